@@ -367,7 +367,7 @@ def free_cache(swarm: PrivateSwarm) -> list[int]:
     wait_until_covered(dht, _PREFIX, _BLOCKS, _TIMEOUT, servers=_REPLICAS)
     backbone = load_swarm_backbone(swarm.model, dht, dht_prefix=_PREFIX, request_timeout=_TIMEOUT, max_retries=5)
     try:
-        return sorted(backbone.requests.free_cache().values())
+        return sorted(backbone.requests.servers.free_cache().values())
     finally:
         backbone.close()
 

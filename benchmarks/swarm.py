@@ -88,7 +88,7 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
                             )
                             best = rate, sentence, backbone.requests
             assert best is not None
-            spans = backbone.requests.spans()
+            spans = backbone.requests.servers.spans()
         finally:
             classifier.close()
     _, sentence, requests = best

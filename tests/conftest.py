@@ -153,11 +153,11 @@ class SwarmClient:
         """Makes a classifier for which every server has answered already: on a busy host the first contact may fail."""
         classifier = self.classifier(swarm, tuned, **options)
         requests = requests_of(classifier)
-        assert wait_for(lambda: len(requests.spans()) == len(swarm.spans) or requests._directory.update())
-        for span in requests.spans():
+        assert wait_for(lambda: len(requests.servers.spans()) == len(swarm.spans) or requests.servers.refresh())
+        for span in requests.servers.spans():
             assert wait_for(lambda span=span: _answers(classifier, span))
         assert wait_for(
-            lambda: not any(requests.router.stats(s.peer).is_banned(time.monotonic()) for s in requests.spans())
+            lambda: not any(requests.router.stats(s.peer).is_banned(time.monotonic()) for s in requests.servers.spans())
         )
         return classifier
 

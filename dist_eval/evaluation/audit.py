@@ -161,15 +161,15 @@ class AuditedModel:
                 return first, own.route, _undecided(names, own.route, difference, why)
             if is_split:
                 answers, route, findings = self._by_halves(input_ids, lengths)
-                if self._requests.excluded.isdisjoint(peer for peer, *_ in route):
+                if self._requests.servers.excluded.isdisjoint(peer for peer, *_ in route):
                     return answers, route, findings
                 continue
             faulty, dispute = self._compare_by_parts(sent, own.route, other.route, difference)
-            for server in faulty - self._requests.excluded:
+            for server in faulty - self._requests.servers.excluded:
                 self._on_faulty(server)
             self.exclude(faulty)
             # another batch may have shown meanwhile that one of these servers is faulty
-            if self._requests.excluded.isdisjoint(peer for peer, *_ in (*own.route, *other.route)):
+            if self._requests.servers.excluded.isdisjoint(peer for peer, *_ in (*own.route, *other.route)):
                 assert dispute is not None
                 disputed = Findings(batches=1, disagreed=Counter(dispute.peers), disputes=[dispute])
                 return first, own.route, disputed
@@ -193,7 +193,7 @@ class AuditedModel:
         """Returns the difference that counts as agreement, or as rounding of the dtypes that servers announce."""
         if self._tolerance is not None:
             return self._tolerance
-        dtypes = {str(span.peer): span.dtype for span in self._requests.spans()}
+        dtypes = {str(span.peer): span.dtype for span in self._requests.servers.spans()}
         trusted = trusted_tolerance(dtypes.values())
         return max([trusted, *(TOLERANCES.get(dtypes.get(peer) or "", trusted) for peer in peers)])
 
@@ -201,7 +201,7 @@ class AuditedModel:
         self, input_ids: torch.Tensor, route: Sequence[RouteSegment], other: Sequence[RouteSegment], difference: float
     ) -> tuple[set[str], Dispute | None]:
         """Walks two routes segment by segment, and asks other servers where their answers differ."""
-        spans, faulty = self._requests.spans(), set[str]()
+        spans, faulty = self._requests.servers.spans(), set[str]()
         hidden = self._backbone.embedded(input_ids, self._model.prompts)
         parts = [(part.start, part.end) for part in (*route, *other)] + [(span.start, span.end) for span in spans]
         cuts = sorted(set(itertools.chain.from_iterable(parts)))

@@ -82,22 +82,22 @@ class SwarmBackbone(Backbone):
 
     @property
     def _has_sessions(self) -> bool:
-        return self.shell.has_attention_cache and self.requests.has_sessions
+        return self.shell.has_attention_cache and self.requests.servers.has_sessions
 
     def cache_tokens(self) -> float:
         """See `Backbone.cache_tokens`: of the block with the least."""
         room = [0] * self.requests.num_blocks
-        for span, free in self.requests.free_cache().items():
+        for span, free in self.requests.servers.free_cache().items():
             for block in range(span.start, span.end):
                 room[block] += free // (span.end - span.start)
         return min(room) if self._has_sessions else math.inf
 
     def room_for_sessions(self, share: float, session_tokens: int) -> SessionRoom:
         """See `Backbone.room_for_sessions`."""
-        spans = self.requests.session_spans()
+        spans = self.requests.servers.session_spans()
         if not self._has_sessions or not any(can_roll_back(span.announced.version) for span in spans):
             return NO_ROOM
-        free = self.requests.free_cache()
+        free = self.requests.servers.free_cache()
         return room_for_sessions(list(free), free, self.requests.num_blocks, share, session_tokens)
 
     def traffic(self) -> Traffic:
@@ -119,7 +119,7 @@ class SwarmBackbone(Backbone):
 
     def exclude(self, servers: Iterable[str]) -> None:
         """See `HostedModel.exclude`."""
-        self.requests.excluded |= set(servers)
+        self.requests.servers.excluded |= set(servers)
 
     def move(self, device: torch.device) -> None:
         """See `Backbone.move`: embeddings and final norm."""
@@ -131,4 +131,4 @@ class SwarmBackbone(Backbone):
             self.sessions.close()
         from dist_eval.swarm.client import leave_swarm
 
-        leave_swarm(self.dht, self.requests.connection, self.requests.close)
+        leave_swarm(self.dht, self.requests.servers.connection, self.requests.servers.close)

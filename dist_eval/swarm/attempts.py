@@ -110,7 +110,7 @@ class GiveUp:
 
     error: EvaluationError  # the error
     # the server of each wrong answer that does not count against it, because others gave one too
-    exonerated: Sequence[Any] = ()
+    cleared_peers: Sequence[Any] = ()
 
 
 Decision = Send | WaitForServers | Retry | AskAnother | Split | Skip | GiveUp
@@ -180,8 +180,8 @@ class Attempts:
             messages = "; ".join(self._messages)
             if failure is Failure.REFUSED:
                 return GiveUp(RefusedError(f"servers refused it, {messages}"))
-            exonerated = peers if len({*peers}) > 1 else ()
-            return GiveUp(ModelOutputError(f"servers answered with {messages}"), exonerated)
+            cleared_peers = peers if len({*peers}) > 1 else ()
+            return GiveUp(ModelOutputError(f"servers answered with {messages}"), cleared_peers)
         self._failed += 1
         if self._failed >= self.limit:
             kind = NoCacheError if failure is Failure.NO_CACHE else SwarmError

@@ -22,12 +22,12 @@ the way; and a server works on a session's steps one after the other, so that mo
 _LONGEST_SLEEP = 0.02
 
 
-class TurnedAway(Exception):
+class RequestDisplaced(Exception):
     """A request was not computed, because another one failed meanwhile: it may be better to ask another server."""
 
 
 class Admission(Protocol):
-    """Decides when a request may be sent to a server: `Pacing`, or `AtMost` a number of them."""
+    """Decides when a request may be sent to a server: `Pacing`, or `ConcurrencyLimit` a number of them."""
 
     def add_waiting(self, work: int) -> None:
         """Records work that waits before the gate; a negative number is work that does so no longer."""
@@ -46,7 +46,7 @@ class Admission(Protocol):
         ...
 
 
-class AtMost:
+class ConcurrencyLimit:
     """At most a number of steps of sessions at a time."""
 
     def __init__(self, limit: int, pacing: Pacing) -> None:
@@ -106,7 +106,7 @@ class Gate:
         self._admission.failed(ticket, now)
         while self._waiting:
             if not (turn := self._next()).cancelled():
-                turn.set_exception(TurnedAway("the server failed before this request was sent"))
+                turn.set_exception(RequestDisplaced("the server failed before this request was sent"))
 
     def _open(self) -> None:
         if self._timer is not None:

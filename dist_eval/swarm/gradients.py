@@ -8,13 +8,12 @@ and the number of retries is bounded.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
 from typing import Any
 
 import torch
 
 from dist_eval.swarm.attempts import RoutePart, TooLarge
-from dist_eval.swarm.requests import SwarmRequests, tokens_in
+from dist_eval.swarm.requests import Request, SwarmRequests, tokens_in
 from dist_eval.swarm.router import Span
 
 _BACKWARD_WORK = 3  # Cost of a backward in forwards: it recomputes one, and costs about two itself
@@ -95,11 +94,11 @@ async def _through_part(requests: SwarmRequests, part: Part, gradient: torch.Ten
     start, end, inputs = part
     tokens = tokens_in(inputs)
 
-    def make_request(segment: Span) -> tuple[Coroutine[Any, Any, Any], int]:
+    def make_request(segment: Span) -> Request:
         work = tokens * (segment.end - segment.start)
         if segment.end == end:
-            return requests.transport.send_back(segment, inputs, gradient), _BACKWARD_WORK * work
-        return requests.transport.send(segment, inputs), work
+            return Request(lambda: requests.transport.send_back(segment, inputs, gradient), _BACKWARD_WORK * work)
+        return Request(lambda: requests.transport.send(segment, inputs), work)
 
     try:
         whole = RoutePart(start, end, tokens, prefer_whole=True, rows=len(inputs))

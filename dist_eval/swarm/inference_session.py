@@ -1,6 +1,6 @@
-"""A session: texts that are sent piece by piece, while servers keep the attention caches of what they were sent before.
+"""A session: texts that are sent chunk by chunk, while servers keep the attention caches of what they were sent before.
 
-One server after another computes its blocks of a piece, as with a forward. The first block's inputs of each segment are
+One server after another computes its blocks of a chunk, as with a forward. The first block's inputs of each segment are
 kept here: if a server fails, leaves, or has no room, another one is sent the texts from their beginning, and nothing
 else is lost.
 """
@@ -18,8 +18,8 @@ import torch
 from dist_eval.data.answers import RouteSegment
 from dist_eval.errors import NoCacheError
 from dist_eval.swarm.attempts import RoutePart, TooLarge
-from dist_eval.swarm.gate import TurnedAway
-from dist_eval.swarm.requests import SwarmRequests, tokens_in
+from dist_eval.swarm.gate import RequestDisplaced
+from dist_eval.swarm.requests import Request, SwarmRequests, tokens_in
 from dist_eval.swarm.router import Routing, Span
 from dist_eval.swarm.server_cache import CacheLost, SentStep, ServerCache
 
@@ -35,7 +35,7 @@ class _Segment:
 
     start: int  # the first block
     end: int  # one past the last block
-    # inputs of the first block for all positions so far, in pieces of shape [rows, n, hidden]
+    # inputs of the first block for all positions so far, in chunks of shape [rows, n, hidden]
     sent: list[torch.Tensor] = field(default_factory=list)
     next: _Segment | None = None  # the segment behind it
     cache: ServerCache | None = None  # the stream to the server
@@ -45,10 +45,10 @@ class _Segment:
     def cut(self, position: int) -> None:
         """Forgets the inputs from a position on."""
         kept = []
-        for piece in self.sent:
+        for chunk in self.sent:
             if position > 0:
-                kept.append(piece[:, :position])
-            position -= piece.shape[1]
+                kept.append(chunk[:, :position])
+            position -= chunk.shape[1]
         self.sent = kept
 
     async def close(self) -> None:
@@ -65,7 +65,7 @@ class _Segment:
 
 
 class InferenceSession:
-    """Texts that are sent to a swarm piece by piece. To be used by one thread, but for `continuations`, as a context.
+    """Texts that are sent to a swarm chunk by chunk. To be used by one thread, but for `continuations`, as a context.
 
     Args:
         requests: sends to the swarm.
@@ -82,7 +82,7 @@ class InferenceSession:
     ) -> None:
         self.position = 0
         self._requests, self._rows, self._max_length, self._prompts = requests, rows, max_length, prompts
-        self._piece = max(1, REQUEST_TOKENS // rows, 0 if prompts is None else prompts.shape[1])
+        self._chunk = max(1, REQUEST_TOKENS // rows, 0 if prompts is None else prompts.shape[1])
         self._first = _Segment(0, requests.num_blocks)
         self._servers: dict[RouteSegment, None] = {}
 
@@ -170,16 +170,16 @@ class InferenceSession:
             old.cut(start)
         await self._requests.rate_limiter.wait(tokens_in(hidden))
         inputs: list[tuple[_Segment, list[torch.Tensor]]] = []
-        pieces = self._pieces(hidden)
+        chunks = self._chunks(hidden)
         segment: _Segment | None = self._first
         while segment is not None:
-            inputs.append((segment, pieces))
-            pieces, segment = await self._through(segment, pieces, self._servers)
+            inputs.append((segment, chunks))
+            chunks, segment = await self._through(segment, chunks, self._servers)
         for passed, sent in inputs:
             passed.sent += sent
         self.position += hidden.shape[1]
         routing.route.extend(self._servers)
-        return torch.cat(pieces, dim=1)
+        return torch.cat(chunks, dim=1)
 
     async def _continuations(self, hidden: Sequence[torch.Tensor], routing: Routing) -> list[torch.Tensor]:
         servers, failed = dict(self._servers), False
@@ -187,15 +187,15 @@ class InferenceSession:
         async def through_all(one: torch.Tensor) -> torch.Tensor:
             nonlocal failed
             await self._requests.rate_limiter.wait(tokens_in(one))
-            pieces = self._pieces(one)
+            chunks = self._chunks(one)
             segment: _Segment | None = self._first
             try:
                 while segment is not None and not failed:  # if one has failed, the others need not be sent
-                    pieces, segment = await self._through(segment, pieces, servers)
+                    chunks, segment = await self._through(segment, chunks, servers)
             except BaseException:
                 failed = True
                 raise
-            return torch.cat(pieces, dim=1)
+            return torch.cat(chunks, dim=1)
 
         found = await asyncio.gather(*map(through_all, hidden), return_exceptions=True)  # none goes on alone
         for one in found:
@@ -205,27 +205,28 @@ class InferenceSession:
         return cast(list[torch.Tensor], found)
 
     async def _through(
-        self, segment: _Segment, pieces: list[torch.Tensor], servers: dict[RouteSegment, None]
+        self, segment: _Segment, chunks: list[torch.Tensor], servers: dict[RouteSegment, None]
     ) -> tuple[list[torch.Tensor], _Segment | None]:
-        """Sends what follows the texts through a segment, piece by piece.
+        """Sends what follows the texts through a segment, chunk by chunk.
 
         Returns:
             Outputs of the last block of that server, and the segment that begins behind it.
         """
-        tokens = self._rows * sum(piece.shape[1] for piece in pieces)
+        tokens = self._rows * sum(chunk.shape[1] for chunk in chunks)
         from_beginning = self._rows * self.position + tokens
 
         def cached() -> Span | None:
             cache = segment.cache
             return cache.segment if cache is not None and cache.can_step(self.position) else None
 
-        def make_request(span: Span) -> tuple[Coroutine[Any, Any, Any], int]:
+        def make_request(span: Span) -> Request:
             if span is cached():
-                return self._continued(segment, pieces), tokens * (span.end - span.start)
-            return self._begun(span, segment, pieces, segment.cache), from_beginning * (span.end - span.start)
+                return Request(lambda: self._continued(segment, chunks), tokens * (span.end - span.start))
+            unfit, work = segment.cache, from_beginning * (span.end - span.start)
+            return Request(lambda: self._begun(span, segment, chunks, unfit), work)
 
-        messages = len(pieces) + -(-self.position // self._piece)
-        largest = min(self._rows * self._piece, from_beginning)
+        messages = len(chunks) + -(-self.position // self._chunk)
+        largest = min(self._rows * self._chunk, from_beginning)
         part = RoutePart(
             *(segment.start, segment.end, from_beginning),
             in_session=True,
@@ -237,28 +238,28 @@ class InferenceSession:
         servers[RouteSegment(str(span.peer), span.start, span.end, span.announced.precision)] = None
         return outputs, self._from(span.end)
 
-    def _pieces(self, hidden: torch.Tensor) -> list[torch.Tensor]:
+    def _chunks(self, hidden: torch.Tensor) -> list[torch.Tensor]:
         """Splits the tokens of texts into those of one message each."""
-        return list(torch.split(hidden, self._piece, dim=1)) if hidden.shape[1] else []
+        return list(torch.split(hidden, self._chunk, dim=1)) if hidden.shape[1] else []
 
     def _again(self, sent: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns what to send again: the same pieces, for the same bits, but generated tokens together."""
-        pieces: list[torch.Tensor] = []
-        for is_token, some in itertools.groupby(sent, lambda piece: piece.shape[1] == 1):
+        """Returns what to send again: the same chunks, for the same bits, but generated tokens together."""
+        chunks: list[torch.Tensor] = []
+        for is_token, some in itertools.groupby(sent, lambda chunk: chunk.shape[1] == 1):
             part = list(some)
-            pieces += self._pieces(torch.cat(part, dim=1)) if is_token else part
-        return pieces
+            chunks += self._chunks(torch.cat(part, dim=1)) if is_token else part
+        return chunks
 
-    async def _continued(self, segment: _Segment, pieces: list[torch.Tensor]) -> tuple[Span, list[torch.Tensor]]:
-        """Has the server that holds caches of the texts compute the pieces."""
+    async def _continued(self, segment: _Segment, chunks: list[torch.Tensor]) -> tuple[Span, list[torch.Tensor]]:
+        """Has the server that holds caches of the texts compute the chunks."""
         async with segment.lock:
             cache, position, steps = segment.cache, self.position, list[SentStep]()
             if cache is None or not cache.can_step(position):
                 raise CacheLost
             try:
-                for piece in pieces:
-                    steps.append(await cache.send(piece, position))
-                    position += piece.shape[1]
+                for chunk in chunks:
+                    steps.append(await cache.send(chunk, position))
+                    position += chunk.shape[1]
             except BaseException:
                 await segment.drop(cache)
                 raise
@@ -269,29 +270,29 @@ class InferenceSession:
             raise
 
     async def _begun(
-        self, span: Span, segment: _Segment, pieces: list[torch.Tensor], unfit: ServerCache | None
+        self, span: Span, segment: _Segment, chunks: list[torch.Tensor], unfit: ServerCache | None
     ) -> tuple[Span, list[torch.Tensor]]:
-        """Has a server compute the texts and the pieces."""
+        """Has a server compute the texts and the chunks."""
         async with segment.lock:
             if segment.cache in (None, unfit) or not segment.cache.can_step(self.position):
-                return span, await self._opened(span, segment, pieces)
-        raise TurnedAway("a server has caches of the texts by now")
+                return span, await self._opened(span, segment, chunks)
+        raise RequestDisplaced("a server has caches of the texts by now")
 
-    async def _opened(self, span: Span, segment: _Segment, pieces: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Has a server compute the texts so far, and the pieces; if it has fewer blocks, the segment is cut."""
+    async def _opened(self, span: Span, segment: _Segment, chunks: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Has a server compute the texts so far, and the chunks; if it has fewer blocks, the segment is cut."""
         await segment.close()  # of a server that is no longer used
         cache = await ServerCache.open(self._requests.transport, span, self._max_length, self._prompts)
         sent, outputs = self._again(segment.sent), list[torch.Tensor]()
         try:
-            for piece in (*sent, *pieces):
-                outputs.append(await cache.outputs(await cache.send(piece, cache.position)))
+            for chunk in (*sent, *chunks):
+                outputs.append(await cache.outputs(await cache.send(chunk, cache.position)))
         except BaseException as error:
             await cache.drop()
             if isinstance(error, CacheLost):
                 raise ConnectionResetError("the server has ended the stream") from error
             raise
         if span.end < segment.end:
-            sizes = [piece.shape[1] for piece in segment.sent]
+            sizes = [chunk.shape[1] for chunk in segment.sent]
             rest = list(torch.split(torch.cat(outputs[: len(sent)], dim=1), sizes, dim=1)) if sent else []
             segment.next, segment.end = _Segment(span.end, segment.end, rest, segment.next), span.end
         segment.cache = cache

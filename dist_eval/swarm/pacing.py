@@ -111,7 +111,7 @@ class Pacing:
                 pace.first_sent_at = pace.done_at = now
             seconds = ahead = 0.0
             if rate is not None:
-                seconds, arrives_at = rate * work, now + self._way(rate)
+                seconds, arrives_at = rate * work, now + self._network_delay(rate)
                 ahead = max(0.0, pace.done_at - arrives_at)
                 pace.done_at = arrives_at + ahead + seconds
             pace.unanswered += 1
@@ -148,7 +148,7 @@ class Pacing:
                     rate = max(expected, _LATE * (elapsed - way) / pace.unanswered_work)
                     rest = way + rate * pace.unanswered_work - elapsed
             else:
-                way = self._way(rate)
+                way = self._network_delay(rate)
                 if pace.unanswered:
                     rest = pace.done_at + _LATE * self._late_by(rate, now) - now
                 elif not pace.waiting:
@@ -161,7 +161,7 @@ class Pacing:
         pace = self._pace
         if rate is None:
             return pace.first_sent_at + self._first_wait()
-        early = self._way(rate) + self._early(rate * pace.unanswered_work / pace.unanswered)
+        early = self._network_delay(rate) + self._early(rate * pace.unanswered_work / pace.unanswered)
         return pace.done_at + self._late_by(rate, now) - early
 
     def _first_wait(self) -> float:
@@ -206,7 +206,7 @@ class Pacing:
         most = max(_LEAST_SHARE * latency, latency - pace.round_trip, _LEAST_SECONDS)
         if rate is None:
             return self._first_seconds(ticket, most), 0.0
-        expected, way = rate * ticket.work, self._way(rate)
+        expected, way = rate * ticket.work, self._network_delay(rate)
         if ticket.sent_at < pace.answered_at:
             pace.answers_follow = True
             seconds, kept = self._seconds_between_answers(ticket, now, expected, way)
@@ -240,7 +240,7 @@ class Pacing:
         self._pace.done_at += seconds
         self._pace.delay += seconds
 
-    def _way(self, rate: float) -> float:
+    def _network_delay(self, rate: float) -> float:
         """Returns the seconds that a request and its answer are on the way."""
         pace = self._pace
         if not pace.latencies:

@@ -1,7 +1,8 @@
 """Requests to a swarm: hidden states before the first block → those after the last one.
 
-Petals' own client is made for training. This one is made for many forwards: routes by measured speed (`router.py`),
-requests in their turn (`dispatch.py`) and small (`transport.py`), and a bounded number of retries (`attempts.py`).
+Petals' own client is made for training. This one is made for many forwards. `SwarmRequests.send_with_retries` is the
+way of a request: choose a server (`attempts.py`, by the measured speeds in `router.py`), wait for its turn (`gate.py`),
+send (`transport.py`), judge the answer, and retry or go elsewhere.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,22 +34,32 @@ from dist_eval.swarm.attempts import (
     WaitForServers,
 )
 from dist_eval.swarm.directory import ServerDirectory
-from dist_eval.swarm.dispatch import Dispatcher
-from dist_eval.swarm.failures import drop_traceback
+from dist_eval.swarm.failures import classify, drop_traceback
 from dist_eval.swarm.families import max_request_tokens
-from dist_eval.swarm.gate import TurnedAway
+from dist_eval.swarm.gate import STEPS, ConcurrencyLimit, Gate, RequestDisplaced
 from dist_eval.swarm.outage import Outage
-from dist_eval.swarm.p2p_daemon import BETWEEN_CONTACTS, CONTACT_SECONDS, PeerUnreachable
-from dist_eval.swarm.petals_version import serves, versions_needed
+from dist_eval.swarm.p2p_daemon import PeerUnreachable
 from dist_eval.swarm.rate_limiter import RateLimiter
 from dist_eval.swarm.router import Router, Routing, Span
+from dist_eval.swarm.servers import SwarmServers
 from dist_eval.swarm.transport import Transport
 
-# Time until a request that was turned away chooses again. If a lost cache caused it, the failure is recorded then.
-_ASIDE_SECONDS = 0.01
+# Time until a displaced request chooses again. If a lost cache displaced it, the failure is recorded then.
+_DISPLACED_SECONDS = 0.01
 
-RequestFactory = Callable[[Span], tuple[Coroutine[Any, Any, Any], int]]
-"""Builds the request for a server and its blocks; also returns its work, in tokens times blocks."""
+# How often a server's round trip is measured, and the longest time that this takes
+_ROUND_TRIPS, _ROUND_TRIP_SECONDS = 2, 2.0
+
+
+class Request(NamedTuple):
+    """A request to one server."""
+
+    send: Callable[[], Awaitable[Any]]  # called in its turn; returns the answer
+    work: int  # tokens times blocks
+
+
+MakeRequest = Callable[[Span], Request]
+"""Returns the request to a server, for the blocks that it should run."""
 
 
 class SwarmRequests:
@@ -66,12 +77,12 @@ class SwarmRequests:
         tokens_per_second: most tokens to send through the swarm in a second.
 
     Attributes:
+        servers: those that may be asked.
         router: chooses servers, and keeps their statistics.
         outage: waits for servers.
         rate_limiter: spaces batches.
         retries: requests that had to be repeated.
         halved: requests that were too large for all servers, and were split in halves.
-        excluded: peer ids of servers that are no longer used.
         timeout: seconds to wait for a server's answer.
     """
 
@@ -90,31 +101,24 @@ class SwarmRequests:
     ) -> None:
         self.router = router or Router()
         self.retries = self.halved = 0
-        self.excluded: set[str] = set()
         self.outage, self.rate_limiter = Outage(outage_timeout, rejoin), RateLimiter(tokens_per_second)
-        self._dispatcher = Dispatcher(self.router)
-        self._directory, self._config, self._attempts = directory, config, max_retries
-        self.timeout, self._compression = request_timeout, compression
+        self.timeout, self._attempts = request_timeout, max_retries
+        self._config, self._compression = config, compression
         self.transport = Transport(directory, timeout=request_timeout, compression=compression)
+        self.servers = SwarmServers(directory, config, self.transport)
+        self.num_blocks = self.servers.num_blocks
+        self._gates: dict[tuple[Any, bool], Gate] = {}
 
     def start(self) -> None:
-        """Starts the thread that updates the list of servers, and waits for the first list.
+        """Waits for the first list of servers, and measures how long messages to them take.
 
         Raises:
             SwarmError: some block has no server, or none whose version of Petals computes the model.
         """
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
-        self._directory.start(self.timeout)
-        spans = self.spans()
-        if not _cover(self._directory.spans(), self.num_blocks):
-            raise SwarmError(f"The swarm lost a server of {self._directory.dht_prefix} just now: start it again.")
-        if not _cover(spans, self.num_blocks):
-            raise SwarmError(
-                f"Some blocks of {self._directory.dht_prefix} are held only by servers whose version of Petals would "
-                f"fail or compute something else: this model needs servers with {versions_needed(self._config)}."
-            )
-        RemoteExpertWorker.run_coroutine(self._dispatcher.measure_round_trips(spans, self.transport.free_cache))
+        self.servers.start(self.timeout)
+        RemoteExpertWorker.run_coroutine(self._measure_round_trips())
 
     def forward(
         self, hidden: torch.Tensor, prompts: torch.Tensor | None, routing: Routing | None = None
@@ -140,103 +144,6 @@ class SwarmRequests:
 
         self.transport.use_prompts(prompts)
         return RemoteExpertWorker.run_coroutine(self._forward(hidden, routing or Routing())).to(hidden)
-
-    def ask(self, segment: Span, hidden: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
-        """Sends hidden states through blocks of a given server.
-
-        Raises:
-            SwarmError: there is no usable answer; the message names the server.
-        """
-        from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
-
-        self.transport.use_prompts(prompts)
-        work = tokens_in(hidden) * (segment.end - segment.start)
-
-        async def send() -> torch.Tensor:
-            while True:
-                with contextlib.suppress(TurnedAway):  # by the failure of another request
-                    request = self.transport.send(segment, hidden)
-                    return await self._dispatcher.send(request, segment, work, self.timeout)
-
-        try:
-            return RemoteExpertWorker.run_coroutine(send())
-        except Exception as error:  # any of the daemon, the connection or the server
-            raise SwarmError(
-                f"blocks {segment.start}:{segment.end} (peer {segment.peer}): {one_line(error)}"
-            ) from error
-
-    def free_cache(self) -> dict[Span, int]:
-        """Asks all servers how much attention cache they have left; after a failed contact again, for a few seconds.
-
-        Returns:
-            Tokens of a text times blocks; 0 for a server that does not answer, or has no sessions.
-        """
-        from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
-
-        async def ask(spans: Sequence[Span]) -> list[int | BaseException]:
-            return await asyncio.gather(*map(self.transport.free_cache, spans), return_exceptions=True)
-
-        spans, give_up = self.spans(), time.monotonic() + CONTACT_SECONDS
-        found = dict[Span, int]()
-        while missing := [span for span in spans if span not in found]:
-            answers = zip(missing, RemoteExpertWorker.run_coroutine(ask(missing)), strict=True)
-            found.update((span, left) for span, left in answers if isinstance(left, int))
-            if time.monotonic() > give_up:
-                break
-            if len(found) < len(spans):
-                time.sleep(BETWEEN_CONTACTS)
-        return {span: found.get(span, 0) for span in spans}
-
-    @property
-    def num_blocks(self) -> int:
-        """Blocks of the model."""
-        return self._directory.num_blocks
-
-    def spans(self) -> Sequence[Span]:
-        """Returns the blocks that are online, without those of excluded servers and of unfit versions of Petals."""
-        return [
-            span
-            for span in self._directory.spans()
-            if serves(span.announced.version, self._config) and str(span.peer) not in self.excluded
-        ]
-
-    def session_spans(self) -> Sequence[Span]:
-        """Returns those of them whose servers have sessions, as far as they were asked."""
-        return list(filter(self.transport.may_have_sessions, self.spans()))
-
-    @property
-    def has_sessions(self) -> bool:
-        """Whether servers with sessions hold all blocks."""
-        return _cover(self.session_spans(), self.num_blocks)
-
-    @property
-    def connection(self) -> Any:
-        """The `hivemind.P2P` to the servers; None before `start`."""
-        return self._directory.p2p
-
-    def close(self) -> None:
-        """Stops keeping the list of servers up to date."""
-        self._directory.close()
-
-    def traffic(self) -> Traffic:
-        """Returns the traffic so far, for the section `ranks` of `results.json`."""
-        return Traffic(
-            compression=self._compression,
-            round_trips=sum(server.requests for server in self.router.servers.values()),
-            retries=self.retries,
-            halved=self.halved,
-            bytes_sent=self.transport.bytes_sent,
-            bytes_received=self.transport.bytes_received,
-            servers=[
-                server.traffic(str(peer))
-                for peer, server in self.router.servers.items()
-                if server.requests or server.failures
-            ],
-        )
-
-    def timelines(self) -> dict[str, Timeline]:
-        """Returns the requests of each server over time."""
-        return {str(peer): server.timeline for peer, server in self.router.servers.items()}
 
     async def _forward(self, hidden: torch.Tensor, routing: Routing) -> torch.Tensor:
         await self.rate_limiter.wait(tokens_in(hidden))
@@ -284,17 +191,18 @@ class SwarmRequests:
             TooLarge: servers accept smaller requests only.
             EvaluationError: see `forward`.
         """
-        tokens = tokens_in(hidden)
-        return await self.send_with_retries(
-            lambda segment: (self.transport.send(segment, hidden), tokens * (segment.end - segment.start)),
-            RoutePart(block, self.num_blocks, tokens, avoided, rows=len(hidden)),
-        )
+        part = RoutePart(block, self.num_blocks, tokens_in(hidden), avoided, rows=len(hidden))
+        return await self.send_with_retries(lambda segment: self._forward_request(segment, hidden), part)
 
-    async def send_with_retries(self, make_request: RequestFactory, part: RoutePart) -> tuple[Span, Any]:
+    def _forward_request(self, segment: Span, hidden: torch.Tensor) -> Request:
+        work = tokens_in(hidden) * (segment.end - segment.start)
+        return Request(lambda: self.transport.send(segment, hidden), work)
+
+    async def send_with_retries(self, make_request: MakeRequest, part: RoutePart) -> tuple[Span, Any]:
         """Sends a request to one server after another until one has answered.
 
         Args:
-            make_request: builds the request for a server and its blocks, and returns its work.
+            make_request: returns the request to a server.
             part: the blocks that are to answer, from the first one on.
 
         Returns:
@@ -305,34 +213,31 @@ class SwarmRequests:
             EvaluationError: see `forward`.
         """
         attempts = Attempts(self.router, part, self._attempts, self.timeout)
-        online = self.session_spans if part.in_session else self.spans
+        online = self.servers.session_spans if part.in_session else self.servers.spans
         while True:
             error: Exception | None = None
             decision: Decision = attempts.next(online(), time.monotonic())
             if isinstance(decision, Send):
                 try:
-                    request, work = make_request(decision.segment)
-                    answer = await self._dispatcher.send(
-                        request, decision.segment, work, decision.stall_timeout, is_step=decision.has_cache
-                    )
+                    answer = await self._send_in_turn(make_request(decision.segment), decision)
                     attempts.answered(decision, time.monotonic())
                     return decision.segment, answer
+                except RequestDisplaced as displaced:
+                    drop_traceback(displaced)
+                    await asyncio.sleep(_DISPLACED_SECONDS)
+                    continue
                 except Exception as reason:  # any of the daemon, the connection or the server
                     drop_traceback(reason)
-                    if isinstance(reason, TurnedAway):
-                        await asyncio.sleep(_ASIDE_SECONDS)
-                        continue
                     error = reason
                     decision = attempts.after(decision, reason, time.monotonic())
             if isinstance(decision, AskAnother):
                 continue
-            self._require_node()
+            self.servers.refresh()
             if isinstance(decision, Split | Skip):
                 raise decision.error from error
             self.retries += error is not None and not isinstance(error, PeerUnreachable)
-            self._directory.update()  # servers that left are dropped from the list, new ones are added
             if isinstance(decision, GiveUp):
-                for peer in decision.exonerated:
+                for peer in decision.cleared_peers:
                     self.router.stats(peer).retract_wrong_answer()
                 raise decision.error from error
             if isinstance(decision, Retry):
@@ -340,24 +245,101 @@ class SwarmRequests:
             elif not attempts.has_route(online(), time.monotonic()):
                 await self._wait_for_servers(decision)
 
-    def _require_node(self) -> None:
-        """Checks that this process' DHT node is alive; without it all requests would time out one by one."""
-        node = self._directory.dht
-        if not node.is_alive():
-            raise SwarmError(
-                f"the hivemind node of this rank (process {node.pid}) was ended from outside, status {node.exitcode}: "
-                "if the host ran out of memory, start fewer ranks on it"
-            )
+    async def _send_in_turn(self, request: Request, to: Send) -> Any:
+        """Sends a request when its server can use it, and records how that went."""
+        segment, server = to.segment, self.router.stats(to.segment.peer)
+        server.announced, server.pacing.announced_seconds_per_work = segment.announced, segment.seconds_per_work
+        gate = self._gate(segment.peer, is_for_steps=to.has_cache)
+        ticket = await gate.enter(request.work)
+        sent_at = time.monotonic()
+        try:
+            answer = await asyncio.wait_for(request.send(), to.stall_timeout)
+        except BaseException as error:
+            now = time.monotonic()
+            if isinstance(error, PeerUnreachable):
+                server.not_listening(now)
+            elif not isinstance(error, RequestDisplaced):
+                server.failed(now, classify(error))
+                server.timeline.add(sent_at, now, done=0, failed=1)
+            gate.failed(ticket, now)
+            raise
+        now = time.monotonic()
+        server.answered(request.work, sent_at, now)
+        server.timeline.add(sent_at, now)
+        gate.answered(ticket, now)
+        return answer
+
+    def _gate(self, peer: Any, *, is_for_steps: bool) -> Gate:
+        key = peer, is_for_steps
+        if key not in self._gates:
+            pacing = self.router.stats(peer).pacing
+            self._gates[key] = Gate(ConcurrencyLimit(STEPS, pacing) if is_for_steps else pacing)
+        return self._gates[key]
 
     async def _wait_for_servers(self, outage: WaitForServers) -> None:
         why = outage.why
-        if self.excluded:
-            why += f" (not counting {', '.join(sorted(self.excluded))}, which an audit found faulty)"
+        if self.servers.excluded:
+            why += f" (not counting {', '.join(sorted(self.servers.excluded))}, which an audit found faulty)"
         await self.outage.wait(f"{outage.what}: {why}", outage.since)
 
+    def ask(self, segment: Span, hidden: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
+        """Sends hidden states through blocks of a given server.
 
-def _cover(spans: Sequence[Span], num_blocks: int) -> bool:
-    return all(any(span.start <= block < span.end for span in spans) for block in range(num_blocks))
+        Raises:
+            SwarmError: there is no usable answer; the message names the server.
+        """
+        from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
+
+        self.transport.use_prompts(prompts)
+        to = Send(segment, self.timeout, spans=(), at=time.monotonic())
+
+        async def send() -> torch.Tensor:
+            while True:
+                with contextlib.suppress(RequestDisplaced):  # by the failure of another request
+                    return await self._send_in_turn(self._forward_request(segment, hidden), to)
+
+        try:
+            return RemoteExpertWorker.run_coroutine(send())
+        except Exception as error:  # any of the daemon, the connection or the server
+            raise SwarmError(
+                f"blocks {segment.start}:{segment.end} (peer {segment.peer}): {one_line(error)}"
+            ) from error
+
+    async def _measure_round_trips(self) -> None:
+        """Measures how long messages to servers take; those that take long to answer are left out."""
+
+        async def measure(span: Span) -> None:
+            with contextlib.suppress(Exception):  # any of the daemon, the connection or the server
+                await self.transport.free_cache(span)  # opens the connection
+                for _ in range(_ROUND_TRIPS):
+                    sent_at = time.monotonic()
+                    await self.transport.free_cache(span)
+                    self.router.stats(span.peer).pacing.measured_round_trip(time.monotonic() - sent_at)
+
+        tasks = [asyncio.ensure_future(measure(span)) for span in self.servers.spans()]
+        await asyncio.wait(tasks, timeout=_ROUND_TRIP_SECONDS)
+        for task in tasks:
+            task.cancel()
+
+    def traffic(self) -> Traffic:
+        """Returns the traffic so far, for the section `ranks` of `results.json`."""
+        return Traffic(
+            compression=self._compression,
+            round_trips=sum(server.requests for server in self.router.servers.values()),
+            retries=self.retries,
+            halved=self.halved,
+            bytes_sent=self.transport.bytes_sent,
+            bytes_received=self.transport.bytes_received,
+            servers=[
+                server.traffic(str(peer))
+                for peer, server in self.router.servers.items()
+                if server.requests or server.failures
+            ],
+        )
+
+    def timelines(self) -> dict[str, Timeline]:
+        """Returns the requests of each server over time."""
+        return {str(peer): server.timeline for peer, server in self.router.servers.items()}
 
 
 def tokens_in(hidden: torch.Tensor) -> int:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dist_eval.swarm.gate import TurnedAway
+from dist_eval.swarm.gate import RequestDisplaced
 from dist_eval.swarm.limited_p2p import Allowance
 from dist_eval.swarm.petals_version import can_roll_back
 from dist_eval.swarm.router import Span
@@ -21,7 +21,7 @@ _ALLOCATION_SECONDS = 3.0
 _CLOSING_SECONDS = 2.0
 
 
-class CacheLost(TurnedAway):
+class CacheLost(RequestDisplaced):
     """The stream has ended: servers end it after five minutes without a request, or half an hour in all.
 
     It was ended here if another step of it failed.
@@ -65,11 +65,11 @@ class ServerCache:
                 first step, which has to be longer.
 
         Raises:
-            TurnedAway: the server has other sessions than Petals.
+            RequestDisplaced: the server has other sessions than Petals.
             Exception: any of the daemon or the connection (see `failures.classify`).
         """
         if not await transport.has_sessions(segment):
-            raise TurnedAway("its sessions are not those of Petals")
+            raise RequestDisplaced("its sessions are not those of Petals")
         cache = cls(transport, segment, prompts)
         metadata = {"max_length": max_length, "alloc_timeout": _ALLOCATION_SECONDS}
         answers, cache._head = await transport.open_inference(segment, cache._sent(), metadata, cache._allowance)

@@ -170,7 +170,7 @@ def test_of_three_servers_the_faulty_one_is_found_named_and_excluded(
     assert all(server.agreed > 0 for server in audit.servers)
     assert audit.disputes == audit.unanswered == audit.alone == 0
     assert audit.largest_difference < 1e-4
-    assert swarm.liar not in {str(span.peer) for span in requests.spans()}
+    assert swarm.liar not in {str(span.peer) for span in requests.servers.spans()}
 
 
 def test_a_batch_that_servers_take_in_halves_shows_the_faulty_one_too(
@@ -198,7 +198,7 @@ def test_where_only_the_halves_avoid_the_faulty_server_their_answers_count(
     lengths = torch.full((60,), 50)
     truth = load_locally(str(demo.BASE_MODEL), TunedCheckpoint.load(str(demo.CHECKPOINT))).logits(ids, lengths)
     audit, banned = AuditedModel(classifier), []
-    [liar] = {span.peer for span in requests.spans() if str(span.peer) == swarm.liar}
+    [liar] = {span.peer for span in requests.servers.spans() if str(span.peer) == swarm.liar}
     by_halves = audit._by_halves
 
     def without_the_liar(*batch: torch.Tensor) -> Any:
@@ -235,7 +235,7 @@ def test_a_run_with_a_liar_among_three_gives_the_honest_result(
 def test_with_two_servers_a_difference_is_a_dispute(swarm: SwarmWithLiar, swarm_client: SwarmClient) -> None:
     classifier, requests = connect(swarm_client, swarm)
     honest = swarm.addresses[0].rsplit("/", 1)[1]
-    requests.excluded |= {str(span.peer) for span in requests.spans()} - {swarm.liar, honest}
+    requests.servers.excluded |= {str(span.peer) for span in requests.servers.spans()} - {swarm.liar, honest}
     audit = AuditedModel(classifier)
     routing = Routing(audited=True)
     audit.answer(*batch(0), routing)
@@ -246,7 +246,7 @@ def test_with_two_servers_a_difference_is_a_dispute(swarm: SwarmWithLiar, swarm_
     assert "no third server" in dispute.why
     assert 2 in range(*dispute.blocks), "the part with the other weights is named"
 
-    requests.excluded |= {swarm.liar}
+    requests.servers.excluded |= {swarm.liar}
     routing = Routing(audited=True)
     audit.answer(*batch(0), routing)
     assert routing.findings == Findings(alone=1)
@@ -255,7 +255,7 @@ def test_with_two_servers_a_difference_is_a_dispute(swarm: SwarmWithLiar, swarm_
 def test_a_lost_replica_costs_its_second_answer_and_no_time(swarm: SwarmWithLiar, swarm_client: SwarmClient) -> None:
     classifier, requests = connect(swarm_client, swarm)
     honest = swarm.addresses[0].rsplit("/", 1)[1]
-    requests.excluded |= {str(span.peer) for span in requests.spans()} - {swarm.liar, honest}
+    requests.servers.excluded |= {str(span.peer) for span in requests.servers.spans()} - {swarm.liar, honest}
     swarm.kill_server(LIAR)
     for number in range(3):
         routing = Routing(audited=True)

@@ -30,7 +30,7 @@ def options(demo_swarm: PrivateSwarm, tmp_path: Path) -> list[str]:
 
 
 def free_cache(swarm: PrivateSwarm, swarm_client: SwarmClient) -> list[int]:
-    return sorted(swarm_client.backbone(swarm).requests.free_cache().values())
+    return sorted(swarm_client.backbone(swarm).requests.servers.free_cache().values())
 
 
 def test_examples_of_a_prompt_are_computed_once_with_the_same_bytes_on_any_number_of_ranks(

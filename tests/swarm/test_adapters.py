@@ -96,8 +96,8 @@ def test_logits_and_gradients_with_an_adapter_equal_those_of_peft(
 
     without = swarm_client.classifier(adapter_swarm, tuned)
     requests = requests_of(without)
-    assert wait_for(lambda: len(requests.spans()) == 2 or requests._directory.update())
-    for span in requests.spans():  # the one that holds the adapter leaves it out, too, unless it is asked for
+    assert wait_for(lambda: len(requests.servers.spans()) == 2 or requests.servers.refresh())
+    for span in requests.servers.spans():  # the one that holds the adapter leaves it out, too, unless it is asked for
         hidden = requests.ask(span, without.backbone.embedded(IDS, tuned.prompts), tuned.deep_prompts)
         last = hidden[torch.arange(len(IDS)), tuned.pre_seq_len + LENGTHS - 1]
         torch.testing.assert_close(without.backbone.final_norm(last) @ tuned.head.T, plain)

@@ -220,7 +220,7 @@ def test_what_two_servers_agree_on_is_final(error: Exception, kind: type[Excepti
     assert str(decision.error).count(str(error)) == 2, "both are named"
     peers = {span.peer for span in REPLICAS if f"(peer {span.peer})" in str(decision.error)}
     assert len(peers) == 2
-    assert {*decision.exonerated} == (peers if kind is ModelOutputError else set())
+    assert {*decision.cleared_peers} == (peers if kind is ModelOutputError else set())
 
 
 def test_one_server_alone_is_asked_twice_and_stays_accused() -> None:
@@ -228,7 +228,7 @@ def test_one_server_alone_is_asked_twice_and_stays_accused() -> None:
     assert isinstance(fails(attempts, WrongAnswer("nan"), REPLICAS[:1]), Retry)
     decision = fails(attempts, WrongAnswer("nan"), REPLICAS[:1])
     assert isinstance(decision, GiveUp) and isinstance(decision.error, ModelOutputError)
-    assert not decision.exonerated
+    assert not decision.cleared_peers
 
 
 def test_each_wrong_answer_of_servers_that_agree_is_retracted() -> None:
@@ -237,7 +237,7 @@ def test_each_wrong_answer_of_servers_that_agree_is_retracted() -> None:
     assert [type(attempts.after(sent, wrong, 0.0)) for sent in (one, one)] == [Retry, Retry]
     decision = attempts.after(other, wrong, 0.0)
     assert isinstance(decision, GiveUp)
-    assert [*decision.exonerated] == [one.segment.peer, one.segment.peer, other.segment.peer]
+    assert [*decision.cleared_peers] == [one.segment.peer, one.segment.peer, other.segment.peer]
 
 
 def test_one_servers_word_is_not_enough_while_another_one_could_be_asked() -> None:

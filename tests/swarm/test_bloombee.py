@@ -60,7 +60,7 @@ def test_sessions_take_another_route(
         found = torch.cat([session.step(piece, routing=route) for piece in pieces()], dim=1)
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=0)
     assert {segment.peer for segment in route.route} == {*swarm.peers[1:]}
-    assert {str(span.peer): left > 0 for span, left in backbone.requests.free_cache().items()} == {
+    assert {str(span.peer): left > 0 for span, left in backbone.requests.servers.free_cache().items()} == {
         peer: number > 0 for number, peer in enumerate(swarm.peers)
     }
     assert not swarm.was_opened()
@@ -70,7 +70,7 @@ def test_without_another_route_texts_are_sent_in_forwards(
     swarm: SwarmWithBloomBee, swarm_client: SwarmClient, tiny_models: dict[str, Path]
 ) -> None:
     backbone, local = swarm_client.backbone(swarm), load_local_backbone(str(tiny_models["llama"]))
-    backbone.requests.excluded = {*swarm.peers[1:]}
+    backbone.requests.servers.excluded = {*swarm.peers[1:]}
     assert backbone.room_for_sessions(1.0, LENGTH) == NO_ROOM
     route = Routing()
     with torch.no_grad():

@@ -95,7 +95,7 @@ def test_answers_that_are_not_finite_once_cast_count_against_those_who_gave_them
 ) -> None:
     classifier = connect(NOT_FINITE_ONCE_CAST, liars=1)
     backbone, requests, (ids, lengths) = classifier.backbone, requests_of(classifier), batch()
-    requests.excluded = {swarm.liars[1]}
+    requests.servers.excluded = {swarm.liars[1]}
 
     def only_the_liar_gave_wrong_answers() -> bool:
         accused = [peer for peer, server in requests.router.servers.items() if server.wrong_answers]
@@ -129,7 +129,7 @@ def test_a_request_that_some_refuse_as_too_large_is_taken_whole_by_others(
     assert (requests.halved, requests.retries) == (0, 0)
     refusing = {str(peer) for peer, server in requests.router.servers.items() if server.limit < math.inf}
     assert refusing == {*swarm.liars}, "they are not asked for as much again"
-    requests.excluded = {str(span.peer) for span in requests.spans()} - refusing
+    requests.servers.excluded = {str(span.peer) for span in requests.servers.spans()} - refusing
     with pytest.raises(
         RefusedError, match=r"a text of 14 tokens.* more than the servers accept \(peer \w+: "
     ) as caught:
@@ -142,9 +142,9 @@ def test_silent_servers_that_announce_a_high_speed_do_not_get_all_attempts(
 ) -> None:
     classifier = connect(SILENT)
     requests = requests_of(classifier)
-    requests.excluded = {*swarm.liars}
+    requests.servers.excluded = {*swarm.liars}
     classifier.logits(*batch())  # the others are measured now
-    requests.excluded = set()
+    requests.servers.excluded = set()
     assert torch.allclose(classifier.logits(*batch()), truth, atol=1e-4)
     assert requests.retries
 
@@ -154,7 +154,7 @@ def test_two_servers_that_agree_on_a_lie_do_not_outvote_three_honest_ones(
 ) -> None:
     classifier = connect(REVERSED)
     requests, excluded = requests_of(classifier), list[str]()
-    [accomplice] = {span.peer for span in requests.spans() if str(span.peer) == swarm.liars[1]}
+    [accomplice] = {span.peer for span in requests.servers.spans() if str(span.peer) == swarm.liars[1]}
     requests.router.stats(accomplice).failed(time.monotonic(), Failure.WRONG)  # not asked, but for an opinion
     routing = Routing(audited=True)
     logits = AuditedModel(classifier, excluded.append).answer(*batch(), routing)["logits"]

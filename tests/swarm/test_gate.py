@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dist_eval.swarm.gate import AtMost, Gate, TurnedAway
+from dist_eval.swarm.gate import ConcurrencyLimit, Gate, RequestDisplaced
 from dist_eval.swarm.pace import Ticket
 from dist_eval.swarm.pacing import Pacing
 
@@ -35,7 +35,7 @@ def work_waiting(pacing: Pacing) -> float:
 
 def test_requests_are_let_in_in_their_order_as_answers_come() -> None:
     async def scenario() -> None:
-        gate = Gate(AtMost(2, Pacing()))
+        gate = Gate(ConcurrencyLimit(2, Pacing()))
         tasks = await start(*(gate.enter(WORK) for _ in range(5)))
         assert are_in(tasks) == [True, True, False, False, False]
         gate.answered(tasks[1].result(), time.monotonic())
@@ -67,7 +67,7 @@ def test_a_request_is_let_in_when_the_server_should_soon_be_done() -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(("admission", "let_in"), [(lambda: AtMost(2, Pacing()), 2), (Pacing, 1)])
+@pytest.mark.parametrize(("admission", "let_in"), [(lambda: ConcurrencyLimit(2, Pacing()), 2), (Pacing, 1)])
 def test_when_the_server_fails_those_that_wait_are_turned_away_and_the_next_one_is_let_in(
     admission: Any, let_in: int
 ) -> None:
@@ -77,7 +77,7 @@ def test_when_the_server_fails_those_that_wait_are_turned_away_and_the_next_one_
         assert are_in(tasks) == [True] * let_in + [False] * (4 - let_in)
         gate.failed(tasks[0].result(), time.monotonic())
         await asyncio.sleep(0)
-        assert [type(task.exception()) for task in tasks[let_in:]] == [TurnedAway] * (4 - let_in)
+        assert [type(task.exception()) for task in tasks[let_in:]] == [RequestDisplaced] * (4 - let_in)
         (again,) = await start(gate.enter(WORK))
         assert isinstance(await asyncio.wait_for(again, 10), Ticket)
 
@@ -88,7 +88,7 @@ def test_when_the_server_fails_those_that_wait_are_turned_away_and_the_next_one_
 def test_a_request_that_is_cancelled_leaves_its_place_to_others(is_let_in: bool) -> None:
     async def scenario() -> None:
         pacing = Pacing()
-        gate = Gate(AtMost(1, pacing))
+        gate = Gate(ConcurrencyLimit(1, pacing))
         first, second, third = await start(*(gate.enter(WORK) for _ in range(3)))
         if is_let_in:
             gate.answered(first.result(), time.monotonic())
@@ -104,11 +104,11 @@ def test_a_request_that_is_cancelled_leaves_its_place_to_others(is_let_in: bool)
 def test_steps_of_sessions_are_load_until_they_are_answered() -> None:
     async def scenario() -> None:
         pacing = Pacing()
-        gate = Gate(AtMost(1, pacing))
+        gate = Gate(ConcurrencyLimit(1, pacing))
         first, second = await start(*(gate.enter(WORK) for _ in range(2)))
         assert work_waiting(pacing) == 2 * WORK
         gate.failed(first.result(), time.monotonic())
-        with pytest.raises(TurnedAway):
+        with pytest.raises(RequestDisplaced):
             await second
         assert work_waiting(pacing) == 0
 

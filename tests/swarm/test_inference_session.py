@@ -50,7 +50,7 @@ def close_to(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def free_cache(backbone: SwarmBackbone) -> dict[str, int]:
-    return {str(span.peer): left for span, left in backbone.requests.free_cache().items()}
+    return {str(span.peer): left for span, left in backbone.requests.servers.free_cache().items()}
 
 
 @pytest.mark.parametrize("mode", [None, "ptune", "deep_ptune"])
@@ -144,14 +144,14 @@ def test_a_server_that_stops_under_many_continuations_loses_none(
     backbone = swarm_client.classifier_on_all(replicas_swarm, make_tuned(None), request_timeout=5).backbone
     assert isinstance(backbone, SwarmBackbone)
     requests, group = backbone.requests, replicas_swarm.group(2)
-    requests.excluded = {str(span.peer) for span in requests.spans() if span.end - span.start < LAYERS}
+    requests.servers.excluded = {str(span.peer) for span in requests.servers.spans() if span.end - span.start < LAYERS}
     answers, outputs = 0, ServerCache.outputs
 
     async def stopped_meanwhile(cache: ServerCache, step: SentStep) -> torch.Tensor:
         nonlocal answers
         answers += 1
         if answers == 10:
-            requests.excluded = set()
+            requests.servers.excluded = set()
             os.killpg(group, signal.SIGSTOP)
         return await outputs(cache, step)
 
@@ -175,14 +175,14 @@ def test_a_server_that_is_killed_costs_what_it_was_sent_and_nothing_else(
     classifier = swarm_client.classifier_on_all(replicas_swarm, tuned)
     backbone = classifier.backbone
     assert isinstance(backbone, SwarmBackbone)
-    requests, everyone = backbone.requests, backbone.requests.spans()
+    requests, everyone = backbone.requests, backbone.requests.servers.spans()
     whole_server = next(span for span in everyone if span.end - span.start == LAYERS)
     with torch.no_grad():
         whole = backbone.hidden_states(ids, tuned.prompts, tuned.deep_prompts)[:, -LENGTH:]
-    requests.excluded = {str(span.peer) for span in everyone if span is not whole_server}
+    requests.servers.excluded = {str(span.peer) for span in everyone if span is not whole_server}
     with backbone.session(ROWS, LENGTH, tuned.prompts, tuned.deep_prompts) as session:
         first = session.step(ids[:, :20])
-        requests.excluded = set()
+        requests.servers.excluded = set()
         replicas_swarm.kill_server(2)
         route = Routing()
         ways = session.continuations([ids[:, 20:], ids[:, 20:22]] * 6, route)

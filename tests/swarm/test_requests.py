@@ -51,7 +51,7 @@ def sent_as_float32(classifier: Classifier, ids: torch.Tensor) -> torch.Tensor:
     """Hidden states for which each server is sent float32."""
     requests, tuned = requests_of(classifier), classifier.tuned
     hidden = classifier.backbone.embedded(ids, tuned.prompts)
-    for span in sorted(requests.spans(), key=lambda span: span.start):
+    for span in sorted(requests.servers.spans(), key=lambda span: span.start):
         unknown = replace(span, announced=UNKNOWN)
         hidden = requests.ask(unknown, hidden.to(torch.float32), tuned.deep_prompts)
     return hidden
@@ -115,7 +115,7 @@ def test_ranks_of_a_host_know_what_the_others_have_measured(
 ) -> None:
     backbone = swarm_client.classifier(family_swarms["llama"], make_tuned(None)).backbone
     assert isinstance(backbone, SwarmBackbone)
-    directory, config = backbone.requests._directory, backbone.config
+    directory, config = backbone.requests.servers._directory, backbone.config
     one, other, apart = (
         SwarmRequests(directory, config, request_timeout=TIMEOUT, max_retries=3, router=Router(seed, shared))
         for seed, shared in enumerate((SharedStates(tmp_path), SharedStates(tmp_path), None))
@@ -161,7 +161,7 @@ def test_a_request_too_large_for_a_server_is_split_in_halves(
     assert requests.halved == 1
     assert torch.equal(whole, torch.cat([requests.forward(half, None) for half in hidden.tensor_split(2)]))
     assert requests.retries == 0
-    assert not any(is_banned(requests, span) for span in requests.spans())
+    assert not any(is_banned(requests, span) for span in requests.servers.spans())
     assert {(start, end) for _, start, end, _ in routing.route} == {(0, 4)}
     with pytest.raises(RefusedError, match=r"a text of 2100 tokens.*max_batch_size \(2048\).*--max-length"):
         requests.forward(hidden_states(swarm_client.backbones[-1], rows=2, length=2100), None)
@@ -176,7 +176,7 @@ def test_a_request_that_all_servers_refuse_is_an_error_and_bans_them_briefly(
         requests.forward(torch.cat([hidden, hidden], dim=2), None)
     assert requests.retries == 2
     later = time.monotonic() + 1.5
-    assert not any(requests.router.stats(span.peer).is_banned(later) for span in requests.spans())
+    assert not any(requests.router.stats(span.peer).is_banned(later) for span in requests.servers.spans())
     assert requests.forward(hidden, None).shape == hidden.shape
 
 
