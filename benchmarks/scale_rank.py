@@ -31,7 +31,7 @@ from dist_eval.swarm.router import Routing
 PHASES = {
     "tokenizing": (runner, "write_dataset"),
     "planning": (task, "plan_with_sessions"),
-    "sharding": (worker, "share_out"),
+    "sharding": (worker, "assign_batches"),
     "forwards": (worker, "predict_batches"),
     "journal": (journal.Journal, "append"),
     "reading back": (worker.BatchWorker, "collect"),

@@ -35,7 +35,7 @@ class SessionShape(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Held:
+class SessionPlan:
     """What sessions hold of the texts in a plan."""
 
     shapes: np.ndarray  # fields of the `SessionShape` of each batch, 0 for plain forwards, int64 of shape [batches, 4]
@@ -53,12 +53,12 @@ class Held:
         return int((self.shapes[:, 2] * self.shapes[:, 3]).max(initial=0))
 
     @classmethod
-    def join(cls, plans: Sequence[Plan]) -> Held | None:
+    def join(cls, plans: Sequence[Plan]) -> SessionPlan | None:
         """Puts what is held in several plans one after the other."""
-        if all(plan.held is None for plan in plans):
+        if all(plan.session_plan is None for plan in plans):
             return None
         nothing = [np.zeros((len(plan), len(SessionShape._fields)), dtype=np.int64) for plan in plans]
-        parts = [plan.held or cls(none, none[:, 0], 0) for plan, none in zip(plans, nothing, strict=True)]
+        parts = [plan.session_plan or cls(none, none[:, 0], 0) for plan, none in zip(plans, nothing, strict=True)]
         return cls(
             np.concatenate([part.shapes for part in parts]),
             np.concatenate([part.saved for part in parts]),
@@ -76,7 +76,7 @@ class Plan:
         tokens: tokens of each batch, including padding and prompts, int64 of shape [batches].
         real_tokens: the same without padding, int64 of shape [batches].
         prefix: prompt tokens before every example.
-        held: what sessions hold of the texts, None without sessions.
+        session_plan: what sessions hold of the texts, None without sessions.
     """
 
     order: np.ndarray
@@ -84,7 +84,7 @@ class Plan:
     tokens: np.ndarray
     real_tokens: np.ndarray
     prefix: int
-    held: Held | None = None
+    session_plan: SessionPlan | None = None
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -100,14 +100,14 @@ class Plan:
 
     def session_of(self, number: int) -> SessionShape | None:
         """Returns the session that batch `number` needs, None for a plain forward."""
-        if self.held is None or not self.held.shapes[number, 0]:
+        if self.session_plan is None or not self.session_plan.shapes[number, 0]:
             return None
-        return SessionShape(*self.held.shapes[number].tolist())
+        return SessionShape(*self.session_plan.shapes[number].tolist())
 
     @property
     def most_tokens(self) -> int:
         """Tokens of the largest batch, with those that a session holds for each of its texts."""
-        return int((self.tokens if self.held is None else self.tokens + self.held.saved).max(initial=0))
+        return int((self.tokens if self.session_plan is None else self.tokens + self.session_plan.saved).max(initial=0))
 
     def summary(self) -> PlanSummary:
         """Returns the section `plan` of `results.json`."""
@@ -121,10 +121,10 @@ class Plan:
     @property
     def gain(self) -> float:
         """How many times the tokens of its own the batches for sessions would send in plain forwards; 1 without any."""
-        if self.held is None:
+        if self.session_plan is None:
             return 1.0
-        own = self.tokens[self.held.batches].sum()
-        return float((own + self.held.saved.sum()) / own)
+        own = self.tokens[self.session_plan.batches].sum()
+        return float((own + self.session_plan.saved.sum()) / own)
 
     def sessions(self, fell_back: int) -> SessionsSummary | None:
         """Returns the section `sessions` of `results.json`, None without sessions.
@@ -132,24 +132,24 @@ class Plan:
         Args:
             fell_back: batches that took plain forwards all the same.
         """
-        if self.held is None:
+        if self.session_plan is None:
             return None
         return SessionsSummary(
-            session_tokens=self.held.session_tokens,
-            batches=int(self.held.batches.sum()),
-            rows=int(self.sizes[self.held.batches].sum()),
-            saved_tokens=int(self.held.saved.sum()),
+            session_tokens=self.session_plan.session_tokens,
+            batches=int(self.session_plan.batches.sum()),
+            rows=int(self.sizes[self.session_plan.batches].sum()),
+            saved_tokens=int(self.session_plan.saved.sum()),
             fell_back=fell_back,
         )
 
     def digest(self) -> str:
         """Returns a hash that is equal for equal plans."""
         digest = hashlib.sha256()
-        for part in (self.order, self.starts, *(() if self.held is None else (self.held.shapes,))):
+        for part in (self.order, self.starts, *(() if self.session_plan is None else (self.session_plan.shapes,))):
             digest.update(np.ascontiguousarray(part).data)
         digest.update(self.prefix.to_bytes(8, "little"))
-        if self.held is not None:
-            digest.update(self.held.session_tokens.to_bytes(8, "little"))
+        if self.session_plan is not None:
+            digest.update(self.session_plan.session_tokens.to_bytes(8, "little"))
         return digest.hexdigest()
 
 
@@ -240,7 +240,7 @@ def join_plans(parts: Sequence[tuple[Plan, np.ndarray]]) -> Plan:
         tokens=np.concatenate([plan.tokens for plan in plans]),
         real_tokens=np.concatenate([plan.real_tokens for plan in plans]),
         prefix=plans[0].prefix,
-        held=Held.join(plans),
+        session_plan=SessionPlan.join(plans),
     )
 
 

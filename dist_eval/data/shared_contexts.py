@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dist_eval.data.plan import Held, Plan, SessionShape
+from dist_eval.data.plan import Plan, SessionPlan, SessionShape
 from dist_eval.data.session_costs import CACHE_READING, MORE_ROWS, REQUEST_OVERHEAD, WORTHWHILE, Costs
 
 # Most tokens of the texts in a group, padded, because the client holds all of them at once; a context with more is
@@ -19,13 +19,13 @@ _LARGEST = 4096
 
 
 def plan_contexts(
-    texts: np.ndarray, goes_on: np.ndarray, lengths: np.ndarray, unused: np.ndarray, common: int, costs: Costs
+    texts: np.ndarray, continues_context: np.ndarray, lengths: np.ndarray, unused: np.ndarray, common: int, costs: Costs
 ) -> list[tuple[Plan, np.ndarray]]:
     """Plans the contexts that are cheaper to send once, and to continue in one way after the other.
 
     Args:
         texts: positions of the texts, ascending, int64 of shape [m]; all continuations of a context follow it.
-        goes_on: whether each text has the context of the text before, bool of shape [n].
+        continues_context: whether each text has the context of the text before, bool of shape [n].
         lengths: tokens of each text without prompts, int64 of shape [n].
         unused: tokens at the beginning of each text, without prompts, whose outputs nobody needs, int64 of shape [n].
         common: tokens that all of these texts begin with, without prompts; 0 if they would be plain forwards.
@@ -35,7 +35,7 @@ def plan_contexts(
         Plans for some of the texts, each batch of which is a group; and their positions, int64 of shape [k].
     """
     parts = []
-    starts, counts = _contexts(texts, goes_on, lengths, costs)
+    starts, counts = _contexts(texts, continues_context, lengths, costs)
     is_used = (counts * costs.copies > 1) & (unused[texts[starts]] > common)
     for count in np.unique(counts[is_used]):
         begins = starts[is_used & (counts == count)]
@@ -51,10 +51,10 @@ def plan_contexts(
 
 
 def _contexts(
-    texts: np.ndarray, goes_on: np.ndarray, lengths: np.ndarray, costs: Costs
+    texts: np.ndarray, continues_context: np.ndarray, lengths: np.ndarray, costs: Costs
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns where in `texts` each context begins, and how many continuations follow; long ones are split."""
-    starts = np.flatnonzero(~goes_on[texts])
+    starts = np.flatnonzero(~continues_context[texts])
     if not len(starts):
         return starts, starts
     counts = np.diff(np.append(starts, len(texts)))
@@ -118,7 +118,9 @@ def _plan(
         tokens=np.array(tokens, dtype=np.int64),
         real_tokens=np.array(real_tokens, dtype=np.int64),
         prefix=costs.prefix,
-        held=Held(np.array(shapes, dtype=np.int64), np.array(saved, dtype=np.int64), costs.session_tokens),
+        session_plan=SessionPlan(
+            np.array(shapes, dtype=np.int64), np.array(saved, dtype=np.int64), costs.session_tokens
+        ),
     )
     read = CACHE_READING * count * copies * sum(shape.rows * shape.shared for shape in shapes)
     requests = REQUEST_OVERHEAD * (1 + count * copies) * len(plan)

@@ -14,7 +14,7 @@ from functools import partial
 
 import numpy as np
 
-from dist_eval.data.plan import Held, Plan, SessionShape, join_plans, plan_batches
+from dist_eval.data.plan import Plan, SessionPlan, SessionShape, join_plans, plan_batches
 from dist_eval.data.session_costs import MORE_ROWS, Costs
 from dist_eval.data.shared_contexts import plan_contexts
 
@@ -97,19 +97,19 @@ def _parts(lengths: np.ndarray, beginnings: Beginnings, places: np.ndarray, cost
     lengths, unused = lengths[places], beginnings.unused[places]
     least = np.minimum(unused, np.roll(unused, 1))
     least = np.minimum(least, _common_with_place_before(beginnings.common, places))
-    goes_on = np.zeros(len(places), dtype=bool)  # with the context of the text before
+    continues_context = np.zeros(len(places), dtype=bool)  # with the context of the text before
     if costs.copies == 1:
-        goes_on[1:] = (least[1:] == unused[1:]) & (unused[1:] == unused[:-1])
+        continues_context[1:] = (least[1:] == unused[1:]) & (unused[1:] == unused[:-1])
     families: dict[bytes, list[np.ndarray]] = {}
     rest = np.ones(len(places), dtype=bool)
-    for start, end, size in _worthwhile_runs(_between_contexts(least, goes_on), lengths, costs):
+    for start, end, size in _worthwhile_runs(_between_contexts(least, continues_context), lengths, costs):
         key = beginnings.prefix_of(int(places[start]), size).tobytes()
         families.setdefault(key, []).append(np.arange(start, end))
         rest[start:end] = False
     parts: list[_Part] = []
     for key, runs in (*families.items(), (b"", [np.flatnonzero(rest)])):
         common, texts = len(key) // np.dtype(np.int32).itemsize, np.concatenate(runs)
-        for part in plan_contexts(texts, goes_on, lengths, unused, common, costs):
+        for part in plan_contexts(texts, continues_context, lengths, unused, common, costs):
             parts.append(part)
             texts = np.setdiff1d(texts, part[1])
         if common and costs.saved(len(texts), int(lengths[texts].sum()), common) > 0:
@@ -139,17 +139,17 @@ def _plan_in_turn(lengths: np.ndarray, texts: np.ndarray, common: int, costs: Co
         tokens=copies * sizes * widths[starts[:-1]] - saved,
         real_tokens=copies * np.add.reduceat(widths, starts[:-1]) - saved,
         prefix=costs.prefix,
-        held=Held(np.array(shapes, dtype=np.int64), saved, costs.session_tokens),
+        session_plan=SessionPlan(np.array(shapes, dtype=np.int64), saved, costs.session_tokens),
     )
     return plan, texts
 
 
-def _between_contexts(least: np.ndarray, goes_on: np.ndarray) -> np.ndarray:
+def _between_contexts(least: np.ndarray, continues_context: np.ndarray) -> np.ndarray:
     """Returns what texts share with the one before, but within a context only what it shares with those around it."""
-    starts = np.flatnonzero(~goes_on)
+    starts = np.flatnonzero(~continues_context)
     borders = np.append(least[starts], 0)
-    context = np.cumsum(~goes_on) - 1
-    return np.where(goes_on, np.maximum(borders[context], borders[context + 1]), least)
+    context = np.cumsum(~continues_context) - 1
+    return np.where(continues_context, np.maximum(borders[context], borders[context + 1]), least)
 
 
 def _common_with_place_before(common: np.ndarray, places: np.ndarray) -> np.ndarray:

@@ -241,7 +241,7 @@ def broadcast(chunks: Iterable[bytes]) -> Iterator[bytes]:
         yield part[0]
 
 
-def least_over_ranks(local: np.ndarray) -> np.ndarray:
+def all_reduce_min(local: np.ndarray) -> np.ndarray:
     """Returns the elementwise minimum over all ranks.
 
     Args:
@@ -288,7 +288,7 @@ def _sum_sparse(local: Any) -> Any:
     return sparse.csr_array((tensor.values().numpy(), tuple(tensor.indices().numpy())), shape=local.shape)
 
 
-def sum_vectors(local: torch.Tensor) -> torch.Tensor:
+def all_reduce_sum(local: torch.Tensor) -> torch.Tensor:
     """Adds up one vector of each rank, such as gradients summed over the rank's examples.
 
     Args:

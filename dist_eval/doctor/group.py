@@ -6,7 +6,7 @@ import time
 
 import torch
 
-from dist_eval.distributed.collectives import all_gather, process_group, sum_vectors
+from dist_eval.distributed.collectives import all_gather, all_reduce_sum, process_group
 from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.doctor.facts import GroupTimes, RankFacts
 
@@ -32,7 +32,7 @@ def collect_group(facts: RankFacts, topology: Topology, rank_store: RankStore, t
         total = torch.ones(1, dtype=torch.float64)
         start = time.monotonic()
         for _ in range(_ROUNDS):
-            total = sum_vectors(total)
+            total = all_reduce_sum(total)
         reduce_seconds = (time.monotonic() - start) / _ROUNDS
         start = time.monotonic()
         for _ in range(_ROUNDS):

@@ -188,14 +188,14 @@ class Session(Generic[Config, Folder]):
             plan = make_plan(session_tokens(base.config) if recorded is None else recorded)
             if recorded:
                 require_recorded_plan(self.folder.path, plan.digest())
-            if plan.held is None:
+            if plan.session_plan is None:
                 return "0 0"
-            room = model.backbone.room_for_sessions(share, plan.held.largest) if share else NO_ROOM
+            room = model.backbone.room_for_sessions(share, plan.session_plan.largest) if share else NO_ROOM
             if recorded is None:
                 if plan.gain * room.busy < _WORTHWHILE:
                     return "0 0"
-                record_sessions(self.folder.path, plan.held.session_tokens, plan.digest())
-            return f"{plan.held.session_tokens} {room.sessions}"
+                record_sessions(self.folder.path, plan.session_plan.session_tokens, plan.digest())
+            return f"{plan.session_plan.session_tokens} {room.sessions}"
 
         self.publish_as_leader("sessions", decide)
         tokens, sessions = map(int, self.wait_for("sessions").split())

@@ -15,7 +15,7 @@ import numpy as np
 
 from dist_eval.data.collector import Collector, Columns
 from dist_eval.data.plan import Plan, shard_batches
-from dist_eval.distributed.collectives import all_gather, least_over_ranks
+from dist_eval.distributed.collectives import all_gather, all_reduce_min
 from dist_eval.distributed.progress import Progress
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.distributed.stop import Stop, common_reason
@@ -56,7 +56,9 @@ class FailurePolicy:
             raise RunError(f"All {format_count(examples, 'example')} failed. One of them: {reason}")
 
 
-def share_out(found: np.ndarray, plan: Plan, topology: Topology, session_ranks: int = 0) -> tuple[Assignment, int, int]:
+def assign_batches(
+    found: np.ndarray, plan: Plan, topology: Topology, session_ranks: int = 0
+) -> tuple[Assignment, int, int]:
     """Assigns the finished and the unfinished batches to the ranks; every rank calls it, in an open process group.
 
     Hosts may share a folder or have their own: a batch that several ranks have found is assigned to the first of them.
@@ -71,7 +73,7 @@ def share_out(found: np.ndarray, plan: Plan, topology: Topology, session_ranks: 
         This rank's assignment; of all ranks, how many examples earlier starts have finished, and how many tokens are
         left.
     """
-    owner = least_over_ranks(np.where(found, topology.rank, topology.world_size))
+    owner = all_reduce_min(np.where(found, topology.rank, topology.world_size))
     done = owner < topology.world_size
     left = np.flatnonzero(~done)
     share = Assignment(
@@ -84,7 +86,7 @@ def share_out(found: np.ndarray, plan: Plan, topology: Topology, session_ranks: 
 def _shard(left: np.ndarray, plan: Plan, topology: Topology, session_ranks: int) -> np.ndarray:
     """Returns the unfinished batches of this rank; where not all ranks hold sessions, in proportion to tokens."""
     rank, ranks = topology.rank, topology.world_size
-    shared = np.zeros(len(plan), dtype=bool) if plan.held is None else plan.held.batches
+    shared = np.zeros(len(plan), dtype=bool) if plan.session_plan is None else plan.session_plan.batches
     if not 0 < session_ranks < ranks or not shared[left].any():
         return left[shard_batches(len(left), rank=rank, world_size=ranks)]
     owners, tokens = np.empty(len(left), dtype=np.int64), np.zeros(ranks)
@@ -170,7 +172,7 @@ class BatchWorker:
             if topology.is_host_leader:
                 found = self._journal.read(self._audited)
             counted = self._progress.counted()
-            share, done, tokens_left = share_out(found, self._plan, topology, self._session_ranks)
+            share, done, tokens_left = assign_batches(found, self._plan, topology, self._session_ranks)
             assigned_batches = np.concatenate([share.resumed, share.shard])
             if faulty_before is None:
                 self._resumed = int(self._plan.sizes[share.resumed].sum())

@@ -99,7 +99,7 @@ def predict_batches(
         rows, routing = plan.batch(number), Routing(audited=number in audited, session=plan.session_of(number))
         failed: dict[int, str] = {}
         if skip_failed:
-            answers, failed = _salvage_answers(model, dataset, number, rows, routing)
+            answers, failed = _bisect_failures(model, dataset, number, rows, routing)
         else:
             answers = _answers(model, dataset, number, rows, routing)
         if timeline is not None:
@@ -155,7 +155,7 @@ def checked_answers(model: TextModel, input_ids: torch.Tensor, lengths: torch.Te
     return answers
 
 
-def _salvage_answers(
+def _bisect_failures(
     model: TextModel, dataset: Texts, number: int, rows: np.ndarray, routing: Routing
 ) -> tuple[np.ndarray, dict[int, str]]:
     """Sends a batch; on failure bisects it to find the examples that cause it.

@@ -120,7 +120,7 @@ class Generator(ModelOnBackbone):
 
     def _chosen(self, states: torch.Tensor, decoding: Decoding, draws: Draws | None, rows: list[int]) -> torch.Tensor:
         if draws is None:
-            return self._output.likeliest(states)
+            return self._output.argmax_tokens(states)
         return draws.tokens(token_probabilities(self._output.logits(states), decoding), rows).cpu()
 
 

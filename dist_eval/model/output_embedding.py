@@ -82,7 +82,7 @@ class OutputEmbedding:
         """
         return _finite(torch.cat([logits for _, logits in self._chunks(hidden.to(torch.float32))], dim=1))
 
-    def likeliest(self, hidden: torch.Tensor) -> torch.Tensor:
+    def argmax_tokens(self, hidden: torch.Tensor) -> torch.Tensor:
         """Finds the likeliest token after each position, the one with the lowest id if several are as likely.
 
         Args:
@@ -95,11 +95,11 @@ class OutputEmbedding:
             ModelOutputError: logits are not finite.
         """
         best = torch.full((len(hidden),), -torch.inf, device=hidden.device)
-        likeliest = torch.zeros(len(hidden), dtype=torch.int64, device=hidden.device)
+        best_tokens = torch.zeros(len(hidden), dtype=torch.int64, device=hidden.device)
         for start, logits in self._chunks(hidden.to(torch.float32)):
-            likeliest, best = _likelier(likeliest, best, logits, start)
+            best_tokens, best = _argmax_so_far(best_tokens, best, logits, start)
         _finite(best)  # a NaN remains the best
-        return likeliest.cpu()
+        return best_tokens.cpu()
 
     def log_likelihoods(
         self, hidden: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor
@@ -119,14 +119,14 @@ class OutputEmbedding:
         positions, tokens = positions.to(hidden.device), tokens.to(hidden.device)
         total = torch.full((len(hidden),), -torch.inf, dtype=torch.float64, device=hidden.device)
         best = torch.full((len(hidden),), -torch.inf, device=hidden.device)
-        likeliest = torch.zeros(len(hidden), dtype=torch.int64, device=hidden.device)
+        best_tokens = torch.zeros(len(hidden), dtype=torch.int64, device=hidden.device)
         own = torch.full((len(tokens),), torch.nan, dtype=torch.float64, device=hidden.device)
         for start, logits in self._chunks(hidden):
             total = torch.logaddexp(total, torch.logsumexp(logits, dim=1).to(torch.float64))
-            likeliest, best = _likelier(likeliest, best, logits, start)
+            best_tokens, best = _argmax_so_far(best_tokens, best, logits, start)
             here = ((tokens >= start) & (tokens < start + logits.shape[1])).nonzero().squeeze(1)
             own[here] = logits[positions[here], tokens[here] - start].to(torch.float64)
-        return (own - total[positions]).cpu(), (likeliest[positions] == tokens).cpu()
+        return (own - total[positions]).cpu(), (best_tokens[positions] == tokens).cpu()
 
     def _chunks(self, hidden: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
         """Yields the logits of a chunk of the vocabulary after the other, each with the id of its first token."""
@@ -144,9 +144,9 @@ def _finite(logits: torch.Tensor) -> torch.Tensor:
     return logits
 
 
-def _likelier(
-    likeliest: torch.Tensor, best: torch.Tensor, logits: torch.Tensor, start: int
+def _argmax_so_far(
+    best_tokens: torch.Tensor, best: torch.Tensor, logits: torch.Tensor, start: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the likeliest tokens so far and their logits, once a chunk of the vocabulary is looked at."""
     largest, where = logits.max(dim=1)
-    return torch.where(largest > best, where + start, likeliest), torch.maximum(best, largest)
+    return torch.where(largest > best, where + start, best_tokens), torch.maximum(best, largest)

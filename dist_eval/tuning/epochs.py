@@ -27,7 +27,7 @@ from dist_eval.tuning.config import PROJECT, LearningOptions, TuningConfig
 from dist_eval.tuning.display import Display
 from dist_eval.tuning.folder import BEST, LAST, TuningFolder
 from dist_eval.tuning.state import TuningState, pack_state, unpack_state, write_state
-from dist_eval.tuning.trainer import Trainer, joint_batches, snapshot
+from dist_eval.tuning.trainer import Trainer, global_batches, snapshot
 
 
 @dataclass
@@ -105,7 +105,7 @@ class Epochs:
     def _run_epoch(self) -> None:
         """Makes the remaining updates of the current epoch."""
         config, state = self.config, self._state
-        batches = joint_batches(len(self.train), config.examples_per_update, seed=config.seed, epoch=state.epoch)
+        batches = global_batches(len(self.train), config.examples_per_update, seed=config.seed, epoch=state.epoch)
         for rows in batches[state.updates :]:
             self._update(rows)
             step = state.epoch * len(batches) + state.updates

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import plan_batches
-from dist_eval.distributed.collectives import sum_vectors
+from dist_eval.distributed.collectives import all_reduce_sum
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import EvaluationError, ModelOutputError
 from dist_eval.inference.in_flight import map_in_flight
@@ -54,7 +54,7 @@ def empty_checkpoint(
     )
 
 
-def first_values(empty: TunedCheckpoint, words: torch.Tensor, seed: int) -> TunedCheckpoint:
+def initial_parameters(empty: TunedCheckpoint, words: torch.Tensor, seed: int) -> TunedCheckpoint:
     """Fills a checkpoint with the initial values, equal on all ranks.
 
     Prompts start as embeddings of random words (Lester et al., 2021, "The power of scale for parameter-efficient prompt
@@ -86,7 +86,7 @@ def _tensors_of(tuned: TunedCheckpoint) -> dict[str, Any]:
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
-def joint_batches(examples: int, size: int, *, seed: int, epoch: int) -> list[np.ndarray]:
+def global_batches(examples: int, size: int, *, seed: int, epoch: int) -> list[np.ndarray]:
     """Divides all examples of an epoch into joint batches, shuffled differently in each epoch.
 
     Args:
@@ -181,7 +181,7 @@ class Trainer:
         mine = rows[self._topology.rank :: self._topology.world_size]
         gradient, loss_sum = self._gradient(mine)
         facts = torch.tensor([loss_sum, len(mine), float(stopping())], dtype=torch.float64)
-        *_, loss_sum, examples, stops = (total := sum_vectors(torch.cat([gradient, facts])))[-3:].tolist()
+        *_, loss_sum, examples, stops = (total := all_reduce_sum(torch.cat([gradient, facts])))[-3:].tolist()
         self._apply(total[:-3] / examples)
         return Update(loss_sum, int(examples), stops > 0)
 

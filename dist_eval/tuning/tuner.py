@@ -26,7 +26,7 @@ from dist_eval.tracking import require_trackers
 from dist_eval.tuning.config import LearningOptions, TuningConfig
 from dist_eval.tuning.epochs import Epochs
 from dist_eval.tuning.folder import TuningFolder
-from dist_eval.tuning.trainer import empty_checkpoint, first_values, precision_of
+from dist_eval.tuning.trainer import empty_checkpoint, initial_parameters, precision_of
 
 TuningSession = Session[TuningConfig, TuningFolder]
 
@@ -67,7 +67,7 @@ def tune(session: TuningSession) -> TunedCheckpoint | None:
         train, evaluation = datasets()
         with session.process_group():
             backbone = loaded.backbone
-            tuned = first_values(empty, backbone.word_embeddings.weight, config.seed)
+            tuned = initial_parameters(empty, backbone.word_embeddings.weight, config.seed)
             fingerprint = base_fingerprint(backbone.word_embeddings, backbone.final_norm)
             tuned = dataclasses.replace(tuned, base_fingerprint=fingerprint)
             return Epochs(session, base, Classifier(backbone, tuned), train, evaluation, device).run()

@@ -45,7 +45,7 @@ def plain(texts: list[np.ndarray]) -> Plan:
 def test_a_common_beginning_is_sent_once_where_that_is_cheaper(prefix: int, rows: int, worth: bool) -> None:
     texts = some_texts(prefix, rows)
     plan = plan_of(texts)
-    assert (plan.held is not None) is worth
+    assert (plan.session_plan is not None) is worth
     if worth:
         assert {shared_of(plan, number) for number in range(len(plan))} == {prefix}
         assert plan.real_tokens.sum() == plain(texts).real_tokens.sum() - prefix * rows
@@ -88,12 +88,12 @@ def test_several_beginnings_have_batches_of_their_own() -> None:
 def test_prompts_are_a_beginning_that_all_texts_have(length: int, worth: bool) -> None:
     options = {"token_budget": BUDGET, "prefix": 16, "prompt_tokens": 16}
     plan = plan_with_sessions(np.full(500, length), session_tokens=SESSION, **options)
-    assert (plan.held is not None) is worth
+    assert (plan.session_plan is not None) is worth
     if worth:
         assert {shared_of(plan, number) for number in range(len(plan))} == {16}
     ragged = np.random.default_rng(0).integers(15, 36, 2000)
     plan = plan_with_sessions(ragged, session_tokens=SESSION, **options)
-    assert plan.held is not None and len({tuple(shape) for shape in plan.held.shapes.tolist()}) == 1
+    assert plan.session_plan is not None and len({tuple(shape) for shape in plan.session_plan.shapes.tolist()}) == 1
 
 
 @given(

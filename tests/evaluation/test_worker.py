@@ -16,14 +16,14 @@ from samples import tokenized_digits
 
 from dist_eval.data.answers import BatchOutcome, RouteSegment, logits_columns
 from dist_eval.data.dataset import TokenizedDataset
-from dist_eval.data.plan import Held, Plan, plan_batches
+from dist_eval.data.plan import Plan, SessionPlan, plan_batches
 from dist_eval.distributed.collectives import process_group
 from dist_eval.distributed.progress import Progress
 from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.distributed.stop import Stop
 from dist_eval.errors import RunError, RunStopped
 from dist_eval.evaluation import worker
-from dist_eval.evaluation.worker import BatchWorker, FailurePolicy, share_out
+from dist_eval.evaluation.worker import BatchWorker, FailurePolicy, assign_batches
 from dist_eval.runs.journal import Journal
 from dist_eval.swarm.router import Routing
 from dist_eval.swarm.window import Window
@@ -133,9 +133,9 @@ def test_every_batch_is_assigned_to_exactly_one_rank(found_by_rank: list[list[bo
     firsts = np.min([np.where(found, rank, world_size) for rank, found in enumerate(found_by_rank)], axis=0)
     shares = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "least_over_ranks", lambda value: firsts)
+        patch.setattr(worker, "all_reduce_min", lambda value: firsts)
         for rank, found in enumerate(found_by_rank):
-            share, done, left = share_out(np.array(found), plan, Topology(rank=rank, world_size=world_size))
+            share, done, left = assign_batches(np.array(found), plan, Topology(rank=rank, world_size=world_size))
             assert done == np.any(found_by_rank, axis=0).sum()
             assert left == 10 * (12 - done)
             assert all(found[batch] for batch in share.resumed), "a rank can bring only what it knows"
@@ -151,13 +151,13 @@ def test_batches_of_sessions_go_to_ranks_that_may_hold_one(
 ) -> None:
     plan = plan_batches(np.full(12, 10, dtype=np.int32), token_budget=10, prefix=0)
     shapes = np.outer(in_sessions, [5, 5, 2, 30])
-    plan = replace(plan, held=Held(shapes, shapes[:, 0], 1024))
+    plan = replace(plan, session_plan=SessionPlan(shapes, shapes[:, 0], 1024))
     shards = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "least_over_ranks", lambda value: np.full(12, ranks))
+        patch.setattr(worker, "all_reduce_min", lambda value: np.full(12, ranks))
         for rank in range(ranks):
             topology = Topology(rank=rank, world_size=ranks)
-            share, _, _ = share_out(np.zeros(12, dtype=bool), plan, topology, session_ranks)
+            share, _, _ = assign_batches(np.zeros(12, dtype=bool), plan, topology, session_ranks)
             shards.append(share.shard.tolist())
             assert not any(in_sessions[batch] for batch in shards[-1]) or rank < session_ranks or session_ranks == 0
     assert sorted(batch for shard in shards for batch in shard) == list(range(12))

@@ -25,7 +25,7 @@ from dist_eval.swarm.families import read_base_config
 from dist_eval.swarm.window import Window
 from dist_eval.tuning import trainer as trainer_module
 from dist_eval.tuning.config import TuningConfig
-from dist_eval.tuning.trainer import Trainer, empty_checkpoint, first_values, joint_batches, snapshot
+from dist_eval.tuning.trainer import Trainer, empty_checkpoint, global_batches, initial_parameters, snapshot
 
 NAMES = ["a", "b", "c"]
 
@@ -37,7 +37,7 @@ def config_for(**options: Any) -> TuningConfig:
 def first_checkpoint(config: TuningConfig) -> TunedCheckpoint:
     empty = empty_checkpoint(config, read_base_config(str(config.model)), NAMES, base_model=config.model)
     words = load_locally(str(config.model), empty).backbone.word_embeddings.weight
-    return first_values(empty, words, config.seed)
+    return initial_parameters(empty, words, config.seed)
 
 
 @pytest.fixture
@@ -60,15 +60,15 @@ def make_trainer(tmp_path: Path) -> Any:
 @settings(max_examples=60, deadline=None)
 @given(examples=st.integers(1, 300), size=st.integers(1, 64), seed=st.integers(0, 2**31), epoch=st.integers(0, 50))
 def test_every_epoch_deals_each_example_once(examples: int, size: int, seed: int, epoch: int) -> None:
-    batches = joint_batches(examples, size, seed=seed, epoch=epoch)
+    batches = global_batches(examples, size, seed=seed, epoch=epoch)
     assert sorted(np.concatenate(batches).tolist()) == list(range(examples))
     assert {len(batch) for batch in batches[:-1]} <= {size}
-    again = joint_batches(examples, size, seed=seed, epoch=epoch)
+    again = global_batches(examples, size, seed=seed, epoch=epoch)
     assert all(np.array_equal(one, other) for one, other in zip(batches, again, strict=True))
 
 
 def test_epochs_and_seeds_have_orders_of_their_own() -> None:
-    orders = {tuple(joint_batches(50, 50, seed=seed, epoch=epoch)[0]) for seed in range(3) for epoch in range(3)}
+    orders = {tuple(global_batches(50, 50, seed=seed, epoch=epoch)[0]) for seed in range(3) for epoch in range(3)}
     assert len(orders) == 9
 
 

@@ -14,9 +14,9 @@ import numpy as np
 from dist_eval.distributed import collectives
 from dist_eval.distributed.collectives import (
     all_gather,
+    all_reduce_min,
     broadcast,
     gather_columns,
-    least_over_ranks,
     process_group,
     require_agreement,
     sum_arrays,
@@ -92,7 +92,7 @@ def main() -> None:
             whole = everything(topology.world_size)
             gathered_at_home = gather_predictions(whole if topology.is_leader else whole.rows(0, 0))
         known["rounds_at_home"] = len(rounds)
-        known["least"] = least_over_ranks(np.array([5 + topology.rank, 5 - topology.rank], dtype=np.int32)).tolist()
+        known["least"] = all_reduce_min(np.array([5 + topology.rank, 5 - topology.rank], dtype=np.int32)).tolist()
         known["ranks"] = all_gather(topology.rank)
         own = [bytes([topology.rank + 65, number + 97]) for number in range(3 - topology.rank)]
         known["broadcast"] = b"".join(broadcast(own)).decode()
