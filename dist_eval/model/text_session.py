@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from dist_eval.data.answers import RouteSegment
 from dist_eval.swarm.router import Routing
 
 if TYPE_CHECKING:
@@ -126,6 +127,7 @@ class RecomputedTextSession(TextSession):
     def __init__(self, hidden_states: Callable[[torch.Tensor, Routing | None], torch.Tensor], rows: int) -> None:
         self._hidden_states = hidden_states
         self._ids = torch.empty(rows, 0, dtype=torch.int64)
+        self._servers: dict[RouteSegment, None] = {}  # of all steps: each followed from the outputs of those before
 
     @property
     def position(self) -> int:
@@ -140,6 +142,8 @@ class RecomputedTextSession(TextSession):
     @torch.no_grad()
     def step(self, input_ids: torch.Tensor, start: int | None = None, routing: Routing | None = None) -> torch.Tensor:
         """See `TextSession.step`."""
+        if start == 0:
+            self._servers.clear()
         self._ids = torch.cat([self._ids[:, :start], input_ids.to(self._ids)], dim=1)
         return self._outputs(self._ids, input_ids.shape[1], routing)
 
@@ -152,7 +156,11 @@ class RecomputedTextSession(TextSession):
 
     def _outputs(self, input_ids: torch.Tensor, tokens: int, routing: Routing | None) -> torch.Tensor:
         """Returns the outputs for the last tokens."""
-        hidden = self._hidden_states(input_ids, routing)
+        own = Routing()
+        hidden = self._hidden_states(input_ids, own)
+        self._servers.update(dict.fromkeys(own.route))
+        if routing is not None:
+            routing.route.extend(self._servers)
         return hidden[:, hidden.shape[1] - tokens :]
 
     def close(self) -> None:
