@@ -20,11 +20,12 @@ import numpy as np
 import torch
 
 from dist_eval.data.answers import AnswerColumns, RouteSegment, column_names
+from dist_eval.distributed.timeline import Timeline
 from dist_eval.errors import EvaluationError, SwarmError
 from dist_eval.inference.forward import checked_answers
-from dist_eval.model.backbone import ModelOnBackbone
+from dist_eval.model.backbone import HostedModel, ModelOnBackbone
 from dist_eval.model.swarm_backbone import SwarmBackbone
-from dist_eval.results.work import Dispute
+from dist_eval.results.work import Dispute, Traffic
 from dist_eval.swarm.findings import Findings
 from dist_eval.swarm.router import Routing, Span
 
@@ -83,7 +84,7 @@ def largest_difference(one: torch.Tensor, other: torch.Tensor, least: float = 1e
     return float(((one - other).norm(dim=-1) / longer).max()) if one.numel() else 0.0
 
 
-class AuditedModel:
+class AuditedModel(HostedModel):
     """A model on a swarm that answers some batches a second time, over other servers.
 
     Args:
@@ -114,6 +115,18 @@ class AuditedModel:
     def retries(self) -> int:
         """Requests that had to be repeated so far."""
         return self._model.retries
+
+    def traffic(self) -> Traffic | None:
+        """See `HostedModel.traffic`."""
+        return self._model.traffic()
+
+    def timelines(self) -> dict[str, Timeline]:
+        """See `HostedModel.timelines`."""
+        return self._model.timelines()
+
+    def notice(self) -> str:
+        """See `HostedModel.notice`."""
+        return self._model.notice()
 
     def exclude(self, servers: Iterable[str]) -> None:
         """Sends no more requests to servers, whichever rank found them faulty."""

@@ -92,9 +92,9 @@ class _Leader:
         session, folder = self._session, self._session.folder
         answered = answer_requests(session, self._base, self._target, self._write, sys.stderr)
         if answered is not None:
-            session.folder.save_timelines(answered.timelines)
+            session.folder.save_timelines(answered.work.timelines)
             folder.save(self._results(answered))
-        session.publish_as_leader("results written", lambda: "")
+        session.announce_results()
         results = folder.recorded()
         if results is not None:
             if answered is not None or not (folder.path / REPORT).exists():

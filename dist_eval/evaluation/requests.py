@@ -16,13 +16,12 @@ from dist_eval.data.answers import column_names
 from dist_eval.data.collector import Columns
 from dist_eval.data.plan import Plan
 from dist_eval.data.tokenizer_files import load_tokenizer
-from dist_eval.distributed.collectives import all_gather, broadcast, gather_columns, require_agreement
-from dist_eval.distributed.progress import Progress
+from dist_eval.distributed.collectives import broadcast, gather_columns
 from dist_eval.errors import RunError, translating_os_errors
 from dist_eval.evaluation.combination import throughput
+from dist_eval.evaluation.drive import RunWork, drive
 from dist_eval.evaluation.request_model import FILES, RequestModel, Requests
 from dist_eval.evaluation.session import Session
-from dist_eval.evaluation.worker import BatchWorker, FailurePolicy
 from dist_eval.metrics.predictions import prove_coverage
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.generation import Generator, end_tokens_of
@@ -31,10 +30,9 @@ from dist_eval.model.output_embedding import OutputEmbedding
 from dist_eval.options.config import RunConfig
 from dist_eval.options.groups import ModelOptions
 from dist_eval.results.harness import LANGUAGE_MODELING, HarnessResults, LanguageModelSummary
-from dist_eval.results.inputs import ContinuationsSummary, Coverage, PlanSummary, PromptsSummary, SessionsSummary
-from dist_eval.results.work import RankTimeline, RankWork
+from dist_eval.results.inputs import ContinuationsSummary, Coverage, PromptsSummary
+from dist_eval.results.work import RankWork
 from dist_eval.runs.fingerprint import Fingerprint
-from dist_eval.runs.journal import Journal
 from dist_eval.runs.requests_folder import RequestsFolder
 from dist_eval.swarm.window import Window
 
@@ -59,22 +57,16 @@ class Answered:
         continuations: the requests for log-likelihoods.
         prompts: the requests for texts.
         plan: their batches.
-        sessions: what was planned for sessions, None without any.
         coverage: the proof that each has one answer.
-        ranks: what each rank did.
-        timelines: each rank's entry in `timeline.json`.
-        precisions: those in which servers computed.
+        work: what all ranks did.
     """
 
     answers: np.ndarray
     continuations: ContinuationsSummary
     prompts: PromptsSummary
-    plan: PlanSummary
-    sessions: SessionsSummary | None
+    plan: Plan
     coverage: Coverage
-    ranks: list[RankWork]
-    timelines: list[RankTimeline]
-    precisions: list[str]
+    work: RunWork[RankWork]
 
     def sections(self, session: RequestSession, base: BaseModelSpec, tokenizer: str) -> dict[str, Any]:
         """Returns the sections of `results.json` that do not depend on what was asked; on the leader.
@@ -98,11 +90,11 @@ class Answered:
                 digest=base.digest(),
                 tokenizer_digest=tokenizer,
             ),
-            "plan": self.plan,
-            "sessions": self.sessions,
-            "ranks": self.ranks,
-            "throughput": throughput(self.ranks),
-            "swarm": session.swarm and session.swarm.model_copy(update={"precisions": self.precisions}),
+            "plan": self.plan.summary(),
+            "sessions": self.plan.sessions(self.work.fell_back),
+            "ranks": self.work.ranks,
+            "throughput": throughput(self.work.ranks),
+            "swarm": session.swarm and session.swarm.model_copy(update={"precisions": self.work.precisions}),
         }
 
 
@@ -127,8 +119,7 @@ def run_with_leader(session: RequestSession, lead: Lead) -> HarnessResults | Non
             OutputEmbedding(base.name, base.config)  # before anything is started: does the model have one?
             return lead(session, base, target)
         answer_requests(session, base, target, lambda folder: {}, sys.stderr)
-        if session.topology.hosts > 1 and session.topology.is_host_leader:
-            session.wait_for("results written")  # a scheduler does not restart a host that has exited with 0
+        session.wait_for_results()
         return None
 
 
@@ -168,30 +159,28 @@ def answer_requests(
         model = _answering(loaded, data, base, session)
         plan = session.plan_with_sessions(partial(data.plan, base.token_budget), base, loaded, config.session_share)
         answered_by = fingerprint_of(config, base, data, plan)
-        journal = Journal(session.folder.path, plan.sizes, model.columns, rank=topology.rank, run=answered_by.digest())
-        session.closing(journal)
-        require_agreement(answered_by.values)
-        progress = Progress(
-            *(topology, session.rank_store, len(data)),
-            stop=session.stop,
-            folder=session.folder.path,
-            notice=model.notice,
-            stall_timeout=config.collective_timeout,
-            stream=stream,
-        )
+        journal = session.open_journal(plan, model.columns, answered_by)
         window = session.window(base, plan)
         if len(data.prompts):  # a text takes long for itself; its servers' caches limit how many there are
             window = Window(window.largest)
-        worker = BatchWorker(
-            *(model, data, plan, journal, progress, window, session.stop),
-            drain_timeout=config.stop_grace,
-            failures=FailurePolicy(),
-            session_ranks=session.session_ranks,
+
+        def columns_of(rows: np.ndarray, answers: np.ndarray) -> Columns:
+            return {"index": rows, **{name: answers[name] for name in column_names(model.columns)}}
+
+        local = drive(session, model, data, plan, answered_by, journal, columns_of, window=window, stream=stream)
+        gathered = gather_columns(local.columns, order_by="index")
+        index = gathered.pop("index")
+        found = np.empty(len(index), dtype=model.columns)
+        for name, column in gathered.items():
+            found[name] = column
+        return Answered(
+            answers=found,
+            continuations=data.continuations.facts,
+            prompts=data.prompts.facts,
+            plan=plan,
+            coverage=prove_coverage(index, len(data) if topology.is_leader else 0),
+            work=RunWork.gather(local, local.work),
         )
-        with progress.shown():
-            session.stop.defer_signals()
-            batches = worker.run(topology, config.collective_timeout)
-            return _combine(session, model, worker, batches, data, plan)
 
 
 def _answering(model: LanguageModel, data: Requests, base: BaseModelSpec, session: RequestSession) -> RequestModel:
@@ -204,43 +193,6 @@ def _answering(model: LanguageModel, data: Requests, base: BaseModelSpec, sessio
         room = share * model.backbone.cache_tokens() if share else 0
         generator = Generator(model, data.prompts.facts.decodings, tokenizer, ends, room)
     return RequestModel(model, generator, data.columns)
-
-
-def _combine(
-    session: RequestSession,
-    model: RequestModel,
-    worker: BatchWorker,
-    batches: np.ndarray,
-    data: Requests,
-    plan: Plan,
-) -> Answered:
-    def columns_of(rows: np.ndarray, answers: np.ndarray) -> Columns:
-        return {"index": rows, **{name: answers[name] for name in column_names(model.columns)}}
-
-    topology = session.topology
-    local, _, _, precisions = worker.collect(batches, columns_of)
-    gathered = gather_columns(local, order_by="index")
-    timeline = RankTimeline(
-        rank=topology.rank,
-        host=topology.host,
-        batches=worker.timeline.bins(),
-        servers={peer: timeline.bins() for peer, timeline in model.timelines().items()},
-    )
-    index = gathered.pop("index")
-    answers = np.empty(len(index), dtype=model.columns)
-    for name, column in gathered.items():
-        answers[name] = column
-    return Answered(
-        answers=answers,
-        continuations=data.continuations.facts,
-        prompts=data.prompts.facts,
-        plan=plan.summary(),
-        sessions=plan.sessions(sum(all_gather(worker.fell_back))),
-        coverage=prove_coverage(index, len(data) if topology.is_leader else 0),
-        ranks=all_gather(worker.work(topology, model.traffic())),
-        timelines=all_gather(timeline),
-        precisions=sorted(set[str]().union(*all_gather(precisions))),
-    )
 
 
 def fingerprint_of(

@@ -6,26 +6,27 @@ from typing import cast
 
 import numpy as np
 
+from dist_eval.data.plan import Plan
 from dist_eval.data.problem_types import REGRESSION, SINGLE_LABEL
-from dist_eval.evaluation.combination import Combined, spread, throughput
+from dist_eval.evaluation.combination import spread, throughput
+from dist_eval.evaluation.drive import RunWork
 from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.confusion import MOST_DENSE_CLASSES
-from dist_eval.results.inputs import Coverage, DatasetSummary, FailedExample, ModelSummary, PlanSummary, SessionsSummary
+from dist_eval.results.inputs import Coverage, DatasetSummary, FailedExample, ModelSummary
 from dist_eval.results.run import EvaluationResults
 from dist_eval.results.scores import MOST_CELLS, Analysis, ConfusionMatrix, ProblemType, Scores, SparseConfusionMatrix
-from dist_eval.results.work import Audit, Swarm
+from dist_eval.results.work import Audit, RankResults, Swarm
 
 
 def results_of(
-    combined: Combined,
+    work: RunWork[RankResults],
     metrics: Metrics,
     analysis: Analysis,
     *,
     coverage: Coverage,
     data: DatasetSummary,
     model: ModelSummary,
-    plan: PlanSummary,
-    sessions: SessionsSummary | None,
+    plan: Plan,
     swarm: Swarm | None,
     audit: Audit | None,
 ) -> EvaluationResults:
@@ -34,15 +35,15 @@ def results_of(
         **dict(scores_of(metrics)),
         **dict(analysis),
         coverage=coverage,
-        failures=[FailedExample(index=index, reason=reason) for index, reason in combined.failed],
+        failures=[FailedExample(index=index, reason=reason) for index, reason in work.failed],
         data=data,
         model=model,
-        plan=plan,
-        sessions=sessions,
-        ranks=combined.ranks,
-        spread=spread(combined.ranks, metrics),
-        throughput=throughput(combined.ranks),
-        swarm=swarm and swarm.model_copy(update={"precisions": combined.precisions}),
+        plan=plan.summary(),
+        sessions=plan.sessions(work.fell_back),
+        ranks=work.ranks,
+        spread=spread(work.ranks, metrics),
+        throughput=throughput(work.ranks),
+        swarm=swarm and swarm.model_copy(update={"precisions": work.precisions}),
         audit=audit,
     )
 

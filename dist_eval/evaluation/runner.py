@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import cast
 
+import numpy as np
+
 from dist_eval.analysis.options import AnalysisOptions, analyse, columns_asked_for
+from dist_eval.data.collector import Columns
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan
-from dist_eval.distributed.collectives import require_agreement
-from dist_eval.distributed.progress import Progress
 from dist_eval.evaluation.audit import AuditedModel, audited_batches
 from dist_eval.evaluation.combination import Combined, combine, with_custom_metrics
+from dist_eval.evaluation.drive import DrivenModel, drive
 from dist_eval.evaluation.rescoring import analysis_of, rescore_complete, with_recorded_analysis
 from dist_eval.evaluation.results import results_of
 from dist_eval.evaluation.scoring import score
 from dist_eval.evaluation.session import Session
 from dist_eval.evaluation.task import EvalTask, write_dataset
-from dist_eval.evaluation.worker import BatchWorker, FailurePolicy
+from dist_eval.evaluation.worker import FailurePolicy
+from dist_eval.metrics.predictions import Predictions
 from dist_eval.model.backbone import ModelOnBackbone
 from dist_eval.model.backends import LoadedModel
 from dist_eval.options.config import EvaluationConfig
@@ -67,109 +68,81 @@ def evaluate_run(session: EvalSession) -> dict[str, float | None] | None:
         announce_selection(session, data)
         share = 0.0 if config.audit else config.session_share
         plan = session.plan_with_sessions(partial(task.plan, data), task.base, model, share)
-        run = Evaluation(session, task, data, plan, model)
-        with session.process_group(), run.predicting() as worker:
-            batches = worker.run(session.topology, config.collective_timeout)
-            combined = combine(worker, batches, session.topology, model, task.custom_metrics, run.data, run.plan)
+        analysis = analysis_of(config, data) if session.topology.is_leader else AnalysisOptions()
+        fingerprint = task.fingerprint(config, data, plan)
+        journal = session.open_journal(plan, model.columns, fingerprint)
+        window = session.window(task.base, plan)
+
+        def columns_of(rows: np.ndarray, answers: np.ndarray) -> Columns:
+            return Predictions.from_answers(rows, data.labels_of(rows), answers).columns
+
+        with session.process_group():
+            local = drive(
+                session,
+                audited(model, config, journal),
+                data,
+                plan,
+                fingerprint,
+                journal,
+                columns_of,
+                window=window,
+                failures=failures_of(config),
+                audited=audited_batches(len(plan), config.audit),
+            )
+            combined = combine(local, session.topology, task.custom_metrics, plan)
         if session.topology.is_leader:
-            return run.finish(combined)
-        run.wait_for_results()
+            return finish(session, task, data, plan, analysis, combined)
+        session.wait_for_results()
         return None
 
 
-class Evaluation:
-    """The phases of an evaluation whose dataset and model are ready."""
+def audited(model: LoadedModel, config: EvaluationConfig, journal: Journal) -> DrivenModel:
+    """Returns the model, of which some batches are audited if the options ask for that."""
+    if not config.audit:
+        return model
+    return AuditedModel(cast(ModelOnBackbone, model), journal.exclude, config.audit_tolerance)
 
-    def __init__(
-        self,
-        session: EvalSession,
-        task: EvalTask,
-        data: TokenizedDataset,
-        plan: Plan,
-        model: LoadedModel,
-    ) -> None:
-        config, topology = session.config, session.topology
-        self.session, self.task, self.data, self.plan, self.model = session, task, data, plan, model
-        self.analysis = analysis_of(config, data) if topology.is_leader else AnalysisOptions()
-        self.failures = FailurePolicy(skip=config.on_error == "skip", limit=config.max_failed)
-        self.window = session.window(task.base, plan)
-        self.fingerprint = task.fingerprint(config, data, plan)
-        run_id = self.fingerprint.digest()
-        self.journal = Journal(session.folder.path, plan.sizes, model.columns, rank=topology.rank, run=run_id)
-        session.closing(self.journal)
 
-    @contextmanager
-    def predicting(self) -> Iterator[BatchWorker]:
-        """Shows the progress of all ranks while this rank's worker is at work; every rank calls it."""
-        session, config, model = self.session, self.session.config, self.model
-        require_agreement(self.fingerprint.values)
-        progress = Progress(
-            *(session.topology, session.rank_store, len(self.data)),
-            stop=session.stop,
-            folder=session.folder.path,
-            notice=model.notice,
-            stall_timeout=config.collective_timeout,
-        )
-        worker = BatchWorker(
-            self.audited_model() if config.audit else model,
-            *(self.data, self.plan, self.journal, progress, self.window, session.stop),
-            drain_timeout=config.stop_grace,
-            failures=self.failures,
-            audited=audited_batches(len(self.plan), config.audit),
-            session_ranks=session.session_ranks,
-        )
-        with progress.shown():
-            session.stop.defer_signals()
-            yield worker
+def failures_of(config: EvaluationConfig) -> FailurePolicy:
+    """Returns what to do about examples that get no prediction."""
+    return FailurePolicy(skip=config.on_error == "skip", limit=config.max_failed)
 
-    def audited_model(self) -> AuditedModel:
-        """Returns the model, of which some batches are audited."""
-        return AuditedModel(
-            cast(ModelOnBackbone, self.model), self.journal.exclude, self.session.config.audit_tolerance
-        )
 
-    def finish(self, combined: Combined) -> dict[str, float | None]:
-        """Computes the metrics, and writes and prints the results; on the leader."""
-        task, config, folder = self.task, self.session.config, self.session.folder
-        predictions = combined.gathered.predictions
-        if combined.failed:
-            self.failures.require_few(len(combined.failed), len(self.data), combined.failed[-1][1])
-        coverage, metrics = score(
-            combined.gathered,
-            len(self.data),
-            task.target.label_names,
-            (index for index, _ in combined.failed),
-            self.data.rows,
-        )
-        if task.custom_metrics:
-            metrics = with_custom_metrics(metrics, task.custom_metrics, combined)
-        extra_statistics = statistics_of_functions(task.custom_metrics, predictions, self.analysis.units(predictions))
-        results = results_of(
-            combined,
-            metrics,
-            analyse(predictions, metrics, self.analysis, extra_statistics),
-            coverage=coverage,
-            data=self.data.facts,
-            model=task.base.summary(task.target),
-            plan=self.plan.summary(),
-            sessions=self.plan.sessions(combined.fell_back),
-            swarm=self.session.swarm,
-            audit=combined.audit.summary(config.audit) if config.audit or combined.audit else None,
-        )
-        folder.save_timelines(combined.timelines)
-        folder.complete(predictions, metrics, results, self.analysis.groups(predictions))
-        self.session.publish_as_leader("results written", lambda: "")
-        report_on(folder.path, config.report)
-        print(format_results(results, folder.path), flush=True)
-        return metrics.values
-
-    def wait_for_results(self) -> None:
-        """Waits on the other hosts until the leader has written the results.
-
-        A scheduler does not restart a host that has exited with 0, should the leader's fail.
-        """
-        if self.session.topology.hosts > 1 and self.session.topology.is_host_leader:
-            self.session.wait_for("results written")
+def finish(
+    session: EvalSession,
+    task: EvalTask,
+    data: TokenizedDataset,
+    plan: Plan,
+    analysis: AnalysisOptions,
+    combined: Combined,
+) -> dict[str, float | None]:
+    """Computes the metrics, and writes and prints the results; on the leader."""
+    config, folder, work = session.config, session.folder, combined.work
+    predictions = combined.gathered.predictions
+    if work.failed:
+        failures_of(config).require_few(len(work.failed), len(data), work.failed[-1][1])
+    failed = (index for index, _ in work.failed)
+    coverage, metrics = score(combined.gathered, len(data), task.target.label_names, failed, data.rows)
+    if task.custom_metrics:
+        metrics = with_custom_metrics(metrics, task.custom_metrics, combined)
+    extra_statistics = statistics_of_functions(task.custom_metrics, predictions, analysis.units(predictions))
+    results = results_of(
+        work,
+        metrics,
+        analyse(predictions, metrics, analysis, extra_statistics),
+        coverage=coverage,
+        data=data.facts,
+        model=task.base.summary(task.target),
+        plan=plan,
+        swarm=session.swarm,
+        audit=work.audit.summary(config.audit) if config.audit or work.audit else None,
+    )
+    folder.save_timelines(work.timelines)
+    folder.complete(predictions, metrics, results, analysis.groups(predictions))
+    session.announce_results()
+    report_on(folder.path, config.report)
+    print(format_results(results, folder.path), flush=True)
+    return metrics.values
 
 
 def announce_selection(session: EvalSession, data: TokenizedDataset) -> None:

@@ -12,10 +12,11 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 
+from dist_eval.data.answers import AnswerColumns
 from dist_eval.data.plan import Plan
 from dist_eval.distributed.collectives import explaining_lost_ranks, process_group, require_known_interfaces
 from dist_eval.distributed.rank_store import RankStore, Topology
@@ -29,6 +30,8 @@ from dist_eval.options.config import RunConfig
 from dist_eval.options.groups import SwarmOptions
 from dist_eval.results.inputs import Coverage
 from dist_eval.results.work import Swarm
+from dist_eval.runs.fingerprint import Fingerprint
+from dist_eval.runs.journal import Journal
 from dist_eval.runs.journal_folder import record_sessions, recorded_session_tokens, require_recorded_plan
 from dist_eval.runs.run_folder import RunFolder
 from dist_eval.swarm.families import session_tokens
@@ -43,7 +46,7 @@ _PREPARATION_SECONDS = 72 * 3600.0
 # Least gain of sessions, with the share of servers that they keep busy: plain forwards keep all of them busy
 _WORTHWHILE = 1.2
 
-_TO_DO, _COMPLETE = "to do", "complete"
+_TO_DO, _COMPLETE, _RESULTS = "to do", "complete", "results written"
 
 Config = TypeVar("Config", bound=RunConfig)
 Folder = TypeVar("Folder", bound=RunFolder)
@@ -211,10 +214,6 @@ class Session(Generic[Config, Folder]):
         """Returns what the leader found in `claim`: whether the folder holds this very run, complete."""
         return self.wait_for("claim") == _COMPLETE
 
-    def closing(self, resource: Any) -> None:
-        """Closes something at the end of the session."""
-        self._closing.callback(resource.close)
-
     def window(self, base: BaseModelSpec, plan: Plan | None = None) -> Window:
         """Returns this rank's window of requests in flight, sized within its share of the host's memory.
 
@@ -229,6 +228,34 @@ class Session(Generic[Config, Folder]):
             hidden_size=base.config.hidden_size,
             timeout=self.config.request_timeout,
         )
+
+    def announce_results(self) -> None:
+        """Tells the other hosts, on the leader, that the results are written."""
+        self.publish_as_leader(_RESULTS, lambda: "")
+
+    def wait_for_results(self) -> None:
+        """Waits on the other hosts until the leader has written the results.
+
+        A scheduler does not restart a host that has exited with 0, should the leader's fail.
+        """
+        if self.topology.hosts > 1 and self.topology.is_host_leader:
+            self.wait_for(_RESULTS)
+
+    def open_journal(self, plan: Plan, columns: AnswerColumns, fingerprint: Fingerprint) -> Journal:
+        """Opens this rank's journal, which is closed at the end.
+
+        Args:
+            plan: the batches.
+            columns: of the answers.
+            fingerprint: what the answers depend on.
+
+        Raises:
+            RunError: it cannot be opened.
+        """
+        run = fingerprint.digest()
+        journal = Journal(self.folder.path, plan.sizes, columns, rank=self.topology.rank, run=run)
+        self._closing.callback(journal.close)
+        return journal
 
     @contextmanager
     def process_group(self) -> Iterator[None]:

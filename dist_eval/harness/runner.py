@@ -149,9 +149,9 @@ class Leader:
             files=save(tracker, found, session.folder.path),
             notices=loaded.notices.lines(),
         )
-        session.folder.save_timelines(answered.timelines)
+        session.folder.save_timelines(answered.work.timelines)
         session.folder.save(results)
-        session.publish_as_leader("results written", lambda: "")
+        session.announce_results()
         report_on(session.folder.path, session.config.report)
         print(format_tasks(results, session.folder.path), flush=True)
         return results
@@ -163,5 +163,5 @@ class Leader:
             if not (folder.path / REPORT).exists():
                 report_on(folder.path, self._session.config.report)
             print(format_tasks(results, folder.path), flush=True)
-        self._session.publish_as_leader("results written", lambda: "")
+        self._session.announce_results()
         return results

@@ -1,0 +1,148 @@
+"""How the samples of a run are answered: by all ranks, each its share, from the journal on.
+
+Whatever the samples are, rows of a dataset or requests to a language model, a run goes through `drive`, and what all
+ranks did comes together in a `RunWork`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TextIO, TypeVar
+
+import numpy as np
+
+from dist_eval.data.collector import Columns
+from dist_eval.data.plan import Plan
+from dist_eval.distributed.collectives import all_gather, require_agreement
+from dist_eval.distributed.progress import Progress
+from dist_eval.distributed.timeline import Timeline
+from dist_eval.evaluation.session import Session
+from dist_eval.evaluation.worker import BatchWorker, FailurePolicy
+from dist_eval.inference.forward import TextModel, Texts
+from dist_eval.results.work import RankTimeline, RankWork, Traffic
+from dist_eval.runs.fingerprint import Fingerprint
+from dist_eval.runs.journal import Journal
+from dist_eval.swarm.findings import Findings
+from dist_eval.swarm.window import Window
+
+Entry = TypeVar("Entry", bound=RankWork)
+
+
+class DrivenModel(TextModel, Protocol):
+    """What answers the samples (see `dist_eval.model.backbone.HostedModel`)."""
+
+    def traffic(self) -> Traffic | None: ...  # noqa: D102
+
+    def timelines(self) -> dict[str, Timeline]: ...  # noqa: D102
+
+    def notice(self) -> str: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """What this rank did, and what it has read back from the journal of the batches that are assigned to it."""
+
+    batches: np.ndarray  # numbers of these batches, int64 of shape [n]
+    columns: dict[str, np.ndarray]  # of the samples that have an answer
+    failed: list[tuple[int, str]]  # samples without one: position in the data, and the reason
+    findings: Findings  # of audits
+    precisions: set[str]  # those in which servers computed the answers
+    fell_back: int  # batches that took plain forwards instead of a session
+    work: RankWork
+    timeline: RankTimeline
+
+
+@dataclass(frozen=True)
+class RunWork(Generic[Entry]):
+    """What all ranks did."""
+
+    ranks: list[Entry]  # entries of the section `ranks` of `results.json`
+    failed: list[tuple[int, str]]  # samples without an answer, in the order of the data, and the reasons
+    audit: Findings
+    precisions: list[str]
+    fell_back: int
+    timelines: list[RankTimeline]  # entries of `timeline.json`
+
+    @classmethod
+    def gather(cls, local: LocalWork, entry: Entry) -> RunWork[Entry]:
+        """Brings together what all ranks did; every rank calls it, in an open process group.
+
+        Args:
+            local: this rank's part.
+            entry: its entry in the section `ranks`.
+        """
+        return cls(
+            ranks=all_gather(entry),
+            failed=sorted(itertools.chain.from_iterable(all_gather(local.failed))),
+            audit=Findings.merged(all_gather(local.findings)),
+            precisions=sorted(set[str]().union(*all_gather(local.precisions))),
+            fell_back=sum(all_gather(local.fell_back)),
+            timelines=all_gather(local.timeline),
+        )
+
+
+def drive(
+    session: Session[Any, Any],
+    model: DrivenModel,
+    data: Texts,
+    plan: Plan,
+    fingerprint: Fingerprint,
+    journal: Journal,
+    columns_of: Callable[[np.ndarray, np.ndarray], Columns],
+    *,
+    window: Window,
+    failures: FailurePolicy | None = None,
+    audited: Container[int] = (),
+    stream: TextIO | None = None,
+) -> LocalWork:
+    """Has all samples answered; every rank calls it, in an open process group.
+
+    Args:
+        session: this rank's part of the run.
+        model: answers a batch.
+        data: the samples.
+        plan: their batches.
+        fingerprint: what the answers depend on.
+        journal: where finished batches are written.
+        columns_of: makes the columns of positions in the data, int64 of shape [n], and their answers.
+        window: how many batches of this rank may be in flight at a time.
+        failures: what to do about samples that get no answer; by default the first one ends the run.
+        audited: numbers of the batches to audit.
+        stream: where the leader shows the progress; by default stderr.
+
+    Raises:
+        ExactnessError: the ranks have different models, data or options.
+        RunStopped: the run was asked to stop before its end; on all ranks.
+        EvaluationError: the run failed; on the rank that has the root cause.
+    """
+    config, topology = session.config, session.topology
+    require_agreement(fingerprint.values)
+    progress = Progress(
+        *(topology, session.rank_store, len(data)),
+        stop=session.stop,
+        folder=session.folder.path,
+        notice=model.notice,
+        stall_timeout=config.collective_timeout,
+        stream=stream,
+    )
+    worker = BatchWorker(
+        *(model, data, plan, journal, progress, window, session.stop),
+        drain_timeout=config.stop_grace,
+        failures=failures or FailurePolicy(),
+        audited=audited,
+        session_ranks=session.session_ranks,
+    )
+    with progress.shown():
+        session.stop.defer_signals()
+        batches = worker.run(topology, config.collective_timeout)
+        columns, failed, findings, precisions = worker.collect(batches, columns_of)
+    timeline = RankTimeline(
+        rank=topology.rank,
+        host=topology.host,
+        batches=worker.timeline.bins(),
+        servers={peer: timeline.bins() for peer, timeline in model.timelines().items()},
+    )
+    work = worker.work(topology, model.traffic())
+    return LocalWork(batches, columns, failed, findings, precisions, worker.fell_back, work, timeline)
