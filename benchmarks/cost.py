@@ -21,8 +21,8 @@ from benchmarks.load import drive, random_batches, random_checkpoint
 from benchmarks.models import MEDIUM, PROMPT_TOKENS, SMALL, TINY, WIDE, Model, Size, make_model
 from benchmarks.program import run_program
 from benchmarks.text import make_corpus
+from dist_eval.inference.window import Window
 from dist_eval.swarm.private import PrivateSwarm
-from dist_eval.swarm.window import Window
 
 QUESTION = "Where does the processor time of an evaluation go, on a swarm of this host and without one?"
 LOCAL, ALL = "local, no swarm", "swarm: all parts"

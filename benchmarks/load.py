@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from dist_eval.inference.window import Window
 from dist_eval.model.checkpoint import TunedCheckpoint
-from dist_eval.swarm.window import Window
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 

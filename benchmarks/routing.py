@@ -25,10 +25,10 @@ from benchmarks.load import Load, drive, random_batches
 from benchmarks.models import PROMPT_TOKENS, SMALL, TINY, Model, make_model
 from benchmarks.program import run_program
 from benchmarks.text import make_corpus
+from dist_eval.inference.window import Window
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.swarm.private import PrivateSwarm
 from dist_eval.swarm.router import Router, Span
-from dist_eval.swarm.window import Window
 
 QUESTION = "Of two replicas one is five times slower: how fast is a run, by the way its servers are chosen?"
 GROUP = "one replica five times slower"

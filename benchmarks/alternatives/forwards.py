@@ -10,7 +10,7 @@ import torch
 from benchmarks.alternatives.common import main
 from benchmarks.load import Batch, drive, random_batches
 from dist_eval.api.petals_classifier import open_petals_classifier
-from dist_eval.swarm.window import Window
+from dist_eval.inference.window import Window
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ from dist_eval.distributed.timeline import Timeline
 from dist_eval.evaluation.session import Session
 from dist_eval.evaluation.worker import BatchWorker, FailurePolicy
 from dist_eval.inference.forward import TextModel, Texts
+from dist_eval.inference.window import Window
 from dist_eval.results.work import RankTimeline, RankWork, Traffic
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.runs.journal import Journal
 from dist_eval.swarm.findings import Findings
-from dist_eval.swarm.window import Window
 
 Entry = TypeVar("Entry", bound=RankWork)
 

@@ -22,6 +22,7 @@ from dist_eval.evaluation.combination import throughput
 from dist_eval.evaluation.drive import RunWork, drive
 from dist_eval.evaluation.request_model import FILES, RequestModel, Requests
 from dist_eval.evaluation.session import Session
+from dist_eval.inference.window import Window
 from dist_eval.metrics.predictions import prove_coverage
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.generation import Generator, end_tokens_of
@@ -34,7 +35,6 @@ from dist_eval.results.inputs import ContinuationsSummary, Coverage, PromptsSumm
 from dist_eval.results.work import RankWork
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.runs.requests_folder import RequestsFolder
-from dist_eval.swarm.window import Window
 
 RequestSession = Session[Any, RequestsFolder]
 """Of a run whose options are a `RunConfig` of any kind."""

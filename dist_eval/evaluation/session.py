@@ -22,6 +22,7 @@ from dist_eval.distributed.collectives import explaining_lost_ranks, process_gro
 from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.distributed.stop import Stop
 from dist_eval.errors import RunStopped
+from dist_eval.inference.window import Window, window_in_memory
 from dist_eval.model.backbone import ModelOnBackbone
 from dist_eval.model.backends import LoadedModel, SwarmPeers, load_model, open_swarm
 from dist_eval.model.base_model_spec import BaseModelSpec, ModelTarget
@@ -36,7 +37,6 @@ from dist_eval.runs.journal_folder import record_sessions, recorded_session_toke
 from dist_eval.runs.run_folder import RunFolder
 from dist_eval.swarm.families import session_tokens
 from dist_eval.swarm.session_room import NO_ROOM
-from dist_eval.swarm.window import Window, window_in_memory
 
 _OPENING_SECONDS = 120.0
 # Longest wait for the rank that tokenizes; if it dies, torchrun ends the waiting ranks at once. A hundred million long

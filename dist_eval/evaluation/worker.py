@@ -22,11 +22,11 @@ from dist_eval.distributed.stop import Stop, common_reason
 from dist_eval.distributed.timeline import Timeline
 from dist_eval.errors import RunError, RunStopped
 from dist_eval.inference.forward import TextModel, Texts, predict_batches
+from dist_eval.inference.window import Window
 from dist_eval.results.inputs import Coverage
 from dist_eval.results.work import RankWork, Traffic
 from dist_eval.runs.journal import Journal
 from dist_eval.swarm.findings import Findings
-from dist_eval.swarm.window import Window
 from dist_eval.tables import format_count
 
 

@@ -14,8 +14,8 @@ from dist_eval.data.plan import Plan
 from dist_eval.distributed.timeline import Timeline
 from dist_eval.errors import EvaluationError, ModelOutputError, OutageError, RefusedError, SwarmError, one_line
 from dist_eval.inference.in_flight import map_in_flight
+from dist_eval.inference.window import Window
 from dist_eval.swarm.router import Routing
-from dist_eval.swarm.window import Window
 from dist_eval.tables import format_count
 
 _ROWS_NAMED = 5

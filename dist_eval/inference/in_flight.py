@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
-from dist_eval.swarm.window import Window
+from dist_eval.inference.window import Window
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -21,11 +21,11 @@ from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import ConfigError, DataError, EvaluationError, ModelOutputError
 from dist_eval.inference.forward import checked_answers
 from dist_eval.inference.in_flight import map_in_flight
+from dist_eval.inference.window import window_in_memory
 from dist_eval.model.classifier import Classifier, classifier_of
 from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.options.groups import MAX_TOKEN_BUDGET
 from dist_eval.swarm.router import Routing
-from dist_eval.swarm.window import window_in_memory
 
 if TYPE_CHECKING:
     from dist_eval.swarm.requests import SwarmRequests

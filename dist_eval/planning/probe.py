@@ -14,8 +14,8 @@ from dist_eval.data.answers import RouteSegment
 from dist_eval.data.plan import Plan, shard_batches
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.inference.forward import TextModel, Texts, predict_batches
+from dist_eval.inference.window import Window
 from dist_eval.planning.estimate import RankAnswers
-from dist_eval.swarm.window import Window
 
 _MOST_ANSWERS, _FEWEST_ANSWERS, _ANSWERS_OF_A_RANK = 96, 24, 4
 """Answers to wait for, of all ranks together, or for each of many: in the first half the windows grow, and the second

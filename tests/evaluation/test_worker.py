@@ -24,9 +24,9 @@ from dist_eval.distributed.stop import Stop
 from dist_eval.errors import RunError, RunStopped
 from dist_eval.evaluation import worker
 from dist_eval.evaluation.worker import BatchWorker, FailurePolicy, assign_batches
+from dist_eval.inference.window import Window
 from dist_eval.runs.journal import Journal
 from dist_eval.swarm.router import Routing
-from dist_eval.swarm.window import Window
 
 ROWS, CLASSES, FAULTY = 40, 3, "faulty"
 ALONE = Topology()

@@ -17,8 +17,8 @@ from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan
 from dist_eval.errors import ModelOutputError, OutageError, RefusedError, SwarmError
 from dist_eval.inference.forward import predict_batches
+from dist_eval.inference.window import FIRST_SIZE, Window
 from dist_eval.swarm.router import Routing
-from dist_eval.swarm.window import FIRST_SIZE, Window
 
 ROWS, CLASSES, PATIENCE = 24, 3, 60.0
 LONG = 7

@@ -19,6 +19,7 @@ from dist_eval.data.answers import RouteSegment, logits_columns
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import plan_batches
 from dist_eval.distributed.rank_store import Topology
+from dist_eval.inference.window import Window
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.planning.estimate import expected_time
 from dist_eval.planning.probe import answers_wanted, probe, spread_order
@@ -26,7 +27,6 @@ from dist_eval.planning.record import HopValues
 from dist_eval.planning.traffic import range_traffic
 from dist_eval.swarm.private import PrivateSwarm
 from dist_eval.swarm.router import Routing
-from dist_eval.swarm.window import Window
 
 CLASSES = 10
 
