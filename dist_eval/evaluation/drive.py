@@ -7,7 +7,8 @@ ranks did comes together in a `RunWork`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TextIO, TypeVar
 
@@ -83,6 +84,7 @@ class RunWork(Generic[Entry]):
         )
 
 
+@contextmanager
 def drive(
     session: Session[Any, Any],
     model: DrivenModel,
@@ -96,8 +98,10 @@ def drive(
     failures: FailurePolicy | None = None,
     audited: Container[int] = (),
     stream: TextIO | None = None,
-) -> LocalWork:
-    """Has all samples answered; every rank calls it, in an open process group.
+) -> Iterator[LocalWork]:
+    """Has all samples answered, and shows the progress of all ranks until the end of the context.
+
+    Every rank calls it, in an open process group, and gathers in the context what it needs of other ranks.
 
     Args:
         session: this rank's part of the run.
@@ -111,6 +115,9 @@ def drive(
         failures: what to do about samples that get no answer; by default the first one ends the run.
         audited: numbers of the batches to audit.
         stream: where the leader shows the progress; by default stderr.
+
+    Yields:
+        What this rank did and read.
 
     Raises:
         ExactnessError: the ranks have different models, data or options.
@@ -138,11 +145,11 @@ def drive(
         session.stop.defer_signals()
         batches = worker.run(topology, config.collective_timeout)
         columns, failed, findings, precisions = worker.collect(batches, columns_of)
-    timeline = RankTimeline(
-        rank=topology.rank,
-        host=topology.host,
-        batches=worker.timeline.bins(),
-        servers={peer: timeline.bins() for peer, timeline in model.timelines().items()},
-    )
-    work = worker.work(topology, model.traffic())
-    return LocalWork(batches, columns, failed, findings, precisions, worker.fell_back, work, timeline)
+        timeline = RankTimeline(
+            rank=topology.rank,
+            host=topology.host,
+            batches=worker.timeline.bins(),
+            servers={peer: timeline.bins() for peer, timeline in model.timelines().items()},
+        )
+        work = worker.work(topology, model.traffic())
+        yield LocalWork(batches, columns, failed, findings, precisions, worker.fell_back, work, timeline)

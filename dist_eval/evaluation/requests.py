@@ -12,14 +12,15 @@ from typing import Any, TextIO, cast
 
 import numpy as np
 
-from dist_eval.data.answers import column_names
+from dist_eval.data.answers import AnswerColumns, column_names
 from dist_eval.data.collector import Columns
 from dist_eval.data.plan import Plan
 from dist_eval.data.tokenizer_files import load_tokenizer
 from dist_eval.distributed.collectives import broadcast, gather_columns
+from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import RunError, translating_os_errors
 from dist_eval.evaluation.combination import throughput
-from dist_eval.evaluation.drive import RunWork, drive
+from dist_eval.evaluation.drive import LocalWork, RunWork, drive
 from dist_eval.evaluation.request_model import FILES, RequestModel, Requests
 from dist_eval.evaluation.session import Session
 from dist_eval.inference.window import Window
@@ -167,20 +168,24 @@ def answer_requests(
         def columns_of(rows: np.ndarray, answers: np.ndarray) -> Columns:
             return {"index": rows, **{name: answers[name] for name in column_names(model.columns)}}
 
-        local = drive(session, model, data, plan, answered_by, journal, columns_of, window=window, stream=stream)
-        gathered = gather_columns(local.columns, order_by="index")
-        index = gathered.pop("index")
-        found = np.empty(len(index), dtype=model.columns)
-        for name, column in gathered.items():
-            found[name] = column
-        return Answered(
-            answers=found,
-            continuations=data.continuations.facts,
-            prompts=data.prompts.facts,
-            plan=plan,
-            coverage=prove_coverage(index, len(data) if topology.is_leader else 0),
-            work=RunWork.gather(local, local.work),
-        )
+        with drive(session, model, data, plan, answered_by, journal, columns_of, window=window, stream=stream) as local:
+            return _gather(local, model.columns, data, plan, topology)
+
+
+def _gather(local: LocalWork, columns: AnswerColumns, data: Requests, plan: Plan, topology: Topology) -> Answered:
+    gathered = gather_columns(local.columns, order_by="index")
+    index = gathered.pop("index")
+    answers = np.empty(len(index), dtype=columns)
+    for name, column in gathered.items():
+        answers[name] = column
+    return Answered(
+        answers=answers,
+        continuations=data.continuations.facts,
+        prompts=data.prompts.facts,
+        plan=plan,
+        coverage=prove_coverage(index, len(data) if topology.is_leader else 0),
+        work=RunWork.gather(local, local.work),
+    )
 
 
 def _answering(model: LanguageModel, data: Requests, base: BaseModelSpec, session: RequestSession) -> RequestModel:

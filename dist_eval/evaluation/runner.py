@@ -76,19 +76,19 @@ def evaluate_run(session: EvalSession) -> dict[str, float | None] | None:
         def columns_of(rows: np.ndarray, answers: np.ndarray) -> Columns:
             return Predictions.from_answers(rows, data.labels_of(rows), answers).columns
 
-        with session.process_group():
-            local = drive(
-                session,
-                audited(model, config, journal),
-                data,
-                plan,
-                fingerprint,
-                journal,
-                columns_of,
-                window=window,
-                failures=failures_of(config),
-                audited=audited_batches(len(plan), config.audit),
-            )
+        driven = drive(
+            session,
+            audited(model, config, journal),
+            data,
+            plan,
+            fingerprint,
+            journal,
+            columns_of,
+            window=window,
+            failures=failures_of(config),
+            audited=audited_batches(len(plan), config.audit),
+        )
+        with session.process_group(), driven as local:
             combined = combine(local, session.topology, task.custom_metrics, plan)
         if session.topology.is_leader:
             return finish(session, task, data, plan, analysis, combined)
