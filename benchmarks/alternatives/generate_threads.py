@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -61,6 +62,7 @@ def evaluate(spec: Spec, scratch_dir: Path) -> Result:
         return str(tokenizer.decode(found[0, ids.shape[1] :], skip_special_tokens=True))
 
     text_after(spec.prompts[0])  # the warm-up
+    gc.disable()  # Petals' session, collected in the event loop's thread, closes itself there and waits for ever
     start = time.perf_counter()
     with ThreadPoolExecutor(spec.threads) as pool:
         texts = list(pool.map(text_after, spec.prompts))
