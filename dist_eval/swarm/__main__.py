@@ -127,8 +127,8 @@ def start(arguments: argparse.Namespace) -> None:
             write_atomically(first_peers, "\n".join(swarm.initial_peers).encode(), BY_UMASK)
             prepare_hivemind(sockets=scratch_dir)
             print(_wait_for_coverage(swarm, len(all_spans), arguments.timeout).describe())
+            print(f"peers (also in {arguments.peers_file}):", *swarm.initial_peers, sep="\n  ", flush=True)
             write_atomically(arguments.peers_file, ("\n".join(swarm.initial_peers) + "\n").encode(), BY_UMASK)
-            print(f"peers (also in {arguments.peers_file}):", *swarm.initial_peers, sep="\n  ")
         if parts > 1:
             print(f"part {part} of {parts}, blocks {spans}")
         print(f"Ctrl-C ends the swarm; from elsewhere: kill {os.getpid()}", flush=True)

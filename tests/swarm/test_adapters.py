@@ -79,7 +79,7 @@ def test_logits_and_gradients_with_an_adapter_equal_those_of_peft(
     expected = local.logits(IDS, LENGTHS)
     assert (expected - plain).abs().max() > 0.1
     remote = swarm_client.classifier(adapter_swarm, tuned, adapter=adapter)
-    assert [span.announced.adapters for span in requests_of(remote).spans()] == [(adapter,)]
+    assert [span.announced.adapters for span in requests_of(remote).servers.spans()] == [(adapter,)]
     torch.testing.assert_close(remote.logits(IDS, LENGTHS), expected)
     traffic = remote.traffic()
     assert traffic is not None

@@ -67,7 +67,7 @@ def connect(
         swarm.tell("")
         options = {"request_timeout": 10.0, "max_retries": LIARS}
         classifier = swarm_client.classifier(swarm, make_tuned("deep_ptune"), **options)
-        for span in requests_of(classifier).spans():
+        for span in requests_of(classifier).servers.spans():
             if str(span.peer) not in swarm.liars:  # so that the liars are asked first
                 requests_of(classifier).router.stats(span.peer).pacing.add_waiting(10**9)
         swarm.tell(lie, liars)

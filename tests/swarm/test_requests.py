@@ -121,7 +121,7 @@ def test_ranks_of_a_host_know_what_the_others_have_measured(
         for seed, shared in enumerate((SharedStates(tmp_path), SharedStates(tmp_path), None))
     )
     one.forward(hidden_states(backbone, rows=2, length=10), None)
-    peers = [span.peer for span in one.spans()]
+    peers = [span.peer for span in one.servers.spans()]
     speeds = [
         [requests.router.stats(peer).pacing.seconds_per_work for peer in peers] for requests in (one, other, apart)
     ]
