@@ -175,7 +175,11 @@ class SwarmOptions(Options):
     )
     swarm_timeout: float = option(120.0, "longest wait for missing blocks", group="failure", metavar="SECONDS")
     request_timeout: float = option(60.0, "longest wait for a server's answer", group="failure", metavar="SECONDS")
-    max_retries: int = option(5, "attempts for each segment of a request before the run stops", group="failure")
+    max_retries: int = option(
+        4,
+        "how often each segment of a request is sent again after its first attempt, before the run stops",
+        group="failure",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -185,8 +189,9 @@ class SwarmOptions(Options):
                     f"--initial-peers: {address!r} is no peer address. "
                     "It should look like /ip4/10.0.0.5/tcp/31337/p2p/QmPeerIdentity."
                 )
-        for name in ("servers", "max_retries", "max_tokens_per_second"):
+        for name in ("servers", "max_tokens_per_second"):
             self._check_range(name, 1)
+        self._check_range("max_retries", 0)
         for name in ("swarm_timeout", "request_timeout"):
             self._check_seconds(name)
         if not 0 <= self.session_share <= 1:

@@ -28,11 +28,17 @@ def test_lists_are_not_shared_between_configurations() -> None:
     assert second.text_column == ["text"]
 
 
-@pytest.mark.parametrize("name", ["servers", "in_flight", "max_retries", "token_budget", "max_length"])
+@pytest.mark.parametrize("name", ["servers", "in_flight", "token_budget", "max_length"])
 @pytest.mark.parametrize("value", [0, -1])
 def test_a_number_below_its_range_is_named_with_its_limit(name: str, value: int) -> None:
     with pytest.raises(ConfigError, match=rf"^{flag(name)} must be .*1.*, not {value}\.$"):
         EvaluationConfig(**LOCAL, **{name: value})
+
+
+def test_a_run_may_do_without_retries() -> None:
+    assert EvaluationConfig(**LOCAL, max_retries=0).max_retries == 0
+    with pytest.raises(ConfigError, match="--max-retries must be at least 0, not -1"):
+        EvaluationConfig(**LOCAL, max_retries=-1)
 
 
 def test_the_token_limit_of_servers_must_be_positive() -> None:
