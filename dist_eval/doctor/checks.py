@@ -125,7 +125,7 @@ class Model(NamedTuple):
 def read_model(config: DoctorConfig) -> Model:
     """Reads the files of base model and checkpoint, which must fit together."""
     target = target_of(config)
-    return Model(BaseModelSpec.of(config.only(ModelOptions), target), target)
+    return Model(BaseModelSpec.of(config.select(ModelOptions), target), target)
 
 
 def check_model(config: DoctorConfig, model: Model) -> Equal:
