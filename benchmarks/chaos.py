@@ -365,7 +365,7 @@ def free_cache(swarm: PrivateSwarm) -> list[int]:
         wait_until_up(swarm, number)
     dht = join_swarm(swarm.initial_peers, _TIMEOUT)
     wait_until_covered(dht, _PREFIX, _BLOCKS, _TIMEOUT, servers=_REPLICAS)
-    backbone = load_swarm_backbone(swarm.model, dht, dht_prefix=_PREFIX, request_timeout=_TIMEOUT, max_retries=5)
+    backbone = load_swarm_backbone(swarm.model, dht, dht_prefix=_PREFIX, request_timeout=_TIMEOUT, max_retries=4)
     try:
         return sorted(backbone.requests.servers.free_cache().values())
     finally:

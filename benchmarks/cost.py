@@ -122,7 +122,7 @@ def _round(report: harness.Report, group: str, swarm: PrivateSwarm, model: Model
     del local
     dht = join_swarm(swarm.initial_peers, _TIMEOUT, check=swarm.require_alive)
     remote = load_on_swarm(
-        str(model.base), tuned, dht, dht_prefix=swarm.dht_prefix, request_timeout=_TIMEOUT, max_retries=3
+        str(model.base), tuned, dht, dht_prefix=swarm.dht_prefix, request_timeout=_TIMEOUT, max_retries=2
     )
     try:
         remote.logits(*batches[0])

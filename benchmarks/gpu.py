@@ -199,7 +199,7 @@ def opened(folder: Path, quantization: str) -> Iterator[Any]:
         prepare_hivemind(sockets=sockets)
         dht = join_swarm(swarm.initial_peers, 180, check=swarm.require_alive)
         wait_until_covered(dht, "made", blocks, 180, servers=2, check=swarm.require_alive)
-        backbone = load_swarm_backbone(str(folder), dht, dht_prefix="made", request_timeout=60, max_retries=3)
+        backbone = load_swarm_backbone(str(folder), dht, dht_prefix="made", request_timeout=60, max_retries=2)
         try:
             yield backbone
         finally:

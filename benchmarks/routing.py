@@ -134,7 +134,7 @@ def _round(report: harness.Report, swarm: PrivateSwarm, model: Model, count: int
         swarm.require_alive()
         time.sleep(_POLL_SECONDS)
     tuned = TunedCheckpoint.load(model.tuned)
-    settings: dict[str, Any] = {"request_timeout": _TIMEOUT, "max_retries": 3}
+    settings: dict[str, Any] = {"request_timeout": _TIMEOUT, "max_retries": 2}
     classifier = load_on_swarm(str(model.base), tuned, dht, dht_prefix=swarm.dht_prefix, **settings)
     backbone, directory = classifier.backbone, ServerDirectory(dht, swarm.dht_prefix, blocks)
     assert isinstance(backbone, SwarmBackbone)

@@ -47,7 +47,7 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     config = read_base_config(options.model)
     prefix = options.dht_prefix or default_dht_prefix(options.model, config)
     blocks, prompts = config.num_hidden_layers, options.prompt_tokens
-    settings: dict[str, Any] = {"request_timeout": options.request_timeout, "max_retries": 3}
+    settings: dict[str, Any] = {"request_timeout": options.request_timeout, "max_retries": 2}
     with _peers(options, prefix, blocks) as peers:
         dht = join_swarm(peers, options.swarm_timeout)
         coverage = wait_until_covered(dht, prefix, blocks, options.swarm_timeout)

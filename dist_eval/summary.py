@@ -199,7 +199,7 @@ def _folders(options: argparse.Namespace) -> list[Path]:
         return folders_among(options.runs)
     if len(options.runs) > 1:
         raise ConfigError("With --list, name one folder: the one above the folders of its runs.")
-    return [options.runs[0] / entry.name for entry in read_sweep(options.list).entries.values()]
+    return [options.runs[0] / entry.name for entry in read_sweep(options.list) if entry]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -141,7 +141,7 @@ class SwarmClient:
             leave_swarm(node)
 
     def backbone(self, swarm: PrivateSwarm, **options: Any) -> SwarmBackbone:
-        options = {"request_timeout": TIMEOUT, "max_retries": 5, **options}
+        options = {"request_timeout": TIMEOUT, "max_retries": 4, **options}
         backbone = load_swarm_backbone(swarm.model, self.join(swarm), dht_prefix=swarm.dht_prefix, **options)
         self.backbones.append(backbone)
         return backbone

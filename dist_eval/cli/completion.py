@@ -6,28 +6,12 @@ import argparse
 
 from dist_eval.process.output import run_program
 
-SHELLS = ("bash", "zsh", "tcsh")
-
 
 def build_parser() -> argparse.ArgumentParser:
     """Builds the command line's parser."""
-    parser = argparse.ArgumentParser(
-        prog="dist-eval completion",
-        description='Prints a completion script. For bash: eval "$(dist-eval completion bash)"',
-        allow_abbrev=False,
-    )
-    parser.add_argument("shell", choices=SHELLS, help="the shell that is to complete")
-    return parser
-
-
-def complete_parser() -> argparse.ArgumentParser:
-    """Builds one parser for all commands."""
-    from dist_eval.cli.main import COMMANDS, NAME, parser_of
-
-    parser = argparse.ArgumentParser(prog=NAME)
-    commands = parser.add_subparsers()
-    for name, program in COMMANDS.items():
-        commands.add_parser(name, help=program.help, parents=[parser_of(program)], add_help=False)
+    description = 'Prints a completion script. For bash: eval "$(dist-eval completion bash)"'
+    parser = argparse.ArgumentParser(prog="dist-eval completion", description=description, allow_abbrev=False)
+    parser.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell that is to complete")
     return parser
 
 
@@ -36,7 +20,13 @@ def main() -> int:
     shell = build_parser().parse_args().shell
     import shtab
 
-    print(shtab.complete(complete_parser(), shell))
+    from dist_eval.cli.main import COMMANDS, NAME, parser_of
+
+    every = argparse.ArgumentParser(prog=NAME)
+    commands = every.add_subparsers()
+    for name, program in COMMANDS.items():
+        commands.add_parser(name, help=program.help, parents=[parser_of(program)], add_help=False)
+    print(shtab.complete(every, shell))
     return 0
 
 

@@ -29,17 +29,11 @@ NAME = "dist-eval"
 
 @dataclass(frozen=True)
 class Program:
-    """The module behind a command.
+    """The module behind a command."""
 
-    Attributes:
-        help: what it is for, in one line.
-        module: module to run, as with `python -m`; unless `command` is given, it has a function `build_parser`.
-        command: for a command with several processes, its `Command`, as MODULE:NAME; else empty.
-    """
-
-    help: str
-    module: str
-    command: str = ""
+    help: str  # what it is for, in one line
+    module: str  # to run, as with `python -m`; unless `command` is given, it has a function `build_parser`
+    command: str = ""  # for a command with several processes, its `Command`, as MODULE:NAME; else empty
 
 
 COMMANDS = {
@@ -82,11 +76,7 @@ def usage() -> str:
 
 
 def main() -> int:
-    """Runs the command line of `dist-eval`.
-
-    Returns:
-        The exit status, for commands that do not end the process themselves.
-    """
+    """Runs the command line, and returns the exit status of commands that do not end the process themselves."""
     tolerate_broken_output()
     name, *arguments = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help", "help"):

@@ -29,8 +29,8 @@ from dist_eval.process.output import run_program
 from dist_eval.runs.outcome import Outcome, read_outcome
 
 _POLL_SECONDS, _DRAIN_SECONDS, _FILE_SYSTEM_SECONDS = 0.5, 90.0, 10.0
+# modules, and commands of `dist-eval`, that evaluate nothing: their exit status is passed on
 _BEFORE_A_RUN = {"dist_eval.doctor", "dist_eval.planning"}, {"doctor", "plan"}
-"""Modules, and commands of `dist-eval`, that evaluate nothing: their exit status is passed on."""
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -69,49 +69,31 @@ def build_parser() -> argparse.ArgumentParser:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of one start of a run.
+    """The outcome of one start of a run."""
 
-    Attributes:
-        exit_status: 0, 1 or 75.
-        requeue: whether to requeue the job.
-        message: for the user.
-    """
-
-    exit_status: int
-    requeue: bool
-    message: str
+    exit_status: int  # 0, 1 or 75
+    requeue: bool  # whether to requeue the job
+    message: str  # for the user
 
 
 def judge(
     before: Outcome, after: Outcome, command_status: int | None, stop_signal: int | None, *, is_first: bool = True
 ) -> Verdict:
-    """Judges a start of a run by the state of its folder before and after.
+    """Judges a start of a run by the state of its folder before and after, and by the status of its command.
 
-    Args:
-        before: state of the folder before the start.
-        after: its state now.
-        command_status: exit status of the command; None if it did not end in time.
-        stop_signal: the signal that asked the job to stop, if any.
-        is_first: whether this was the first start of the job.
-
-    Returns:
-        The verdict. The job is requeued only if it made progress: otherwise the next start would end the same way.
-        After SIGUSR1, which comes before a time limit, a first start is requeued in any case; after other signals it is
-        not.
+    The job is requeued only if it made progress: otherwise the next start would end the same way. After SIGUSR1, which
+    comes before a time limit, a first start is requeued in any case; after other signals it is not.
     """
     was_asked = stop_signal is not None
-    if (
-        stop_signal == signal.SIGUSR1
-        and not is_first
-        and after.progress == before.progress
-        and after.status != "complete"
-    ):
+    is_over_time = stop_signal == signal.SIGUSR1
+    made_progress = after.progress != before.progress
+    if is_over_time and not is_first and not made_progress and after.status != "complete":
         message = f"{after.folder} made no progress within the time limit, twice in a row: give the job a longer one"
         return Verdict(FAILED, False, message)
     ended = "did not end in time" if command_status is None else f"ended with status {command_status}"
     if after.version == before.version and command_status != 0:
         if was_asked:
-            return Verdict(STOPPED, stop_signal == signal.SIGUSR1, f"stopped before it opened {after.folder}")
+            return Verdict(STOPPED, is_over_time, f"stopped before it opened {after.folder}")
         return Verdict(FAILED, False, f"the command {ended} before it opened {after.folder}; its output is above")
     if after.status == "missing":
         return Verdict(FAILED, False, f"the command ended, but {after.reason}: does it evaluate at all?")
@@ -122,30 +104,21 @@ def judge(
     if after.exit_status == FAILED:
         return Verdict(FAILED, False, message)
     if was_asked or not after.transient:
-        return Verdict(STOPPED, stop_signal == signal.SIGUSR1, message)
-    if after.progress == before.progress:
+        return Verdict(STOPPED, is_over_time, message)
+    if not made_progress:
         return Verdict(FAILED, False, f"{message} (the command {ended}, and made no progress)")
     return Verdict(STOPPED, True, message)
 
 
 class Job:
-    """The running command, and the signal that asked it to stop.
-
-    Args:
-        command: what to run.
-        folder: the run's folder.
-        environment: of the command.
-    """
+    """The running command, and the signal that asked it to stop."""
 
     def __init__(self, command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
         self._command, self._folder, self._environment = command, folder, environment
         self.stop_signal: int | None = None
 
     def run(self, drain_timeout: float) -> int | None:
-        """Runs the command to its end.
-
-        Args:
-            drain_timeout: seconds that it has to end after SIGUSR1.
+        """Runs the command to its end, for which it has so many seconds after SIGUSR1.
 
         Returns:
             Its exit status, None if it is still running.
@@ -236,7 +209,10 @@ def _run_of(options: argparse.Namespace) -> tuple[Path, list[str]] | None:
         raise ConfigError("--list and --line go together: the file, and which of its lines is this job's run.")
     if options.list is None:
         return options.output, []
-    entry = read_sweep(options.list).at(options.line)
+    entries = read_sweep(options.list)
+    if not 1 <= options.line <= len(entries):
+        raise ConfigError(f"{options.list} has no line {options.line}: it has {len(entries)}, counted from 1.")
+    entry = entries[options.line - 1]
     return (options.output / entry.name, entry.options) if entry else None
 
 

@@ -1,6 +1,5 @@
-"""Checks before a run its hosts, its group of ranks, its inputs and its swarm: `dist_eval.doctor`.
+"""Checks before a run its hosts, its group of ranks, its inputs and its swarm: `dist-eval doctor`.
 
-Every rank collects facts (`host`, `inputs`, `shared_folder`, `swarm`, `group`), each within a time limit. Pure
-functions derive findings from them (`checks`, `host_checks`, `run_checks`), and rank 0 prints these (`report`).
-`examination` runs these steps.
+Every rank runs the same checks: `checks` has those of one rank, `examination` those among ranks, and their order.
+`findings` has what a check finds, and brings together those of all ranks.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import uuid
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -21,10 +22,9 @@ def examine(config: DoctorConfig) -> int:
     """Runs this rank's part of the checks (see `dist_eval.doctor.examination.examine_run`)."""
     with gc_paused():
         from dist_eval.doctor.examination import examine_run
-        from dist_eval.doctor.shared_folder import Probe
 
-    probe = Probe.in_folder(config.output_folder)
-    with workspace(probe.path) as scratch_dir, temporary_files_in(scratch_dir):
+    probe = config.output_folder / f".doctor-{uuid.uuid4().hex}"
+    with workspace(probe) as scratch_dir, temporary_files_in(scratch_dir):
         return examine_run(config, scratch_dir, probe)
 
 

@@ -1,102 +1,251 @@
-"""Derives findings from the facts of all ranks: missing ranks, the process group, and all other checks. Pure."""
+"""The checks of one rank, which need no other one.
+
+Each returns what it found, or raises a `Fault`, or whatever error the thing itself raises; `Equal` has values that
+should be equal on all ranks.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator, Sequence
+import hashlib
+import os
+import resource
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from dist_eval.doctor.facts import Asked, Finding, RankFacts, Subject
-from dist_eval.doctor.host_checks import HOST_CHECKS
-from dist_eval.doctor.run_checks import RUN_CHECKS
+from dist_eval.cluster.hosts import address_among, interface_of, interfaces, is_loopback, resolve
+from dist_eval.data.readers import open_rows
+from dist_eval.distributed.rank_store import Topology
+from dist_eval.doctor.config import DoctorConfig
+from dist_eval.doctor.findings import Fault
+from dist_eval.evaluation.task import target_of
+from dist_eval.model.base_model_spec import BaseModelSpec, EvalTarget
+from dist_eval.model.pretrained_classifier import PretrainedClassifier, local_device
+from dist_eval.options.groups import ModelOptions
+from dist_eval.process.files import most_open_files, samples_of
+from dist_eval.tables import format_count
 
-_GROUP = Subject("group")
-_SLOW_SECONDS, _SHOWN = 1.0, 10
-_REPORTED_ELSEWHERE = {"store", "group", "output folder", "models", "dataset", "swarm"}
-"""Steps whose failure is reported by their own check."""
+_FILES_OF_A_PROCESS = 256  # libraries, and sockets of the swarm
+_FILES_OF_STORE_FOR_A_RANK = 3
+_LEAST_FREE = 20 << 20
+_CGROUP = Path("/sys/fs/cgroup")
+_FLOAT_BYTES = 4
+_RANK_BYTES, _SERVER_BYTES = 650 << 20, 600 << 20  # besides weights: measured, see benchmarks/README.md
+_FULL = 0.9
 
 
-def examine(ranks: Sequence[RankFacts], asked: Asked) -> list[Finding]:
-    """Derives all findings from the facts.
+class Equal(NamedTuple):
+    """A message, and values by name that should be equal on all ranks."""
 
-    Args:
-        ranks: facts of all ranks that reported, in rank order; at least one.
-        asked: properties of the planned run.
+    message: str
+    values: dict[str, str]
 
-    Returns:
-        Findings, in the order in which the run would depend on them.
+
+def check_versions() -> Equal:
+    """Finds the versions of what results depend on."""
+    from dist_eval.runs.environment import environment
+
+    found = environment()
+    versions = {"python": found.python, **{name: str(version) for name, version in found.packages.items()}}
+    shown = ", ".join(f"{name} {versions[name]}" for name in ("python", "torch", "petals"))
+    source = Path(__file__).parents[1]  # two checkouts may have the same version
+    return Equal(shown, {**versions, "the source of dist_eval": file_digest(*sorted(source.rglob("*.py")))})
+
+
+def file_digest(*paths: Path) -> str:
+    """Returns a SHA-256 of files' sizes and samples: reading all of a large file takes longer than a check may."""
+    digest = hashlib.sha256()
+    for path in paths:
+        for sample in samples_of(path):
+            digest.update(sample)
+    return digest.hexdigest()
+
+
+def check_open_files(topology: Topology) -> str:
+    """Checks the limit of open files: a rank's, which raises its own, or torchrun's, where it has the ranks' store."""
+    process, allowed, needed = "a rank", most_open_files(), _FILES_OF_A_PROCESS + topology.world_size
+    if "TORCHELASTIC_RUN_ID" in os.environ and topology.is_leader:
+        process, needed = "torchrun", _FILES_OF_A_PROCESS + _FILES_OF_STORE_FOR_A_RANK * topology.world_size
+        allowed, _ = resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY != allowed < needed:
+        raise Fault(
+            f"{process} may have {allowed} files open, and needs about {needed}.",
+            f"Raise the limit: `ulimit -n {2 * needed}` before the start, or the hard limit (`ulimit -Hn`).",
+        )
+    return f"{process} may have {'any number' if allowed == resource.RLIM_INFINITY else allowed}"
+
+
+def check_space(output: Path) -> str:
+    """Checks the free space for results, temporary files and shared memory."""
+    existing = next(folder for folder in (output.absolute(), *output.absolute().parents) if folder.exists())
+    places = [existing, Path(tempfile.gettempdir()), Path("/dev/shm")]
+    free = {folder: shutil.disk_usage(folder).free for folder in places if folder.exists()}
+    for folder, size in free.items():
+        if size < _LEAST_FREE:
+            raise Fault(
+                f"Only {size >> 20} MiB are free in {folder}.",
+                "Free some, or name another place: with --output for results, with TMPDIR for temporary files. Docker "
+                "gives a container more shared memory with --shm-size.",
+            )
+    return f"at least {min(free.values()) / (1 << 30):.1f} GiB free for results, temporary files and shared memory"
+
+
+def check_names(topology: Topology) -> str:
+    """Looks for names that keep ranks on several hosts from finding each other: they lead to loopback, or nowhere."""
+    head, local = os.environ.get("MASTER_ADDR", ""), interfaces()
+    if not os.environ.get("GLOO_SOCKET_IFNAME") and all(map(is_loopback, resolve(topology.host))):
+        address = address_among(head, local) or "ADDRESS"
+        raise Fault(
+            f"The host's own name {_leads(topology.host)}: others cannot reach it at the address that it announces.",
+            f"There export GLOO_SOCKET_IFNAME={interface_of(address, local) or 'INTERFACE'}, and start torchrun with "
+            f"--local-addr={address}.",
+        )
+    if all(map(is_loopback, resolve(head))):
+        raise Fault(
+            f"The rendezvous of the ranks, MASTER_ADDR={head}, {_leads(head)}.",
+            "Name the first host by its IP address.",
+        )
+    return f"{topology.host} has {', '.join(a for addresses in local.values() for a in addresses)}"
+
+
+def _leads(name: str) -> str:
+    addresses = resolve(name)
+    return f"leads to {addresses[0]}" if addresses else "is unknown"
+
+
+class Model(NamedTuple):
+    """A base model, and what is evaluated on it."""
+
+    base: BaseModelSpec
+    target: EvalTarget
+
+
+def read_model(config: DoctorConfig) -> Model:
+    """Reads the files of base model and checkpoint, which must fit together."""
+    target = target_of(config)
+    return Model(BaseModelSpec.of(config.select(ModelOptions), target), target)
+
+
+def check_model(config: DoctorConfig, model: Model) -> Equal:
+    """Finds the hashes of base model and checkpoint."""
+    name = "prompt and label words" if config.prompt else "tuned checkpoint"
+    digests = {"base model": model.base.digest(), name: model.target.digest()}
+    return Equal(f"base model and {name} can be read, and fit together", digests)
+
+
+def check_dataset(config: DoctorConfig) -> Equal:
+    """Opens the dataset and its columns, and finds its hash."""
+    columns = [*config.text_column, config.label_column]
+    source = open_rows(config.dataset or (), columns, subset=config.subset, split=config.split)
+    next(iter(source.batches), None)
+    paths = [shard.path for shard in source.shards]
+    return Equal(f"{source.name} can be read", {"dataset": file_digest(*paths)} if paths else {})
+
+
+def check_memory(config: DoctorConfig, topology: Topology, model: Model) -> str:
+    """Compares the memory of this host with what its ranks, and an embedded swarm, will need."""
+    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    needed, available = ranks * rank_bytes(config, topology, model), available_memory()
+    what = format_count(ranks, "rank")
+    if config.starts_swarm and topology.node == 0:
+        needed += weight_bytes(model.base.config) + config.servers * _SERVER_BYTES
+        what += " and the servers of --swarm embedded"
+    text = f"{what}: about {needed / (1 << 30):.1f} GiB are needed, {available / (1 << 30):.1f} GiB are available"
+    if needed > _FULL * available:
+        level: Any = "error" if needed > available else "warning"
+        raise Fault(f"{text}.", "Start fewer ranks, or let other programs end.", level)
+    return text
+
+
+def rank_bytes(config: DoctorConfig, topology: Topology, model: Model) -> int:
+    """Returns the bytes of memory that a rank will need, besides those on a GPU."""
+    base, needed = model.base.config, _RANK_BYTES
+    if config.uses_swarm and not isinstance(model.target, PretrainedClassifier):
+        needed += base.vocab_size * base.hidden_size * _FLOAT_BYTES  # a client holds the embeddings
+    if config.backend == "local" and local_device(topology.local_rank).type == "cpu":
+        needed += weight_bytes(base)
+    return needed
+
+
+def weight_bytes(config: Any) -> int:
+    """Returns the bytes of the model that a `transformers` config describes, in float32 and without its head."""
+    import torch
+    from transformers import AutoModel
+
+    with torch.device("meta"):  # needs no memory
+        model = AutoModel.from_config(config)
+    return _FLOAT_BYTES * sum(parameter.numel() for parameter in model.parameters())
+
+
+def available_memory() -> int:
+    """Returns the bytes that new processes on this host may use: free memory, or what a control group has left.
+
+    Source: "Memory Interface Files" in the kernel's admin-guide/cgroup-v2.
     """
-    findings = [*_check_presence(ranks, asked), *_check_group(ranks, asked)]
-    for check in (*HOST_CHECKS, *RUN_CHECKS):
-        findings += check(ranks, asked)
-    for facts in ranks:
-        for step, reason in facts.errors.items():
-            if step not in _REPORTED_ELSEWHERE:
-                findings.append(Subject(step).error(f"At {facts.place}: {reason}"))
-    return findings
+    import psutil
+
+    available = [int(psutil.virtual_memory().available)]
+    own = [line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::")]
+    inner = Path(own[0].strip("/") if own else "")
+    for folder in (_CGROUP / inner, *(_CGROUP / parent for parent in inner.parents)):
+        try:
+            limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
+            entries = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+        except (OSError, ValueError):  # the root has none, and "max" is no limit
+            continue
+        available.append(max(0, limit - used + int(entries.get("inactive_file", 0))))  # the kernel reclaims that
+    return min(available)
 
 
-def _check_presence(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
-    first = ranks[0]
-    present = {facts.rank for facts in ranks}
-    missing = [rank for rank in range(first.world_size) if rank not in present]
-    if "store" in first.errors:  # a rank on its own: it can only report itself
-        yield _GROUP.error(
-            f"At {first.place}: {first.errors['store']}",
-            f"See whether this host reaches {first.head or 'the first host'}, and what the first host's log says.",
+def check_swarm(config: DoctorConfig, topology: Topology, base: BaseModelSpec, sockets: Path) -> str:
+    """Joins the swarm, checks that servers hold all blocks and answer this rank, and leaves it."""
+    if config.starts_swarm:
+        if topology.hosts == 1:
+            return "the run starts its own on this host"
+        raise Fault(
+            "--swarm embedded starts servers that other hosts cannot reach.",
+            "Start one with `dist-eval swarm --host ADDRESS`, and name it with --initial-peers.",
         )
-    elif missing:
-        here = ", ".join(sorted({facts.host for facts in ranks}))
-        yield _GROUP.error(
-            f"No report from rank{'s' if missing[1:] else ''} {', '.join(map(str, missing[:_SHOWN]))} within "
-            f"{asked.check_timeout:g} s; the others are on {here}.",
-            f"Look at the log of the host that is missing, and whether it reaches {first.head or 'the first host'}.",
-        )
-    expected = asked.expect_hosts or first.scheduler_hosts
-    if expected is not None and expected != first.hosts:
-        source = "--expect-hosts says" if asked.expect_hosts else "the scheduler gave"
-        yield _GROUP.error(
-            f"{source[0].upper()}{source[1:]} {expected} hosts, but this group has {first.hosts}"
-            + (
-                ": each host may have made a group of its own, and would evaluate everything."
-                if first.hosts == 1
-                else "."
-            ),
-            "Start torchrun on each host with the same --nnodes, --master-addr and --master-port, and --node-rank.",
-        )
+    from dist_eval.swarm.hivemind_compat import prepare_hivemind
 
+    prepare_hivemind(sockets=sockets)
+    from dist_eval.swarm.announcements import mixed_precisions, mixed_versions
+    from dist_eval.swarm.client import join_swarm, leave_swarm, public_peers
+    from dist_eval.swarm.coverage import measure_distances, wait_until_covered
+    from dist_eval.swarm.p2p_daemon import CONTACT_SECONDS
 
-def _check_group(ranks: Sequence[RankFacts], asked: Asked) -> Iterator[Finding]:
-    first = ranks[0]
-    if first.world_size == 1:
-        if "launch" not in first.errors:
-            yield _GROUP.fine(f"one rank on {first.host}")
-        return
-    failed = [facts for facts in ranks if "group" in facts.errors]
-    if failed:
-        where = ", ".join(facts.place for facts in failed[:_SHOWN])
-        yield _GROUP.error(
-            f"The ranks do not come together in a process group; it failed at {where}: {failed[0].errors['group']}",
-            "See the findings about names; ranks connect to each other directly, at ports that the system chooses: a "
-            "firewall between the hosts must let them pass.",
+    deadline = time.monotonic() + config.check_timeout
+    option = "--check-timeout"
+    dht = join_swarm(config.initial_peers or public_peers(), config.check_timeout, timeout_option=option)
+    try:
+        left, blocks = max(1.0, deadline - time.monotonic()), base.config.num_hidden_layers
+        coverage = wait_until_covered(
+            dht,
+            base.dht_prefix,
+            blocks,
+            left,
+            config=base.config,
+            adapter=base.adapter,
+            timeout_option=option,
         )
-    group = first.group
-    if group is None:
-        return
-    members = dict(group.members)
-    if sorted(members) != list(range(first.world_size)):
-        yield _GROUP.error(
-            f"The group has {len(members)} members instead of {first.world_size}.",
-            "See that no other run uses the same port.",
-        )
-        return
-    slowest = max(max(facts.group.all_reduce, facts.group.all_gather) for facts in ranks if facts.group)
-    ranks_of_host = list(Counter(members.values()).items())
-    hosts = ", ".join(f"{count} on {host}" for host, count in ranks_of_host[:_SHOWN])
-    text = (
-        f"{len(members)} ranks ({hosts}) come together in {group.seconds:.1f} s; a collective takes up to "
-        f"{slowest * 1000:.1f} ms"
+        seconds = measure_distances(dht, [server.peer_id for server in coverage.online], CONTACT_SECONDS)
+    finally:
+        leave_swarm(dht)
+    for server in coverage.online:
+        if seconds[server.peer_id] is None:
+            raise Fault(
+                f"Server ...{server.peer_id[-8:]} (blocks {server.start}:{server.end}) announces itself, and does not "
+                "answer.",
+                "See at what address it announces itself, and whether this host reaches that.",
+            )
+    if mixed := mixed_precisions(coverage.online) or mixed_versions(coverage.online):
+        raise Fault(mixed, "Start all servers alike, if you can.", "warning")
+    single = sum(count == 1 for count in coverage.replicas)
+    return (
+        f"{format_count(len(coverage.online), 'server holds', 'servers hold')} all {format_count(blocks, 'block')} of "
+        f"{base.dht_prefix}"
+        + (f" ({format_count(single, 'block has', 'blocks have')} one server only)" if single else "")
+        + f"; they answer within {1000 * max(filter(None, seconds.values())):.0f} ms"
     )
-    if slowest > _SLOW_SECONDS:
-        yield _GROUP.warning(text + ".", "See what slows the network between the hosts down.")
-    else:
-        yield _GROUP.fine(text)

@@ -1,51 +1,59 @@
-"""Runs one rank's part of the doctor, from the first fact to the verdict.
+"""Runs one rank's part of the doctor, from the first check to the verdict.
 
-Every wait has a limit. Each step runs in its own thread, which is abandoned when its time is up, even if a system call
+Every wait has a limit. Each check runs in its own thread, which is abandoned when its time is up, even if a system call
 never returns (a dead network folder, a lost host); the caller has to end the process with `os._exit`.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from dist_eval.distributed.collectives import all_gather, process_group, require_known_interfaces
 from dist_eval.distributed.rank_store import RankStore, Topology
-from dist_eval.doctor import report
-from dist_eval.doctor.checks import examine
-from dist_eval.doctor.config import DoctorConfig, split_address
-from dist_eval.doctor.facts import Asked, RankFacts
-from dist_eval.doctor.group import collect_group
-from dist_eval.doctor.host import collect_host, collect_versions, probe_rendezvous
-from dist_eval.doctor.inputs import collect_dataset, collect_models
-from dist_eval.doctor.shared_folder import Probe, collect_probes, collect_run, collect_space
-from dist_eval.doctor.swarm import collect_swarm
-from dist_eval.errors import RunError, one_line
-from dist_eval.model.base_model_spec import BaseModelSpec
-from dist_eval.runs.files import RESULTS
+from dist_eval.doctor import checks
+from dist_eval.doctor.config import DoctorConfig
+from dist_eval.doctor.findings import Fault, Finding, Report, conclude, describe, has_errors, write_report
+from dist_eval.errors import RunError, one_line, os_reason
+from dist_eval.runs.files import JOURNAL
+from dist_eval.runs.folder_lock import LOCK_FILE, last_holder
+from dist_eval.runs.outcome import read_outcome
 
-_POLL_SECONDS, _CLEANUP_SECONDS = 0.05, 5.0
-_SWARM_EXTRA_SECONDS = 30.0
-"""Time for everything besides the wait for a swarm: importing Petals, asking the servers, leaving."""
+_POLL_SECONDS, _CLEANUP_SECONDS = 0.1, 5.0
+_SWARM_SECONDS = 30.0  # for everything but the wait for a swarm: importing Petals, asking the servers, leaving
+_CHECKS_APART = 5  # a rank may be this many times a check's limit behind another one
+_FOLDER_SECONDS = 10.0  # that a new file may take to show on another host: network folders cache missing names
+_SHOWN = 10
+_SCHEDULER_HOSTS = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES", "PET_NNODES")
+_FAILURES = {
+    "group": (
+        "The ranks do not come together: ",
+        "They connect to each other directly, at ports that the system chooses: a firewall between the hosts must let "
+        "them pass.",
+    ),
+    "output folder": ("It cannot be used: ", "Choose another --output, or fix its permissions or its mount."),
+}
 
-_STEPS_APART = 5
-"""Steps between two barriers: a rank may be this many times a step's limit behind another one."""
 
-
-def examine_run(config: DoctorConfig, scratch_dir: Path, probe: Probe) -> int:
+def examine_run(config: DoctorConfig, scratch_dir: Path, probe: Path) -> int:
     """Checks what a run depends on; every rank calls it, and rank 0 prints the findings.
 
     Args:
         config: options of the planned run.
         scratch_dir: this rank's private folder for sockets.
-        probe: the file that this rank writes to the output folder.
+        probe: a file in the output folder that this rank may write.
 
     Returns:
         The exit status: 1 if something will make the run fail.
@@ -53,200 +61,219 @@ def examine_run(config: DoctorConfig, scratch_dir: Path, probe: Probe) -> int:
     try:
         topology = Topology.from_environment()
     except RunError as error:
-        topology = Topology()
-        facts = _facts_of(topology)
-        facts.errors["launch"] = str(error)
-        return _report(config, [facts])
+        print(describe([Finding("error", "group", str(error))]), flush=True)
+        return 1
     torch.set_num_threads(1)
     return Examination(config, topology, scratch_dir, probe).run()
 
 
-def _facts_of(topology: Topology) -> RankFacts:
-    return RankFacts(
-        rank=topology.rank,
-        local_rank=topology.local_rank,
-        node=topology.node,
-        host=topology.host,
-        world_size=topology.world_size,
-        hosts=topology.hosts,
-    )
-
-
-@dataclass
 class Examination:
-    """One rank's part of the checks.
+    """One rank's part of the checks."""
 
-    Attributes:
-        config: options of the planned run.
-        topology: this process's place among the ranks.
-        scratch_dir: this rank's private folder for sockets.
-        probe: the file that this rank writes to the output folder.
-    """
-
-    config: DoctorConfig
-    topology: Topology
-    scratch_dir: Path
-    probe: Probe
-
-    def __post_init__(self) -> None:
-        self.facts, self.rank_store = _facts_of(self.topology), RankStore(self.topology, "doctor")
-        self.limit = self.config.check_timeout
+    def __init__(self, config: DoctorConfig, topology: Topology, scratch_dir: Path, probe: Path) -> None:
+        self.config, self.topology, self.scratch_dir, self.probe = config, topology, scratch_dir, probe
+        self.limit, self.rank_store = config.check_timeout, RankStore(topology, "doctor")
+        self.report = Report(topology.rank, topology.host)
 
     def run(self) -> int:
-        """Collects the facts, and on rank 0 reports the findings; returns the exit status."""
-        facts, limit = self.facts, self.limit
-        self.collect_host_facts()
-        hello = json.dumps([self.probe.path.name, self.topology.node])
-        roster = self.step("store", lambda: self.barrier("hello", hello, limit), 3 * limit)
-        if roster is None:
-            return _report(self.config, [facts])  # on its own: this rank cannot reach the others
-        facts.clock = time.time()
-        if self.topology.rank not in roster:
-            facts.errors["store"] = f"it came more than {limit:g} s after rank 0, which did not wait for it"
-            return _report(self.config, [facts])
-        facts.absent = [rank for rank in range(self.topology.world_size) if rank not in roster]
+        """Runs the checks, and on rank 0 reports what all ranks found; returns the exit status."""
+        topology, limit = self.topology, self.limit
+        self.check("versions", checks.check_versions)
+        self.check("open files", partial(checks.check_open_files, topology))
+        self.check("space", partial(checks.check_space, self.config.output_folder))
         with ExitStack() as stack:
-            self.collect_folder_facts(roster, stack)
-            self.collect_run_facts()
-            if self.topology.world_size > 1 and not facts.absent:
-                self.step("group", lambda: collect_group(facts, self.topology, self.rank_store, limit))
-            late = _STEPS_APART * limit + _SWARM_EXTRA_SECONDS
-            reports = self.step("store", lambda: self.barrier("facts", facts.to_json(), late, roster), 3 * late)
-        if reports is None:
-            return _report(self.config, [facts])
-        if not self.topology.is_leader:
-            verdict = self.step("store", lambda: self.rank_store.wait_for("verdict", limit), 2 * limit)
-            self.step("store", lambda: self.rank_store.publish(f"bye/{self.topology.rank}", ""), _CLEANUP_SECONDS)
-            return int(verdict or 1)
-        return self.report_all({rank: RankFacts.from_json(text) for rank, text in reports.items()})
-
-    def report_all(self, everybody: dict[int, RankFacts]) -> int:
-        """Prints the findings, and publishes the verdict; waits a moment until the other ranks have received it."""
-        status = _report(self.config, [everybody[rank] for rank in sorted(everybody)])
-        others = [rank for rank in everybody if rank != self.topology.rank]
-        self.step("store", lambda: self.rank_store.publish("verdict", str(status)), _CLEANUP_SECONDS)
-        self.step("store", lambda: self.collect("bye", others, _CLEANUP_SECONDS), 2 * _CLEANUP_SECONDS)
+            probe = self.attempt("output folder", lambda: stack.enter_context(written_probe(self.probe)))
+            hello = json.dumps([topology.host, probe])
+            answers = self.attempt("group", lambda: self.gather("hello", hello, limit), 3 * limit)
+            present = {rank: json.loads(text) for rank, text in (answers or {}).items()}
+            hosts = {rank: host for rank, (host, _) in present.items()}
+            come_together = bool(present) and self.check("group", partial(self.check_group, hosts))
+            if not come_together and topology.hosts > 1:
+                self.check("names", partial(checks.check_names, topology))
+            if not present:  # this rank reaches no other one
+                return self.finish([self.report])
+            if probe is not None:
+                probes = {rank: name for rank, (_, name) in present.items() if name is not None}
+                self.check("output folder", partial(self.check_folder, probes), limit + _FOLDER_SECONDS)
+            self.check_inputs()
+            own, late = json.dumps(asdict(self.report)), _CHECKS_APART * limit + _SWARM_SECONDS
+            answers = self.attempt("group", lambda: self.gather("report", own, late, present), 3 * late)
+        reports = [Report.from_json(text) for _, text in sorted((answers or {}).items())]
+        status = self.finish(reports or [self.report])
+        # the store ends with the first host's torchrun, so rank 0 is the last to leave
+        self.attempt("group", lambda: self.rank_store.publish(f"bye/{topology.rank}", ""), _CLEANUP_SECONDS)
+        if topology.is_leader:
+            self.attempt("group", lambda: self.collect("bye", present, _CLEANUP_SECONDS), 2 * _CLEANUP_SECONDS)
         return status
 
-    def collect_host_facts(self) -> None:
-        """Collects the facts about this host."""
-        facts = self.facts
-        self.step("host", lambda: collect_host(facts))
-        self.step("versions", lambda: collect_versions(facts))
-        self.step("disk space", lambda: collect_space(facts, self.config.output_folder))
-        if self.config.rendezvous and self.topology.world_size == 1:
-            host, port = split_address(self.config.rendezvous)
-            facts.rendezvous = self.step("rendezvous", lambda: probe_rendezvous(host, port, self.limit / 2))
-
-    def collect_folder_facts(self, roster: dict[int, str], stack: ExitStack) -> None:
-        """Collects the facts about the output folder; the probe is removed when the stack is closed."""
-        facts, folder, limit = self.facts, self.config.output_folder, self.limit
-        if self.topology.is_leader:
-            self.step("output folder", lambda: collect_run(facts, folder, RESULTS))
-        self.step("output folder", lambda: stack.enter_context(self.probe.written(facts)))
-        fault = facts.errors.get("output folder", "")
-        written = self.step("store", lambda: self.barrier("written", fault, 2 * limit, roster), 4 * limit)
-        if written is None or fault:
+    def check_inputs(self) -> None:
+        """Checks the run's inputs and its swarm."""
+        config, topology = self.config, self.topology
+        if topology.is_host_leader:
+            self.check("dataset", partial(checks.check_dataset, config))
+        model = self.attempt("model", partial(checks.read_model, config))
+        if model is None:
             return
-        probes = {rank: json.loads(text) for rank, text in roster.items() if written.get(rank) == ""}
-        names, nodes = ({rank: probe[part] for rank, probe in probes.items()} for part in (0, 1))
-        self.step("output folder", lambda: collect_probes(facts, names, nodes, folder))
+        self.check("model", partial(checks.check_model, config, model))
+        if topology.is_host_leader:
+            self.check("memory", partial(checks.check_memory, config, topology, model))
+        if config.uses_swarm:
+            swarm = partial(checks.check_swarm, config, topology, model.base, self.scratch_dir)
+            self.check("swarm", swarm, 2 * self.limit + _SWARM_SECONDS)
 
-    def collect_run_facts(self) -> None:
-        """Collects the facts about the run's inputs and its swarm."""
-        config, facts, limit = self.config, self.facts, self.limit
-        base: BaseModelSpec | None = self.step("models", lambda: collect_models(facts, config))
-        self.step("dataset", lambda: collect_dataset(facts, config))
-        if base is not None and config.uses_swarm and not config.starts_swarm:
-            self.step(
-                "swarm",
-                lambda: collect_swarm(facts, config.initial_peers, base, limit, self.scratch_dir),
-                2 * limit + _SWARM_EXTRA_SECONDS,
-            )
+    def check(self, subject: str, action: Callable[[], str | checks.Equal], limit: float | None = None) -> bool:
+        """Adds what a check finds (see `attempt`); returns whether it ended without a fault."""
+        found = self.attempt(subject, action, limit)
+        if found is not None:
+            message, equal = (found, {}) if isinstance(found, str) else found
+            self.report.findings.append(Finding("fine", subject, message, equal=equal))
+        return found is not None
 
-    def step(self, name: str, action: Callable[[], Any], limit: float | None = None) -> Any:
-        """Runs an action within a time limit.
-
-        Args:
-            name: name of the step, under which the facts record its failure.
-            action: what to run.
-            limit: seconds; by default `--check-timeout`.
-
-        Returns:
-            What the action returns; None if it failed or timed out.
-        """
-        seconds, answer, faults = limit or self.limit, [], []
+    def attempt(self, subject: str, action: Callable[[], Any], limit: float | None = None) -> Any:
+        """Returns what an action returns; None, and a finding is added, if it fails or takes longer than the limit."""
+        seconds, answers = limit or self.limit, []
+        what, advice = _FAILURES.get(subject, ("", ""))
+        faults = [Fault(f"{what}no answer within {seconds:g} s", advice)]
 
         def act() -> None:
             try:
-                answer.append(action())
+                answers.append(action())
             except Exception as error:  # any error: the other checks continue
-                faults.append(f"{error.strerror} ({error.filename})" if _is_plain(error) else one_line(error))  # type: ignore[attr-defined]
+                faults.append(error if isinstance(error, Fault) else Fault(f"{what}{_reason(error)}", advice))
 
-        thread = threading.Thread(target=act, name=name, daemon=True)
+        thread = threading.Thread(target=act, name=subject, daemon=True)
         thread.start()
         thread.join(seconds)
-        if not answer:
-            self.facts.errors.setdefault(name, faults[0] if faults else f"no answer within {seconds:g} s")
-        return answer[0] if answer else None
+        if answers:
+            return answers[0]
+        fault = faults[-1]
+        self.report.findings.append(Finding(fault.level, subject, str(fault), fault.advice))
+        return None
 
-    def barrier(self, name: str, value: str, timeout: float, roster: dict[int, str] | None = None) -> dict[int, str]:
-        """Gathers a value from each rank on all ranks, without those that are late.
+    def check_group(self, hosts: Mapping[int, str]) -> str:
+        """Checks that all ranks are there, given the hosts of those that are, and come together in a process group."""
+        topology = self.topology
+        missing = [str(rank) for rank in range(topology.world_size) if rank not in hosts]
+        if missing:
+            raise Fault(
+                f"No report from {'ranks' if len(missing) > 1 else 'rank'} {', '.join(missing[:_SHOWN])} within "
+                f"{self.limit:g} s; the others are on {', '.join(sorted(set(hosts.values()))[:_SHOWN])}.",
+                "Look at the log of the host that is missing, and whether it reaches "
+                f"{os.environ.get('MASTER_ADDR', 'the first host')}.",
+            )
+        given = [int(os.environ[name]) for name in _SCHEDULER_HOSTS if os.environ.get(name, "").isdigit()]
+        expected = self.config.expect_hosts or (given[0] if given else topology.hosts)
+        if expected != topology.hosts:
+            source = "--expect-hosts says" if self.config.expect_hosts else "The scheduler gave"
+            split = ": each host may have made a group of its own, and would evaluate everything"
+            raise Fault(
+                f"{source} {expected} hosts, but this group has {topology.hosts}{split * (topology.hosts == 1)}.",
+                "Start torchrun on each host with the same --nnodes, --master-addr and --master-port, and --node-rank.",
+            )
+        if topology.world_size == 1:
+            return f"one rank on {topology.host}"
+        require_known_interfaces()
+        start = time.monotonic()
+        with process_group(topology, self.rank_store, self.limit):
+            ranks_of_host = Counter(all_gather(topology.host))
+            seconds = time.monotonic() - start
+        places = ", ".join(f"{count} on {host}" for host, count in list(ranks_of_host.items())[:_SHOWN])
+        return f"{topology.world_size} ranks ({places}) come together in {seconds:.1f} s"
 
-        Args:
-            name: name of the barrier, used once.
-            value: this rank's value.
-            timeout: seconds that the leader waits.
-            roster: the ranks that are waited for; by default all.
+    def check_folder(self, probes: Mapping[int, str]) -> str:
+        """Checks that the output folder shows the files that all ranks have written there, and is free."""
+        folder = self.config.output_folder.absolute()
+        unseen = unseen_probes(folder, probes)
+        if unseen:
+            raise Fault(
+                f"It is not the same on all hosts: what rank {unseen[0]} wrote to {folder} does not show. Results will "
+                "be on the first host only, and a run that is started again finds what is finished only if it has the "
+                "same hosts.",
+                "Give an --output on a folder that all hosts share, by its full path.",
+                "warning",
+            )
+        if is_locked(folder / JOURNAL / LOCK_FILE):
+            message = f"{folder} is in use by another run ({last_holder(folder) or 'an unknown process'})."
+            raise Fault(message, "Wait for its end, or choose another --output.")
+        status = "missing" if self.config.overwrite else read_outcome(folder).status
+        if status == "complete":
+            raise Fault(
+                f"{folder} holds a complete run: the same command only shows its results, another one is refused.",
+                "Choose another --output, or replace them with --overwrite.",
+                "warning",
+            )
+        held = "" if status == "missing" else f"; it holds a run that is {status}, which the same command resumes"
+        return f"{folder} can be written{f', seen by all {len(probes)} ranks' * (len(probes) > 1)}{held}"
 
-        Returns:
-            The values that the leader received in time, by rank.
-
-        Raises:
-            RunError: the store cannot be reached, or the leader did not answer.
-        """
+    def gather(self, name: str, value: str, timeout: float, ranks: Iterable[int] = ()) -> dict[int, str]:
+        """Gathers a value from each of the ranks (by default all) on all of them, without those that are late."""
         self.rank_store.publish(f"{name}/{self.topology.rank}", value)
-        if self.topology.is_leader:
-            values = self.collect(name, list(roster or range(self.topology.world_size)), timeout)
-            self.rank_store.publish(f"{name}/all", json.dumps(values))
-        else:
+        if not self.topology.is_leader:
             values = json.loads(self.rank_store.wait_for(f"{name}/all", 2 * timeout))
-        return {int(rank): text for rank, text in values.items()}
+            return {int(rank): text for rank, text in values.items()}
+        found = self.collect(name, ranks or range(self.topology.world_size), timeout)
+        self.rank_store.publish(f"{name}/all", json.dumps(found))
+        return found
 
-    def collect(self, name: str, ranks: list[int], timeout: float) -> dict[int, str]:
+    def collect(self, name: str, ranks: Iterable[int], timeout: float) -> dict[int, str]:
         """Waits for the values of ranks; returns those that were published in time."""
         deadline, keys = time.monotonic() + timeout, {f"{name}/{rank}": rank for rank in ranks}
         with self.rank_store.connect() as store:
-            while keys and time.monotonic() < deadline and not store.check(list(keys)):
+            while time.monotonic() < deadline and not store.check(list(keys)):
                 time.sleep(_POLL_SECONDS)
             return {rank: store.get(key).decode() for key, rank in keys.items() if store.check([key])}
 
-
-def _is_plain(error: Exception) -> bool:
-    return isinstance(error, OSError) and bool(error.strerror and error.filename)
-
-
-def _report(config: DoctorConfig, ranks: list[RankFacts]) -> int:
-    asked = Asked(
-        expect_hosts=config.expect_hosts,
-        uses_swarm=config.uses_swarm,
-        starts_swarm=config.starts_swarm,
-        overwrite=config.overwrite,
-        check_timeout=config.check_timeout,
-    )
-    findings = examine(ranks, asked)
-    print(report.describe(findings), flush=True)
-    is_leader = ranks[0].rank == 0
-    if is_leader and "output folder" not in ranks[0].errors and "launch" not in ranks[0].errors:
-        _write(config, findings, ranks)
-    return int(report.has_errors(findings))
+    def finish(self, reports: list[Report]) -> int:
+        """Prints and writes what ranks have found, on rank 0 or a rank on its own; returns the exit status."""
+        findings = conclude(reports)
+        status = int(has_errors(findings))
+        if not self.topology.is_leader and reports != [self.report]:
+            return status
+        print(describe(findings), flush=True)
+        if self.topology.is_leader:
+            try:
+                path = write_report(self.config.output_folder, findings, reports, self.config.initial_peers)
+                print(f"all findings: {path}", flush=True)
+            except OSError as error:
+                print(f"The findings could not be written: {os_reason(error)}.", flush=True)
+        return status
 
 
-def _write(config: DoctorConfig, findings: list[Any], ranks: list[RankFacts]) -> None:
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.strerror} ({error.filename})"
+    return one_line(error)
+
+
+@contextmanager
+def written_probe(path: Path) -> Iterator[str]:
+    """Writes and locks a file for the time of the context, as a run does in its folder; yields its name."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
-        config.output_folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        path = report.write_report(config.output_folder, findings, ranks, secret=config.initial_peers)
-    except OSError as error:
-        print(f"The findings could not be written: {error.strerror}.", flush=True)
-    else:
-        print(f"all facts: {path}", flush=True)
+        with path.open("x") as file:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield path.name
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def unseen_probes(folder: Path, probes: Mapping[int, str]) -> list[int]:
+    """Returns the ranks whose probes do not show in a folder, also after a while."""
+    deadline = time.monotonic() + _FOLDER_SECONDS
+    while True:
+        there = set(os.listdir(folder))
+        unseen = [rank for rank, name in probes.items() if name not in there]
+        if not unseen or time.monotonic() > deadline:
+            return unseen
+        time.sleep(_POLL_SECONDS)
+
+
+def is_locked(path: Path) -> bool:
+    """Returns whether another process has locked a file for itself alone."""
+    if path.exists():
+        with path.open() as file:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # other ranks may look at the same time
+            except (BlockingIOError, PermissionError):
+                return True
+    return False

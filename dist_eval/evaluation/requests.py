@@ -115,7 +115,7 @@ def run_with_leader(session: RequestSession, lead: Lead) -> HarnessResults | Non
     """
     with session:
         target = CausalModel.of(str(session.config.model))
-        base = BaseModelSpec.of(session.config.only(ModelOptions), target)
+        base = BaseModelSpec.of(session.config.select(ModelOptions), target)
         if session.topology.is_leader:
             OutputEmbedding(base.name, base.config)  # before anything is started: does the model have one?
             return lead(session, base, target)

@@ -165,4 +165,4 @@ def keep_recorded_analysis(session: EvalSession) -> EvaluationConfig:
 def tokenize(config: EvaluationConfig, task: EvalTask, folder: Path) -> None:
     """Writes the tokenized dataset to a folder, with the columns that the analysis needs."""
     extra_columns = columns_asked_for(config.slice_by, config.group_column)
-    write_dataset(folder, config.only(DataOptions), task.base, task.target, extra_columns, task.selection)
+    write_dataset(folder, config.select(DataOptions), task.base, task.target, extra_columns, task.selection)

@@ -117,7 +117,7 @@ class Session(Generic[Config, Folder]):
     def open_swarm(self, base: BaseModelSpec) -> None:
         """Opens the swarm that the options name, if any (see `model.backends.open_swarm`)."""
         if self.config.backend == "petals":
-            options, echo = self.config.only(SwarmOptions), self.config.verbose
+            options, echo = self.config.select(SwarmOptions), self.config.verbose
             self._peers = self._closing.enter_context(
                 open_swarm(options, base, self.topology, self.rank_store, echo=echo)
             )
@@ -150,7 +150,7 @@ class Session(Generic[Config, Folder]):
 
     def load_model(self, base: BaseModelSpec, target: ModelTarget) -> LoadedModel:
         """Loads the model (see `model.backends.load_model`)."""
-        options = self.config.only(SwarmOptions) if self.config.backend == "petals" else None
+        options = self.config.select(SwarmOptions) if self.config.backend == "petals" else None
         host_dir = Path(self.wait_for(f"scratch/{self.topology.node}"))
         model, self.swarm = load_model(
             base,

@@ -57,7 +57,7 @@ class EvalTask:
             ConfigError: an option does not fit the model, or a metric cannot be used.
         """
         target = target_of(config)
-        base = BaseModelSpec.of(config.only(ModelOptions), target)
+        base = BaseModelSpec.of(config.select(ModelOptions), target)
         if config.few_shot and isinstance(target, LabelWords):
             tokens = target.prompted.tokens_before()
             if tokens >= base.max_length:
@@ -122,7 +122,7 @@ def target_of(config: EvaluationConfig) -> EvalTarget:
     """
     if config.prompt is None:
         return read_target(config.checkpoint, config.model)
-    return label_words_of(str(config.model), config.only(PromptOptions), config.only(DataOptions))
+    return label_words_of(str(config.model), config.select(PromptOptions), config.select(DataOptions))
 
 
 def selection_of(options: SelectionOptions, confidence: float, problem: Problem) -> Selection | None:

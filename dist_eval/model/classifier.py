@@ -162,6 +162,8 @@ def classifier_of(model: Any, requests: SwarmRequests | None = None, *, seed: in
     base, config = model.transformer, model.config
     manager = base.h.sequence_manager
     if requests is None:
+        # Petals counts attempts
+        max_retries = config.max_retries - 1 if config.max_retries else SwarmOptions.max_retries
         requests = SwarmRequests(
             ServerDirectory(
                 manager.dht,
@@ -173,7 +175,7 @@ def classifier_of(model: Any, requests: SwarmRequests | None = None, *, seed: in
             ),
             config,
             request_timeout=config.request_timeout,
-            max_retries=config.max_retries or SwarmOptions.max_retries,
+            max_retries=max_retries,
             router=Router(seed),
         )
         requests.start()

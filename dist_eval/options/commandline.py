@@ -51,8 +51,8 @@ _GROUPS = {
     "output": ("output", None),
 }
 
+# a part of a command's usage: one of these options is required
 WHERE = " " * 7 + "(--initial-peers ADDRESS... | --swarm embedded | --backend local)"
-"""Part of a command's usage: one of these options is required."""
 
 _EXAMPLES = f"""\
 examples:
@@ -70,25 +70,15 @@ examples:
 
 @dataclass(frozen=True)
 class Command(Generic[Config]):
-    """A command with options.
+    """A command with options."""
 
-    Attributes:
-        program: how it is started.
-        config: class of its options.
-        description: what it does, in a sentence.
-        examples: shown below its options.
-        usage: the most important options.
-        nothing_asked: message when it is started without options.
-        groups: headings and texts of groups of options, besides those that all commands have.
-    """
-
-    program: str
-    config: type[Config]
-    description: str
-    examples: str
-    usage: str
-    nothing_asked: str
-    groups: dict[str, tuple[str, str | None]]
+    program: str  # how it is started
+    config: type[Config]  # class of its options
+    description: str  # what it does, in a sentence
+    examples: str  # shown below its options
+    usage: str  # the most important options
+    nothing_asked: str  # message when it is started without options
+    groups: dict[str, tuple[str, str | None]]  # headings and texts of groups of options, besides those of all commands
 
 
 EVALUATION = Command(

@@ -24,18 +24,16 @@ from dist_eval.options.groups import (
     RankOptions,
     SwarmOptions,
     flag,
-    one_name,
     option,
+    unwrap_single,
 )
 from dist_eval.options.prompts import GenerationOptions, PromptOptions
 from dist_eval.options.selection import SelectionOptions
 
-_OF_CLASSIFIERS = (
+_OF_CLASSIFIERS = (  # what --generate does not go with
     *("label_delimiter", "length_normalization", "few_shot", "metric", "audit", "on_error"),
     *("slice_by", "group_column", "labels", "limit", "sample", "precision"),
 )
-"""Options that --generate does not go with."""
-
 _DEMO_HINT = " (--demo needs no other option.)"
 
 
@@ -196,7 +194,7 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions, Genera
         if self.demo:
             self._become_demo()
         else:
-            self._require(one_name(self.dataset), "--dataset", "the data to evaluate on", _DEMO_HINT)
+            self._require(unwrap_single(self.dataset), "--dataset", "the data to evaluate on", _DEMO_HINT)
             if self.prompt_file or self.prompt:
                 self._require(self.model, "--model", "the language model that --prompt is for")
                 if self.checkpoint:
@@ -266,7 +264,7 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions, Genera
             raise ConfigError("--demo evaluates the embedded example, a tuned checkpoint: leave out --prompt.")
         for name, value in demo.OPTIONS.items():
             default = next(f.default for f in dataclasses.fields(self) if f.name == name)
-            if one_name(getattr(self, name)) not in (default, value):
+            if unwrap_single(getattr(self, name)) not in (default, value):
                 raise ConfigError(
                     f"--demo evaluates the embedded example: leave out {flag(name)}, or leave out --demo."
                 )

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 from dist_eval.errors import ConfigError
 
+# most tokens in one request: Petals' client splits anything larger into requests of this size (its
+# `MAX_TOKENS_IN_BATCH`), which would send the deep prompts more than once
 MAX_TOKEN_BUDGET = 1024
-"""Most tokens in one request: Petals' client splits anything larger into requests of this size (its
-`MAX_TOKENS_IN_BATCH`), which would send the deep prompts more than once."""
 
 _LONGEST_WAIT = 30 * 24 * 3600.0
 _PEER_ADDRESS = re.compile(
@@ -48,7 +48,7 @@ def with_escapes(text: str) -> str:
     return re.sub(r"\\([nt\\])", lambda match: {"n": "\n", "t": "\t"}.get(match[1], "\\"), text)
 
 
-def one_name(dataset: str | list[str] | None) -> str | list[str] | None:
+def unwrap_single(dataset: str | list[str] | None) -> str | list[str] | None:
     """Returns the names of a dataset's files, a single one by itself."""
     return dataset[0] if isinstance(dataset, list) and len(dataset) == 1 else dataset
 
@@ -73,7 +73,7 @@ class Options:
             if choices and value is not None and unknown:
                 raise ConfigError(f"{flag(field.name)} must be one of {', '.join(choices)}, not {unknown[0]!r}.")
 
-    def only(self, group: type[Group]) -> Group:
+    def select(self, group: type[Group]) -> Group:
         """Returns the options of one group as a record of their own.
 
         Args:
@@ -138,7 +138,7 @@ class DataOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.dataset = one_name(self.dataset)
+        self.dataset = unwrap_single(self.dataset)
         if not self.text_column:
             raise ConfigError("--text-column takes one column, or two for a pair, not 0.")
         if self.label_column in self.text_column:
@@ -175,7 +175,11 @@ class SwarmOptions(Options):
     )
     swarm_timeout: float = option(120.0, "longest wait for missing blocks", group="failure", metavar="SECONDS")
     request_timeout: float = option(60.0, "longest wait for a server's answer", group="failure", metavar="SECONDS")
-    max_retries: int = option(5, "attempts for each segment of a request before the run stops", group="failure")
+    max_retries: int = option(
+        4,
+        "how often each segment of a request is sent again after its first attempt, before the run stops",
+        group="failure",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -185,8 +189,9 @@ class SwarmOptions(Options):
                     f"--initial-peers: {address!r} is no peer address. "
                     "It should look like /ip4/10.0.0.5/tcp/31337/p2p/QmPeerIdentity."
                 )
-        for name in ("servers", "max_retries", "max_tokens_per_second"):
+        for name in ("servers", "max_tokens_per_second"):
             self._check_range(name, 1)
+        self._check_range("max_retries", 0)
         for name in ("swarm_timeout", "request_timeout"):
             self._check_seconds(name)
         if not 0 <= self.session_share <= 1:

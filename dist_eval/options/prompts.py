@@ -1,4 +1,4 @@
-"""The options about prompts, label words, and texts that are generated behind prompts."""
+"""The options about prompts, label words, and texts that are generated after prompts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dist_eval.errors import ConfigError, os_reason
-from dist_eval.options.groups import Options, one_name, option, with_escapes
+from dist_eval.options.groups import Options, option, unwrap_single, with_escapes
 
 
 @dataclass(kw_only=True)
@@ -24,7 +24,7 @@ class PromptOptions(Options):
     prompt_file: str | None = option(None, "file with such a template", group="prompt", metavar="FILE")
     generate: bool = option(
         False,
-        "have the model write a text behind the prompt, and compare it with the references in the label column",
+        "have the model write a text after the prompt, and compare it with the references in the label column",
         group="prompt",
     )
     label_words: list[str] = option(
@@ -55,22 +55,22 @@ class PromptOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.few_shot_from = one_name(self.few_shot_from)
+        self.few_shot_from = unwrap_single(self.few_shot_from)
         if self.prompt_file is not None:
             if self.prompt is not None:
                 raise ConfigError("--prompt and --prompt-file contradict each other: leave out one of them.")
             self.prompt, self.prompt_file = _read_prompt(Path(self.prompt_file)), None
         if self.generate and self.label_words:
             raise ConfigError(
-                "--generate and --label-words contradict each other: a language model writes a text behind the prompt, "
+                "--generate and --label-words contradict each other: a language model writes a text after the prompt, "
                 "or it chooses a word."
             )
         if self.generate and self.prompt is None:
             raise ConfigError("--generate continues a --prompt, which is missing.")
         if (self.prompt is None) != (not self.label_words and not self.generate):
             raise ConfigError(
-                "--prompt and --label-words belong together: a language model chooses the word behind the prompt. Or "
-                "give --generate, and it writes a text behind it."
+                "--prompt and --label-words belong together: a language model chooses the word after the prompt. Or "
+                "give --generate, and it writes a text after it."
             )
         if self.prompt is None and self.few_shot:
             raise ConfigError("--few-shot puts examples before a --prompt, which is missing.")

@@ -16,32 +16,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
+from dist_eval.planning.probe import Probed
 from dist_eval.planning.record import TimeEstimate
 
 _GROUPS, _FEWEST_GROUPS = 8, 3
 
 
-@dataclass(frozen=True)
-class RankAnswers:
-    """When a rank's batches of the probe were answered.
-
-    Attributes:
-        seconds: of each answer, since the start of the probe, ascending, float64 of shape [n].
-        tokens: of each batch, with prompts and padding, int64 of shape [n].
-        stopped: when it stopped sending; infinite if it has sent all batches of its shard.
-    """
-
-    seconds: np.ndarray = field(default_factory=lambda: np.empty(0))
-    tokens: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    stopped: float = math.inf
-
-
 def expected_time(
-    ranks: Sequence[RankAnswers], tokens: int, *, confidence: float = 0.95, start_up: float = 0.0
+    ranks: Sequence[Probed], tokens: int, *, confidence: float = 0.95, start_up: float = 0.0
 ) -> TimeEstimate:
     """Estimates how long all ranks together take for all batches of a run.
 
@@ -51,8 +36,7 @@ def expected_time(
         confidence: confidence level of the interval.
         start_up: seconds before the first batch.
     """
-    # once a rank has stopped, the others have the servers to themselves
-    end = min(rank.stopped for rank in ranks)
+    end = min(rank.stopped for rank in ranks)  # from then on the others have the servers to themselves
     seconds, sizes = np.concatenate([rank.seconds for rank in ranks]), np.concatenate([rank.tokens for rank in ranks])
     order = np.argsort(seconds, kind="stable")
     order = order[: max(1, np.searchsorted(seconds[order], end, side="right"))]
@@ -85,11 +69,7 @@ def expected_time(
 
 
 def _standard_error(times: np.ndarray, amounts: np.ndarray) -> tuple[float, int] | None:
-    """Computes the standard error of a ratio of sums from groups of consecutive items.
-
-    Returns:
-        The error of `times.sum() / amounts.sum()` and its degrees of freedom; None for too few items.
-    """
+    """Returns the standard error of `times.sum() / amounts.sum()` and its degrees of freedom; None for few items."""
     groups = min(_GROUPS, len(times) // 2)
     if groups < _FEWEST_GROUPS:
         return None

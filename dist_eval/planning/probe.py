@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,29 +15,22 @@ from dist_eval.data.plan import Plan, shard_batches
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.inference.forward import TextModel, Texts, predict_batches
 from dist_eval.inference.window import Window
-from dist_eval.planning.estimate import RankAnswers
 
+# answers to wait for, of all ranks together, or for each of many: windows grow in the first half, and the second one
+# is measured
 _MOST_ANSWERS, _FEWEST_ANSWERS, _ANSWERS_OF_A_RANK = 96, 24, 4
-"""Answers to wait for, of all ranks together, or for each of many: in the first half the windows grow, and the second
-one is measured."""
-
-_SHARE_OF_PLAN = 0.25
-"""Of a short run's batches: for its time, fewer answers are enough."""
-
+_SHARE_OF_PLAN = 0.25  # of a short run's batches: for its time, fewer answers are enough
 _ANSWERS_FOR_A_SPEED = 2
 
 
 @dataclass
 class Probed:
-    """What a rank found.
+    """What a rank found; times are seconds since the start of the probe."""
 
-    Attributes:
-        answers: when its batches were answered.
-        routes: tokens that took each segment of a route.
-    """
-
-    answers: RankAnswers
-    routes: Counter[RouteSegment] = field(default_factory=Counter)
+    seconds: np.ndarray  # when each batch was answered, ascending, float64 of shape [n]
+    tokens: np.ndarray  # of each batch, with prompts and padding, int64 of shape [n]
+    stopped: float = math.inf  # when it stopped sending; infinite if it has sent all batches of its shard
+    routes: Counter[RouteSegment] = field(default_factory=Counter)  # tokens that took each segment of a route
 
 
 def probe(
@@ -57,19 +50,8 @@ def probe(
     It ends as soon as all ranks together have enough answers. Batches that are in flight then are dropped, so that all
     that count were answered while the window was full.
 
-    Args:
-        model: the model.
-        data: the tokenized texts.
-        plan: all batches of the run.
-        topology: this process's place among the ranks.
-        window: limits the batches in flight.
-        count: adds to the answers of all ranks, and returns how many they are.
-        longest: seconds after which no further answers are waited for, unless there are too few for any speed.
-        skip_failed: as in `predict_batches`.
-        audited: numbers of the batches to audit.
-
-    Raises:
-        EvaluationError: a batch got no answer (see `predict_batches`).
+    `count` adds to the answers of all ranks, and returns how many they are. After `longest` seconds no further answers
+    are waited for, unless there are too few for any speed. `predict_batches` describes the other arguments.
     """
     start, stopped, counted = time.monotonic(), math.inf, 0
     enough = answers_wanted(len(plan), topology.world_size)
@@ -86,7 +68,7 @@ def probe(
         return stopped < math.inf
 
     shard = shard_batches(len(plan), rank=topology.rank, world_size=topology.world_size)
-    order = (shard[place] for place in spread_order(len(shard)))
+    order = shard[spread_order(len(shard))]
     for outcome in predict_batches(
         model, data, plan, order, window=window, skip_failed=skip_failed, stopping=stopping, audited=audited
     ):
@@ -95,7 +77,7 @@ def probe(
         routes.update(dict.fromkeys(outcome.route, tokens[-1]))
     if len(moments) == len(shard):
         stopped = math.inf
-    return Probed(RankAnswers(np.asarray(moments), np.asarray(tokens, dtype=np.int64), stopped), routes)
+    return Probed(np.asarray(moments), np.asarray(tokens, dtype=np.int64), stopped, routes)
 
 
 def answers_wanted(batches: int, ranks: int) -> int:
@@ -104,13 +86,10 @@ def answers_wanted(batches: int, ranks: int) -> int:
     return max(min(_MOST_ANSWERS, max(_FEWEST_ANSWERS, of_plan)), _ANSWERS_OF_A_RANK * ranks)
 
 
-def spread_order(count: int) -> Iterator[int]:
+def spread_order(count: int) -> np.ndarray:
     """Orders 0 to count - 1 such that the first ones, however many, are spread evenly over all.
 
     It is the sequence of J. G. van der Corput (1935): numbers whose bits are read from the other end.
     """
-    bits = (count - 1).bit_length()
-    for number in range(1 << bits) if count else ():
-        reversed_bits = int(f"{number:0{bits}b}"[::-1], 2) if bits else 0
-        if reversed_bits < count:
-            yield reversed_bits
+    bits = count.bit_length()
+    return np.asarray(sorted(range(count), key=lambda number: f"{number:0{bits}b}"[::-1]), dtype=np.int64)

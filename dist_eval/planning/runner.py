@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -25,12 +26,11 @@ from dist_eval.evaluation.task import EvalTask
 from dist_eval.model.backbone import ModelOnBackbone
 from dist_eval.model.backends import LoadedModel
 from dist_eval.planning.config import PlanConfig
-from dist_eval.planning.contents import cut_texts, label_counts, target_ranges, text_lengths
+from dist_eval.planning.contents import cut_texts, label_counts, range_traffic, target_ranges, text_lengths
 from dist_eval.planning.estimate import expected_time
 from dist_eval.planning.probe import Probed, probe
 from dist_eval.planning.record import HopValues, PlannedRun
 from dist_eval.planning.table import format_plan
-from dist_eval.planning.traffic import range_traffic
 from dist_eval.process.output import lost_output
 from dist_eval.runs.no_folder import NoFolder
 from dist_eval.statistics.precision import half_width
@@ -67,21 +67,19 @@ def plan_run(session: PlanSession) -> PlannedRun | None:
         if model is not None:
             with session.process_group():
                 require_agreement(task.fingerprint(config, data, plan).values)
-                start_up = seconds_since_launch()
-                probes = all_gather(probe_of(session, task, data, plan, model))
+                start_up = _seconds_since_launch()
+                probes = all_gather(_probe(session, task, data, plan, model))
         if not is_leader:
             return None
-        planned = planned_run(session, task, data, plan, probes, start_up)
-        print(
-            json.dumps(planned.model_dump(mode="json"), indent=2) if config.json else format_plan(planned), flush=True
-        )
+        planned = _describe(session, task, data, plan, probes, start_up)
+        text = json.dumps(planned.model_dump(mode="json"), indent=2) if config.json else format_plan(planned)
+        print(text, flush=True)
         if why := lost_output():
             raise RunError(f"The plan cannot be printed: {why}.")
         return planned
 
 
-def probe_of(session: PlanSession, task: EvalTask, data: TokenizedDataset, plan: Plan, model: LoadedModel) -> Probed:
-    """Sends this rank's batches of the probe (see `dist_eval.planning.probe`)."""
+def _probe(session: PlanSession, task: EvalTask, data: TokenizedDataset, plan: Plan, model: LoadedModel) -> Probed:
     config = session.config
     if session.topology.is_leader:
         print(f"probing for at most {config.probe_seconds:g} s ...", file=sys.stderr, flush=True)
@@ -96,59 +94,44 @@ def probe_of(session: PlanSession, task: EvalTask, data: TokenizedDataset, plan:
         )
 
 
-def planned_run(
+def _describe(
     session: PlanSession,
     task: EvalTask,
     data: TokenizedDataset,
     plan: Plan,
-    probes: list[Probed],
-    start_up: float = 0.0,
+    probes: Sequence[Probed],
+    start_up: float,
 ) -> PlannedRun:
-    """Brings together what is known.
-
-    Args:
-        session: the leader's part of the plan.
-        task: what is evaluated.
-        data: the dataset.
-        plan: its batches.
-        probes: what each rank found, empty without a probe.
-        start_up: seconds until the probe began.
-    """
+    """Brings together what is known, with what each rank found in the probe, if there was one."""
     config, target = session.config, task.target
-    hop = hop_values(task, plan) if config.backend == "petals" else None
-    routes: Counter[RouteSegment] = sum((one.routes for one in probes), start=Counter())
-    answers, tokens = [one.answers for one in probes], int(plan.tokens.sum())
+    width, tokens = task.base.config.hidden_size, int(plan.tokens.sum())
+    deep = target.pre_seq_len if target.tuning_mode == "deep_ptune" else 0
+    hop = HopValues(activations=tokens * width, prompts=len(plan) * deep * width)
+    is_sent = config.backend == "petals"
+    routes: Counter[RouteSegment] = sum((found.routes for found in probes), start=Counter())
     of_labels: tuple[Any, ...] = data.labels, target.label_names, target.problem
+    margin = None
+    if target.problem is not REGRESSION and not config.group_column:
+        selection = data.facts.selection
+        population = selection.population if selection and data.facts.sampling_fraction else None
+        margin = half_width(data.facts.examples, config.confidence, population)
     return PlannedRun(
         ranks=session.topology.world_size,
         data=data.facts,
         confidence=config.confidence,
-        half_width=_half_width(data, config) if target.problem is not REGRESSION else None,
+        half_width=margin,
         lengths=text_lengths(data.lengths),
         cut=cut_texts(data),
         labels=label_counts(*of_labels),
         targets=target_ranges(*of_labels),
         plan=plan.summary(),
-        hop=hop,
-        traffic=range_traffic(routes, hop, len(plan), config.compression) if hop else [],
-        time=expected_time(answers, tokens, confidence=config.confidence, start_up=start_up) if answers else None,
+        hop=hop if is_sent else None,
+        traffic=range_traffic(routes, hop, len(plan), config.compression) if is_sent else [],
+        time=expected_time(probes, tokens, confidence=config.confidence, start_up=start_up) if probes else None,
     )
 
 
-def _half_width(data: TokenizedDataset, config: PlanConfig) -> float | None:
-    facts = data.facts
-    population = facts.selection.population if facts.selection and facts.sampling_fraction else None
-    return None if config.group_column else half_width(facts.examples, config.confidence, population)
-
-
-def hop_values(task: EvalTask, plan: Plan) -> HopValues:
-    """Counts the numbers that each server on the batches' route is sent."""
-    width = task.base.config.hidden_size
-    deep = task.target.pre_seq_len if task.target.tuning_mode == "deep_ptune" else 0
-    return HopValues(activations=int(plan.tokens.sum()) * width, prompts=len(plan) * deep * width)
-
-
-def seconds_since_launch() -> float:
+def _seconds_since_launch() -> float:
     """Returns how long ago this command was started: its only process, or the agent that started the ranks."""
     process = psutil.Process(os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None)
     return time.time() - process.create_time()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dist_eval.distributed.time_left import in_words
-from dist_eval.planning.record import HopValues, LabelCount, PlannedRun, TimeEstimate
+from dist_eval.planning.record import LabelCount, PlannedRun, TimeEstimate
 from dist_eval.printable import printable_lines
 from dist_eval.report.table import selection_words
 from dist_eval.tables import format_count, text_table
@@ -14,74 +14,64 @@ _PREFIXES = ("B", "kB", "MB", "GB", "TB", "PB")
 
 def format_plan(planned: PlannedRun) -> str:
     """Formats a plan for the terminal."""
-    data, lengths, plan, ranks = planned.data, planned.lengths, planned.plan, planned.ranks
-    padding = plan.padded_tokens - plan.real_tokens
-    lines = [
-        f"data: {format_count(data.examples, 'example')} of {data.source}"
-        + (f" ({part})" if (part := selection_words(data)) else ""),
-        *_precision_lines(planned),
+    data, lengths, plan, ranks, cut = planned.data, planned.lengths, planned.plan, planned.ranks, planned.cut
+    padding, limit = plan.padded_tokens - plan.real_tokens, format_count(data.max_length, "token")
+    part = selection_words(data)
+    lines = [f"data: {format_count(data.examples, 'example')} of {data.source}" + (f" ({part})" if part else "")]
+    if planned.half_width is not None:
+        lines.append(
+            f"precision: the {100 * planned.confidence:g}% interval of an accuracy of one half is ±"
+            f"{100 * planned.half_width:.2g} points, that of any other less"
+        )
+    lines.append(
         f"texts: {lengths.shortest} to {format_count(lengths.longest, 'token')}, half of them at most "
-        f"{lengths.median:g}",
-        *_cut_lines(planned),
-        *_unusual_lines(planned),
+        f"{lengths.median:g}"
+    )
+    if cut.texts:
+        lines.append(
+            f"cut: {format_count(cut.texts, 'text')} to {limit}, which loses {format_count(cut.tokens, 'token')} "
+            f"({cut.share:.1%}); half of these texts lose at most {cut.median:g}, the longest {cut.most} of "
+            f"{data.longest}"
+        )
+    else:
+        lines.append(f"cut: none, at most {limit} fit")
+    kinds = {
+        "of several lines": data.multiline,
+        "without a token of its own": data.blank,
+        "without a token that the tokenizer knows": data.unknown,
+        "beginning with the tokenizer's BOS": data.with_begin,
+    }
+    if any(kinds.values()):
+        lines.append(
+            "unusual: " + ", ".join(f"{format_count(count, 'text')} {kind}" for kind, count in kinds.items() if count)
+        )
+    each = f", up to {-(-plan.batches // ranks)} for each of {ranks} ranks" if ranks > 1 else ""
+    lines += [
         f"tokens: {plan.padded_tokens} to be sent, of them {padding} padding ({padding / plan.padded_tokens:.1%})",
-        f"batches: {plan.batches}" + (f", up to {-(-plan.batches // ranks)} for each of {ranks} ranks" * (ranks > 1)),
+        f"batches: {plan.batches}{each}",
         *_traffic_lines(planned),
         "",
         *_label_lines(planned.labels),
         *_target_lines(planned),
+        "",
+        *_time_lines(planned.time, ranks),
     ]
-    return printable_lines("\n".join([*lines, "", *_time_lines(planned.time, ranks)]))
-
-
-def _precision_lines(planned: PlannedRun) -> list[str]:
-    if planned.half_width is None:
-        return []
-    return [
-        f"precision: the {100 * planned.confidence:g}% interval of an accuracy of one half is ±"
-        f"{100 * planned.half_width:.2g} points, that of any other less"
-    ]
-
-
-def _cut_lines(planned: PlannedRun) -> list[str]:
-    cut, limit = planned.cut, planned.data.max_length
-    if not cut.texts:
-        return [f"cut: none, at most {format_count(limit, 'token')} fit"]
-    return [
-        f"cut: {format_count(cut.texts, 'text')} to {format_count(limit, 'token')}, which loses "
-        f"{format_count(cut.tokens, 'token')} ({cut.share:.1%}); "
-        f"half of these texts lose at most {cut.median:g}, the longest {cut.most} of {planned.data.longest}"
-    ]
-
-
-def _unusual_lines(planned: PlannedRun) -> list[str]:
-    data = planned.data
-    kinds = [
-        (data.multiline, "of several lines"),
-        (data.blank, "without a token of its own"),
-        (data.unknown, "without a token that the tokenizer knows"),
-        (data.with_begin, "beginning with the tokenizer's BOS"),
-    ]
-    found = [f"{format_count(count, 'text')} {what}" for count, what in kinds if count]
-    return [f"unusual: {', '.join(found)}"] if found else []
+    return printable_lines("\n".join(lines))
 
 
 def _traffic_lines(planned: PlannedRun) -> list[str]:
-    if planned.hop is None:
+    hop = planned.hop
+    if hop is None:
         return []
     if not planned.traffic:
-        return [_hop_line(planned.hop)]
+        deep = f", and {format_bytes(2 * hop.prompts)} of deep prompts for each of its blocks" if hop.prompts else ""
+        small = format_bytes(2 * hop.activations)
+        return [f"bytes: {small} to and from each server on the way{deep}; in float32 twice that"]
     rows = [["blocks", "servers", "batches", "to them", "from them"]]
-    for one in planned.traffic:
-        sizes = byte_words(one.bytes_sent), byte_words(one.bytes_received)
-        rows.append([f"{one.start}:{one.end}", str(one.servers), str(one.requests), *sizes])
+    for hop_range in planned.traffic:
+        sizes = format_bytes(hop_range.bytes_sent), format_bytes(hop_range.bytes_received)
+        rows.append([f"{hop_range.start}:{hop_range.end}", str(hop_range.servers), str(hop_range.requests), *sizes])
     return ["", *text_table(rows, ["<", ">", ">", ">", ">"])]
-
-
-def _hop_line(hop: HopValues) -> str:
-    small, prompts = byte_words(2 * hop.activations), byte_words(2 * hop.prompts)
-    deep = f", and {prompts} of deep prompts for each of its blocks" if hop.prompts else ""
-    return f"bytes: {small} to and from each server on the way{deep}; in float32 twice that"
 
 
 def _label_lines(labels: list[LabelCount]) -> list[str]:
@@ -122,7 +112,7 @@ def _time_lines(time: TimeEstimate | None, ranks: int) -> list[str]:
     ]
 
 
-def byte_words(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Formats bytes with three digits, such as "1.25 MB"."""
     for prefix in _PREFIXES[:-1]:
         if count < 999.5:

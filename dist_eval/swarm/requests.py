@@ -69,7 +69,7 @@ class SwarmRequests:
         directory: the list of servers.
         config: the model's `transformers` config.
         request_timeout: seconds to wait for a server's answer.
-        max_retries: attempts for each part of a request, counting the first one.
+        max_retries: how often each part of a request is sent again, after its first attempt.
         compression: of the activations (see `Transport`).
         router: chooses servers; by default one of its own.
         outage_timeout: seconds to wait for blocks that no reachable server holds.
@@ -102,7 +102,7 @@ class SwarmRequests:
         self.router = router or Router()
         self.retries = self.halved = 0
         self.outage, self.rate_limiter = Outage(outage_timeout, rejoin), RateLimiter(tokens_per_second)
-        self.timeout, self._attempts = request_timeout, max_retries
+        self.timeout, self._attempts = request_timeout, max_retries + 1
         self._config, self._compression = config, compression
         self.transport = Transport(directory, timeout=request_timeout, compression=compression)
         self.servers = SwarmServers(directory, config, self.transport)

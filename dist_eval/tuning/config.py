@@ -10,7 +10,7 @@ from dist_eval.errors import ConfigError
 from dist_eval.metrics.catalogue import metric_names
 from dist_eval.options.commandline import WHERE, Command
 from dist_eval.options.config import DatasetRunConfig
-from dist_eval.options.groups import Options, flag, one_name, option
+from dist_eval.options.groups import Options, flag, option, unwrap_single
 from dist_eval.tracking import TRACKERS
 
 PROGRAM = "dist-eval tune"
@@ -109,9 +109,9 @@ class TuningConfig(LearningOptions, DatasetRunConfig):
 
     def __post_init__(self) -> None:
         self._require(self.model, "--model", "the base model to tune")
-        self._require(one_name(self.dataset), "--dataset", "the data to learn from")
+        self._require(unwrap_single(self.dataset), "--dataset", "the data to learn from")
         super().__post_init__()
-        self.eval_dataset = one_name(self.eval_dataset)
+        self.eval_dataset = unwrap_single(self.eval_dataset)
         self._check_range("num_labels", 2)
         self._check_range("save_every", 1)
         if self.labels == "vectors":

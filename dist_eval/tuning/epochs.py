@@ -48,7 +48,7 @@ class Epochs:
     def run(self) -> TunedCheckpoint:
         """Runs the remaining epochs; every rank calls it."""
         self._trainer = Trainer(
-            self.config.only(LearningOptions),
+            self.config.select(LearningOptions),
             self.classifier,
             self.train,
             self.topology,

@@ -45,13 +45,13 @@ def tune(session: TuningSession) -> TunedCheckpoint | None:
     with session:
         device = device_of(config, session.topology)
         empty = empty_checkpoint(
-            config.only(LearningOptions),
+            config.select(LearningOptions),
             read_base_config(str(config.model)),
             find_names(session),
             base_model=config.model,
             adapter=config.adapter,
         )
-        base = BaseModelSpec.of(config.only(ModelOptions), empty)
+        base = BaseModelSpec.of(config.select(ModelOptions), empty)
         if not session.found_results:
             session.open_swarm(base)
         session.publish_dataset(partial(tokenize, config, base, empty))
@@ -99,7 +99,7 @@ def tokenize(config: TuningConfig, base: BaseModelSpec, tuned: TunedCheckpoint, 
     for name, data in (("train", {}), ("evaluation", config.evaluation_data)):
         if data is not None:
             (folder / name).mkdir()
-            write_dataset(folder / name, dataclasses.replace(config.only(DataOptions), **data), base, tuned)
+            write_dataset(folder / name, dataclasses.replace(config.select(DataOptions), **data), base, tuned)
 
 
 def open_datasets(folder: Path) -> tuple[TokenizedDataset, TokenizedDataset | None]:

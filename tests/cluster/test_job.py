@@ -190,6 +190,8 @@ def test_a_line_of_the_list_determines_the_run(tmp_path: Path) -> None:
     assert f'"--output", "{tmp_path / "runs" / "b"}", "--checkpoint", "tuned b"]' in got
     assert job.returncode == 1
     assert "does it evaluate at all?" in err
+    beyond = start(*asked[:-1], 3, "--", "false")
+    assert (beyond.wait(TIMEOUT), "has no line 3: it has 2" in beyond.communicate()[1]) == (2, True)
     nothing = start(*asked[:-1], 1, "--", "false")
     assert (nothing.wait(TIMEOUT), "names no run" in nothing.communicate()[1]) == (0, True)
 

@@ -24,14 +24,13 @@ base
 def test_lines_are_counted_as_a_person_counts_them(tmp_path: Path) -> None:
     path = tmp_path / "runs.txt"
     path.write_text(LIST, encoding="utf-8")
-    sweep = read_sweep(path)
-    assert sweep.lines == LIST.count("\n")
-    assert sweep.entries == {
-        2: Entry("epoch-1", ["--checkpoint", "tuned/epoch-1"]),
-        4: Entry("epoch-2", ["--checkpoint", "tuned/epoch 2"]),
-        5: Entry("base", []),
-    }
-    assert sweep.at(4) is sweep.entries[4]
+    assert read_sweep(path) == [
+        None,
+        Entry("epoch-1", ["--checkpoint", "tuned/epoch-1"]),
+        None,
+        Entry("epoch-2", ["--checkpoint", "tuned/epoch 2"]),
+        Entry("base", []),
+    ]
 
 
 @given(options=st.lists(st.text(st.characters(exclude_categories=["C", "Z"])), max_size=5))
@@ -40,7 +39,7 @@ def test_options_arrive_as_a_shell_would_pass_them(
 ) -> None:
     path = tmp_path_factory.mktemp("lists") / "runs.txt"
     path.write_text(f"run --x {shlex.join(options)}\n", encoding="utf-8")
-    assert read_sweep(path).at(1).options == ["--x", *options]
+    assert read_sweep(path) == [Entry("run", ["--x", *options])]
 
 
 @pytest.mark.parametrize(
@@ -61,11 +60,6 @@ def test_errors_name_the_line(content: str, words: str, tmp_path: Path) -> None:
         read_sweep(path)
 
 
-def test_a_line_out_of_range_is_an_error_and_an_empty_one_is_none(tmp_path: Path) -> None:
-    path = tmp_path / "runs.txt"
-    path.write_text(LIST)
-    with pytest.raises(ConfigError, match="has no line 6: it has 5"):
-        read_sweep(path).at(6)
-    assert read_sweep(path).at(3) is None
-    with pytest.raises(ConfigError, match="cannot be read"):
+def test_a_missing_list_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nothing cannot be read: No such file"):
         read_sweep(tmp_path / "nothing")

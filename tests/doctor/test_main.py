@@ -16,8 +16,6 @@ from conftest import Launcher
 from dist_eval import demo
 from dist_eval.doctor.__main__ import main
 from dist_eval.doctor.config import DOCTOR
-from dist_eval.doctor.facts import RankFacts
-from dist_eval.doctor.shared_folder import Probe
 from dist_eval.errors import ConfigError
 from dist_eval.options.commandline import parse_args
 from dist_eval.swarm.private import PrivateSwarm
@@ -41,19 +39,18 @@ def test_a_healthy_run_is_found_fine_and_nothing_else_is_left_in_its_folder(
     options += ["--initial-peers", *demo_swarm.initial_peers, "--output", str(output), "--expect-hosts", "1"]
     done = launcher.run("-m", "dist_eval.doctor", *options, ranks=2)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "Nothing stands in the way of the run: no errors, no warnings." in done.stdout
+    assert "Nothing stands in the way of the run: 0 errors, 0 warnings." in done.stdout
     assert [path.name for path in output.iterdir()] == ["doctor.json"]
     found = " | ".join(messages(output, "fine"))
     assert "2 ranks (2 on" in found
     assert "can be written, seen by all 2 ranks" in found
-    assert "tuned checkpoint, base model, dataset: readable, equal on all ranks" in found
+    assert "base model and tuned checkpoint can be read, and fit together" in found
+    assert "test.csv can be read" in found
     assert "2 servers hold all 4 blocks of base" in found
     assert not any(peer in (output / "doctor.json").read_text() for peer in demo_swarm.initial_peers)
-    for one in report_of(output)["ranks"]:
-        assert one["errors"] == {}
-        assert one["swarm"]["replicas"] == [1, 1, 1, 1]
-        assert all(0 < server["seconds"] < 5 for server in one["swarm"]["servers"])
-        assert one["memory_needed"] > 0
+    ranks = report_of(output)["ranks"]
+    assert [rank["rank"] for rank in ranks] == [0, 1]
+    assert all(finding["level"] == "fine" for rank in ranks for finding in rank["findings"])
     assert not launcher.leftovers()
 
 
@@ -67,10 +64,10 @@ def test_all_errors_are_reported_at_once(launcher: Launcher, tmp_path: Path) -> 
     said = " ".join(done.stdout.split())
     for words in (
         "--expect-hosts says 2 hosts, but this group has 1",
-        f"{tmp_path / 'file' / 'out'} cannot be used: Not a directory",
+        f"It cannot be used: Not a directory ({tmp_path / 'file' / 'out'})",
         "There is no file /nowhere.csv.",
         "None of the swarm's peers answered within 4 s (nothing listens there)",
-        "The run would fail: 4 errors, no warnings.",
+        "The run would fail: 4 errors, 0 warnings.",
     ):
         assert words in said
     assert not launcher.leftovers()
@@ -109,23 +106,13 @@ def test_a_store_that_accepts_and_never_answers_blocks_no_rank(rank_of_two: Any)
     with socket.create_server(("127.0.0.1", 0)) as server:
         done = rank_of_two(1, server.getsockname()[1], 1)
     assert done.returncode == 1
-    assert re.search(
-        r"At rank 1 on \S+: (no answer within 3 s|The store at MASTER_ADDR)", " ".join(done.stdout.split())
-    )
-
-
-def test_hosts_that_made_a_group_each_see_each_other_in_the_folder(launcher: Launcher, tmp_path: Path) -> None:
-    with Probe.in_folder(tmp_path).written(RankFacts(rank=0, host="other", world_size=1)):
-        done = launcher.run("-m", "dist_eval.doctor", *LOCAL, "--output", str(tmp_path))
-    assert done.returncode == 1
-    assert any("rank 0 of 1 on other" in message for message in messages(tmp_path, "error"))
+    assert re.search(r"The ranks do not come together: (no answer within 3 s|The store at MASTER_ADDR)", done.stdout)
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ([], "The doctor takes the options of the run"),
-        ([*LOCAL, "--rendezvous", "10.0.0.5"], "--rendezvous: '10.0.0.5' is no address. It should look like"),
         ([*LOCAL, "--check-timeout", "0"], "--check-timeout must be more than 0"),
         ([*LOCAL, "--expect-hosts", "0"], "--expect-hosts must be at least 1"),
         ([*LOCAL, "--expect-host", "1"], "There is no option --expect-host. Did you mean --expect-hosts?"),
@@ -143,7 +130,7 @@ def test_wrong_options_are_one_clear_message(
 def test_it_takes_the_options_and_the_file_of_the_run(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(f"dataset: test.csv\ncheckpoint: {demo.CHECKPOINT}\nbackend: local\noutput: {tmp_path}\n")
-    config = parse_args(["--config", str(path), "--in-flight", "3", "--rendezvous", "[fd00::1]:29500"], DOCTOR)
+    config = parse_args(["--config", str(path), "--in-flight", "3", "--expect-hosts", "2"], DOCTOR)
     assert (config.dataset, config.in_flight, config.uses_swarm) == ("test.csv", 3, False)
     with pytest.raises(ConfigError, match="--dataset is missing"):
         parse_args(["--backend", "local"], DOCTOR)

@@ -168,18 +168,17 @@ def test_the_doctor_names_awkward_hosts_and_finds_the_script_fine(
     said, statuses = by_hand("torch.distributed.run", network.hosts[0].address)
     assert statuses == [1, 1], said
     for host in network.hosts:
-        assert f"error names On {host.name} the host's own name leads to 127.0.1.1" in said
-        cure = f"On {host.name}: export GLOO_SOCKET_IFNAME={INTERFACE}, and start torchrun there with --local-addr="
+        assert f"on {host.name}: The host's own name leads to 127.0.1.1" in said
+        cure = f"There export GLOO_SOCKET_IFNAME={INTERFACE}, and start torchrun with --local-addr="
         assert cure + host.address in said
-    assert "The ranks do not come together in a process group" in said
+    assert "The ranks do not come together: " in said
     assert "fine swarm 2 servers hold all 4 blocks of base" in said
     said, statuses = by_hand("dist_eval.cluster.agent", network.hosts[0].name)  # which means alpha itself, on alpha
     assert statuses == [0, 0], said
     assert run.finish("dist_eval.doctor") == [0, 0], run.said(0, "dist_eval.doctor")
     found = run.said(0, "dist_eval.doctor")
     assert "2 ranks (1 on alpha, 1 on beta) come together" in found
-    assert "seen by all 2 ranks, locks hold between hosts" in found
-    assert f"alpha has 10.93.0.11 ({INTERFACE}); beta has 10.93.0.12 ({INTERFACE})" in found
+    assert "seen by all 2 ranks" in found
     network.name_hosts()
 
 

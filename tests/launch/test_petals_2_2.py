@@ -121,7 +121,7 @@ class Servers(ExitStack):
             wait_until_covered(dht, name, LAYERS, 1, config=read_base_config(str(model)))
         except EvaluationError as error:
             return str(error)
-        options: dict[str, Any] = {"dht_prefix": name, "request_timeout": TIMEOUT, "max_retries": 3}
+        options: dict[str, Any] = {"dht_prefix": name, "request_timeout": TIMEOUT, "max_retries": 2}
         classifier = load_on_swarm(str(model), checkpoint_for(name), dht, **options)
         self.callback(classifier.close)
         return computed(classifier)

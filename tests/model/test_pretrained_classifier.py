@@ -143,7 +143,7 @@ def test_a_text_gets_the_inputs_that_its_own_tokenizer_makes(family: str, column
     )
     target = full(folder)
     (tmp_path / "data").mkdir()
-    write_dataset(tmp_path / "data", config.only(DataOptions), BaseModelSpec.of(config, target), target)
+    write_dataset(tmp_path / "data", config.select(DataOptions), BaseModelSpec.of(config, target), target)
     ids, lengths = map(torch.from_numpy, TokenizedDataset(tmp_path / "data").padded(np.arange(len(rows))))
     logits = load_full_model(target, CPU).answer(ids, lengths)["logits"]
 

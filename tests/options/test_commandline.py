@@ -51,7 +51,7 @@ anywhere = {
     "request_timeout": seconds,
     "max_tokens_per_second": st.floats(1, 1e9),
     "session_share": st.floats(0, 1),
-    "max_retries": st.integers(1, 1000),
+    "max_retries": st.integers(0, 1000),
     "collective_timeout": seconds,
     "verbose": st.booleans(),
 }
@@ -248,13 +248,6 @@ def test_an_empty_file_asks_for_nothing_beyond_the_command_line(tmp_path: Path) 
     assert parse_args(["--config", path, *command_line(LOCAL)]) == EvaluationConfig(**LOCAL)
 
 
-@pytest.mark.parametrize("name", ["swarm_timeout", "request_timeout", "collective_timeout"])
-@pytest.mark.parametrize("value", ["0", "-3", "nan", "inf"])
-def test_a_time_limit_out_of_range_is_refused(name: str, value: str) -> None:
-    with pytest.raises(ConfigError, match=flag(name)):
-        parse_args([*command_line(LOCAL), f"{flag(name)}={value}"])
-
-
 TYPOS = [
     ("swarm", {**REQUIRED, "swarm": "embeded"}),
     ("backend", {**REQUIRED, "initial_peers": [PEER], "backend": "petal"}),
@@ -391,14 +384,6 @@ def test_without_options_three_lines_say_what_is_needed() -> None:
 
 def test_the_demo_needs_no_other_option() -> None:
     assert parse_args(["--demo"]) == EvaluationConfig(demo=True)
-
-
-@pytest.mark.parametrize("name", demo.OPTIONS)
-def test_the_demo_refuses_another_model_or_data_from_file_and_command_line(tmp_path: Path, name: str) -> None:
-    path = yaml_file(tmp_path, {name: "mine"})
-    for arguments in (["--demo", flag(name), "mine"], ["--demo", "--config", path]):
-        with pytest.raises(ConfigError, match=rf"--demo .*leave out {flag(name)}, or leave out --demo"):
-            parse_args(arguments)
 
 
 def test_an_option_that_takes_several_values_may_also_be_given_several_times() -> None:

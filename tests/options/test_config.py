@@ -28,11 +28,17 @@ def test_lists_are_not_shared_between_configurations() -> None:
     assert second.text_column == ["text"]
 
 
-@pytest.mark.parametrize("name", ["servers", "in_flight", "max_retries", "token_budget", "max_length"])
+@pytest.mark.parametrize("name", ["servers", "in_flight", "token_budget", "max_length"])
 @pytest.mark.parametrize("value", [0, -1])
 def test_a_number_below_its_range_is_named_with_its_limit(name: str, value: int) -> None:
     with pytest.raises(ConfigError, match=rf"^{flag(name)} must be .*1.*, not {value}\.$"):
         EvaluationConfig(**LOCAL, **{name: value})
+
+
+def test_a_run_may_do_without_retries() -> None:
+    assert EvaluationConfig(**LOCAL, max_retries=0).max_retries == 0
+    with pytest.raises(ConfigError, match="--max-retries must be at least 0, not -1"):
+        EvaluationConfig(**LOCAL, max_retries=-1)
 
 
 def test_the_token_limit_of_servers_must_be_positive() -> None:
@@ -76,7 +82,7 @@ def test_a_prompt_names_the_columns_and_may_be_in_a_file(tmp_path: Path) -> None
     (tmp_path / "prompt.txt").write_text("\ufeffIs {a} like {b}, or {c}? C:\\new\nAnswer:\n", "utf-8")
     config = EvaluationConfig(**PROMPT, prompt_file=str(tmp_path / "prompt.txt"))
     assert config.prompt == "Is {a} like {b}, or {c}? C:\\new\nAnswer:"
-    assert config.text_column == config.only(DataOptions).text_column == ["a", "b", "c"]
+    assert config.text_column == config.select(DataOptions).text_column == ["a", "b", "c"]
     assert EvaluationConfig(**config.to_dict()) == config
 
 
@@ -127,7 +133,7 @@ def test_a_selection_of_rows_that_cannot_be_is_refused(options: dict[str, Any], 
     [
         ({"label_words": ["no", "yes"]}, "--generate and --label-words contradict each other"),
         ({"prompt": None, "checkpoint": "tuned"}, "--generate continues a --prompt, which is missing"),
-        ({"generate": False}, "Or give --generate, and it writes a text behind it."),
+        ({"generate": False}, "Or give --generate, and it writes a text after it."),
         ({"generate": False, "label_words": ["no", "yes"], "stop": ["."]}, "--stop: --generate is missing"),
         ({"slice_by": ["length"]}, "--slice-by: --generate evaluates texts, not classes"),
         ({"max_new_tokens": 0}, "--max-new-tokens must be at least 1, not 0"),
@@ -145,16 +151,6 @@ def test_texts_that_cannot_be_generated_are_refused(options: dict[str, Any], wor
 def test_a_confidence_that_is_no_level_is_refused(confidence: float) -> None:
     with pytest.raises(ConfigError, match=r"--confidence must be between 0 and 1, such as 0\.95"):
         EvaluationConfig(**LOCAL, confidence=confidence)
-
-
-def test_the_swarm_timeout_is_two_minutes_by_default() -> None:
-    assert EvaluationConfig(**LOCAL).swarm_timeout == 120.0
-
-
-@pytest.mark.parametrize("labels", ["auto", "names", "numbers"])
-def test_labels_can_be_read_in_three_ways(labels: str) -> None:
-    assert EvaluationConfig(**LOCAL).labels == "auto"
-    assert EvaluationConfig(**LOCAL, labels=labels).labels == labels
 
 
 @pytest.mark.parametrize(
@@ -322,6 +318,6 @@ def test_all_options_can_be_written_as_json(options: dict[str, Any]) -> None:
 def test_a_group_of_options_can_be_read_from_results() -> None:
     config = EvaluationConfig(**LOCAL, text_column=["a", "b"], split="test")
     recorded = config.recorded()
-    assert DataOptions.recorded_in(recorded) == config.only(DataOptions)
+    assert DataOptions.recorded_in(recorded) == config.select(DataOptions)
     del recorded["labels"]  # as in the results of a version without this option
-    assert DataOptions.recorded_in(recorded) == config.only(DataOptions)
+    assert DataOptions.recorded_in(recorded) == config.select(DataOptions)

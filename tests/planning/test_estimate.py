@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_eval.planning.estimate import RankAnswers, expected_time
+from dist_eval.planning.estimate import expected_time
+from dist_eval.planning.probe import Probed
 from dist_eval.planning.record import TimeEstimate
 
 
-def answers(seconds: list[float] | np.ndarray, tokens: list[int] | np.ndarray, stopped: float = np.inf) -> RankAnswers:
-    return RankAnswers(np.asarray(seconds, dtype=np.float64), np.asarray(tokens, dtype=np.int64), stopped)
+def answers(seconds: list[float] | np.ndarray, tokens: list[int] | np.ndarray, stopped: float = np.inf) -> Probed:
+    return Probed(np.asarray(seconds, dtype=np.float64), np.asarray(tokens, dtype=np.int64), stopped)
 
 
 @given(
@@ -69,7 +70,7 @@ def test_what_comes_after_a_rank_has_stopped_does_not_count() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 5, 9])
 def test_few_answers_give_an_estimate_without_an_interval(count: int) -> None:
-    found = expected_time([answers(np.arange(1, count + 1), [10] * count), RankAnswers()], 100)
+    found = expected_time([answers(np.arange(1, count + 1), [10] * count), answers([], [])], 100)
     assert found.seconds == pytest.approx(10)
     assert (found.low, found.high) == (None, None)
 

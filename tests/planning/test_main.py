@@ -14,7 +14,7 @@ from dist_eval.errors import ConfigError
 from dist_eval.options.commandline import build_parser, parse_args
 from dist_eval.planning.config import PLAN
 from dist_eval.planning.record import PlannedRun
-from dist_eval.planning.table import byte_words
+from dist_eval.planning.table import format_bytes
 from dist_eval.swarm.private import PrivateSwarm
 
 OPTIONS = [word for name, value in demo.OPTIONS.items() for word in (f"--{name}", value)]
@@ -114,4 +114,4 @@ def test_a_run_that_would_fail_says_why(capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.parametrize(("count", "words"), [(0, "0 B"), (999, "999 B"), (1234, "1.23 kB"), (5.678e15, "5.68 PB")])
 def test_bytes_have_three_digits(count: float, words: str) -> None:
-    assert byte_words(count) == words
+    assert format_bytes(count) == words

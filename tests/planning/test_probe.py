@@ -21,10 +21,10 @@ from dist_eval.data.plan import plan_batches
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.inference.window import Window
 from dist_eval.model.checkpoint import TunedCheckpoint
+from dist_eval.planning.contents import range_traffic
 from dist_eval.planning.estimate import expected_time
 from dist_eval.planning.probe import answers_wanted, probe, spread_order
 from dist_eval.planning.record import HopValues
-from dist_eval.planning.traffic import range_traffic
 from dist_eval.swarm.private import PrivateSwarm
 from dist_eval.swarm.router import Routing
 
@@ -72,10 +72,10 @@ def test_a_probe_ends_with_enough_answers_and_tells_the_time_of_all(data: Tokeni
     enough = answers_wanted(len(plan), 1)
     assert len(plan) > 2 * enough
     found = probe(server, data, plan, Topology(), Window(4), count=counting(), longest=60.0)
-    assert enough <= len(found.answers.seconds) <= enough + 4
-    assert found.answers.stopped == pytest.approx(found.answers.seconds[enough - 1], abs=0.1)
-    assert found.routes == {RouteSegment("server", 0, 4, "float32"): found.answers.tokens.sum()}
-    assert expected_time([found.answers], int(plan.tokens.sum())).seconds > len(plan) * 0.009, "servers never hurry"
+    assert enough <= len(found.seconds) <= enough + 4
+    assert found.stopped == pytest.approx(found.seconds[enough - 1], abs=0.1)
+    assert found.routes == {RouteSegment("server", 0, 4, "float32"): found.tokens.sum()}
+    assert expected_time([found], int(plan.tokens.sum())).seconds > len(plan) * 0.009, "servers never hurry"
 
 
 def test_it_ends_when_the_ranks_together_have_enough(data: TokenizedDataset) -> None:
@@ -83,14 +83,14 @@ def test_it_ends_when_the_ranks_together_have_enough(data: TokenizedDataset) -> 
     others = answers_wanted(len(plan), 2) - 5
     world = Topology(world_size=2)
     found = probe(Server(0.01), data, plan, world, Window(1), count=counting(others), longest=60.0)
-    assert 5 <= len(found.answers.seconds) <= 6
+    assert 5 <= len(found.seconds) <= 6
 
 
 def test_when_time_is_up_a_speed_is_known_all_the_same(data: TokenizedDataset) -> None:
     plan = plan_batches(data.lengths, token_budget=12)
     found = probe(Server(0.05), data, plan, Topology(), Window(1), count=counting(), longest=0.01)
-    assert len(found.answers.seconds) == 2
-    assert found.answers.stopped < np.inf
+    assert len(found.seconds) == 2
+    assert found.stopped < np.inf
 
 
 def test_a_plan_with_fewer_batches_is_sent_as_a_whole(data: TokenizedDataset) -> None:
@@ -98,8 +98,8 @@ def test_a_plan_with_fewer_batches_is_sent_as_a_whole(data: TokenizedDataset) ->
     world = Topology(rank=len(plan), world_size=len(plan) + 1)
     nothing = probe(Server(0.0), data, plan, world, Window(4), count=counting(), longest=60.0)
     everything = probe(Server(0.0), data, plan, Topology(), Window(4), count=counting(), longest=60.0)
-    assert (len(nothing.answers.seconds), nothing.answers.stopped) == (0, np.inf)
-    assert (sorted(everything.answers.tokens), everything.answers.stopped) == (sorted(plan.tokens), np.inf)
+    assert (len(nothing.seconds), nothing.stopped) == (0, np.inf)
+    assert (sorted(everything.tokens), everything.stopped) == (sorted(plan.tokens), np.inf)
 
 
 @given(st.integers(0, 3000), st.integers(1, 64))
@@ -126,7 +126,7 @@ def test_the_bytes_are_those_that_are_exchanged(
     classifier = swarm_client.classifier(demo_swarm, tuned)
     plan = plan_batches(data.lengths, token_budget=512, prefix=tuned.extra_tokens)
     found = probe(classifier, data, plan, Topology(), Window(4), count=counting(), longest=60.0)
-    assert len(found.answers.seconds) == len(plan)
+    assert len(found.seconds) == len(plan)
     width = classifier.backbone.config.hidden_size
     hop = HopValues(activations=int(plan.tokens.sum()) * width, prompts=len(plan) * tuned.pre_seq_len * width)
     ranges = range_traffic(found.routes, hop, len(plan))

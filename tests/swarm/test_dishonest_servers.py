@@ -65,7 +65,7 @@ def connect(
 
     def connect(lie: str, liars: int = LIARS) -> Classifier:
         swarm.tell("")
-        options = {"request_timeout": 10.0, "max_retries": LIARS}
+        options = {"request_timeout": 10.0, "max_retries": LIARS - 1}
         classifier = swarm_client.classifier(swarm, make_tuned("deep_ptune"), **options)
         for span in requests_of(classifier).servers.spans():
             if str(span.peer) not in swarm.liars:  # so that the liars are asked first

@@ -123,7 +123,7 @@ def test_a_server_killed_during_the_backward_only_costs_time(
 ) -> None:
     """First a replica remains, then only servers with half of the blocks, then none."""
     tuned = make_tuned("deep_ptune")
-    options = {"request_timeout": 20.0, "max_retries": 3, "outage_timeout": 4.0}
+    options = {"request_timeout": 20.0, "max_retries": 2, "outage_timeout": 4.0}
     remote = swarm_client.classifier_on_all(killable_swarm, tuned, **options)
     requests = requests_of(remote)
     local = gradients(load_locally(str(tiny_models["llama"]), tuned), tuned)
@@ -174,7 +174,7 @@ def test_retries_of_a_backward_are_bounded(
 
     original = Transport.send_back
     monkeypatch.setattr(Transport, "send_back", nonsense)
-    classifier = swarm_client.classifier(family_swarms["llama"], tuned, max_retries=2)
+    classifier = swarm_client.classifier(family_swarms["llama"], tuned, max_retries=1)
     with pytest.raises(EvaluationError, match="values that are not finite"):
         gradients(classifier, tuned)
     assert len(sent) == 2

@@ -117,7 +117,7 @@ def test_the_cache_is_given_back(backbone: SwarmBackbone) -> None:
 def test_servers_without_room_say_so_and_keep_nothing(
     family_swarms: dict[str, PrivateSwarm], swarm_client: SwarmClient
 ) -> None:
-    backbone = swarm_client.backbone(family_swarms["llama"], max_retries=1)
+    backbone = swarm_client.backbone(family_swarms["llama"], max_retries=0)
     before = free_cache(backbone)
     with backbone.session(ROWS, 2000) as session, pytest.raises(NoCacheError, match="no answer for blocks 0:2"):
         session.step(some_ids())

@@ -117,7 +117,7 @@ def test_ranks_of_a_host_know_what_the_others_have_measured(
     assert isinstance(backbone, SwarmBackbone)
     directory, config = backbone.requests.servers._directory, backbone.config
     one, other, apart = (
-        SwarmRequests(directory, config, request_timeout=TIMEOUT, max_retries=3, router=Router(seed, shared))
+        SwarmRequests(directory, config, request_timeout=TIMEOUT, max_retries=2, router=Router(seed, shared))
         for seed, shared in enumerate((SharedStates(tmp_path), SharedStates(tmp_path), None))
     )
     one.forward(hidden_states(backbone, rows=2, length=10), None)
@@ -223,7 +223,7 @@ def test_replicas_that_are_all_busy_are_given_more_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(attempts, "_MIN_STALL_SECONDS", 2.0)
-    options = {"request_timeout": TIMEOUT, "max_retries": 2}
+    options = {"request_timeout": TIMEOUT, "max_retries": 1}
     classifier = swarm_client.classifier_on_all(three_replicas, make_tuned("deep_ptune"), **options)
     before = [classifier.logits(*batch()) for _ in range(20)][-1]
     groups = [three_replicas.group(number) for number in range(3)]
@@ -246,7 +246,7 @@ def test_the_death_of_this_ranks_node_is_reported(
     three_replicas: ForkedSwarm, swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
 ) -> None:
     dht = join_swarm(three_replicas.initial_peers, TIMEOUT)
-    options = {"request_timeout": 5.0, "max_retries": 5, "dht_prefix": three_replicas.dht_prefix}
+    options = {"request_timeout": 5.0, "max_retries": 4, "dht_prefix": three_replicas.dht_prefix}
     backbone = load_swarm_backbone(three_replicas.model, dht, **options)
     classifier = with_tuned_head(backbone, three_replicas.model, make_tuned(None))
     try:
@@ -291,7 +291,7 @@ def test_killed_replicas_cost_retries_and_missing_blocks_are_waited_for(
     three_replicas: ForkedSwarm, swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
 ) -> None:
     swarm, (ids, lengths) = three_replicas, batch()
-    options = {"request_timeout": 20.0, "max_retries": 5, "outage_timeout": 4.0}
+    options = {"request_timeout": 20.0, "max_retries": 4, "outage_timeout": 4.0}
     classifier = swarm_client.classifier_on_all(swarm, make_tuned("deep_ptune"), **options)
     requests = requests_of(classifier)
     before = classifier.logits(ids, lengths)
