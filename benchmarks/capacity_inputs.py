@@ -152,7 +152,8 @@ def _measure_journal(scratch_dir: Path, records: int) -> tuple[float, float]:
 
 def _measure_tail(scratch_dir: Path, rows: int) -> tuple[dict[str, float], float, float]:
     """Measures the steps of rank 0 alone: seconds and bytes per prediction."""
-    from dist_eval.metrics.computing import Totals, compute_metrics
+    from dist_eval.metrics.computing import compute_metrics
+    from dist_eval.metrics.totals import Totals
     from dist_eval.runs.saved_predictions import write_predictions
     from dist_eval.statistics import metric_intervals
 

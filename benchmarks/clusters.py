@@ -12,8 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from benchmarks import harness
+from dist_eval.metrics.confusion import margins
+from dist_eval.metrics.definitions import metrics_of_margins
 from dist_eval.statistics import Sums, Units, bca, gather_evidence, wilson
-from dist_eval.statistics.confusion import margins, metrics_of_margins
 
 QUESTION = "How many of the 95% intervals contain the truth where examples come in groups?"
 OURS = "(dist_eval)"
@@ -59,11 +60,11 @@ def coverage_of_groups(groups: int, simulations: int) -> dict[str, float]:
         prediction = np.where(is_right, label, 1 - label)
         count("accuracy: Wilson, by examples", *wilson(int(is_right.sum()), len(names)), _ACCURACY)
         for kind, units in (
-            ("by examples", Units.alike(label, prediction)),
+            ("by examples", Units.by_value(label, prediction)),
             (f"by groups {OURS}", Units.groups(names)),
         ):
             statistic = Sums(units, margins(label, prediction), metrics_of_margins)
-            whole = statistic.values(units.whole())
+            whole = statistic.values(units.observed_weights())
             values = {name: float(whole[name][0]) for name in _TRUTH}
             for name, evidence in gather_evidence(statistic, values, resamples=_RESAMPLES, seed=number).items():
                 assert evidence.distribution is not None and evidence.influence is not None

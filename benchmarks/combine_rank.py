@@ -23,8 +23,9 @@ import torch.distributed as dist
 from benchmarks.ranks import Meter
 from dist_eval.distributed.collectives import all_gather, gather_columns, process_group, sum_arrays
 from dist_eval.distributed.rank_store import RankStore, Topology
-from dist_eval.metrics.computing import Totals, compute_metrics, require_same_totals
+from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.predictions import Predictions, prove_coverage
+from dist_eval.metrics.totals import Totals, require_same_totals
 from dist_eval.process.lifetime import die_with_parent
 from dist_eval.runs.saved_predictions import write_predictions
 

@@ -13,8 +13,9 @@ import numpy as np
 
 from benchmarks import harness
 from dist_eval.data.selection import allocate, draw_rows
+from dist_eval.metrics.confusion import margins
+from dist_eval.metrics.definitions import metrics_of_margins
 from dist_eval.statistics import Sums, Units, gather_evidence, wilson
-from dist_eval.statistics.confusion import margins, metrics_of_margins
 
 QUESTION = "How many of the 95% intervals of a sample contain the metric of all rows?"
 OURS = "(dist_eval)"
@@ -49,7 +50,7 @@ def coverage_of_rows(size: int, simulations: int, is_stratified: bool) -> dict[s
     is_right = generator.random(_ROWS) < np.asarray(_RECALLS)[label]
     prediction = np.where(is_right, label, (label + 1) % len(_SHARES))
     statistic = _statistic(label, prediction)
-    truth = {name: float(value[0]) for name, value in statistic.values(statistic.units.whole()).items()}
+    truth = {name: float(value[0]) for name, value in statistic.values(statistic.units.observed_weights()).items()}
     quotas = allocate(size, np.bincount(label)) if is_stratified else np.asarray([size])
     fraction, hits = size / _ROWS, dict[str, list[bool]]()
 
@@ -62,7 +63,7 @@ def coverage_of_rows(size: int, simulations: int, is_stratified: bool) -> dict[s
         count("accuracy: Wilson", wilson(right, size), is_right.mean())
         count(f"accuracy: Wilson, corrected {OURS}", wilson(right, size, sampling_fraction=fraction), is_right.mean())
         sampled = _statistic(label[rows], prediction[rows])
-        whole = sampled.values(sampled.units.whole())
+        whole = sampled.values(sampled.units.observed_weights())
         values = {name: float(whole[name][0]) for name in _METRICS}
         for name, one in gather_evidence(sampled, values, resamples=_RESAMPLES, seed=seed).items():
             count(f"{name}: BCa", one.interval().limits, truth[name])
@@ -71,4 +72,4 @@ def coverage_of_rows(size: int, simulations: int, is_stratified: bool) -> dict[s
 
 
 def _statistic(label: np.ndarray, prediction: np.ndarray) -> Sums:
-    return Sums(Units.alike(label, prediction), margins(label, prediction), metrics_of_margins)
+    return Sums(Units.by_value(label, prediction), margins(label, prediction), metrics_of_margins)

@@ -23,10 +23,10 @@ from benchmarks import harness
 from benchmarks.clusters import OURS, cover_groups
 from benchmarks.finite_populations import cover_rows
 from benchmarks.program import run_program
+from dist_eval.metrics.confusion import margins
+from dist_eval.metrics.definitions import metrics_of_margins, statistics_of
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.statistics import Difference, Sums, Units, gather_evidence, mcnemar, percentile, wilson
-from dist_eval.statistics.confusion import margins, metrics_of_margins
-from dist_eval.statistics.metrics import statistics_of
 
 COVERAGE = "How many of the 95% intervals contain the truth?"
 SPEED = "How many resamples are computed per second?"
@@ -118,7 +118,7 @@ def coverage_of(population: Population, examples: int, simulations: int) -> dict
         half = 1.959964 * float(np.sqrt(share * (1 - share) / examples))
         count("accuracy: Wald", (share - half, share + half), truth["accuracy"])
         statistic = confusion_of(label, prediction)
-        values = {name: float(statistic.values(statistic.units.whole())[name][0]) for name in METRICS}
+        values = {name: float(statistic.values(statistic.units.observed_weights())[name][0]) for name in METRICS}
         for name, one in gather_evidence(statistic, values, resamples=_RESAMPLES, seed=number).items():
             interval = one.interval()
             count(f"{name}: BCa {OURS}", (interval.low, interval.high), truth[name])
@@ -139,7 +139,7 @@ def exact_coverage(accuracy: float, examples: int) -> float:
 
 def confusion_of(label: np.ndarray, prediction: np.ndarray) -> Sums:
     """Returns the metrics of a confusion matrix as a statistic."""
-    return Sums(Units.alike(label, prediction), margins(label, prediction), metrics_of_margins)
+    return Sums(Units.by_value(label, prediction), margins(label, prediction), metrics_of_margins)
 
 
 def race(options: argparse.Namespace, examples: int, rounds: int) -> harness.Report:
@@ -261,7 +261,7 @@ def power_found(examples: int, better: float, worse: float, simulations: int) ->
         counts = generator.multinomial(examples, outcomes)
         first, second = np.repeat([True, True, False, False], counts), np.repeat([True, False, True, False], counts)
         rejected[_MCNEMAR].append(mcnemar(first, second).p_value <= _ALPHA)
-        units = Units.alike(first.astype(np.int64), second.astype(np.int64))
+        units = Units.by_value(first.astype(np.int64), second.astype(np.int64))
         pair = [Sums(units, right[np.newaxis].astype(np.float64), _hits) for right in (first, second)]
         value = float(second.sum() - first.sum())
         evidence = gather_evidence(Difference(*pair), {"accuracy": value}, resamples=_RESAMPLES, seed=number)[

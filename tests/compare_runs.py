@@ -12,8 +12,7 @@ from samples import FACTS, config_for, folder_of, sections
 
 from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.metrics.computing import compute_metrics
-from dist_eval.metrics.custom_computing import Reduced, custom_results, parts_of
-from dist_eval.metrics.custom_metrics import CustomMetric, Inputs
+from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, custom_results
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.statistics import Units, class_intervals, metric_intervals
 from dist_eval.statistics.custom import statistics_of_functions
@@ -45,12 +44,7 @@ def run_of(
 ) -> Path:  # fmt: skip
     """Writes a run's folder as the evaluator does, with the figures of functions of the caller's own."""
     metrics = compute_metrics(found, names)
-    inputs = Inputs.of(found)
-    combined = {}
-    for metric in (one for one in custom if one.reduction):
-        combined[metric.name] = Reduced(metric.reduction)
-        combined[metric.name].add(parts_of(metric.measure(inputs)), len(found))
-    own = custom_results(custom, inputs, combined).values
+    own = custom_results(custom, Inputs.of(found)).values
     metrics = replace(metrics, values={**metrics.values, **own}, custom=list(own))
     units = Units.single(len(found)) if groups is None else Units.groups(groups)
     extra_statistics = statistics_of_functions(custom, found, units)

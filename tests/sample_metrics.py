@@ -78,80 +78,14 @@ def mean_absolute(predictions: np.ndarray, labels: np.ndarray, probabilities: No
     return float(np.abs(predictions - labels).mean())
 
 
-class Hits:
-    reduction = "sum"
-
-    def update(self, predictions: np.ndarray, labels: np.ndarray, probabilities: np.ndarray) -> int:
-        return int((predictions == labels).sum())
+def hits(predictions: np.ndarray, labels: np.ndarray, probabilities: np.ndarray) -> int:
+    return int((predictions == labels).sum())
 
 
-class MeanTop:
-    reduction = "mean"
-
-    def update(self, predictions: np.ndarray, labels: np.ndarray, probabilities: np.ndarray) -> float:
-        return float(probabilities.max(axis=1).mean())
+def sure_loss(predictions: np.ndarray, labels: np.ndarray, probabilities: np.ndarray) -> float:
+    return log_loss(labels, probabilities, labels=range(probabilities.shape[1]))
 
 
-class Surest:
-    reduction = "max"
-
-    def update(self, predictions: np.ndarray, labels: np.ndarray, probabilities: np.ndarray) -> dict[str, float]:
-        return {"largest": float(probabilities.max()), "label": int(labels.max())}
-
-
-class LeastSure:
-    reduction = "min"
-
-    def update(self, predictions: np.ndarray, labels: np.ndarray, probabilities: np.ndarray) -> float:
-        return float(probabilities.max(axis=1).min())
-
-
-class LogLoss:
-    """Needs all examples, which "cat" brings together."""
-
-    reduction = "cat"
-
-    def update(self, predictions: np.ndarray, labels: np.ndarray, probabilities: np.ndarray) -> dict[str, np.ndarray]:
-        return {"labels": labels, "probabilities": probabilities}
-
-    def compute(self, value: dict[str, np.ndarray]) -> float:
-        return log_loss(value["labels"], value["probabilities"], labels=range(value["probabilities"].shape[1]))
-
-
-class FailsOnOneBatch:
-    reduction = "sum"
-
-    def update(self, predictions: np.ndarray, labels: np.ndarray, probabilities: np.ndarray) -> float:
-        if len(labels) == 1:
-            raise RuntimeError("one is not enough")
-        return 1.0
-
-
-class NoReduction:
+class NoFunction:
     def update(self, predictions: np.ndarray, labels: np.ndarray, probabilities: np.ndarray) -> float:
         return 1.0
-
-
-class UnknownReduction(NoReduction):
-    reduction = "average"
-
-
-class KeepsToItself:
-    reduction = "sum"
-
-    def update(self, predictions: np.ndarray, labels: np.ndarray, probabilities: np.ndarray) -> None:
-        self.total = 1
-
-
-class NeedsArguments:
-    reduction = "sum"
-
-    def __init__(self, beta: float) -> None:
-        self.beta = beta
-
-
-class NeverComputed:
-    reduction = "cat"
-
-    def update(self, predictions: np.ndarray, labels: np.ndarray, probabilities: np.ndarray) -> np.ndarray:
-        return labels

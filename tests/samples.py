@@ -82,11 +82,7 @@ def mean_of(values: np.ndarray, units: Units | None = None, *, name: str = "mean
 
 def values_of(statistics: Iterable[Statistic]) -> dict[str, float]:
     """Computes what statistics are for the data themselves, NaN where undefined."""
-    return {
-        name: float(value[0])
-        for statistic in statistics
-        for name, value in statistic.values(statistic.units.whole()).items()
-    }
+    return {name: value for statistic in statistics for name, value in statistic.observed().items()}
 
 
 def metrics_for(names: list[str]) -> Metrics:

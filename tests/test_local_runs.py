@@ -112,8 +112,8 @@ def evaluated(launcher: Launcher, capfd: pytest.CaptureFixture[str]) -> Runs:
 
 
 OWN = {
-    "single_label_classification": ["error_rate", "Hits", "LogLoss", "order"],
-    "multi_label_classification": ["Hits"],
+    "single_label_classification": ["error_rate", "hits", "sure_loss", "order"],
+    "multi_label_classification": ["hits"],
     "regression": ["mean_absolute"],
 }
 
@@ -141,11 +141,11 @@ def test_a_run_gives_the_same_to_the_last_byte_on_any_number_of_ranks(
     elif problem == "multi_label_classification":
         assert values["subset_accuracy"] == pytest.approx(sk.accuracy_score(label, prediction))
         assert values["f1_micro"] == pytest.approx(sk.f1_score(label, prediction, average="micro"))
-        assert values["Hits"] == (label == prediction).sum()
+        assert values["hits"] == (label == prediction).sum()
     else:
         assert values["error_rate"] == pytest.approx(1 - values["accuracy"])
-        assert values["LogLoss"] == pytest.approx(values["log_loss"])
-        assert values["Hits"] == (label == prediction).sum()
+        assert values["sure_loss"] == pytest.approx(values["log_loss"])
+        assert values["hits"] == (label == prediction).sum()
     assert set(one["custom_metrics"]) == {name for name in values if name.split("/")[0] in OWN[problem]}
     assert [work["combined"] for work in three["ranks"]] == [work["samples"] for work in three["ranks"]]
     assert one["spread"] is None
@@ -159,7 +159,7 @@ def test_a_run_gives_the_same_to_the_last_byte_on_any_number_of_ranks(
 def test_a_sample_is_the_same_to_the_last_byte_on_any_number_of_ranks_and_names_the_rows_of_the_file(
     cases: dict[str, list[str]], evaluated: Runs, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    options = [*cases["single_label_classification"], "--sample", "24", "--stratify", "--metric", "sample_metrics:Hits"]
+    options = [*cases["single_label_classification"], "--sample", "24", "--stratify", "--metric", "sample_metrics:hits"]
     options += ["--slice-by", "source", "--report", "texts"]
     one, three = (evaluated([*options, "--sample-seed", "7"], tmp_path / str(n), n) for n in (1, 3))
     files = [tmp_path / n / "predictions.parquet" for n in ("1", "3")]
@@ -187,9 +187,9 @@ def test_a_sample_is_the_same_to_the_last_byte_on_any_number_of_ranks_and_names_
     mistake = one["confident_mistakes"][0]["index"]
     assert f'"#{mistake}"' in page and json.dumps(data["text"][mistake]) in page
     # it is resumed by the same sample only, and computes further metrics without a forward
-    after = evaluated([*options, "--sample-seed", "7"], tmp_path / "3", 1, "--metric", "sample_metrics:LogLoss")
+    after = evaluated([*options, "--sample-seed", "7"], tmp_path / "3", 1, "--metric", "sample_metrics:sure_loss")
     assert "Nothing was sent" in after["printed"]
-    assert after["metrics"]["LogLoss"] == pytest.approx(after["metrics"]["log_loss"])
+    assert after["metrics"]["sure_loss"] == pytest.approx(after["metrics"]["log_loss"])
     assert run_here("-m", "dist_eval", *options, "--sample-seed", "8", "--output", str(tmp_path / "3")) == 1
     assert "what differs is the dataset and the selection of rows" in capfd.readouterr().err
 
@@ -199,22 +199,22 @@ def test_a_complete_run_gives_further_metrics_without_a_forward(
 ) -> None:
     options, output = cases["single_label_classification"], tmp_path / "out"
     before = evaluated(options, output, 2, "--metric", "sample_metrics:error_rate")
-    after = evaluated(options, output, 1, "--metric", "sample_metrics:LogLoss", "sample_metrics:order")
+    after = evaluated(options, output, 1, "--metric", "sample_metrics:sure_loss", "sample_metrics:order")
     fresh = evaluated(
         options,
         tmp_path / "fresh",
         1,
         "--metric",
-        *(f"sample_metrics:{name}" for name in ("LogLoss", "order")),
+        *(f"sample_metrics:{name}" for name in ("sure_loss", "order")),
     )
     assert after["finished"] == before["finished"]
-    assert after["custom_metrics"] == ["error_rate", "LogLoss", "order/labels", "order/top"]
+    assert after["custom_metrics"] == ["error_rate", "sure_loss", "order/labels", "order/top"]
     assert {name: after["metrics"][name] for name in fresh["metrics"]} == fresh["metrics"]
     assert {name: after["intervals"][name] for name in fresh["intervals"]} == fresh["intervals"]
     assert after["intervals"]["order/top"]["low"] is not None
     assert after["metrics"]["error_rate"] == before["metrics"]["error_rate"]
     assert "Nothing was sent" in after["printed"]
-    assert f"LogLoss               {after['metrics']['LogLoss']:.4f}" in after["printed"]
+    assert f"sure_loss               {after['metrics']['sure_loss']:.4f}" in after["printed"]
 
 
 @pytest.mark.parametrize("problem", OWN)

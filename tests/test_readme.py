@@ -98,10 +98,10 @@ def test_the_example_of_own_metrics_runs_as_written(
     process = launcher.run("-m", "dist_eval", *words[6:], ranks=2)
     assert process.returncode == 0, process.stderr
     results = results_of(tmp_path / "runs" / "metrics")
-    assert results["custom_metrics"] == ["worst_recall", "TopTwo"]
+    assert results["custom_metrics"] == ["worst_recall", "top_two"]
     assert results["metrics"]["worst_recall"] == min(row["recall"] for row in results["per_class"])
-    assert results["metrics"]["accuracy"] < results["metrics"]["TopTwo"] <= 1
-    assert f"TopTwo                {results['metrics']['TopTwo']:.4f}" in process.stdout
+    assert results["metrics"]["accuracy"] < results["metrics"]["top_two"] <= 1
+    assert f"top_two               {results['metrics']['top_two']:.4f}" in process.stdout
 
 
 def test_pandas_and_duckdb_read_the_predictions_as_the_readme_says(

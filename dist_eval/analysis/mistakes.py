@@ -12,47 +12,35 @@ from dist_eval.data.problem_types import REGRESSION, SINGLE_LABEL
 from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.results.scores import ConfidentMistake
 
+# maximum number listed in `results.json`
 MOST = 20
-"""Maximum number listed in `results.json`."""
 
 
 @dataclass(frozen=True)
 class Mistake:
-    """A misclassified example; in a regression any example.
+    """A misclassified example; in a regression any example."""
 
-    Attributes:
-        index: position in the dataset.
-        label: true label: an int64, or an array of several labels or outputs.
-        prediction: predicted label, like `label`.
-        score: the sort key, largest first.
-    """
-
-    index: int
-    label: Any
-    prediction: Any
-    score: float
+    index: int  # position in the dataset
+    label: Any  # an int64, or an array of several labels or outputs
+    prediction: Any  # like `label`
+    score: float  # the sort key, largest first
 
 
 @dataclass(frozen=True)
 class Mistakes:
-    """The worst mistakes.
+    """The worst mistakes."""
 
-    Attributes:
-        total: number of all mistakes.
-        worst: the worst of them.
-    """
-
-    total: int
+    total: int  # number of all mistakes
     worst: list[Mistake]
 
 
 def worst_mistakes(
-    pieces: Iterable[PredictionsLike], most: int, pairs: Sequence[tuple[int, int]] = (), of_each_pair: int = 0
+    chunks: Iterable[PredictionsLike], most: int, pairs: Sequence[tuple[int, int]] = (), of_each_pair: int = 0
 ) -> Mistakes:
     """Finds the worst mistakes; ties are in dataset order.
 
     Args:
-        pieces: chunks of all predictions, in dataset order.
+        chunks: chunks of all predictions, in dataset order.
         most: maximum number of mistakes to return.
         pairs: pairs of a true and a predicted class, whose worst mistakes are included even if many others are worse.
         of_each_pair: number reserved for each pair, in total at most `most`.
@@ -62,10 +50,10 @@ def worst_mistakes(
         decision for a label. In a regression, whose outputs are not probabilities, examples by their loss.
     """
     total, columns = 0, None
-    for piece in pieces:
-        wrong, score = _wrong(piece)
+    for chunk in chunks:
+        wrong, score = _wrong(chunk)
         total += len(wrong)
-        found = [piece.index[wrong], piece.label[wrong], piece.prediction[wrong], score]
+        found = [chunk.index[wrong], chunk.label[wrong], chunk.prediction[wrong], score]
         columns = found if columns is None else [np.concatenate(both) for both in zip(columns, found, strict=True)]
         order = np.argsort(-columns[-1], kind="stable")
         columns = [column[order] for column in columns]
@@ -81,16 +69,9 @@ def worst_mistakes(
 def confident_mistakes(
     predictions: PredictionsLike, label_names: Sequence[str], most: int = MOST
 ) -> list[ConfidentMistake] | None:
-    """Returns the section `confident_mistakes` of `results.json` (see `worst_mistakes`).
+    """Returns the section `confident_mistakes` of `results.json` (see `worst_mistakes`); None for a regression.
 
-    Args:
-        predictions: predictions in dataset order.
-        label_names: names of the classes or labels.
-        most: maximum number of mistakes.
-
-    Returns:
-        For each mistake the position in the dataset, the names of the true and the predicted class, and the probability
-        of the latter. In a multi-label problem `label` and `prediction` are lists. None for a regression.
+    In a multi-label problem `label` and `prediction` are lists.
     """
     if predictions.problem is REGRESSION:
         return None
@@ -101,17 +82,17 @@ def confident_mistakes(
             prediction=_names(one.prediction, label_names),
             probability=one.score,
         )
-        for one in worst_mistakes(predictions.pieces(), most).worst
+        for one in worst_mistakes(predictions.chunks(), most).worst
     ]
 
 
-def _wrong(piece: PredictionsLike) -> tuple[np.ndarray, np.ndarray]:
+def _wrong(chunk: PredictionsLike) -> tuple[np.ndarray, np.ndarray]:
     """Returns the rows of the mistakes, and their scores."""
-    label, prediction = piece.label, piece.prediction
-    if piece.problem is REGRESSION:
-        return np.arange(len(piece)), piece.loss
-    probabilities = piece.probabilities
-    if piece.problem is SINGLE_LABEL:
+    label, prediction = chunk.label, chunk.prediction
+    if chunk.problem is REGRESSION:
+        return np.arange(len(chunk)), chunk.loss
+    probabilities = chunk.probabilities
+    if chunk.problem is SINGLE_LABEL:
         wrong = np.flatnonzero(label != prediction)
         return wrong, probabilities[wrong, prediction[wrong]]
     sure = np.where(label == prediction, 0.0, np.maximum(probabilities, 1 - probabilities)).max(axis=1)

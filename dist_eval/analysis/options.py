@@ -25,24 +25,15 @@ from dist_eval.statistics import Statistic, Units, class_intervals, compute_cali
 
 @dataclass(frozen=True)
 class AnalysisOptions:
-    """Options of the analysis.
+    """Options of the analysis."""
 
-    Attributes:
-        confidence: confidence level of all intervals.
-        slicings: the partitions of the dataset into slices.
-        group_column: the column that names the group (cluster) of each row, None if rows are independent.
-        group_of: the group of each row of the dataset, int64 of shape [rows].
-        rows: which rows these are, ascending, int64 of shape [rows]; None for all rows of the dataset.
-        sampling_fraction: share of the dataset that is in the random sample which was evaluated; 0 if the intervals are
-            not to take it into account.
-    """
-
-    confidence: float = 0.95
-    slicings: Sequence[Slicing] = ()
-    group_column: str | None = None
+    confidence: float = 0.95  # confidence level of all intervals
+    slicings: Sequence[Slicing] = ()  # the partitions of the dataset into slices
+    group_column: str | None = None  # it names the group (cluster) of each row, None if rows are independent
+    # the group of each row of the dataset, int64 of shape [rows]
     group_of: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    rows: np.ndarray | None = None
-    sampling_fraction: float = 0.0
+    rows: np.ndarray | None = None  # which rows these are, ascending, int64 of shape [rows]; None for all rows
+    sampling_fraction: float = 0.0  # of the dataset; 0 if the intervals are not to take it into account
 
     @classmethod
     def of(

@@ -17,57 +17,44 @@ from dist_eval.data.selection import places_of
 from dist_eval.metrics.catalogue import averages_classes, metric_names
 from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.predictions import PredictionsLike
+from dist_eval.metrics.units import FEW_UNITS
 from dist_eval.results.record import MetricValues, Reasons
 from dist_eval.results.scores import Intervals, Slice, SliceKind
 from dist_eval.statistics import Interval, metric_intervals
-from dist_eval.statistics.units import FEW_UNITS
 from dist_eval.tables import format_count
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+# the name of the slicing by number of tokens, in place of a column's name
 LENGTH = "length"
-"""The name of the slicing by number of tokens, in place of a column's name."""
 
+# maximum number of values with a slice of their own; all others form one more slice
 MOST_VALUES = 50
-"""Maximum number of values with a slice of their own; all others form one more slice."""
 
-_RANGES, _MOST_NUMBERS = 5, 20
+_RANGES = 5
+_MOST_NUMBERS = 20
 _RESAMPLES = 1_999
 
 
 @dataclass(frozen=True)
 class Part:
-    """The definition of a slice.
+    """The definition of a slice."""
 
-    Attributes:
-        kind: "value", "missing", "range" (of numbers) or "rest" (all values without a slice of their own).
-        value: the value or range as text; None if missing.
-        low: smallest number of a range, None for other kinds.
-        high: largest number of a range.
-    """
-
-    kind: SliceKind
-    value: str | None
-    low: float | None = None
-    high: float | None = None
+    kind: SliceKind  # "rest": all values without a slice of their own
+    value: str | None  # the value or range as text; None if missing
+    low: float | None = None  # smallest number of a range, None for other kinds
+    high: float | None = None  # largest number of a range
 
 
 @dataclass(frozen=True)
 class Slicing:
-    """A partition of a dataset into slices.
+    """A partition of a dataset into slices."""
 
-    Attributes:
-        by: name of the column, or `LENGTH`.
-        parts: the definitions of the slices.
-        part_of: the slice of each row of the dataset, int64 of shape [rows].
-        rows: which rows these are, ascending, int64 of shape [rows]; None for all rows of the dataset.
-    """
-
-    by: str
-    parts: list[Part]
-    part_of: np.ndarray
-    rows: np.ndarray | None = None
+    by: str  # name of the column, or `LENGTH`
+    parts: list[Part]  # the definitions of the slices
+    part_of: np.ndarray  # the slice of each row of the dataset, int64 of shape [rows]
+    rows: np.ndarray | None = None  # which rows these are, ascending, int64 of shape [rows]; None for all rows
 
     @classmethod
     def of_lengths(cls, lengths: np.ndarray, rows: np.ndarray | None = None) -> Slicing:
@@ -78,13 +65,7 @@ class Slicing:
 
     @classmethod
     def of_column(cls, by: str, column: pa.Array, rows: np.ndarray | None = None) -> Slicing:
-        """Partitions by a column.
-
-        Args:
-            by: name of the column.
-            column: its values as text, null where missing.
-            rows: see `Slicing`.
-        """
+        """Partitions by a column, whose values are text, null where missing."""
         encoded = column.dictionary_encode()
         values: pa.Array = encoded.dictionary
         number_of = encoded.indices.fill_null(len(values)).to_numpy()  # the missing value comes last
@@ -122,9 +103,6 @@ def _ranges(numbers: np.ndarray, counts: np.ndarray, unit: str = "") -> tuple[li
         numbers: the values, float64 of shape [values]; NaN for a blank one.
         counts: number of rows with each value, int64 of shape [values].
         unit: suffix of the ranges as text.
-
-    Returns:
-        The ranges, and the range of each value, int64 of shape [values].
     """
     order = np.argsort(numbers, kind="stable")  # NaN last
     order = order[~np.isnan(numbers[order])]

@@ -82,14 +82,13 @@ class Run:
 
     def with_custom_metrics(self, metrics: Sequence[CustomMetric]) -> Run:
         """Returns this run with custom metrics and their intervals, computed from its predictions."""
-        from dist_eval.metrics.custom_computing import custom_results
-        from dist_eval.metrics.custom_metrics import Inputs
+        from dist_eval.metrics.custom_metrics import Inputs, custom_results
         from dist_eval.statistics import Units, gather_evidence
         from dist_eval.statistics.custom import statistics_of_functions
 
         if not metrics:
             return self
-        found = custom_results(metrics, Inputs.of(self.predictions), {})
+        found = custom_results(metrics, Inputs.of(self.predictions))
         units = Units.single(len(self.predictions)) if self.group is None else Units.groups(self.group)
         statistics = statistics_of_functions(metrics, self.predictions, units)
         results, intervals = self.results, {}

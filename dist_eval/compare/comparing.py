@@ -119,7 +119,6 @@ def compare(
         RunError: the runs did not evaluate the same examples.
         ConfigError: there is no such metric, or there is nothing to compare.
     """
-    _require_functions(custom_metrics)
     if len(runs) < 2:
         raise ConfigError("Nothing to compare with: name at least two runs.")
     first, *others = (run.with_custom_metrics(custom_metrics) for run in on_common_rows(runs))
@@ -185,17 +184,6 @@ def compare_pairs(
     ]
 
 
-def _require_functions(custom_metrics: Sequence[CustomMetric]) -> None:
-    from dist_eval.statistics.metrics import BY_BATCH
-
-    for metric in custom_metrics:
-        if metric.reduction is not None:
-            raise ConfigError(
-                f"--metric {metric.spec}: {BY_BATCH}. Start each run's command again with it, which sends "
-                f"nothing; --metric {metric.name} then compares what the runs have."
-            )
-
-
 def _metric_names(
     first: Run, others: Sequence[Run], metrics: Sequence[str], custom_metrics: Sequence[CustomMetric]
 ) -> list[str]:
@@ -239,8 +227,8 @@ def _differences(
     confidence: float,
     resamples: int | None,
 ) -> dict[str, PairedDifference]:
+    from dist_eval.metrics.definitions import UNKNOWN
     from dist_eval.statistics import Interval, PairedDifference, paired_differences
-    from dist_eval.statistics.metrics import BY_BATCH, UNKNOWN
 
     found = paired_differences(
         first.predictions,
@@ -253,10 +241,7 @@ def _differences(
     )
     for name in metrics - found.keys():
         before, after = first.metrics[name], other.metrics[name]
-        interval = first.results.intervals.get(name)
         reason = _NEEDS_CODE if name in first.results.custom_metrics else UNKNOWN
-        if interval and interval.reason == BY_BATCH:
-            reason = BY_BATCH
         value = None if before is None or after is None else after - before
         found[name] = PairedDifference(value, Interval(confidence=confidence, reason=reason), None)
     return found
@@ -264,8 +249,8 @@ def _differences(
 
 def _test(first: Run, change: Changes, metric: str, difference: PairedDifference) -> McNemar | GroupedTest:
     """Tests for equal accuracy; `difference` is that of the share of correct examples."""
+    from dist_eval.metrics.units import FEW_UNITS
     from dist_eval.statistics import mcnemar
-    from dist_eval.statistics.units import FEW_UNITS
 
     groups = first.results.groups
     if groups is None:

@@ -230,14 +230,14 @@ def _difference(
 
     from dist_eval.statistics import Difference, PairedDifference, bonett_price, gather_evidence, mcnemar
     from dist_eval.statistics.documents import VALUE, document_statistic, is_share
-    from dist_eval.statistics.intervals import enclosing
+    from dist_eval.statistics.intervals import make_interval
 
     difference = Difference(document_statistic(before, form), document_statistic(after, form))
-    value = float(difference.values(difference.units.whole())[VALUE][0])
+    value = difference.observed()[VALUE]
     if is_share([*before, *after]):
         test = mcnemar(np.asarray(before, dtype=bool), np.asarray(after, dtype=bool))
         limits = bonett_price(test.only_first, test.only_second, len(before), confidence)
-        interval = enclosing(value, limits, "bonett-price", confidence=confidence)
+        interval = make_interval(value, limits, "bonett-price", confidence=confidence)
         return PairedDifference(value, interval, test.p_value), test
     evidence = gather_evidence(difference, {VALUE: value}, resamples=resamples)[VALUE]
     return PairedDifference(value, evidence.interval(confidence), evidence.p_value()), None

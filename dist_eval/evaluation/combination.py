@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dist_eval.data.plan import Plan
 from dist_eval.data.problem_types import REGRESSION
-from dist_eval.distributed.collectives import all_gather
-from dist_eval.distributed.rank_store import Topology
 from dist_eval.evaluation.drive import LocalWork, RunWork
 from dist_eval.evaluation.scoring import Gathered, gather
-from dist_eval.metrics.computing import Metrics, Totals
-from dist_eval.metrics.custom_computing import ReducedMetrics, custom_results, reduce_batches
-from dist_eval.metrics.custom_metrics import CustomMetric, Inputs
-from dist_eval.metrics.predictions import Predictions
+from dist_eval.metrics.computing import Metrics
+from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, custom_results
+from dist_eval.metrics.predictions import Predictions, PredictionsLike
+from dist_eval.metrics.totals import Totals
 from dist_eval.results.work import RankResults, RankWork, Spread, Throughput
 
 _SHORTEST_SECONDS = 1e-3
@@ -26,10 +23,9 @@ class Combined:
 
     gathered: Gathered  # the predictions of all ranks, on the leader only, and their totals
     work: RunWork[RankResults]  # what all ranks did
-    metrics: ReducedMetrics  # custom metrics with a reduction, reduced over all batches; on the leader only
 
 
-def combine(found: LocalWork, topology: Topology, custom_metrics: Sequence[CustomMetric], plan: Plan) -> Combined:
+def combine(found: LocalWork) -> Combined:
     """Combines the results of all ranks; every rank calls it."""
     local = Predictions(**found.columns)
     totals = Totals.of(local)
@@ -39,27 +35,16 @@ def combine(found: LocalWork, topology: Topology, custom_metrics: Sequence[Custo
         accuracy=None if local.problem is REGRESSION else totals.accuracy,
         loss=totals.mean_loss,
     )
-    reduced: ReducedMetrics = {}
-    if any(metric.reduction for metric in custom_metrics):
-        ordered = local.in_dataset_order()
-        reduced = reduce_batches(
-            custom_metrics,
-            lambda places: Inputs.of(ordered.at(places)),
-            ordered.index,
-            plan,
-            found.batches,
-            all_gather,
-            leads=topology.is_leader,
-        )
-    return Combined(gather(local), RunWork.gather(found, entry), reduced)
+    return Combined(gather(local), RunWork.gather(found, entry))
 
 
-def with_custom_metrics(metrics: Metrics, custom_metrics: Sequence[CustomMetric], combined: Combined) -> Metrics:
-    """Adds the values of custom metrics."""
-    needs_all = any(metric.reduction is None for metric in custom_metrics)  # probabilities take much memory
-    predictions = combined.gathered.predictions
-    inputs = Inputs.of(predictions if needs_all else predictions.rows(0, 0))
-    custom = custom_results(custom_metrics, inputs, combined.metrics)
+def with_custom_metrics(
+    metrics: Metrics, custom_metrics: Sequence[CustomMetric], predictions: PredictionsLike
+) -> Metrics:
+    """Adds the values of custom metrics, computed from all predictions."""
+    if not custom_metrics:  # probabilities take much memory
+        return metrics
+    custom = custom_results(custom_metrics, Inputs.of(predictions))
     return replace(
         metrics,
         values={**metrics.values, **custom.values},

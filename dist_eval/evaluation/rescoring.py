@@ -6,16 +6,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-import numpy as np
-
 from dist_eval.analysis.options import AnalysisOptions, analyse
 from dist_eval.data.dataset import TokenizedDataset
-from dist_eval.data.plan import Plan
 from dist_eval.errors import RunError, one_line
 from dist_eval.evaluation.results import scores_of
 from dist_eval.metrics.computing import Metrics, compute_metrics
-from dist_eval.metrics.custom_computing import CustomResults, custom_results, reduce_batches
-from dist_eval.metrics.custom_metrics import CustomMetric, Inputs
+from dist_eval.metrics.custom_metrics import CustomMetric, CustomResults, Inputs, custom_results
 from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.metrics.words import metric_words
 from dist_eval.options.config import EvaluationConfig
@@ -42,7 +38,6 @@ def rescore_complete(
     config: EvaluationConfig,
     custom_metrics: Sequence[CustomMetric],
     data: TokenizedDataset,
-    plan: Plan,
 ) -> dict[str, float | None]:
     """Reports that the run is complete, and computes newly requested metrics from its predictions.
 
@@ -54,7 +49,6 @@ def rescore_complete(
         config: the options now, with those of the recorded analysis (see `with_recorded_analysis`).
         custom_metrics: the custom metrics.
         data: the dataset.
-        plan: its batches.
 
     Returns:
         The run's metrics by name.
@@ -80,9 +74,7 @@ def rescore_complete(
         extra_statistics = statistics_of_functions(custom_metrics, predictions, options.units(predictions))
         intervals: Intervals = {}
         if custom_metrics:
-            inputs = Inputs.of(predictions)
-            reduced = reduce_batches(custom_metrics, inputs.rows, predictions.index, plan, np.arange(len(plan)))
-            custom = custom_results(custom_metrics, inputs, reduced)
+            custom = custom_results(custom_metrics, Inputs.of(predictions))
             intervals = _intervals_of(custom, metrics, predictions, options, extra_statistics)
             results = _revise_metrics(results, config, custom_metrics, custom, intervals)
         shown, lines = dict(custom.values), []

@@ -30,7 +30,6 @@ from dist_eval.report.page import report_on
 from dist_eval.report.table import format_results, selection_words
 from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.journal import Journal
-from dist_eval.runs.journal_folder import recorded_session_tokens
 from dist_eval.statistics.custom import statistics_of_functions
 
 EvalSession = Session[EvaluationConfig, EvaluationFolder]
@@ -63,8 +62,7 @@ def evaluate_run(session: EvalSession) -> dict[str, float | None] | None:
         if session.is_complete() or model is None:
             if not session.topology.is_leader:
                 return None
-            plan = task.plan(data, recorded_session_tokens(session.folder.path) or 0)
-            return rescore_complete(session.folder, config, task.custom_metrics, data, plan)
+            return rescore_complete(session.folder, config, task.custom_metrics, data)
         announce_selection(session, data)
         share = 0.0 if config.audit else config.session_share
         plan = session.plan_with_sessions(partial(task.plan, data), task.base, model, share)
@@ -89,7 +87,7 @@ def evaluate_run(session: EvalSession) -> dict[str, float | None] | None:
             audited=audited_batches(len(plan), config.audit),
         )
         with session.process_group(), driven as local:
-            combined = combine(local, session.topology, task.custom_metrics, plan)
+            combined = combine(local)
         if session.topology.is_leader:
             return finish(session, task, data, plan, analysis, combined)
         session.wait_for_results()
@@ -123,8 +121,7 @@ def finish(
         failures_of(config).require_few(len(work.failed), len(data), work.failed[-1][1])
     failed = (index for index, _ in work.failed)
     coverage, metrics = score(combined.gathered, len(data), task.target.label_names, failed, data.rows)
-    if task.custom_metrics:
-        metrics = with_custom_metrics(metrics, task.custom_metrics, combined)
+    metrics = with_custom_metrics(metrics, task.custom_metrics, predictions)
     extra_statistics = statistics_of_functions(task.custom_metrics, predictions, analysis.units(predictions))
     results = results_of(
         work,

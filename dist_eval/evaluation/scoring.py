@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from dist_eval.distributed.collectives import gather_columns, sum_arrays
-from dist_eval.metrics.computing import Metrics, Totals, compute_metrics, require_same_totals
+from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.predictions import Predictions, prove_coverage
+from dist_eval.metrics.totals import Totals, require_same_totals
 from dist_eval.results.inputs import Coverage
 
 

@@ -29,7 +29,7 @@ from dist_eval.options.prompts import PromptOptions
 from dist_eval.options.selection import SelectionOptions
 from dist_eval.results.inputs import SelectionMethod
 from dist_eval.runs.fingerprint import Fingerprint
-from dist_eval.statistics.precision import examples_for_precision
+from dist_eval.statistics.sampling import examples_for_precision
 
 
 @dataclass(frozen=True)

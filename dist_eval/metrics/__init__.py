@@ -1,7 +1,8 @@
 """Predictions, and the metrics of each problem type.
 
-`catalogue` lists the metrics and where each is shown. `predictions` holds predictions and proves that they are
-complete, `computing` aggregates them and computes the metrics that `multilabel`, `regression`, `ranking` and
-`calibration` define, and `words` formats them; `exact_match` is that of generated texts. `custom_metrics` says what
-custom metrics are, `metric_loading` loads them, and `custom_computing` computes them.
+`catalogue` lists the metrics with their formulas, and where each is shown. `definitions` says which sums (`counts`,
+`calibration`) and scores (`ranking`) they are functions of, for any weights of the examples (`statistic`, `units`);
+`computing` computes them for all examples, with the `reasons` of undefined ones. `predictions` holds predictions and
+proves that they are complete, `totals` are sums that are computed twice, and `words` formats metrics; `exact_match` is
+that of generated texts. `custom_metrics` says what custom metrics are, and `metric_loading` loads them.
 """

@@ -13,107 +13,82 @@ classifier.
 Brier score: G. W. Brier (1950), "Verification of forecasts expressed in terms of probability", Monthly Weather Review
 78, 1-3: the sum over the classes of (probability - outcome)², from 0 to 2. For two classes that is twice the default
 of `sklearn.metrics.brier_score_loss`; for a label of a multi-label problem, a single probability, it is the same.
+
+The plug-in estimate of the expected calibration error is biased upwards by a term of the order √(bins / n), and each
+resample adds the same bias again (R. Roelofs and others 2022, "Mitigating bias in calibration error estimation",
+AISTATS, 4036-4054). No bootstrap interval corrects that: for a well calibrated classifier it seldom contains the true
+value. So the error has a reason instead of an interval, and each bin of the reliability diagram has an interval.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from dist_eval.metrics.predictions import PredictionsLike
+from dist_eval.metrics.statistic import Statistic
+from dist_eval.metrics.units import Units
 
+# bins of equal width from 0 to 1, the number that Guo and others use
 BINS = 15
-"""Bins of equal width from 0 to 1, the number that Guo and others use."""
 
+# edges of the bins; a value on an edge belongs to the lower bin, as in `sklearn.calibration.calibration_curve`
 EDGES = np.linspace(0.0, 1.0, BINS + 1)
-"""Edges of the bins; a value on an edge belongs to the lower bin, as in `sklearn.calibration.calibration_curve`."""
 
-
-def bins_of(probability: np.ndarray) -> np.ndarray:
-    """Returns the bin that each probability belongs to, int64 of the same shape."""
-    return np.searchsorted(EDGES[1:-1], probability)
+_BIASED = "biased upwards in resamples; see the bins of the reliability diagram"
 
 
 @dataclass(frozen=True)
 class Confidences:
-    """Predicted probabilities and the outcomes.
+    """Predicted probabilities and the outcomes."""
 
-    Attributes:
-        confidence: predicted probability, float64 of shape [n].
-        correct: whether the predicted event occurred, bool of shape [n].
-        brier: Brier score of each example, float64 of shape [n].
-    """
-
-    confidence: np.ndarray
-    correct: np.ndarray
-    brier: np.ndarray
+    confidence: np.ndarray  # predicted probability, float64 of shape [n]
+    correct: np.ndarray  # whether the predicted event occurred, bool of shape [n]
+    brier: np.ndarray  # Brier score of each example, float64 of shape [n]
 
     @classmethod
-    def of_classes(cls, predictions: PredictionsLike) -> Confidences:
-        """Collects the probabilities of the predicted classes, in memory class by class (single-label)."""
-        label = predictions.label
+    def of(cls, predictions: PredictionsLike) -> Iterator[Confidences]:
+        """Yields those of the predicted classes, or in a multi-label problem of one label after the other."""
+        label, numbers = predictions.label, range(predictions.num_labels)
+        columns = zip(numbers, predictions.probabilities_of(numbers), strict=True)
+        if label.ndim > 1:
+            for number, probability in columns:
+                yield cls(probability, label[:, number], (probability - label[:, number]) ** 2)
+            return
         confidence, brier = np.zeros(len(label)), np.zeros(len(label))
-        classes = range(predictions.num_labels)
-        for number, probability in zip(classes, predictions.probabilities_of(classes), strict=True):
+        for number, probability in columns:  # all columns at once would take more memory than the predictions
             np.maximum(confidence, probability, out=confidence)
             brier += (probability - (label == number)) ** 2
-        return cls(confidence, label == predictions.prediction, brier)
-
-    @classmethod
-    def of_labels(cls, predictions: PredictionsLike) -> Iterator[Confidences]:
-        """Yields the probabilities and outcomes of one label after the other (multi-label)."""
-        labels = range(predictions.num_labels)
-        for number, probability in zip(labels, predictions.probabilities_of(labels), strict=True):
-            correct = predictions.label[:, number]
-            yield cls(probability, correct, (probability - correct) ** 2)
+        yield cls(confidence, label == predictions.prediction, brier)
 
     @property
-    def gap(self) -> np.ndarray:
-        """Outcome minus confidence, float64 of shape [n]."""
-        return self.correct - self.confidence
+    def bins(self) -> np.ndarray:
+        """The bin that each example belongs to, int64 of shape [n]."""
+        return np.searchsorted(EDGES[1:-1], self.confidence)
 
-    def ece(self) -> float:
+    def error(self, weights: np.ndarray | float = 1.0) -> float:
         """Computes the expected calibration error: Σ over the bins of |correct - sum of the confidences| / n."""
-        gaps = np.bincount(bins_of(self.confidence), self.gap, minlength=BINS)
-        return float(np.abs(gaps).sum() / len(self.confidence))
+        gaps = np.bincount(self.bins, weights * (self.correct - self.confidence), minlength=BINS)
+        return float(np.abs(gaps).sum() / np.broadcast_to(weights, len(self.confidence)).sum())
 
 
-@dataclass(frozen=True)
-class Bins:
-    """A reliability diagram: totals of each bin.
+class CalibrationError(Statistic):
+    """The expected calibration error, in a multi-label problem its mean over the labels."""
 
-    Attributes:
-        count: number of examples, int64 of shape [BINS].
-        hits: number of correct ones, int64 of shape [BINS].
-        confidence: sum of the confidences, float64 of shape [BINS].
-    """
+    names, bounds, no_interval = ("ece",), (0.0, 1.0), _BIASED
 
-    count: np.ndarray
-    hits: np.ndarray
-    confidence: np.ndarray
+    def __init__(self, units: Units | Callable[[], Units], confidences: Callable[[], Iterator[Confidences]]) -> None:
+        super().__init__(units)
+        self._confidences = confidences
 
-    @classmethod
-    def of(cls, confidences: Confidences) -> Bins:
-        """Bins examples by confidence."""
-        number = bins_of(confidences.confidence)
-        return cls(
-            np.bincount(number, minlength=BINS),
-            np.bincount(number[confidences.correct], minlength=BINS),
-            np.bincount(number, confidences.confidence, minlength=BINS),
-        )
+    def values(self, weights: np.ndarray) -> dict[str, np.ndarray]:
+        """See `Statistic.values`."""
+        of_examples = weights[self.units.kind_of].T
+        errors = [[part.error(drawn) for drawn in of_examples] for part in self._confidences()]
+        return {"ece": np.mean(errors, axis=0)}
 
-
-def calibration_metrics(predictions: PredictionsLike) -> dict[str, float | None]:
-    """Computes `ece` and `brier`, in a multi-label problem their means over the labels.
-
-    Args:
-        predictions: at least one example.
-    """
-    if predictions.label.ndim == 1:
-        parts: Iterable[Confidences] = [Confidences.of_classes(predictions)]
-    else:
-        parts = Confidences.of_labels(predictions)
-    ece, brier = zip(*((part.ece(), float(part.brier.mean())) for part in parts), strict=True)
-    return {"ece": float(np.mean(ece)), "brier": float(np.mean(brier))}
+    def observed(self) -> dict[str, float]:
+        """See `Statistic.observed`."""
+        return {"ece": float(np.mean([part.error() for part in self._confidences()]))}

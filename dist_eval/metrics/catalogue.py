@@ -1,16 +1,21 @@
-"""The catalogue of metrics: what is known of each, and where it is shown. Imports no library, for command lines.
+"""The catalogue of metrics: how each follows from sums over examples, what is known of it, and where it is shown.
 
-Their values are computed in `computing`, `multilabel` and `regression`, and again from resampled counts, for intervals,
-in `dist_eval.statistics`. A metric of each class or output also has a field in `dist_eval.results.scores`.
+A metric is a function of weighted sums: with weights of 1 it is the metric of the data, with the weights of a resample
+that of the resample. A metric of the sums in `counts` is added here, and nowhere else. What needs other sums, or the
+order of scores, is in `definitions`. A metric of each class or output also has a field in `dist_eval.results.scores`.
+
+Imports no library, because command lines import it.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 View = Literal["table", "cards", "compared", "slices", "tuning"]
+Source = Literal["counts", "losses", "brier", "errors"]
 
 SHARE, CORRELATION, UNBOUNDED = (0.0, 1.0), (-1.0, 1.0), (0.0, math.inf)
 
@@ -22,6 +27,9 @@ class Metric:
     Attributes:
         name: as in `results.json`.
         range: smallest and largest possible value; for a name, the same in all problem types.
+        formula: the metric as a function of sums (see `counts`), whose last axis are resamples; NaN where undefined. Of
+            "errors" it may give a row for each output, whose mean is the metric. None: no function of sums.
+        source: which sums.
         lower_is_better: whether 0 is the best value, instead of the largest one.
         over_classes: whether it is a mean over classes in which a class with few examples, or few predictions, has full
             weight; undefined for a slice with few examples of a class.
@@ -31,66 +39,94 @@ class Metric:
 
     name: str
     range: tuple[float, float]
+    formula: Callable[[Any], Any] | None = None
+    source: Source = "counts"
     lower_is_better: bool = False
     over_classes: bool = False
     is_accuracy: bool = False
     in_table: bool = True
 
 
+def _average(
+    ratio: str, average: Literal["macro", "micro", "weighted"], *, is_accuracy: bool = False, in_table: bool = True
+) -> Metric:
+    """Returns an average over classes of one of the ratios `OF_CLASS`."""
+    return Metric(
+        f"{ratio}_{average}",
+        SHARE,
+        lambda c: getattr(c, average)(ratio),
+        over_classes=average == "macro",
+        is_accuracy=is_accuracy,
+        in_table=in_table,
+    )
+
+
+def _loss(source: Source) -> Metric:
+    return Metric("loss", UNBOUNDED, lambda s: s.loss / s.examples, source, lower_is_better=True)
+
+
+_CALIBRATION = (
+    Metric("ece", SHARE, lower_is_better=True),
+    Metric("brier", (0.0, 2.0), lambda s: s.brier / s.examples, "brier", lower_is_better=True),  # of a label at most 1
+)
+
+# all metrics by `problem_type`, in the order of the table
 METRICS = {
     "single_label_classification": (
-        Metric("accuracy", SHARE, is_accuracy=True),
-        Metric("balanced_accuracy", SHARE, over_classes=True),
-        Metric("f1_macro", SHARE, over_classes=True),
-        Metric("f1_weighted", SHARE),
-        Metric("mcc", CORRELATION),
-        Metric("loss", UNBOUNDED, lower_is_better=True),
-        Metric("log_loss", UNBOUNDED, lower_is_better=True),
-        Metric("ece", SHARE, lower_is_better=True),
-        Metric("brier", (0.0, 2.0), lower_is_better=True),
+        Metric("accuracy", SHARE, lambda c: c.right / c.examples, is_accuracy=True),
+        Metric("balanced_accuracy", SHARE, lambda c: c.mean("recall", c.support > 0), over_classes=True),
+        _average("f1", "macro"),
+        _average("f1", "weighted"),
+        Metric("mcc", CORRELATION, lambda c: c.matthews_correlation()),
+        _loss("losses"),
+        Metric("log_loss", UNBOUNDED, lambda s: s.log_loss / s.examples, "losses", lower_is_better=True),
+        *_CALIBRATION,
         Metric("roc_auc", SHARE),  # of two classes; the next two are of more
         Metric("roc_auc_ovr_macro", SHARE, over_classes=True),
         Metric("roc_auc_ovr_weighted", SHARE),
-        Metric("precision_macro", SHARE, over_classes=True, in_table=False),
-        Metric("precision_micro", SHARE, is_accuracy=True, in_table=False),
-        Metric("precision_weighted", SHARE, in_table=False),
-        Metric("recall_macro", SHARE, over_classes=True, in_table=False),
-        Metric("recall_micro", SHARE, is_accuracy=True, in_table=False),
-        Metric("recall_weighted", SHARE, is_accuracy=True, in_table=False),
-        Metric("f1_micro", SHARE, is_accuracy=True, in_table=False),
+        _average("precision", "macro", in_table=False),
+        _average("precision", "micro", in_table=False, is_accuracy=True),
+        _average("precision", "weighted", in_table=False),
+        _average("recall", "macro", in_table=False),
+        _average("recall", "micro", in_table=False, is_accuracy=True),
+        _average("recall", "weighted", in_table=False, is_accuracy=True),
+        _average("f1", "micro", in_table=False, is_accuracy=True),
     ),
     "multi_label_classification": (
-        Metric("subset_accuracy", SHARE, is_accuracy=True),
-        Metric("hamming_loss", SHARE, lower_is_better=True),
-        Metric("f1_micro", SHARE),
-        Metric("f1_macro", SHARE, over_classes=True),
-        Metric("f1_weighted", SHARE),
-        Metric("loss", UNBOUNDED, lower_is_better=True),
-        Metric("ece", SHARE, lower_is_better=True),
-        Metric("brier", (0.0, 2.0), lower_is_better=True),  # of a label at most 1
+        Metric("subset_accuracy", SHARE, lambda c: c.right / c.examples, is_accuracy=True),
+        Metric(
+            "hamming_loss", SHARE, lambda c: c.wrong.sum(axis=0) / (c.examples * len(c.wrong)), lower_is_better=True
+        ),
+        _average("f1", "micro"),
+        _average("f1", "macro"),
+        _average("f1", "weighted"),
+        _loss("counts"),
+        *_CALIBRATION,
         Metric("roc_auc_macro", SHARE, over_classes=True),
         Metric("roc_auc_weighted", SHARE),
         Metric("average_precision_macro", SHARE, over_classes=True),
         Metric("average_precision_weighted", SHARE),
-        Metric("precision_macro", SHARE, over_classes=True, in_table=False),
-        Metric("precision_micro", SHARE, in_table=False),
-        Metric("precision_weighted", SHARE, in_table=False),
-        Metric("recall_macro", SHARE, over_classes=True, in_table=False),
-        Metric("recall_micro", SHARE, in_table=False),
-        Metric("recall_weighted", SHARE, in_table=False),
+        _average("precision", "macro", in_table=False),
+        _average("precision", "micro", in_table=False),
+        _average("precision", "weighted", in_table=False),
+        _average("recall", "macro", in_table=False),
+        _average("recall", "micro", in_table=False),
+        _average("recall", "weighted", in_table=False),
     ),
     "regression": (
-        Metric("mae", UNBOUNDED, lower_is_better=True),
-        Metric("mse", UNBOUNDED, lower_is_better=True),
-        Metric("rmse", UNBOUNDED, lower_is_better=True),
-        Metric("r2", (-math.inf, 1.0)),
-        Metric("pearson", CORRELATION),
+        Metric("mae", UNBOUNDED, lambda s: s.absolute / s.examples, "errors", lower_is_better=True),
+        Metric("mse", UNBOUNDED, lambda s: s.squared / s.examples, "errors", lower_is_better=True),
+        Metric("rmse", UNBOUNDED, lambda s: (s.squared / s.examples) ** 0.5, "errors", lower_is_better=True),
+        Metric("r2", (-math.inf, 1.0), lambda s: 1 - s.squared / s.label_spread, "errors"),
+        Metric("pearson", CORRELATION, lambda s: s.pearson_correlation(), "errors"),
         Metric("spearman", CORRELATION),
-        Metric("loss", UNBOUNDED, lower_is_better=True),
+        _loss("errors"),
     ),
 }
-"""All metrics by `problem_type`, in the order of the table."""
 
+# where else metrics are shown: at the top of the page, of which the first is the most important metric; in comparisons
+# and summaries of runs; in slices, of which only the first two are printed; and what the best epoch of a tuning can be
+# chosen by
 _VIEWS: dict[str, dict[View, tuple[str, ...]]] = {
     "single_label_classification": {
         "cards": ("accuracy", "f1_macro", "mcc"),
@@ -109,17 +145,23 @@ _VIEWS: dict[str, dict[View, tuple[str, ...]]] = {
         "slices": ("mae", "rmse", "r2", "pearson"),
     },
 }
-"""Where else metrics are shown: the large figures of the page, of which the first is the most important metric;
-comparisons and summaries of runs; slices, of which only the first two are printed; and what the best epoch of a tuning
-can be chosen by."""
 
+# the metrics of each class or label
 OF_CLASS = ("precision", "recall", "f1")
-"""The metrics of each class or label."""
 
+# the metrics of each output of a regression; the loss is that of all outputs together
 OF_OUTPUT = tuple(metric.name for metric in METRICS["regression"] if metric.name != "loss")
-"""The metrics of each output of a regression; the loss is that of all outputs together."""
 
 _BY_NAME = {metric.name: metric for metrics in METRICS.values() for metric in metrics}
+
+
+def formulas(problem: str, source: Source) -> dict[str, Callable[[Any], Any]]:
+    """Returns the formulas of a problem type's metrics that follow from some sums, by name."""
+    return {
+        metric.name: metric.formula
+        for metric in METRICS[problem]
+        if metric.formula is not None and metric.source == source
+    }
 
 
 def metric_names(problem: str, view: View) -> tuple[str, ...]:

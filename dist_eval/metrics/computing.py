@@ -1,7 +1,4 @@
-"""Metrics: predictions → confusion matrix → metrics, computed by scikit-learn. Needs no process group and no model.
-
-The metrics depend on the problem type (see `dist_eval.data.problem_types`): those of single-label classification are
-here, the others in `multilabel` and `regression`.
+"""Predictions → confusion matrix → metrics. Needs no process group and no model.
 
 A metric that is undefined for the data (the recall of a class without examples, the AUC of one class) is `None`, and
 `undefined` gives the reason; it is never replaced by 0.
@@ -9,126 +6,22 @@ A metric that is undefined for the data (the recall of a class without examples,
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, named
-from dist_eval.errors import ExactnessError
-from dist_eval.metrics.calibration import calibration_metrics
-from dist_eval.metrics.confusion import confusion_of
-from dist_eval.metrics.multilabel import class_results, label_confusion, multi_label_metrics
+from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL
+from dist_eval.metrics.catalogue import METRICS, OF_CLASS, OF_OUTPUT
+from dist_eval.metrics.confusion import confusion_matrix
+from dist_eval.metrics.counts import ClassCounts
+from dist_eval.metrics.definitions import rank_correlations, statistic_of_outputs, statistics_of
 from dist_eval.metrics.predictions import PredictionsLike
-from dist_eval.metrics.ranking import area_under_roc
-from dist_eval.metrics.regression import regression_metrics
+from dist_eval.metrics.reasons import reasons_of_classes, reasons_of_labels, reasons_of_means, reasons_of_output
+from dist_eval.metrics.units import Units
 from dist_eval.results.record import MetricValues, Reasons
-from dist_eval.results.scores import PerClass
-
-_LOSS_TOLERANCE = 1e-9
-_CLASSES_IN_MESSAGE = 20
-
-
-@dataclass(frozen=True)
-class Totals:
-    """Sums over examples, which can be added over batches and ranks.
-
-    Attributes:
-        counts: examples and correct examples (all labels correct; 0 in a regression), int64 of shape [2].
-        confusion: examples by true class (row) and predicted class (column), int64 of shape [classes, classes], a SciPy
-            sparse array; in a multi-label problem of shape [labels, 2, 2] (see `label_confusion`), in a regression of
-            shape [0, 0].
-        loss: sum of the losses, float64 of shape [1].
-        errors: in a regression, sums of the absolute and of the squared errors, float64 of shape [outputs, 2]; else of
-            shape [0, 2].
-    """
-
-    counts: np.ndarray
-    confusion: Any
-    loss: np.ndarray
-    errors: np.ndarray = field(default_factory=lambda: np.zeros((0, 2)))
-
-    @classmethod
-    def of(cls, predictions: PredictionsLike) -> Totals:
-        """Computes the totals of predictions, possibly of no example."""
-        problem, outputs, correct = predictions.problem, predictions.num_labels, 0
-        errors = np.zeros((outputs if problem is REGRESSION else 0, 2))
-        confusion: Any = np.zeros((outputs, 2, 2) if problem is MULTI_LABEL else (0, 0), dtype=np.int64)
-        if problem is SINGLE_LABEL:
-            # at once: adding up sparse matrices of pieces would copy the sum for each piece
-            confusion = confusion_of(predictions.label, predictions.prediction, outputs)
-            correct = confusion.diagonal().sum()
-        else:
-            for piece in predictions.pieces():
-                if problem is MULTI_LABEL:
-                    confusion += label_confusion(piece.label, piece.prediction)
-                    correct += int((piece.label == piece.prediction).all(axis=1).sum())
-                else:
-                    apart = np.abs(piece.prediction - piece.label)
-                    errors += np.stack([apart.sum(axis=0), (apart**2).sum(axis=0)], axis=1)
-        return cls(
-            counts=np.asarray([len(predictions), correct], dtype=np.int64),
-            confusion=confusion,
-            loss=np.asarray([predictions.loss.sum()], dtype=np.float64),
-            errors=errors,
-        )
-
-    @property
-    def samples(self) -> int:
-        """Number of examples."""
-        return int(self.counts[0])
-
-    @property
-    def accuracy(self) -> float | None:
-        """Share of correct examples, None without any; meaningless in a regression."""
-        return int(self.counts[1]) / self.samples if self.samples else None
-
-    @property
-    def mean_loss(self) -> float | None:
-        """Mean of the losses, None without examples."""
-        return float(self.loss[0]) / self.samples if self.samples else None
-
-
-def require_same_totals(reduced: Totals, gathered: Totals) -> None:
-    """Requires that each total, computed in two ways, is the same: all_reduce of rank totals, and gathered examples.
-
-    Args:
-        reduced: per-rank totals, summed by all_reduce.
-        gathered: totals of the examples gathered by all_gather_object.
-
-    Raises:
-        ExactnessError: a count differs, or a sum differs by more than rounding error.
-    """
-    for name, agree in (
-        ("counts", np.array_equal),
-        ("confusion", _are_equal),
-        ("loss", _are_close),
-        ("errors", _are_close),
-    ):
-        sums, others = getattr(reduced, name), getattr(gathered, name)
-        if not agree(sums, others):
-            raise ExactnessError(
-                f"The {name} do not agree: all_reduce gives {_described(sums)}, "
-                f"the gathered examples give {_described(others)}. No metric was computed."
-            )
-
-
-def _are_equal(sums: Any, others: Any) -> bool:
-    return sums.shape == others.shape and not (sums - others).nonzero()[0].size
-
-
-def _described(values: Any) -> str:
-    if isinstance(values, np.ndarray):
-        return str(values.tolist())
-    is_small = values.shape[0] <= _CLASSES_IN_MESSAGE
-    return str(values.toarray().tolist()) if is_small else " ".join(str(values).split())
-
-
-def _are_close(sums: np.ndarray, others: np.ndarray) -> bool:
-    """Returns whether sums in different orders differ by rounding only; infinities compare equal to themselves."""
-    return sums.shape == others.shape and np.allclose(sums, others, rtol=_LOSS_TOLERANCE, atol=_LOSS_TOLERANCE)
+from dist_eval.results.scores import ClassResults, OutputResults, PerClass
 
 
 @dataclass(frozen=True)
@@ -179,7 +72,10 @@ def compute_metrics(predictions: PredictionsLike, label_names: Sequence[str]) ->
         label_names: name of each class, label or output, `predictions.num_labels` of them.
 
     Returns:
-        The metrics.
+        The metrics, in the order of `METRICS`.
+
+    Raises:
+        ValueError: a prediction is not a number.
 
     Examples:
         >>> from dist_eval import Predictions
@@ -191,118 +87,64 @@ def compute_metrics(predictions: PredictionsLike, label_names: Sequence[str]) ->
         >>> metrics.confusion.tolist()
         [[2, 0], [1, 1]]
     """
-    problem, loss = predictions.problem, float(predictions.loss.mean())
-    if problem is SINGLE_LABEL:
-        return _single_label_metrics(predictions, label_names)
-    confusion = Totals.of(predictions).confusion
+    problem = predictions.problem
+    numbers = (predictions.label, predictions.prediction) if problem is REGRESSION else ()
+    if np.isnan(predictions.loss).any() or not all(np.isfinite(column).all() for column in numbers):
+        raise ValueError("Input contains NaN or infinity.")
+    cells = confusion_matrix(predictions)
     rows: PerClass
-    if problem is MULTI_LABEL:
-        values, undefined, rows = multi_label_metrics(predictions, confusion, label_names)
+    if problem is REGRESSION:
+        values, undefined, rows = _regression_metrics(predictions, label_names)
     else:
-        values, undefined, rows = regression_metrics(predictions, label_names)
+        counts = ClassCounts.of_matrix(cells)
+        rows = _class_results(counts, label_names)
+        undefined = (reasons_of_labels if problem is MULTI_LABEL else reasons_of_classes)(counts, label_names)
+        values = {}
+        for statistic in statistics_of(predictions):
+            if not undefined.keys() >= {*statistic.names}:
+                values.update(statistic.observed())
+    values |= dict.fromkeys(undefined)
     return Metrics(
-        values={**values, "loss": loss},
+        values={metric.name: values[metric.name] for metric in METRICS[problem.name] if metric.name in values},
         undefined=undefined,
         per_class=rows,
-        cells=confusion,
-        majority_share=None,
+        cells=cells,
+        majority_share=float(counts.support.max() / len(predictions)) if problem is SINGLE_LABEL else None,
         label_names=list(label_names),
         problem=problem.name,
     )
 
 
-def _single_label_metrics(predictions: PredictionsLike, label_names: Sequence[str]) -> Metrics:
-    from sklearn import metrics as sk
-
-    confusion = Totals.of(predictions).confusion
-    support, predicted = confusion.sum(axis=1), confusion.sum(axis=0)
-    present = np.flatnonzero(support + predicted)
-    # one weighted example per cell gives the same metrics as all examples, at negligible cost
-    label, prediction = confusion.nonzero()
-    cells = {"y_true": label, "y_pred": prediction, "sample_weight": confusion.data}
-    values: MetricValues = {
-        "accuracy": float(sk.accuracy_score(**cells)),
-        "loss": float(predictions.loss.mean()),
-        "mcc": _matthews(confusion.diagonal().sum(), support[present], predicted[present]),
-        "balanced_accuracy": float(np.mean(confusion.diagonal()[support > 0] / support[support > 0])),
-    }
-    undefined: Reasons = {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # scikit-learn warns about what `undefined` reports
-        for average in ("macro", "micro", "weighted"):
-            figures = sk.precision_recall_fscore_support(**cells, labels=present, average=average, zero_division=0)
-            for name, value in zip(("precision", "recall", "f1"), figures[:3], strict=True):
-                values[f"{name}_{average}"] = float(value)
-    _withdraw_undefined_averages(values, undefined, confusion, present, label_names)
-    if np.count_nonzero(support) < 2 or np.count_nonzero(predicted) < 2:
-        values["mcc"], undefined["mcc"] = None, "needs at least two classes among labels and among predictions"
-    _add_probability_metrics(values, undefined, predictions, support, label_names)
-    values.update(calibration_metrics(predictions))
-    return Metrics(
-        values=values,
-        undefined=undefined,
-        per_class=class_results(label_names, confusion.diagonal(), support, predicted),
-        cells=confusion,
-        majority_share=float(support.max() / support.sum()),
-        label_names=list(label_names),
-    )
-
-
-def _matthews(hits: np.ndarray, support: np.ndarray, predicted: np.ndarray) -> float:
-    """Returns Matthews' correlation from counts; scikit-learn's needs a dense confusion matrix."""
-    support, predicted = support.astype(np.float64), predicted.astype(np.float64)
-    examples = support.sum()
-    spread = (examples**2 - np.dot(predicted, predicted)) * (examples**2 - np.dot(support, support))
-    return float((hits * examples - np.dot(support, predicted)) / np.sqrt(spread)) if spread else 0.0
-
-
-def _withdraw_undefined_averages(
-    values: MetricValues,
-    undefined: Reasons,
-    confusion: Any,
-    present: np.ndarray,
-    label_names: Sequence[str],
-) -> None:
-    for figure, axis, why in (("precision", 0, "was never predicted"), ("recall", 1, "has no examples")):
-        absent = present[confusion.sum(axis=axis)[present] == 0]
-        for average in ("macro", "weighted"):
-            # a class without examples has weight 0 in a weighted average
-            if not len(absent) or (figure, average) == ("recall", "weighted"):
-                continue
-            name = f"{figure}_{average}"
-            undefined[name] = f"{named(absent, label_names)} {why} (counted as 0, it would be {values[name]:.4f})"
-            values[name] = None
-
-
-def _add_probability_metrics(
-    values: MetricValues,
-    undefined: Reasons,
-    predictions: PredictionsLike,
-    support: np.ndarray,
-    label_names: Sequence[str],
-) -> None:
-    from sklearn import metrics as sk
-
-    classes = np.arange(predictions.num_labels)
-    if len(classes) < 2:
-        for name in ("log_loss", "roc_auc"):
-            values[name], undefined[name] = None, "the head has only one class"
-        return
-    # unlike the loss, scikit-learn's log loss clips probabilities away from 0
-    parts = [
-        sk.log_loss(piece.label, piece.probabilities, labels=classes, normalize=False) for piece in predictions.pieces()
+def _class_results(counts: ClassCounts, names: Sequence[str]) -> list[ClassResults]:
+    columns = [
+        [None if np.isnan(value) else value for value in counts.of_each[name][:, 0].tolist()] for name in OF_CLASS
     ]
-    values["log_loss"] = float(np.sum(parts) / len(predictions))
-    weights: dict[str, np.ndarray | None] = {"roc_auc_ovr_macro": None, "roc_auc_ovr_weighted": support}
-    if len(classes) == 2:
-        weights, classes = {"roc_auc": None}, classes[1:]
-    absent = np.flatnonzero(support == 0)
-    if len(absent):
-        values.update(dict.fromkeys(weights))
-        undefined.update(dict.fromkeys(weights, f"{named(absent, label_names)} without examples"))
-        return
-    # class by class: all scores at once would take more memory than the predictions
-    scores = zip(classes, predictions.probabilities_of(classes), strict=True)
-    areas = [area_under_roc(predictions.label == number, score) for number, score in scores]
-    for name, weight in weights.items():
-        values[name] = float(np.average(areas, weights=weight))
+    return [
+        ClassResults(label=name, support=int(support), **dict(zip(OF_CLASS, row, strict=True)))
+        for name, support, *row in zip(names, counts.support[:, 0], *columns, strict=True)
+    ]
+
+
+def _regression_metrics(
+    predictions: PredictionsLike, names: Sequence[str]
+) -> tuple[MetricValues, Reasons, list[OutputResults]]:
+    """Returns means over the outputs, the reasons of undefined ones, and the metrics of each output."""
+    label, output = predictions.label, predictions.prediction
+    of_outputs = statistic_of_outputs(predictions, lambda: Units.single(len(label))).observed()
+    of_outputs |= {f"{number}/spearman": float(rank) for number, rank in enumerate(rank_correlations(label, output))}
+    reasons = [reasons_of_output(*columns) for columns in zip(label.T, output.T, strict=True)]
+    undefined = reasons_of_means(reasons, names)
+    values: MetricValues = {"loss": float(predictions.loss.mean())}
+    for metric in OF_OUTPUT:
+        if metric not in undefined:
+            values[metric] = float(np.mean([of_outputs[f"{number}/{metric}"] for number in range(len(names))]))
+    rows = [
+        # unchecked: a square may overflow
+        OutputResults.model_construct(
+            None,
+            label=name,
+            **{metric: None if metric in reasons[number] else of_outputs[f"{number}/{metric}"] for metric in OF_OUTPUT},
+        )
+        for number, name in enumerate(names)
+    ]
+    return values, undefined, rows

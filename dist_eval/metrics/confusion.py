@@ -1,4 +1,4 @@
-"""Confusion matrices of single labels, as sparse arrays: with many classes nearly all cells are empty."""
+"""Confusion matrices; those of classes are sparse arrays, as with many classes nearly all cells are empty."""
 
 from __future__ import annotations
 
@@ -6,8 +6,37 @@ from typing import Any
 
 import numpy as np
 
+from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION
+from dist_eval.metrics.predictions import PredictionsLike
+
+# classes up to which results have every cell of the matrix
 MOST_DENSE_CLASSES = 256
-"""Classes up to which results have every cell of the matrix."""
+
+
+def confusion_matrix(predictions: PredictionsLike) -> Any:
+    """Counts examples by truth (row) and prediction (column).
+
+    Args:
+        predictions: possibly of no example.
+
+    Returns:
+        int64: see `confusion_of`; in a multi-label problem for each label, in the order false, true, as
+        `sklearn.metrics.multilabel_confusion_matrix` does; in a regression an array of shape [0, 0].
+    """
+    outputs = predictions.num_labels
+    if predictions.problem is REGRESSION:
+        return np.zeros((0, 0), dtype=np.int64)
+    if predictions.problem is not MULTI_LABEL:
+        # at once: adding up sparse matrices of chunks would copy the sum for each chunk
+        return confusion_of(predictions.label, predictions.prediction, outputs)
+    hits, support, predicted = np.zeros((3, outputs), dtype=np.int64)
+    for chunk in predictions.chunks():
+        label, given = chunk.label, chunk.prediction
+        hits += (label & given).sum(axis=0)
+        support += label.sum(axis=0)
+        predicted += given.sum(axis=0)
+    neither = len(predictions) - support - predicted + hits
+    return np.stack([neither, predicted - hits, support - hits, hits], axis=1).reshape(outputs, 2, 2)
 
 
 def confusion_of(label: np.ndarray, prediction: np.ndarray, classes: int, count: np.ndarray | None = None) -> Any:
@@ -25,9 +54,46 @@ def confusion_of(label: np.ndarray, prediction: np.ndarray, classes: int, count:
     from scipy import sparse
 
     if count is None:
-        cells, count = np.unique(label * classes + prediction, return_counts=True)
+        cells, count = _count_each(label * classes + prediction, classes**2)
         label, prediction = np.divmod(cells, classes)
     return sparse.coo_array((count, (label, prediction)), shape=(classes, classes)).tocsr()
+
+
+def _count_each(values: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the distinct values, ascending from 0 to below a limit, and how often each occurs."""
+    if limit > len(values):
+        return np.unique(values, return_counts=True)
+    counts = np.bincount(values)  # faster than sorting
+    found = np.flatnonzero(counts)
+    return found, counts[found]
+
+
+def class_totals(cells: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns true positives, examples and predictions of each class or label from a confusion matrix, int64."""
+    if cells.ndim == 3:
+        return cells[:, 1, 1], cells[:, 1].sum(axis=1), cells[:, :, 1].sum(axis=1)
+    return cells.diagonal(), cells.sum(axis=1), cells.sum(axis=0)
+
+
+def margins(label: np.ndarray, prediction: np.ndarray) -> Any:
+    """Returns the addends of each example: whether it is a true positive, an example and a prediction of each class.
+
+    Args:
+        label: true classes, int64 of shape [n].
+        prediction: predicted classes, int64 of shape [n].
+
+    Returns:
+        A SciPy sparse array, float64 of shape [3 * classes, n], for the classes that occur; no metric depends on the
+        others.
+    """
+    from scipy import sparse
+
+    classes, numbers = np.unique(np.concatenate([label, prediction]), return_inverse=True)
+    label, prediction = np.split(numbers.reshape(-1), 2)
+    examples, hits = np.arange(len(label)), np.flatnonzero(label == prediction)
+    rows = np.concatenate([label[hits], len(classes) + label, 2 * len(classes) + prediction])
+    columns = np.concatenate([hits, examples, examples])
+    return sparse.csr_array((np.ones(len(rows)), (rows, columns)), shape=(3 * len(classes), len(label)))
 
 
 def most_confused(matrix: Any, most: int) -> tuple[np.ndarray, np.ndarray]:

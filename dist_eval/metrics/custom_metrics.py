@@ -4,23 +4,19 @@ A custom metric is one of these:
 
 - A function of (predictions, labels, probabilities) that returns a float, or a dict of floats. It is called with all
   examples in dataset order, and with resamples of them for its interval, so it must have no side effects.
-- A class with an attribute `reduction` ("sum", "mean", "cat", "max" or "min") and a method `update(predictions, labels,
-  probabilities)`, which returns the value of these examples: a number, an array, or a dict of them. It is called for
-  each batch, on the rank that owns it, and the values are combined by the reduction, means weighted by samples. A
-  method `compute(value)` turns the combined value into the result; without it, the combined value is the result.
 - A `torchmetrics` metric, as an object, or a class that needs no arguments.
-- A metric of Hugging Face's `evaluate` in a file or folder on this host. Its code is run; nothing is ever downloaded.
+- A metric of Hugging Face's `evaluate`, as an object, or in a file or folder on this host. Its code is run; nothing is
+  ever downloaded.
 
 Arrays are NumPy arrays. Single-label: predictions and labels int64 of shape [n], probabilities float64 of shape
 [n, classes]. Multi-label: 0 and 1, int64 of shape [n, labels], and probabilities of that shape. Regression: float64 of
-shape [n], or [n, outputs] if there are several outputs, and None. `metric_loading` loads and checks metrics, and
-`custom_computing` computes them.
+shape [n], or [n, outputs] if there are several outputs, and None. `metric_loading` loads and checks metrics.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,8 +24,7 @@ import numpy as np
 from dist_eval.data.problem_types import REGRESSION
 from dist_eval.errors import error_summary
 from dist_eval.metrics.predictions import PredictionsLike
-
-REDUCTIONS = ("sum", "mean", "cat", "max", "min")
+from dist_eval.results.record import MetricValues, Reasons
 
 
 @dataclass(frozen=True)
@@ -86,16 +81,52 @@ class CustomMetric:
     Attributes:
         name: name of the metric, under which its results are reported.
         spec: the value of the option that names it.
-        measure: computes the metric, or with a reduction the value of a batch.
-        reduction: how values of batches are combined; None if the metric is computed from all examples at once.
-        finish: computes the result from the combined value.
+        measure: computes the metric.
     """
 
     name: str
     spec: str
     measure: Callable[[Inputs], Any]
-    reduction: str | None = None
-    finish: Callable[[Any], Any] = lambda value: value
+
+
+@dataclass
+class CustomResults:
+    """The results of custom metrics.
+
+    Attributes:
+        values: metric by name; None if it is not a finite number.
+        undefined: the reason for each metric that is None.
+    """
+
+    values: MetricValues = field(default_factory=dict)
+    undefined: Reasons = field(default_factory=dict)
+
+
+def custom_results(metrics: Sequence[CustomMetric], inputs: Inputs) -> CustomResults:
+    """Computes custom metrics.
+
+    A metric that fails here, although it worked on synthetic examples, is undefined; the others are not affected.
+
+    Args:
+        metrics: the custom metrics.
+        inputs: all examples, in dataset order.
+
+    Returns:
+        Their values, and the reasons of undefined ones.
+    """
+    results = CustomResults()
+    for metric in metrics:
+        try:
+            values = numbers_by_name(metric.name, metric.measure(inputs))
+        except Exception as error:  # user code may raise anything
+            what = f"gave {error}" if isinstance(error, NoResult) else f"raised {error_sentence(error)}"
+            values = {}
+            results.values[metric.name], results.undefined[metric.name] = None, f"the metric {what}"
+        for name, value in values.items():
+            results.values[name] = value if np.isfinite(value) else None
+            if results.values[name] is None:
+                results.undefined[name] = f"the metric gave {value}"
+    return results
 
 
 class NoResult(Exception):

@@ -6,8 +6,8 @@ import re
 import string
 from collections.abc import Sequence
 
+# names of both metrics: the share of texts that equal a reference
 NORMALIZED, RAW = "exact_match", "exact_match_raw"
-"""Names of both metrics: the share of texts that equal a reference."""
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)

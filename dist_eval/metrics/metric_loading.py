@@ -18,9 +18,7 @@ import numpy as np
 
 from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.errors import ConfigError
-from dist_eval.metrics.custom_computing import Reduced, parts_of
 from dist_eval.metrics.custom_metrics import (
-    REDUCTIONS,
     CustomMetric,
     Inputs,
     NoResult,
@@ -33,7 +31,7 @@ from dist_eval.tables import format_count
 
 _SPEC = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<target>.+)", re.DOTALL)
 _OBJECT = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
-_ROWS_IN_A_PIECE = 1 << 16
+_ROWS_IN_A_CHUNK = 1 << 16
 
 
 def load_metrics(
@@ -120,11 +118,10 @@ def _of_object(name: str, spec: str, found: Any, problem: Problem, sample: Input
         return CustomMetric(name, spec, _of_torchmetrics(spec, _instantiate(spec, found), problem, sample))
     if _is_of("evaluate", ("EvaluationModule", "CombinedEvaluations"), found):
         return CustomMetric(name, spec, _of_evaluate(_instantiate(spec, found)))
-    if hasattr(found, "reduction"):
-        return _of_reduction(name, spec, _instantiate(spec, found))
     if inspect.isclass(found):
         raise ConfigError(
-            f"--metric {spec}: the class declares no `reduction`; it should be one of {', '.join(REDUCTIONS)}."
+            f"--metric {spec}: is a class. It should be a function of (predictions, labels, probabilities), which is "
+            "called with all examples, or a metric of torchmetrics or evaluate."
         )
     if not callable(found):
         raise ConfigError(f"--metric {spec}: is neither a function nor a metric, but {described(found)}.")
@@ -148,20 +145,6 @@ def _instantiate(spec: str, found: Any) -> Any:
             f"--metric {spec}: {found.__name__}() fails: {error_sentence(error)} If it needs arguments, create an "
             "instance in your module and name that."
         ) from error
-
-
-def _of_reduction(name: str, spec: str, metric: Any) -> CustomMetric:
-    if metric.reduction not in REDUCTIONS:
-        raise ConfigError(
-            f"--metric {spec}: its `reduction` is {metric.reduction!r:.60}; it should be one of "
-            f"{', '.join(REDUCTIONS)}."
-        )
-    if not callable(getattr(metric, "update", None)):
-        raise ConfigError(
-            f"--metric {spec}: has a `reduction`, but no method update(predictions, labels, probabilities)."
-        )
-    finish = getattr(metric, "compute", lambda value: value)
-    return CustomMetric(name, spec, lambda inputs: metric.update(*inputs.arguments()), metric.reduction, finish)
 
 
 def _load_evaluate(spec: str, target: str) -> Any:
@@ -211,9 +194,9 @@ def _measure_torchmetrics(metric: Any, form: Callable[[Inputs], np.ndarray], inp
     fresh.reset()
     for one in fresh.values() if hasattr(fresh, "items") else [fresh]:
         one.sync_on_compute = False  # it is given the examples of all ranks
-    for start in range(0, len(inputs), _ROWS_IN_A_PIECE):
-        piece = inputs.rows(slice(start, start + _ROWS_IN_A_PIECE))
-        fresh.update(*(torch.from_numpy(_single_precision(array)) for array in (form(piece), piece.labels)))
+    for start in range(0, len(inputs), _ROWS_IN_A_CHUNK):
+        chunk = inputs.rows(slice(start, start + _ROWS_IN_A_CHUNK))
+        fresh.update(*(torch.from_numpy(_single_precision(array)) for array in (form(chunk), chunk.labels)))
     return fresh.compute()
 
 
@@ -222,7 +205,7 @@ def _single_precision(array: np.ndarray) -> np.ndarray:
 
 
 def _check(metric: CustomMetric, sample: Inputs) -> None:
-    """Computes a metric on a sample twice, one with a reduction in two batches."""
+    """Computes a metric on a sample twice."""
     shapes = ", ".join(
         f"{name} {'None' if array is None else f'{array.dtype} of shape {list(array.shape)}'}"
         for name, array in zip(("predictions", "labels", "probabilities"), sample.arguments(), strict=True)
@@ -230,15 +213,7 @@ def _check(metric: CustomMetric, sample: Inputs) -> None:
     called = f"--metric {metric.spec}: called with {format_count(len(sample), 'synthetic example')} ({shapes}), it"
     expected = "should return a float, or a dict of floats by name"
     try:
-        if metric.reduction is None:
-            once, again = (numbers_by_name(metric.name, metric.measure(sample)) for _ in range(2))
-        else:
-            expected = "update() should return a number, an array, or a dict of them"
-            middle = len(sample) // 2
-            parts = sample.rows(slice(0, middle)), sample.rows(slice(middle, None))
-            values = [_reduced(metric, parts).value() for _ in range(2)]
-            expected = "should have a float, or a dict of floats, as its result (of compute(), if it has one)"
-            once, again = (numbers_by_name(metric.name, metric.finish(value)) for value in values)
+        once, again = (numbers_by_name(metric.name, metric.measure(sample)) for _ in range(2))
     except NoResult as error:
         raise ConfigError(f"{called} gave {error}; it {expected}.") from error
     except Exception as error:  # user code may raise anything
@@ -248,10 +223,3 @@ def _check(metric: CustomMetric, sample: Inputs) -> None:
             f"{called} gave {once} and, called again, {again}. It should depend on its arguments only: seed any "
             "random numbers that it draws."
         )
-
-
-def _reduced(metric: CustomMetric, parts: Sequence[Inputs]) -> Reduced:
-    reduced = Reduced(str(metric.reduction))
-    for part in parts:
-        reduced.add(parts_of(metric.measure(part)), len(part))
-    return reduced

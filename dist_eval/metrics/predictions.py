@@ -15,7 +15,7 @@ from dist_eval.tables import format_count
 
 _COLUMNS = ("index", "label", "logits", "loss")
 _NAMED_AT_MOST = 10
-_CELLS_IN_A_PIECE = 1 << 18
+_CELLS_IN_A_CHUNK = 1 << 18
 
 
 class PredictionsLike(Protocol):
@@ -41,7 +41,7 @@ class PredictionsLike(Protocol):
     def __len__(self) -> int: ...
     def probabilities_of(self, classes: Iterable[int]) -> Iterator[np.ndarray]: ...  # noqa: D102
     def at(self, places: np.ndarray) -> PredictionsLike: ...  # noqa: D102
-    def pieces(self) -> Iterator[PredictionsLike]: ...  # noqa: D102
+    def chunks(self) -> Iterator[PredictionsLike]: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class Predictions:
             yield from (sigmoid(self.logits[:, number]) for number in classes)
             return
         largest = self.logits.max(axis=1).astype(np.float64)
-        sums = np.concatenate([log_sums(shifted(piece.logits)) for piece in self.pieces()])
+        sums = np.concatenate([log_sums(shifted(chunk.logits)) for chunk in self.chunks()])
         for number in classes:
             yield np.exp(self.logits[:, number] - largest - sums)
 
@@ -172,9 +172,9 @@ class Predictions:
         """Returns copies of some predictions, by their rows here."""
         return Predictions(*(getattr(self, name)[places] for name in _COLUMNS))
 
-    def pieces(self) -> Iterator[Predictions]:
+    def chunks(self) -> Iterator[Predictions]:
         """Yields the predictions in chunks of bounded size, for computations that need much memory per row."""
-        step = rows_of_a_piece(self.num_labels)
+        step = rows_of_a_chunk(self.num_labels)
         for start in range(0, len(self), step):
             yield self.rows(start, start + step)
 
@@ -184,9 +184,9 @@ class Predictions:
         return self.at(order)
 
 
-def rows_of_a_piece(outputs: int) -> int:
+def rows_of_a_chunk(outputs: int) -> int:
     """Returns the number of predictions in a chunk, for a number of outputs."""
-    return max(1, _CELLS_IN_A_PIECE // max(1, outputs))
+    return max(1, _CELLS_IN_A_CHUNK // max(1, outputs))
 
 
 def prove_coverage(

@@ -1,19 +1,169 @@
-"""Ranking metrics. Free of side effects."""
+"""Ranking metrics: areas under ROC curves, and average precisions."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
 import numpy as np
 
+from dist_eval.metrics.statistic import Statistic, influence_of, most_resamples_of_calls
+from dist_eval.metrics.units import Units
 
-def area_under_roc(is_positive: np.ndarray, scores: np.ndarray) -> float:
-    """Computes the area under the ROC curve: how often a positive has a higher score than a negative, ties as 1/2.
+# yields for each class which examples belong to it, bool of shape [n], and its scores, float64 of shape [n]
+Columns = Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]]
 
-    The same value as `sklearn.metrics.roc_auc_score`, by counting, in a sixth of the memory and much less time.
+
+@dataclass(frozen=True)
+class _RocCurve:
+    """The ROC curve of one class against the rest."""
+
+    positive: np.ndarray  # positions of the positives, the examples of the class, by ascending score
+    negative: np.ndarray  # positions of the negatives, by ascending score
+    below: np.ndarray  # for each positive, the number of negatives with a lower score
+    upto: np.ndarray  # for each positive, the number of negatives with a lower or equal score
+
+    @classmethod
+    def of(cls, is_positive: np.ndarray, scores: np.ndarray) -> _RocCurve:
+        """Sorts the scores."""
+        positive, negative = (
+            positions[np.argsort(scores[positions])] for positions in map(np.flatnonzero, (is_positive, ~is_positive))
+        )
+        below, upto = (np.searchsorted(scores[negative], scores[positive], side) for side in ("left", "right"))
+        return cls(positive, negative, below, upto)
+
+    def areas(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the area and the number of positives in each resample, for weights of shape [n, resamples]."""
+        counted = np.zeros((len(self.negative) + 1, weights.shape[1]))
+        np.cumsum(weights[self.negative], axis=0, out=counted[1:])
+        positive = weights[self.positive]
+        wins = np.einsum("ij,ij->j", positive, counted[self.below])
+        wins += np.einsum("ij,ij->j", positive, counted[self.upto])
+        number = positive.sum(axis=0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return wins / (2 * number * counted[-1]), number
+
+    def areas_without_each(self) -> np.ndarray:
+        """Returns the area without each example in turn, float64 of shape [n]."""
+        positives, negatives = len(self.positive), len(self.negative)
+        wins = (self.below + self.upto) / 2
+        # a negative loses to each positive with a higher score, and a tie counts half
+        ends = np.bincount(self.below, minlength=negatives + 1) + np.bincount(self.upto, minlength=negatives + 1)
+        losses = positives - np.cumsum(ends)[:negatives] / 2
+        left = np.empty(positives + negatives)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            left[self.positive] = (wins.sum() - wins) / ((positives - 1) * np.float64(negatives))
+            left[self.negative] = (wins.sum() - losses) / (positives * np.float64(negatives - 1))
+        return left
+
+
+@dataclass(frozen=True)
+class _PrecisionCurve:
+    """Precision and recall of one class against the rest, by threshold."""
+
+    order: np.ndarray  # positions of the examples by descending score
+    is_positive: np.ndarray  # which of them belong to the class, in this order
+    last: np.ndarray  # the last occurrence of each distinct score in this order
+
+    @classmethod
+    def of(cls, is_positive: np.ndarray, scores: np.ndarray) -> _PrecisionCurve:
+        """Sorts the scores."""
+        order = np.argsort(-scores, kind="stable")
+        return cls(order, is_positive[order], np.flatnonzero(np.append(np.diff(scores[order]) != 0, True)))
+
+    def areas(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns average precision and number of positives in each resample, for weights of shape [n, resamples]."""
+        drawn = weights[self.order]
+        counted = np.cumsum(drawn, axis=0)[self.last]
+        positive = np.cumsum(drawn * self.is_positive[:, np.newaxis], axis=0)[self.last]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            precision = np.where(counted > 0, positive / counted, 0)
+            areas = (np.diff(positive, axis=0, prepend=0) * precision).sum(axis=0) / positive[-1]
+        return areas, positive[-1]
+
+
+class _AverageAreas(Statistic):
+    """The area under a curve of each class, averaged over the classes: arguments as of `AreasUnderCurves`."""
+
+    bounds = (0.0, 1.0)
+    _curve: type[_RocCurve] | type[_PrecisionCurve]
+
+    def __init__(
+        self, units: Units | Callable[[], Units], columns: Columns, classes: int, names: tuple[str, ...]
+    ) -> None:
+        super().__init__(units)
+        self.names, self._columns, self._classes = names, columns, classes
+        self._curves: list[_RocCurve | _PrecisionCurve] = []
+
+    @property
+    def work(self) -> int:
+        """See `Statistic.work`."""
+        return self.units.work + self._classes * len(self.units.kind_of)
+
+    def values(self, weights: np.ndarray) -> dict[str, np.ndarray]:
+        """See `Statistic.values`; the first call caches the sort orders of the scores."""
+        self._curves = self._curves or [self._curve.of(*column) for column in self._columns()]
+        of_examples = weights if self.units.are_examples else weights[self.units.kind_of]
+        return self._averages(curve.areas(of_examples) for curve in self._curves)
+
+    def observed(self) -> dict[str, float]:
+        """See `Statistic.observed`; has the scores of one class in memory at a time."""
+        areas = (self._curve.of(*column).areas(np.ones((len(column[0]), 1))) for column in self._columns())
+        return {name: float(values[0]) for name, values in self._averages(areas).items()}
+
+    def _averages(self, of_classes: Iterator[tuple[np.ndarray, np.ndarray]]) -> dict[str, np.ndarray]:
+        areas, numbers = (np.stack(parts) for parts in zip(*of_classes, strict=True))
+        with np.errstate(invalid="ignore"):
+            averages = areas.mean(axis=0), (areas * numbers).sum(axis=0) / numbers.sum(axis=0)
+        return dict(zip(self.names, averages, strict=False))
+
+
+class AreasUnderCurves(_AverageAreas):
+    """The area under the ROC curve of a binary classifier, or the one-vs-rest averages over several classes.
+
+    It is how often a positive has a higher score than a negative, where a tie counts half.
 
     Args:
-        is_positive: bool of shape [n], with at least one positive and one negative.
-        scores: floats of shape [n].
+        units: see `Statistic`.
+        columns: the scores of the positive class, or of each class.
+        classes: number of columns.
+        names: names of the mean and of the mean weighted by support; a single name for a single area.
     """
-    positive, negative = np.sort(scores[is_positive]), np.sort(scores[~is_positive])
-    wins = sum(int(np.searchsorted(negative, positive, side).sum()) for side in ("left", "right"))
-    return wins / (2 * len(positive) * len(negative))
+
+    _curve = _RocCurve
+
+    def influence(self) -> dict[str, np.ndarray]:
+        """See `Statistic.influence`; class by class, so that only a few columns are in memory at a time.
+
+        The influence of a group is the sum of its examples' influences, as in the infinitesimal jackknife.
+        """
+        examples = len(self.units.kind_of)
+        plain, weighted = np.zeros(examples), np.zeros(examples)
+        for is_positive, scores in self._columns():
+            left = _RocCurve.of(is_positive, scores).areas_without_each()
+            plain += left / self._classes
+            weighted += left * (is_positive.sum() - is_positive) / max(1, examples - 1)
+        alone = Units.single(examples)
+        influences = {}
+        for name, left_out in zip(self.names, (plain, weighted), strict=False):
+            influence = influence_of(left_out, alone)
+            if not self.units.are_examples:
+                influence = np.bincount(self.units.kind_of, influence) * (self.units.kinds / examples)
+            influences[name] = influence
+        return influences
+
+
+class AveragePrecisions(_AverageAreas):
+    """The averages over labels of the average precision.
+
+    Average precision is Σ (Rₖ - Rₖ₋₁) Pₖ over the thresholds, as in `sklearn.metrics.average_precision_score`. There is
+    no jackknife, which would take a pass over the scores for each example.
+    """
+
+    _curve = _PrecisionCurve
+
+    def __init__(
+        self, units: Units | Callable[[], Units], columns: Columns, classes: int, names: tuple[str, ...]
+    ) -> None:
+        super().__init__(units, columns, classes, names)
+        self.most_resamples = most_resamples_of_calls(len(self.units.kind_of))  # each sums all scores of all labels

@@ -136,7 +136,7 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions, Genera
     )
     metric: list[str] = option(
         [],
-        "custom metrics: package.module:name of a function, of a class with a reduction, or of a torchmetrics metric; "
+        "custom metrics: package.module:name of a function, or of a metric of torchmetrics; "
         "or the path of a metric of Hugging Face's evaluate; a prefix NAME= names the result",
         group="figures",
         nargs="+",

@@ -8,6 +8,7 @@ from pathlib import Path
 from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION
 from dist_eval.data.token_ids import ONE_BEGINNING
 from dist_eval.metrics.catalogue import OF_CLASS, OF_OUTPUT, metric_names
+from dist_eval.metrics.units import FEW_UNITS
 from dist_eval.metrics.words import interval_words, limits_words, metric_words
 from dist_eval.printable import printable_lines
 from dist_eval.results.inputs import DatasetSummary, SessionsSummary
@@ -17,7 +18,6 @@ from dist_eval.results.scores import Groups, Interval, Scores, Slice
 from dist_eval.results.work import Audit, Spread, Swarm
 from dist_eval.runs.figures import RELIABILITY, figure_name
 from dist_eval.runs.files import PREDICTIONS, REPORT, RESULTS
-from dist_eval.statistics.units import FEW_UNITS
 from dist_eval.tables import Footnotes, format_count, text_table
 
 _CLASSES_IN_TABLE, _NAME_WIDTH = 40, 20

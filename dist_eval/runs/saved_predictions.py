@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem, problem_of
-from dist_eval.metrics.predictions import PredictionsLike, rows_of_a_piece
+from dist_eval.metrics.predictions import PredictionsLike, rows_of_a_chunk
 from dist_eval.process.files import replaced_atomically
 
 GROUP = "group"
@@ -72,9 +72,9 @@ class SavedPredictions:
         columns = (self.index, self.label, self.prediction, self.loss, self.probabilities)
         return SavedPredictions(*(column[places] for column in columns))
 
-    def pieces(self) -> Iterator[SavedPredictions]:
+    def chunks(self) -> Iterator[SavedPredictions]:
         """Cuts the predictions into pieces of bounded size."""
-        step = rows_of_a_piece(self.num_labels)
+        step = rows_of_a_chunk(self.num_labels)
         for start in range(0, len(self), step):
             yield self.at(slice(start, start + step))
 
@@ -108,7 +108,7 @@ def write_predictions(path: Path, predictions: PredictionsLike, groups: np.ndarr
         ) as writer,
     ):
         written = 0
-        for piece in predictions.pieces():
+        for piece in predictions.chunks():
             columns = [_column(getattr(piece, name), kind) for name, kind in kinds.items()]
             if groups is not None:
                 columns.append(pa.array(groups[written : written + len(piece)]))

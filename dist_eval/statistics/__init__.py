@@ -8,6 +8,9 @@ each class. Any other metric can be added as a `Statistic`: as `Sums` if it depe
 from __future__ import annotations
 
 from dist_eval.metrics.predictions import PredictionsLike
+from dist_eval.metrics.ranking import AreasUnderCurves
+from dist_eval.metrics.statistic import Difference, OfRows, Statistic, Sums
+from dist_eval.metrics.units import Units
 from dist_eval.results.scores import Interval
 from dist_eval.statistics.by_class import class_intervals
 from dist_eval.statistics.calibration import compute_calibration
@@ -15,9 +18,6 @@ from dist_eval.statistics.evidence import Evidence, gather_evidence
 from dist_eval.statistics.intervals import bca, percentile, wilson
 from dist_eval.statistics.metrics import metric_intervals
 from dist_eval.statistics.paired import McNemar, PairedDifference, bonett_price, holm, mcnemar, paired_differences
-from dist_eval.statistics.ranking import AreasUnderCurves
-from dist_eval.statistics.resampling import Difference, OfRows, Statistic, Sums
-from dist_eval.statistics.units import Units
 
 Classified = PredictionsLike
 """The name under which the protocol was first published here."""

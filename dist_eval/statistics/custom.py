@@ -1,4 +1,4 @@
-"""Custom metrics as statistics, if they are functions of all examples."""
+"""Intervals of custom metrics."""
 
 from __future__ import annotations
 
@@ -7,40 +7,38 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dist_eval.metrics.custom_computing import custom_results
-from dist_eval.metrics.custom_metrics import CustomMetric, Inputs
+from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, custom_results
 from dist_eval.metrics.predictions import PredictionsLike
-from dist_eval.statistics.resampling import OfRows
-from dist_eval.statistics.units import Units
+from dist_eval.metrics.statistic import OfRows
+from dist_eval.metrics.units import Units
 
-_RESAMPLES_OF_A_FUNCTION = 199
-"""Calls of a custom metric for its interval: few, because how long a call takes is unknown."""
+# calls of a custom metric for its interval: few, because how long a call takes is unknown
+_RESAMPLES = 199
 
 
 def statistics_of_functions(
     metrics: Sequence[CustomMetric], predictions: PredictionsLike, units: Units
 ) -> list[OfRows]:
-    """Builds statistics from custom metrics; those with a `reduction` are left out, as batches cannot be resampled.
+    """Returns custom metrics as statistics.
 
     Args:
         metrics: the custom metrics.
         predictions: at least one example.
         units: the resampling units: single examples or groups.
     """
-    functions = [metric for metric in metrics if metric.reduction is None]
-    if not functions:
+    if not metrics:
         return []
     inputs = Inputs.of(predictions)
-    return [_statistic(metric, inputs, units) for metric in functions]
+    return [_statistic(metric, inputs, units) for metric in metrics]
 
 
 def _statistic(metric: CustomMetric, inputs: Inputs, units: Units) -> OfRows:
     @functools.lru_cache(maxsize=1)
-    def figures(positions: bytes) -> Mapping[str, float | None]:
-        return custom_results([metric], inputs.rows(np.frombuffer(positions, dtype=np.int64)), {}).values
+    def values(positions: bytes) -> Mapping[str, float | None]:
+        return custom_results([metric], inputs.rows(np.frombuffer(positions, dtype=np.int64))).values
 
-    everything = figures(np.arange(len(inputs)).tobytes())
-    names = {name: (lambda positions, name=name: figures(positions.tobytes()).get(name)) for name in everything}
+    everything = values(np.arange(len(inputs)).tobytes())
+    names = {name: (lambda positions, name=name: values(positions.tobytes()).get(name)) for name in everything}
     statistic = OfRows(units, names)
-    statistic.most_resamples = _RESAMPLES_OF_A_FUNCTION
+    statistic.most_resamples = _RESAMPLES
     return statistic

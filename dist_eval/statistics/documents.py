@@ -8,29 +8,29 @@ from typing import Any
 
 import numpy as np
 
+from dist_eval.metrics.statistic import Sums
+from dist_eval.metrics.units import Units
 from dist_eval.results.scores import Interval
 from dist_eval.statistics.evidence import gather_evidence
 from dist_eval.statistics.intervals import wilson_interval
-from dist_eval.statistics.resampling import Sums
-from dist_eval.statistics.units import Units
 
+# the reason of a metric without a statistic
 NO_MEAN = "it is no mean over documents, nor a function of one"
-"""The reason of a metric without a statistic."""
 
+# name of every statistic of `document_statistic`
 VALUE = "value"
-"""Name of every statistic of `document_statistic`."""
 
 _SAME = 1e-9
 Form = Callable[[np.ndarray], np.ndarray]
 
+# what aggregations of the harness make of the mean of documents' values, which are log-likelihoods in nats but for a
+# plain mean; where documents are weighted, of the ratio of the sums of value and weight
 FORMS: dict[str, Form] = {
     "mean": lambda mean: mean,
     "perplexity": lambda mean: np.exp(-mean),
     "weighted_perplexity": lambda mean: np.exp(-mean),
     "bits_per_byte": lambda mean: -mean / math.log(2),
 }
-"""What aggregations of the harness make of the mean of documents' values, which are log-likelihoods in nats but for a
-plain mean; where documents are weighted, of the ratio of the sums of value and weight."""
 
 _WEIGHTED = ("weighted_perplexity", "bits_per_byte")
 

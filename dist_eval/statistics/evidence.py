@@ -14,43 +14,35 @@ from dataclasses import dataclass
 import numpy as np
 
 from dist_eval.metrics.catalogue import range_of
+from dist_eval.metrics.statistic import Statistic
+from dist_eval.metrics.units import FEW_UNITS, SEED
 from dist_eval.results.scores import Interval
 from dist_eval.statistics.intervals import (
     SAME,
     bca,
-    contracted,
-    enclosing,
     jackknife,
+    make_interval,
     percentile,
     standard_error,
     symmetric,
     too_few,
 )
-from dist_eval.statistics.resampling import Statistic
-from dist_eval.statistics.units import FEW_UNITS, SEED
+from dist_eval.statistics.sampling import finite_population_correction
 
+# resamples for an interval; (9,999 + 1) α is an integer for the usual levels (Davison & Hinkley 1997, section 2.4)
 RESAMPLES = 9_999
-"""Resamples for an interval; (9,999 + 1) α is an integer for the usual levels (Davison & Hinkley 1997, section 2.4)."""
 
 _FEWEST_RESAMPLES = 1_999
 _TARGET_WORK, _MOST_WORK = 200_000_000, 400_000_000
+# share of undefined resamples above which the remaining ones are not used
 _MOST_UNDEFINED = 0.02
-"""Share of undefined resamples above which the remaining ones are not used."""
 
 _NO_SPREAD = "all resamples give the same value: there is nothing from which a spread could be estimated"
 _TOO_RARE = "too many resamples leave it undefined: something that it needs is too rare in the data"
 
 
 def affordable_resamples(statistic: Statistic, most: int | None = None) -> int | None:
-    """Chooses the number of resamples by the amount of work, not by elapsed time, so that it is reproducible.
-
-    Args:
-        statistic: the statistic to resample.
-        most: an upper limit, by default `RESAMPLES`.
-
-    Returns:
-        The number of resamples; None if even the fewest would take too long and the jackknife is to be used.
-    """
+    """Returns how many resamples take a fixed amount of work; None if even the fewest take more: use the jackknife."""
     enough = RESAMPLES if most is None else most
     if statistic.most_resamples is not None:
         return min(enough, statistic.most_resamples)
@@ -92,7 +84,7 @@ class Evidence:
 
         Args:
             confidence: confidence level.
-            sampling_fraction: share of all rows that is in the random sample (see `intervals.contracted`); that of a
+            sampling_fraction: share of all rows that is in the random sample (see `sampling`); that of a
                 difference does not depend on it.
         """
         if self.no_interval is not None:
@@ -106,19 +98,19 @@ class Evidence:
         if self.distribution is None:
             error = self._error * float(np.sqrt(1 - sampling_fraction))
             ends = jackknife(self.value, error, self.bounds, confidence)
-            return enclosing(self.value, ends, "jackknife", confidence=confidence)
+            return make_interval(self.value, ends, "jackknife", confidence=confidence)
         defined, resamples = self.distribution[~np.isnan(self.distribution)], len(self.distribution)
         if self.is_difference:
             ends = symmetric(defined, self.value, confidence)
             ends = max(self.bounds[0], ends[0]), min(self.bounds[1], ends[1])
-            return enclosing(self.value, ends, "symmetric", confidence=confidence, resamples=resamples)
+            return make_interval(self.value, ends, "symmetric", confidence=confidence, resamples=resamples)
         if self.influence is not None:
             ends = bca(defined, self.value, self.influence, self.multiplicity, confidence)
             if not np.isnan(ends).any():
-                ends = contracted(ends, self.value, sampling_fraction)
-                return enclosing(self.value, ends, "bca", confidence=confidence, resamples=resamples)
-        ends = contracted(percentile(defined, confidence), self.value, sampling_fraction)
-        return enclosing(self.value, ends, "percentile", confidence=confidence, resamples=resamples)
+                ends = finite_population_correction(ends, self.value, sampling_fraction)
+                return make_interval(self.value, ends, "bca", confidence=confidence, resamples=resamples)
+        ends = finite_population_correction(percentile(defined, confidence), self.value, sampling_fraction)
+        return make_interval(self.value, ends, "percentile", confidence=confidence, resamples=resamples)
 
     def p_value(self) -> float | None:
         """Returns the two-sided p-value of the hypothesis that the true value is 0; None if unknown.

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
+from dist_eval.metrics.units import FEW_UNITS
 from dist_eval.results.scores import Interval, IntervalMethod
-from dist_eval.statistics.units import FEW_UNITS
+from dist_eval.statistics.sampling import effective_size
 
+# relative rounding error up to which values count as equal
 SAME = 1e-12
-"""Relative rounding error up to which values count as equal."""
 
 _EXCLUDED = "the resamples are so biased that an interval would not contain the value itself"
 
 
-def enclosing(
+def make_interval(
     value: float,
     limits: tuple[float, float],
     method: IntervalMethod,
@@ -21,15 +22,7 @@ def enclosing(
     confidence: float = 0.95,
     resamples: int | None = None,
 ) -> Interval:
-    """Returns the interval of a value, or the reason why there is none if the limits do not enclose it.
-
-    Args:
-        value: the metric on the data.
-        limits: lower and upper limit.
-        method: how they were computed.
-        confidence: confidence level.
-        resamples: number of resamples they are based on, None if not on resamples.
-    """
+    """Returns the interval of a value, or the reason why there is none if the limits do not enclose it."""
     low, high = limits
     rounding = SAME * max(abs(value), abs(low), abs(high))
     if not low - rounding <= value <= high + rounding:
@@ -45,30 +38,6 @@ def too_few(confidence: float, are_groups: bool) -> Interval:
     return Interval(confidence=confidence, reason=f"fewer than {FEW_UNITS} {what}: too few for the bootstrap")
 
 
-def effective_size(examples: float, sampling_fraction: float) -> float:
-    """Returns how many independent examples are as informative as a random sample without replacement.
-
-    The variance of a proportion in a simple random sample of n out of N rows is PQ/n · (N - n)/(N - 1), as if there
-    were n (N - 1)/(N - n) independent examples: W. G. Cochran (1977), "Sampling Techniques", 3rd edition, section 3.2.
-    For intervals with such an effective size see E. L. Korn and B. I. Graubard (1998), "Confidence intervals for
-    proportions with small expected number of positive counts estimated from survey data", Survey Methodology 24,
-    193-201. With f = n/N it is (n - f)/(1 - f). That also holds for a part of the sample, such as the examples of a
-    class, of whose rows about the same share f is in the sample (Cochran, section 2.12: domains of study).
-
-    Args:
-        examples: examples of the sample, or of a part of it.
-        sampling_fraction: share f of all rows that is in the sample, 0 to 1.
-
-    Returns:
-        Infinity if the sample has all rows.
-
-    Examples:
-        >>> effective_size(500, sampling_fraction=0.5)
-        999.0
-    """
-    return (examples - sampling_fraction) / (1 - sampling_fraction) if sampling_fraction < 1 else float("inf")
-
-
 def wilson(
     successes: float, trials: float, confidence: float = 0.95, sampling_fraction: float = 0.0
 ) -> tuple[float, float]:
@@ -82,7 +51,7 @@ def wilson(
         successes: number of successes.
         trials: number of trials, at least 1.
         confidence: confidence level.
-        sampling_fraction: see `effective_size`; the interval is then for the proportion in all rows.
+        sampling_fraction: see `sampling.effective_size`; the interval is then for the proportion in all rows.
 
     Returns:
         Its lower and upper limit.
@@ -106,29 +75,6 @@ def wilson_interval(successes: int, trials: int, confidence: float, sampling_fra
     """Returns the interval of `wilson` as a record."""
     low, high = wilson(int(successes), int(trials), confidence, sampling_fraction)
     return Interval(confidence=confidence, low=low, high=high, method="wilson")
-
-
-def contracted(limits: tuple[float, float], value: float, sampling_fraction: float) -> tuple[float, float]:
-    """Moves the limits of a bootstrap interval towards the value, as far as the sample covers all rows.
-
-    The bootstrap draws with replacement. For a sample without replacement that has the share f of all rows, its spread
-    is too large by 1/√(1 - f), so the distances of resamples to the value, and with them those of the limits, are
-    multiplied by √(1 - f), which is right to first order for metrics that are smooth functions of sums over examples:
-    J. N. K. Rao and C. F. J. Wu (1988), "Resampling inference with complex survey data", JASA 83, 231-241; A. C.
-    Davison and D. V. Hinkley (1997), "Bootstrap Methods and their Application", section 3.7.
-
-    Args:
-        limits: lower and upper limit.
-        value: the metric on the data.
-        sampling_fraction: the share f, 0 to 1.
-
-    Returns:
-        Its lower and upper limit.
-    """
-    if not sampling_fraction:
-        return limits
-    factor = float(np.sqrt(1 - sampling_fraction))
-    return value + factor * (limits[0] - value), value + factor * (limits[1] - value)
 
 
 def percentile(distribution: np.ndarray, confidence: float = 0.95) -> tuple[float, float]:
@@ -193,14 +139,6 @@ def symmetric(distribution: np.ndarray, value: float, confidence: float = 0.95) 
 
     P. Hall (1988), "On symmetric bootstrap confidence intervals", JRSS B 50, 35-45. It excludes 0 if and only if
     the p-value of `Evidence.p_value` is at most 1 - `confidence`.
-
-    Args:
-        distribution: the metric on each resample, float64 of shape [resamples].
-        value: the metric on the data.
-        confidence: confidence level.
-
-    Returns:
-        Its lower and upper limit.
     """
     distances = np.sort(np.abs(distribution - value))
     inside = int(np.ceil(round(confidence * (len(distances) + 1), 6)))
@@ -214,10 +152,6 @@ def standard_error(influence: np.ndarray, multiplicity: np.ndarray) -> float:
     J. W. Tukey (1958), "Bias and confidence in not-quite large samples", Annals of Mathematical Statistics 29, 614;
     for the area under a ROC curve it equals that of E. R. DeLong and others (1988), Biometrics 44, 837-845, up to terms
     of the order 1/n.
-
-    Args:
-        influence: influence of one unit of each kind (see `Statistic.influence`), float64 of shape [kinds].
-        multiplicity: number of units of each kind, int64 of shape [kinds].
     """
     units = float(multiplicity.sum())
     return float(np.sqrt((multiplicity * influence**2).sum() / (units * (units - 1))))
@@ -230,15 +164,6 @@ def jackknife(
 
     For so many units that resampling would take long; what the bootstrap would correct is then a small part of the
     width (of the order 1/√n).
-
-    Args:
-        value: the metric on the data.
-        error: its standard error.
-        bounds: smallest and largest possible value of the metric.
-        confidence: confidence level.
-
-    Returns:
-        Its lower and upper limit.
     """
     from scipy.special import ndtri
 

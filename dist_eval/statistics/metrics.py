@@ -1,44 +1,20 @@
-"""The metrics of every problem type as statistics, and their confidence intervals."""
+"""Confidence intervals of the metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from dist_eval.data.problem_types import REGRESSION, SINGLE_LABEL, problem_of
 from dist_eval.metrics.catalogue import accuracy_names
 from dist_eval.metrics.computing import Metrics
+from dist_eval.metrics.definitions import UNKNOWN, statistics_of
 from dist_eval.metrics.predictions import PredictionsLike
+from dist_eval.metrics.statistic import Statistic
+from dist_eval.metrics.units import SEED, Units
 from dist_eval.results.scores import Interval
-from dist_eval.statistics.classification import statistics_of_classes
 from dist_eval.statistics.evidence import gather_evidence
 from dist_eval.statistics.intervals import wilson_interval
-from dist_eval.statistics.multilabel import statistics_of_labels
-from dist_eval.statistics.regression import statistics_of_regression
-from dist_eval.statistics.resampling import Statistic
-from dist_eval.statistics.units import SEED, Units
-
-UNKNOWN = "nothing is known of how it could be resampled"
-"""The reason of a built-in metric without a statistic."""
-
-BY_BATCH = "computed batch by batch: batches cannot be drawn again"
-"""The reason of a custom metric without a statistic."""
-
-
-def statistics_of(predictions: PredictionsLike, units: Units | None = None) -> Iterator[Statistic]:
-    """Yields the metrics of `compute_metrics` as statistics.
-
-    Args:
-        predictions: `dist_eval.Predictions`, at least one example.
-        units: the resampling units; by default single examples, equivalent ones as one kind.
-    """
-    problem = problem_of(predictions.label.dtype)
-    if problem is SINGLE_LABEL:
-        yield from statistics_of_classes(predictions, units)
-        return
-    of_problem = statistics_of_regression if problem is REGRESSION else statistics_of_labels
-    yield from of_problem(predictions, units or Units.single(len(predictions.label)))
 
 
 def metric_intervals(
@@ -65,7 +41,7 @@ def metric_intervals(
             Miller (2008), "Bootstrap-based improvements for inference with clustered errors", Review of Economics and
             Statistics 90, 414-427. With few groups intervals would be too narrow, however many examples there are.
         sampling_fraction: share of all rows that is in the random sample which the examples are from, or a part of
-            (see `intervals.effective_size`); 0 if the intervals are to be those of independent examples.
+            (see `sampling.effective_size`); 0 if the intervals are to be those of independent examples.
         extra_statistics: statistics of metrics that this module does not cover.
         resamples: number of resamples (see `gather_evidence`).
         most: an upper limit of that number, if `resamples` is not given.
@@ -98,5 +74,5 @@ def metric_intervals(
         if wanted:
             evidence = gather_evidence(statistic, wanted, resamples=resamples, most=most, seed=seed)
             found.update({name: one.interval(confidence, sampling_fraction) for name, one in evidence.items()})
-    reasons = {name: BY_BATCH if name in metrics.custom else UNKNOWN for name in metrics.values}
-    return {name: found.get(name) or Interval(confidence=confidence, reason=why) for name, why in reasons.items()}
+    unknown = Interval(confidence=confidence, reason=UNKNOWN)
+    return {name: found.get(name, unknown) for name in metrics.values}

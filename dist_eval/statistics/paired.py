@@ -13,14 +13,13 @@ import numpy as np
 
 from dist_eval.data.problem_types import SINGLE_LABEL, exact_matches, problem_of
 from dist_eval.metrics.catalogue import accuracy_names
+from dist_eval.metrics.definitions import losses_of, statistics_of, statistics_of_classes
 from dist_eval.metrics.predictions import PredictionsLike
+from dist_eval.metrics.statistic import Difference, Statistic
+from dist_eval.metrics.units import SEED, Units
 from dist_eval.results.scores import Interval
-from dist_eval.statistics.classification import losses_of, statistics_of_classes
 from dist_eval.statistics.evidence import gather_evidence
-from dist_eval.statistics.intervals import enclosing
-from dist_eval.statistics.metrics import statistics_of
-from dist_eval.statistics.resampling import Difference, Statistic
-from dist_eval.statistics.units import SEED, Units
+from dist_eval.statistics.intervals import make_interval
 
 _EXACT_UP_TO = 1_000
 
@@ -189,11 +188,7 @@ def paired_differences(
         difference = Difference(*pair)
         if metrics is not None and not set(metrics) & set(difference.names):
             continue
-        whole = {
-            name: float(value[0])
-            for name, value in difference.values(difference.units.whole()).items()
-            if metrics is None or name in metrics
-        }
+        whole = {name: value for name, value in difference.observed().items() if metrics is None or name in metrics}
         values = {name: value for name, value in whole.items() if not np.isnan(value)}
         found.update({name: PairedDifference(None, undefined, None) for name in whole})
         for name, one in gather_evidence(difference, values, resamples=resamples, seed=seed).items():
@@ -205,7 +200,7 @@ def paired_differences(
         for name in proportions:
             value = found[name].value
             if value is not None:
-                interval = enclosing(value, limits, "bonett-price", confidence=confidence)
+                interval = make_interval(value, limits, "bonett-price", confidence=confidence)
                 found[name] = PairedDifference(value, interval, test.p_value)
     return found
 
@@ -219,8 +214,8 @@ def _statistics_of_both(
         yield from zip(statistics_of(first, units), statistics_of(second, units), strict=True)
         return
     units = Units.single(len(first.label))
-    cells = Units.alike(first.label, first.prediction, second.prediction)
+    cells = Units.by_value(first.label, first.prediction, second.prediction)
     changes = [after - before for before, after in zip(losses_of(first), losses_of(second), strict=True)]
-    losses = Units.similar(changes[0], *changes)
+    losses = Units.by_quantile(changes[0], *changes)
     both = (statistics_of_classes(one, units, cells, losses) for one in (first, second))
     yield from zip(*both, strict=True)

@@ -22,7 +22,6 @@ from dist_eval.compare.__main__ import main
         (["SECOND", "--resamples", "10"], "--resamples must be at least 99, not 10"),
         (["SECOND", "--metric", "sample_metrics:cost"], "--metric sample_metrics:cost: there is no 'cost'"),
         (["SECOND", "--metric", "sample_metrics:accuracy"], "there is a metric named 'accuracy' already"),
-        (["SECOND", "--metric", "sample_metrics:Hits"], "sample_metrics:Hits: computed batch by batch"),
     ],
 )
 def test_wrong_options_are_said(

@@ -10,7 +10,8 @@ from sklearn.calibration import calibration_curve
 from sklearn.metrics import brier_score_loss
 
 from dist_eval.data.problem_types import MULTI_LABEL
-from dist_eval.metrics.calibration import BINS, EDGES, Bins, Confidences, bins_of, calibration_metrics
+from dist_eval.metrics.calibration import BINS, EDGES, Confidences
+from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.predictions import Predictions
 
 
@@ -26,6 +27,11 @@ def labelled(examples: int, labels: int, seed: int) -> Predictions:
     return Predictions.from_logits(np.arange(examples), label, generator.normal(size=label.shape), MULTI_LABEL)
 
 
+def calibration_of(predictions: Predictions) -> dict[str, float | None]:
+    values = compute_metrics(predictions, [str(number) for number in range(predictions.num_labels)]).values
+    return {name: values[name] for name in ("ece", "brier")}
+
+
 several = st.integers(1, 60), st.integers(2, 5), st.integers(0, 1000)
 
 
@@ -33,7 +39,7 @@ several = st.integers(1, 60), st.integers(2, 5), st.integers(0, 1000)
 @given(*several, st.sampled_from([0.1, 1.0, 20.0]))
 def test_figures_of_classes_are_scikit_learns(examples: int, classes: int, seed: int, scale: float) -> None:
     predictions = classified(examples, classes, seed, scale)
-    found, probabilities = calibration_metrics(predictions), predictions.probabilities
+    found, probabilities = calibration_of(predictions), predictions.probabilities
     truth = np.eye(classes)[predictions.label]
     assert found["brier"] == pytest.approx(((probabilities - truth) ** 2).sum(axis=1).mean())
     if classes == 2:
@@ -47,7 +53,7 @@ def test_figures_of_classes_are_scikit_learns(examples: int, classes: int, seed:
 @given(*several)
 def test_figures_of_labels_are_means_of_scikit_learns(examples: int, labels: int, seed: int) -> None:
     predictions = labelled(examples, labels, seed)
-    found, probabilities = calibration_metrics(predictions), predictions.probabilities
+    found, probabilities = calibration_of(predictions), predictions.probabilities
     columns = [(predictions.label[:, number], probabilities[:, number]) for number in range(labels)]
     assert found["ece"] == pytest.approx(np.mean([by_scikit_learn(*column) for column in columns]), abs=1e-12)
     briers = [brier_score_loss(label, probability, pos_label=True) for label, probability in columns]
@@ -65,19 +71,18 @@ def test_a_case_worked_out_by_hand() -> None:
     # three examples in the bin 0.8 to 0.8667, two of them right; one, wrong, in 0.5333 to 0.6
     confidence = np.array([0.81, 0.82, 0.83, 0.6])
     confidences = Confidences(confidence, np.array([True, True, False, False]), np.zeros(4))
-    assert confidences.ece() == pytest.approx((abs(2 - 2.46) + 0.6) / 4)
-    bins = Bins.of(confidences)
-    assert bins.count.tolist() == [0] * 8 + [1, 0, 0, 0, 3, 0, 0]
-    assert bins.hits[12] == 2 and bins.confidence[12] == pytest.approx(2.46)
+    assert confidences.error() == pytest.approx((abs(2 - 2.46) + 0.6) / 4)
+    assert confidences.bins.tolist() == [12, 12, 12, 8]
+    assert confidences.error(np.array([2, 0, 1, 3.0])) == pytest.approx((abs(2 - 2.45) + 1.8) / 6)
 
 
 def test_an_edge_belongs_to_the_bin_below_and_the_ends_to_the_outer_ones() -> None:
-    assert bins_of(EDGES).tolist() == [0, *range(BINS)]
-    assert bins_of(np.nextafter(EDGES[:-1], 2)).tolist() == list(range(BINS))
+    for values, bins in ((EDGES, [0, *range(BINS)]), (np.nextafter(EDGES[:-1], 2), [*range(BINS)])):
+        assert Confidences(values, values > 2, values).bins.tolist() == bins
 
 
 def test_confident_and_correct_is_calibrated_and_confident_and_wrong_is_the_worst_case() -> None:
     logits = np.array([[90.0, 0.0], [0.0, 90.0]])
     right, wrong = (Predictions.from_logits(np.arange(2), np.array(label), logits) for label in ([0, 1], [1, 0]))
-    assert calibration_metrics(right) == pytest.approx({"ece": 0, "brier": 0})
-    assert calibration_metrics(wrong) == pytest.approx({"ece": 1, "brier": 2})
+    assert calibration_of(right) == pytest.approx({"ece": 0, "brier": 0})
+    assert calibration_of(wrong) == pytest.approx({"ece": 1, "brier": 2})

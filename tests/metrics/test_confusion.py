@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 
 from dist_eval.errors import ExactnessError
-from dist_eval.metrics.computing import Totals, compute_metrics, require_same_totals
+from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.confusion import confusion_of, most_confused
 from dist_eval.metrics.predictions import Predictions
+from dist_eval.metrics.totals import Totals, require_same_totals
 from dist_eval.runs.saved_predictions import SavedPredictions
 from dist_eval.statistics.by_class import class_intervals
 
@@ -62,17 +63,6 @@ def test_the_others_are_added_up(drawn: tuple[np.ndarray, np.ndarray, int], most
         assert small[-1, -1] == expected[1][1].sum()
     mistakes = whole.sum(axis=0) + whole.sum(axis=1) - 2 * whole.diagonal()
     assert min(mistakes[kept]) >= max(mistakes[others], default=0)
-
-
-@settings(deadline=None)
-@given(answers())
-@pytest.mark.filterwarnings("ignore:y_pred contains classes", "ignore:A single label was found")
-def test_metrics_are_scikit_learns_to_the_last_bit(drawn: tuple[np.ndarray, np.ndarray, int]) -> None:
-    label, prediction, classes = drawn
-    metrics = compute_metrics(predictions_of(label, prediction, classes), [*map(str, range(classes))])
-    assert metrics.values["balanced_accuracy"] == sk.balanced_accuracy_score(label, prediction)
-    if "mcc" not in metrics.undefined:
-        assert metrics.values["mcc"] == sk.matthews_corrcoef(label, prediction)
 
 
 def test_many_classes_take_no_memory_of_their_square() -> None:

@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sample_metrics
 
-from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION
-from dist_eval.metrics.custom_metrics import Inputs, numbers_by_name
+from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL
+from dist_eval.metrics.custom_metrics import Inputs, custom_results, numbers_by_name
+from dist_eval.metrics.metric_loading import load_metrics
 from dist_eval.metrics.predictions import Predictions
-
-CLASSES = 3
-REDUCED = ("Hits", "MeanTop", "Surest", "LeastSure", "LogLoss")
 
 
 def test_the_inputs_of_a_metric_match_the_problem_type() -> None:
@@ -40,3 +39,23 @@ def test_the_inputs_of_a_metric_match_the_problem_type() -> None:
 )
 def test_numbers_of_any_kind_are_results(value: Any, figures: dict[str, float]) -> None:
     assert numbers_by_name("m", value) == figures
+
+
+def test_metrics_get_all_examples_in_dataset_order_and_one_that_fails_leaves_the_others_alone() -> None:
+    generator = np.random.default_rng(0)
+    found = Predictions.from_logits(np.arange(50), generator.integers(3, size=50), generator.normal(size=(50, 3)))
+    names = ["error_rate", "f2", "fails_on_many", "nan", "order"]
+    metrics = load_metrics([f"sample_metrics:{name}" for name in names], SINGLE_LABEL, 3, built_in=["loss"])
+    results = custom_results(metrics, Inputs.of(found))
+    arguments = found.prediction, found.label, found.probabilities
+    assert results.values == {
+        "error_rate": sample_metrics.error_rate(*arguments),
+        "f2": sample_metrics.f2(*arguments),
+        "fails_on_many": None,
+        "nan": None,
+        **{f"order/{name}": value for name, value in sample_metrics.order(*arguments).items()},
+    }
+    assert results.undefined == {
+        "fails_on_many": "the metric raised RuntimeError: too many for me.",
+        "nan": "the metric gave nan",
+    }

@@ -11,8 +11,7 @@ import pytest
 from dist_eval.data.problem_types import MULTI_LABEL, PROBLEMS, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.errors import ConfigError
 from dist_eval.metrics.computing import compute_metrics
-from dist_eval.metrics.custom_computing import custom_results
-from dist_eval.metrics.custom_metrics import Inputs
+from dist_eval.metrics.custom_metrics import Inputs, custom_results
 from dist_eval.metrics.metric_loading import load_metrics, synthetic_predictions
 
 
@@ -39,11 +38,7 @@ def error_of(*specs: str, problem: Problem = SINGLE_LABEL, outputs: int = 3) -> 
         ("sample_metrics:gives_a_nested_dict", "under 'a'"),
         ("sample_metrics:mean_absolute", "it raised AssertionError."),
         ("sample_metrics:accuracy", "a metric named 'accuracy' already. Give this one another name: --metric my_acc"),
-        ("sample_metrics:NoReduction", "declares no `reduction`; it should be one of sum, mean, cat, max, min"),
-        ("sample_metrics:UnknownReduction", "its `reduction` is 'average'"),
-        ("sample_metrics:KeepsToItself", "it gave None; it update() should return a number"),
-        ("sample_metrics:NeedsArguments", "create an instance in your module and name that"),
-        ("sample_metrics:NeverComputed", "it gave ndarray of shape [8]; it should have a float"),
+        ("sample_metrics:NoFunction", "is a class. It should be a function of (predictions, labels, probabilities)"),
     ],
 )
 def test_invalid_metrics_are_rejected_with_the_reason(target: str, words: str) -> None:
@@ -100,10 +95,10 @@ def test_metrics_of_torchmetrics(
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "of_torch", raising=False)
-    monkeypatch.setattr("dist_eval.metrics.metric_loading._ROWS_IN_A_PIECE", 3)
+    monkeypatch.setattr("dist_eval.metrics.metric_loading._ROWS_IN_A_CHUNK", 3)
     metrics = load_metrics(["of_torch:metric"], problem, outputs, built_in=[])
     predictions = synthetic_predictions(problem, outputs)
-    results = custom_results(metrics, Inputs.of(predictions), {})
+    results = custom_results(metrics, Inputs.of(predictions))
     ours = compute_metrics(predictions, [str(number) for number in range(outputs)]).values
     [value] = results.values.values()
     equal = {"MulticlassF1": "f1_macro", "BinaryAUROC": "roc_auc", "MultilabelF1": "f1_micro", "MeanSq": "mse"}
@@ -126,5 +121,5 @@ def test_a_metric_of_evaluate_in_a_folder(tmp_path: Path) -> None:
     )
     metrics = load_metrics([str(folder)], SINGLE_LABEL, 3, built_in=[])
     predictions = synthetic_predictions(SINGLE_LABEL, 3)
-    results = custom_results(metrics, Inputs.of(predictions), {})
+    results = custom_results(metrics, Inputs.of(predictions))
     assert results.values == {"share_right": np.mean(predictions.prediction == predictions.label)}

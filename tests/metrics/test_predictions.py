@@ -119,8 +119,8 @@ def test_dataset_order_moves_whole_rows(predictions: Predictions) -> None:
 @given(records(), st.integers(1, 40))
 def test_pieces_are_all_rows_in_order_and_of_bounded_size(predictions: Predictions, cells: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dist_eval.metrics.predictions._CELLS_IN_A_PIECE", cells)
-        pieces = list(predictions.pieces())
+        patch.setattr("dist_eval.metrics.predictions._CELLS_IN_A_CHUNK", cells)
+        pieces = list(predictions.chunks())
         assert_equal_records(Predictions.concatenate(pieces), predictions)
         assert all(piece.logits.size <= max(cells, predictions.num_labels) for piece in pieces)
         assert all(np.shares_memory(piece.logits, predictions.logits) for piece in pieces)

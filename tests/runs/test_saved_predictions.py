@@ -43,7 +43,7 @@ def test_groups_are_a_column_which_nothing_else_depends_on(
     predictions, groups = synthetic_predictions(PROBLEMS[problem], 3), np.arange(8) // 3
     path, again, plain = (tmp_path / name for name in ("p", "again", "plain"))
     for module in ("metrics.predictions", "runs.saved_predictions"):
-        monkeypatch.setattr(f"dist_eval.{module}.rows_of_a_piece", lambda _: 3)
+        monkeypatch.setattr(f"dist_eval.{module}.rows_of_a_chunk", lambda _: 3)
     write_predictions(path, predictions, groups)
     write_predictions(plain, predictions)
     columns = read_predictions(path)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samples import values_of
 from scipy import stats
 
 from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
@@ -16,8 +13,6 @@ from dist_eval.metrics.catalogue import OF_OUTPUT
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.statistics import Interval, Sums, Units, class_intervals, metric_intervals
-from dist_eval.statistics.by_class import _kinds, _ratios
-from dist_eval.statistics.regression import statistic_of_outputs
 
 FIGURES_OF_CLASSES = ("precision", "recall", "f1")
 
@@ -50,39 +45,6 @@ def intervals_of(
         OF_OUTPUT, Interval(confidence=confidence, low=0.1, high=0.2, method="percentile", resamples=199)
     )
     return class_intervals(predictions, metrics, whole, confidence=confidence, groups=groups)
-
-
-classifiers = st.builds(
-    synthetic, st.integers(1, 60), st.integers(1, 5), st.sampled_from([SINGLE_LABEL, MULTI_LABEL]), st.integers(0, 999)
-)
-
-
-@settings(max_examples=100, deadline=None)
-@given(classifiers, st.sampled_from([None, 1, 3, 7]))
-def test_the_values_are_those_of_the_metrics(predictions: Predictions, size: int | None) -> None:
-    metrics = compute_metrics(predictions, names_of(predictions))
-    units = None if size is None else Units.groups(np.arange(len(predictions)) // size)
-    kinds = list(_kinds(predictions, metrics, units))
-    assert len(kinds) == len(metrics.per_class)
-    for row, (brings, times) in zip(metrics.per_class, kinds, strict=True):
-        assert times.min() > 0
-        assert times.sum() == (len(predictions) if units is None else units.count)
-        assert (brings @ times)[1] == row.support
-        for name, value in values_of([Sums(Units(np.arange(len(times)), times), brings, _ratios)]).items():
-            expected = getattr(row, name)
-            assert np.isnan(value) if expected is None else value == pytest.approx(expected, rel=1e-12)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.integers(1, 40), st.integers(1, 3), st.integers(0, 1000))
-def test_the_values_of_outputs_are_those_of_the_metrics(rows: int, outputs: int, seed: int) -> None:
-    predictions = synthetic(rows, outputs, REGRESSION, seed)
-    metrics = compute_metrics(predictions, names_of(predictions))
-    found = values_of([statistic_of_outputs(predictions, Units.single(rows))])
-    for (number, row), name in itertools.product(enumerate(metrics.per_class), OF_OUTPUT[:-1]):
-        value, expected = found.pop(f"{number}/{name}"), getattr(row, name)
-        assert np.isnan(value) if expected is None else value == pytest.approx(expected, rel=1e-9, abs=1e-9)
-    assert not found
 
 
 @settings(max_examples=60, deadline=None)

@@ -1,4 +1,4 @@
-"""Intervals of a classifier's metrics: every name has one, for the values that `compute_metrics` gives."""
+"""Intervals of a classifier's metrics: every name has one around its value, or a reason."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from samples import values_of
 from scipy import stats
 from sklearn import metrics as sk
 
@@ -14,8 +13,7 @@ from dist_eval.data.problem_types import SINGLE_LABEL
 from dist_eval.metrics.catalogue import accuracy_names
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.predictions import Predictions
-from dist_eval.statistics import AreasUnderCurves, OfRows, Statistic, Units, metric_intervals, wilson
-from dist_eval.statistics.metrics import statistics_of
+from dist_eval.statistics import OfRows, Statistic, Units, metric_intervals, wilson
 
 
 def names_of(classes: int) -> list[str]:
@@ -43,63 +41,6 @@ def any_predictions(draw: st.DrawFn, least: int = 1) -> Predictions:
 
 def taken(predictions: Predictions, rows: np.ndarray) -> Predictions:
     return Predictions(*(getattr(predictions, name)[rows] for name in ("index", "label", "logits", "loss")))
-
-
-def require_equal(found: dict[str, float], predictions: Predictions) -> None:
-    metrics = compute_metrics(predictions, names_of(predictions.num_labels))
-    for name, value in found.items():
-        expected = metrics.values.get(name)
-        if expected is None:
-            assert np.isnan(value) or name == "log_loss", name
-        else:
-            assert value == pytest.approx(expected, rel=1e-12, abs=1e-12), name
-    assert {name for name, value in metrics.values.items() if value is not None} <= set(found)
-
-
-@settings(max_examples=150, deadline=None)
-@given(any_predictions())
-def test_the_values_are_those_of_the_metrics(predictions: Predictions) -> None:
-    require_equal(dict(values_of(statistics_of(predictions))), predictions)
-    require_equal(dict(values_of(statistics_of(predictions, Units.groups(predictions.label)))), predictions)
-
-
-@settings(max_examples=80, deadline=None)
-@given(any_predictions(), st.integers(0, 1000))
-def test_a_resample_has_the_metrics_of_the_examples_drawn(predictions: Predictions, seed: int) -> None:
-    units = Units.single(len(predictions))
-    weights = next(iter(units.draws(1, seed)))
-    rows = np.repeat(np.arange(len(predictions)), weights[:, 0].astype(int))
-    found = {
-        name: float(value[0])
-        for statistic in statistics_of(predictions, units)
-        for name, value in statistic.values(weights).items()
-    }
-    require_equal(found, taken(predictions, rows))
-
-
-@settings(max_examples=80, deadline=None)
-@given(any_predictions(least=3))
-def test_influence_values_equal_the_leave_one_out_jackknife(predictions: Predictions) -> None:
-    n = len(predictions)
-    for statistic in statistics_of(predictions, Units.single(n)):
-        weights = np.ones((n, n)) - np.eye(n)
-        influences = statistic.influence()
-        assert set(influences) == set(statistic.names)
-        for name, left in statistic.values(weights).items():
-            expected = (n - 1) * (left.mean() - left)
-            assert influences[name] == pytest.approx(expected, abs=1e-9, nan_ok=True), name
-
-
-def test_the_influence_of_a_group_is_that_of_its_examples() -> None:
-    predictions, groups = synthetic(600, 3), np.arange(600) % 150
-    *_, areas = statistics_of(predictions, Units.groups(groups))
-    left = []
-    for group in range(150):
-        weights = areas.units.whole()
-        weights[group] = 0
-        left.append(areas.values(weights)["roc_auc_ovr_macro"][0])
-    expected = 149 * (np.mean(left) - np.array(left))
-    assert areas.influence()["roc_auc_ovr_macro"] == pytest.approx(expected, abs=0.03 * np.abs(expected).max())
 
 
 @settings(max_examples=30, deadline=None)
@@ -249,13 +190,3 @@ def test_few_examples_or_groups_have_wilsons_interval_only() -> None:
     assert {one.reason for name, one in few.items() if name != "ece"} == {
         "fewer than 20 groups: too few for the bootstrap"
     }
-
-
-def test_the_error_of_an_area_is_delongs() -> None:
-    predictions = synthetic(900, 2)
-    positive, scores = predictions.label == 1, predictions.probabilities[:, 1]
-    areas = AreasUnderCurves(Units.single(900), lambda: iter([(positive, scores)]), 1, ("area",))
-    wins = (scores[positive][:, None] > scores[~positive]) + 0.5 * (scores[positive][:, None] == scores[~positive])
-    delong = wins.mean(axis=1).var(ddof=1) / positive.sum() + wins.mean(axis=0).var(ddof=1) / (~positive).sum()
-    influence = areas.influence()["area"]
-    assert np.sqrt((influence**2).sum() / (900 * 899)) == pytest.approx(np.sqrt(delong), rel=0.005)

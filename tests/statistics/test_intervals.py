@@ -15,7 +15,8 @@ from dist_eval.statistics import (
     percentile,
     wilson,
 )
-from dist_eval.statistics.intervals import contracted, effective_size, jackknife, standard_error
+from dist_eval.statistics.intervals import jackknife, standard_error
+from dist_eval.statistics.sampling import effective_size, finite_population_correction
 
 levels = st.sampled_from([0.5, 0.8, 0.9, 0.95, 0.99, 0.999])
 
@@ -48,7 +49,7 @@ def test_the_limits_for_a_finite_population_are_where_the_score_test_rejects(
 
 def test_a_sample_of_all_rows_leaves_nothing_uncertain() -> None:
     assert wilson(3, 10, sampling_fraction=1.0) == (0.3, 0.3)
-    assert contracted((0.1, 0.6), 0.3, 1.0) == (0.3, 0.3)
+    assert finite_population_correction((0.1, 0.6), 0.3, 1.0) == (0.3, 0.3)
     assert effective_size(500, 0.0) == 500
 
 
@@ -58,7 +59,10 @@ def test_the_bootstraps_spread_is_that_of_samples_without_replacement(fraction: 
     n = round(fraction * len(population))
     drawn = [np.random.default_rng(seed).choice(population, n, replace=False) for seed in range(400)]
     low, high = np.quantile([sample.mean() for sample in drawn], [0.025, 0.975])
-    limits = [contracted(percentile(mean_of(one).resampled(499)["mean"]), one.mean(), fraction) for one in drawn[:60]]
+    limits = [
+        finite_population_correction(percentile(mean_of(one).resampled(499)["mean"]), one.mean(), fraction)
+        for one in drawn[:60]
+    ]
     assert np.mean([upper - lower for lower, upper in limits]) == pytest.approx(high - low, rel=0.15)
     assert np.mean([lower < population.mean() < upper for lower, upper in limits]) > 0.85
 
@@ -88,7 +92,7 @@ def test_the_bootstraps_ends_equal_scipys_for_the_same_resamples(n: int, seed: i
 
 def test_kinds_weigh_in_the_correction_as_their_units() -> None:
     values = np.repeat([0.0, 1.0, 5.0], [40, 9, 3])
-    alike = mean_of(values, Units.alike(values.astype(np.int64)))
+    alike = mean_of(values, Units.by_value(values.astype(np.int64)))
     drawn = mean_of(values).resampled(999)["mean"]
     by_kind = bca(drawn, values.mean(), alike.influence()["mean"], alike.units.multiplicity)
     assert by_kind == pytest.approx(bca(drawn, values.mean(), mean_of(values).influence()["mean"]), rel=1e-12)

@@ -23,9 +23,9 @@ from dist_eval.distributed.collectives import (
 )
 from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.errors import ExactnessError, RunError
-from dist_eval.metrics.computing import Totals
 from dist_eval.metrics.confusion import confusion_of
 from dist_eval.metrics.predictions import Predictions
+from dist_eval.metrics.totals import Totals
 
 CLASSES, PATIENCE = 3, 400.0
 

@@ -36,12 +36,12 @@ def test_draws_have_the_moments_of_a_multinomial_distribution(units: Units) -> N
 def test_draws_depend_on_the_seed_and_not_on_the_chunk_size(units: Units, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = drawn(units, 50)
     assert not np.array_equal(whole, drawn(units, 50, seed=1))
-    monkeypatch.setattr("dist_eval.statistics.units.CHUNK_SIZE", 9)
+    monkeypatch.setattr("dist_eval.metrics.units.CHUNK_SIZE", 9)
     assert np.array_equal(whole, drawn(units, 50))
 
 
 def test_equivalent_examples_are_of_one_kind() -> None:
-    units = Units.alike(np.array([0, 1, 1, 0, 1]), np.array([2, 0, 0, 1, 2]))
+    units = Units.by_value(np.array([0, 1, 1, 0, 1]), np.array([2, 0, 0, 1, 2]))
     assert sorted(units.multiplicity.tolist()) == [1, 1, 1, 2]
     assert units.kind_of[1] == units.kind_of[2]
     assert len(set(units.kind_of.tolist())) == units.kinds == 4

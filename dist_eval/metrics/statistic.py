@@ -1,17 +1,18 @@
-"""Bootstrap resampling: metrics as functions of how often each kind of example, or group of examples, was drawn.
+"""Metrics as functions of weights: how often each kind of example, or group of examples, counts.
 
-Free of side effects.
+With the observed weights they are the metrics of the data, with those of a resample the metrics of the resample.
 """
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from dist_eval.statistics.units import CHUNK_SIZE, SEED, Units
+from dist_eval.metrics.units import CHUNK_SIZE, SEED, Units
 
 
 class Statistic(ABC):
@@ -19,17 +20,26 @@ class Statistic(ABC):
 
     Attributes:
         names: names of the metrics.
-        units: the resampling units.
         bounds: smallest and largest possible value of the metrics.
         most_resamples: upper limit of resamples, if computing the metrics is expensive.
         no_interval: the reason why bootstrap intervals of the metrics would not be valid; None if they are.
+
+    Args:
+        units: the resampling units, or what returns them once they are needed.
     """
 
     names: tuple[str, ...]
-    units: Units
     bounds: tuple[float, float] = (-np.inf, np.inf)
     most_resamples: int | None = None
     no_interval: str | None = None
+
+    def __init__(self, units: Units | Callable[[], Units]) -> None:
+        self._units = units
+
+    @functools.cached_property
+    def units(self) -> Units:
+        """The resampling units."""
+        return self._units if isinstance(self._units, Units) else self._units()
 
     @abstractmethod
     def values(self, weights: np.ndarray) -> dict[str, np.ndarray]:
@@ -41,6 +51,10 @@ class Statistic(ABC):
         Returns:
             By name, float64 of shape [resamples], NaN where a resample leaves the metric undefined.
         """
+
+    def observed(self) -> dict[str, float]:
+        """Computes the metrics of the data, NaN where undefined."""
+        return {name: float(values[0]) for name, values in self.values(self.units.observed_weights()).items()}
 
     def influence(self) -> dict[str, np.ndarray]:
         """Computes jackknife influence values, leaving out one unit: (n - 1) (mean of all θ₋ᵢ - θ₋ᵢ), for n units.
@@ -82,9 +96,9 @@ class Sums(Statistic):
     """Metrics that are functions of sums over examples, such as correct predictions, losses or squared errors.
 
     Args:
-        units: the resampling units.
-        rows: the addends, float64 of shape [k, n], a list of arrays or a SciPy sparse array. As groups may differ in
-            size, the denominator of a metric has to be one of the rows.
+        units: see `Statistic`.
+        rows: the addends, of shape [k, n]: an array, a SciPy sparse array, or a list of arrays of shape [n] or [any,
+            n]. As groups may differ in size, the denominator of a metric has to be one of the rows.
         function: sums of shape [k, any] → metrics by name, of shape [any], NaN where undefined.
         no_interval: see `Statistic`.
         of_kinds: whether the rows are addends of an example of each kind instead, of shape [k, kinds].
@@ -92,41 +106,60 @@ class Sums(Statistic):
 
     def __init__(
         self,
-        units: Units,
+        units: Units | Callable[[], Units],
         rows: Any,
         function: Callable[[np.ndarray], dict[str, np.ndarray]],
         no_interval: str | None = None,
         *,
         of_kinds: bool = False,
     ) -> None:
+        super().__init__(units)
+        self._rows, self._of_kinds = rows, of_kinds
+        self._function, self.no_interval = function, no_interval
+        self.names = tuple(self.observed())
+
+    @functools.cached_property
+    def _addends(self) -> Any:
+        """The addends of a unit of each kind: sparse, float64 of shape [k, kinds].
+
+        A sparse product always sums in the same order; a dense one may depend on the number of threads.
+        """
         from scipy import sparse
 
-        self.units, self._function, self.no_interval = units, function, no_interval
-        are_columns = of_kinds or units.are_examples
-        if isinstance(rows, list) and not are_columns:
-            rows = np.stack([np.bincount(units.kind_of, row, units.kinds) for row in rows]) / units.multiplicity
-            are_columns = True
-        # a sparse product always sums in the same order; a dense one may depend on the number of threads
-        self._rows = sparse.csr_array(np.stack(rows) if isinstance(rows, list) else rows)
-        if not are_columns:
+        units, rows = self.units, self._rows
+        are_kinds = self._of_kinds or units.are_examples
+        if isinstance(rows, list):
+            if not are_kinds and all(row.ndim == 1 for row in rows):
+                rows = [np.bincount(units.kind_of, row, units.kinds) / units.multiplicity for row in rows]
+                are_kinds = True
+            rows = sparse.vstack([sparse.csr_array(np.atleast_2d(row).astype(np.float64)) for row in rows])
+        addends = sparse.csr_array(rows)
+        if not are_kinds:
             examples = np.arange(len(units.kind_of))
-            members = sparse.csr_array((np.ones(len(examples)), (examples, units.kind_of)))
-            self._rows = self._rows @ members
-            self._rows.data /= units.multiplicity[self._rows.indices]
-        self.names = tuple(self.values(units.whole()))
+            addends = addends @ sparse.csr_array((np.ones(len(examples)), (examples, units.kind_of)))
+            addends.data /= units.multiplicity[addends.indices]
+        return addends
 
     @property
     def work(self) -> int:
         """See `Statistic.work`."""
-        return self.units.work + self._rows.shape[0] + self._rows.nnz // 2
+        return self.units.work + self._addends.shape[0] + self._addends.nnz // 2
 
     def values(self, weights: np.ndarray) -> dict[str, np.ndarray]:
         """See `Statistic.values`."""
-        return self._function(self._rows @ weights)
+        return self._function(self._addends @ weights)
+
+    def observed(self) -> dict[str, float]:
+        """See `Statistic.observed`; adds up the rows, without units."""
+        if self._of_kinds:
+            return super().observed()
+        rows = self._rows if isinstance(self._rows, list) else [self._rows]
+        sums = np.concatenate([np.asarray(row.sum(axis=-1), dtype=np.float64).reshape(-1) for row in rows])
+        return {name: float(values[0]) for name, values in self._function(sums[:, np.newaxis]).items()}
 
     def influence(self) -> dict[str, np.ndarray]:
         """See `Statistic.influence`."""
-        whole, columns = self._rows @ self.units.whole(), self._rows.tocsc()
+        whole, columns = self._addends @ self.units.observed_weights(), self._addends.tocsc()
         step = max(1, CHUNK_SIZE // len(whole))
         left: dict[str, list[np.ndarray]] = {}
         for start in range(0, self.units.kinds, step):
@@ -137,12 +170,7 @@ class Sums(Statistic):
 
 
 def influence_of(left_out: np.ndarray, units: Units) -> np.ndarray:
-    """Converts leave-one-out values of a metric into influence values, as `Statistic.influence` returns them.
-
-    Args:
-        left_out: the metric without one unit of each kind, float64 of shape [kinds].
-        units: the resampling units.
-    """
+    """Converts values of a metric without one unit of each kind into influence values (see `Statistic.influence`)."""
     return (units.count - 1) * (np.average(left_out, weights=units.multiplicity) - left_out)
 
 
@@ -153,13 +181,16 @@ class OfRows(Statistic):
     jackknife, which would take a call for each example.
 
     Args:
-        units: the resampling units.
+        units: see `Statistic`.
         functions: by name: positions, int64 of any length, sorted, with repeats → the metric, `None` if undefined.
     """
 
-    def __init__(self, units: Units, functions: Mapping[str, Callable[[np.ndarray], float | None]]) -> None:
-        self.names, self.units, self._functions = tuple(functions), units, functions
-        self.most_resamples = most_resamples_of_calls(units)
+    def __init__(
+        self, units: Units | Callable[[], Units], functions: Mapping[str, Callable[[np.ndarray], float | None]]
+    ) -> None:
+        super().__init__(units)
+        self.names, self._functions = tuple(functions), functions
+        self.most_resamples = most_resamples_of_calls(len(self.units.kind_of))
 
     def values(self, weights: np.ndarray) -> dict[str, np.ndarray]:
         """See `Statistic.values`.
@@ -170,18 +201,18 @@ class OfRows(Statistic):
         if not self.units.grouped and self.units.kinds < self.units.count:
             raise ValueError("a function of positions needs units that are single examples or groups of them")
         times = weights.astype(np.int64)
-        found = {name: np.empty(weights.shape[1]) for name in self._functions}
+        values = {name: np.empty(weights.shape[1]) for name in self._functions}
         for number in range(weights.shape[1]):
             positions = np.repeat(np.arange(len(self.units.kind_of)), times[self.units.kind_of, number])
             for name, function in self._functions.items():
                 value = function(positions)
-                found[name][number] = np.nan if value is None else value
-        return found
+                values[name][number] = np.nan if value is None else value
+        return values
 
 
-def most_resamples_of_calls(units: Units) -> int:
+def most_resamples_of_calls(examples: int) -> int:
     """Returns an upper limit of resamples for metrics that look at all examples of each one."""
-    return min(999, max(199, 20_000_000 // max(1, len(units.kind_of))))
+    return min(999, max(199, 20_000_000 // max(1, examples)))
 
 
 class Difference(Statistic):
@@ -193,8 +224,9 @@ class Difference(Statistic):
     """
 
     def __init__(self, first: Statistic, second: Statistic) -> None:
+        super().__init__(lambda: first.units)
         self.names = tuple(name for name in first.names if name in second.names)
-        self.units, self._first, self._second = first.units, first, second
+        self._first, self._second = first, second
         self.most_resamples, self.no_interval = first.most_resamples, first.no_interval
         self.bounds = first.bounds[0] - first.bounds[1], first.bounds[1] - first.bounds[0]
 
@@ -207,15 +239,19 @@ class Difference(Statistic):
         """See `Statistic.values`."""
         return _minus(self._second.values(weights), self._first.values(weights))
 
+    def observed(self) -> dict[str, float]:
+        """See `Statistic.observed`."""
+        return _minus(self._second.observed(), self._first.observed())
+
     def influence(self) -> dict[str, np.ndarray]:
         """See `Statistic.influence`."""
         return _minus(self._second.influence(), self._first.influence())
 
     def scales(self) -> dict[str, float]:
         """See `Statistic.scales`."""
-        first, second = (one.values(self.units.whole()) for one in (self._first, self._second))
-        return {name: float(max(abs(first[name][0]), abs(second[name][0]))) for name in first if name in second}
+        first, second = self._first.observed(), self._second.observed()
+        return {name: max(abs(first[name]), abs(second[name])) for name in self.names}
 
 
-def _minus(second: dict[str, np.ndarray], first: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _minus(second: dict[str, Any], first: dict[str, Any]) -> dict[str, Any]:
     return {name: second[name] - first[name] for name in second if name in first}

@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dist_eval.statistics import wilson
-from dist_eval.statistics.precision import examples_for_precision, half_width
+from dist_eval.statistics.sampling import examples_for_precision, half_width
 
 precisions = st.floats(1e-4, 0.49)
 levels = st.floats(0.5, 0.999)

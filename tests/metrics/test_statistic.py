@@ -13,11 +13,11 @@ from dist_eval.statistics import Difference, OfRows, Statistic, Sums, Units
 @pytest.mark.parametrize("power", [1, 3])
 def test_of_many_examples_similar_ones_are_of_one_kind(power: int) -> None:
     values = np.random.default_rng(0).exponential(size=50_000) ** power
-    units = Units.similar(values, values)
+    units = Units.by_quantile(values, values)
     assert units.count == 50_000 and 200 <= units.kinds <= 500
     assert (np.diff(units.kind_of[np.argsort(values)]) >= 0).all(), "kinds are neighbours"
     alike, single = mean_of(units, values), mean_of(Units.single(50_000), values)
-    assert alike.values(units.whole())["mean"][0] == pytest.approx(values.mean(), rel=1e-12)
+    assert alike.values(units.observed_weights())["mean"][0] == pytest.approx(values.mean(), rel=1e-12)
     for exponent in (2, 3):  # the variance of resamples, and their skewness
         by_kind = (units.multiplicity * alike.influence()["mean"] ** exponent).sum()
         assert by_kind == pytest.approx((single.influence()["mean"] ** exponent).sum(), rel=1e-4)
@@ -28,10 +28,10 @@ def test_of_many_examples_similar_ones_are_of_one_kind(power: int) -> None:
 def test_examples_are_drawn_one_by_one_where_similar_values_would_lose_something() -> None:
     values = np.arange(20_000.0)
     other = np.random.default_rng(0).normal(size=20_000)
-    assert Units.similar(values, values).kinds == 500
-    assert Units.similar(values, values, other).are_examples
-    assert Units.similar(values[:10_000], values[:10_000]).are_examples
-    assert Units.similar(np.zeros(20_000), np.zeros(20_000)).kinds == 1
+    assert Units.by_quantile(values, values).kinds == 500
+    assert Units.by_quantile(values, values, other).are_examples
+    assert Units.by_quantile(values[:10_000], values[:10_000]).are_examples
+    assert Units.by_quantile(np.zeros(20_000), np.zeros(20_000)).kinds == 1
 
 
 def mean(sums: np.ndarray) -> dict[str, np.ndarray]:
@@ -43,7 +43,7 @@ def mean_of(units: Units, values: np.ndarray) -> Sums:
 
 
 def left_out(statistic: Statistic, kind: int) -> float:
-    weights = statistic.units.whole()
+    weights = statistic.units.observed_weights()
     weights[kind] -= 1
     return float(statistic.values(weights)["mean"][0])
 
@@ -54,9 +54,9 @@ def test_the_influence_of_a_mean_equals_the_leave_one_out_jackknife(
     pairs: list[tuple[int, int]], grouped: bool
 ) -> None:
     names, values = np.array([first for first, _ in pairs]), np.array([float(second) for _, second in pairs])
-    units = Units.groups(names) if grouped else Units.alike(values.astype(np.int64) + 3)
+    units = Units.groups(names) if grouped else Units.by_value(values.astype(np.int64) + 3)
     statistic = mean_of(units, values)
-    assert statistic.values(units.whole())["mean"][0] == pytest.approx(values.mean(), abs=1e-12)
+    assert statistic.values(units.observed_weights())["mean"][0] == pytest.approx(values.mean(), abs=1e-12)
     if units.count < 2:
         return
     left = np.array([left_out(statistic, kind) for kind in range(units.kinds)])
@@ -85,7 +85,7 @@ def test_any_function_of_positions_sees_what_the_others_see() -> None:
 
 def test_a_function_of_positions_rejects_kinds_of_several_examples() -> None:
     with pytest.raises(ValueError, match="single examples or groups"):
-        OfRows(Units.alike(np.zeros(5, dtype=np.int64)), {"one": lambda rows: 1.0}).resampled(1)
+        OfRows(Units.by_value(np.zeros(5, dtype=np.int64)), {"one": lambda rows: 1.0}).resampled(1)
 
 
 def test_a_difference_is_that_of_the_same_resamples() -> None:

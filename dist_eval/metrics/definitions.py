@@ -1,0 +1,194 @@
+"""The metrics of every problem type as functions of weights: which sums and scores they are computed from."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
+from dist_eval.metrics.calibration import CalibrationError, Confidences
+from dist_eval.metrics.catalogue import OF_OUTPUT, Source, formulas
+from dist_eval.metrics.confusion import confusion_of, margins
+from dist_eval.metrics.counts import ClassCounts, ErrorSums
+from dist_eval.metrics.predictions import PredictionsLike
+from dist_eval.metrics.ranking import AreasUnderCurves, AveragePrecisions
+from dist_eval.metrics.statistic import OfRows, Statistic, Sums
+from dist_eval.metrics.units import Units
+
+# the reason of a metric that cannot be resampled, or only in minutes
+UNKNOWN = "nothing is known of how it could be resampled"
+
+# examples above which ranking them, and scores above which summing them in sorted order, for each resample would take
+# minutes
+_MOST_RANKED_EXAMPLES, _MOST_RANKED_SCORES = 200_000, 2_000_000
+
+_EPSILON = float(np.finfo(np.float64).eps)
+
+
+def statistics_of(predictions: PredictionsLike, units: Units | None = None) -> Iterator[Statistic]:
+    """Yields all metrics of the predictions' problem type.
+
+    Args:
+        predictions: at least one example.
+        units: the resampling units; by default single examples, equivalent ones as one kind.
+    """
+    if predictions.problem is SINGLE_LABEL:
+        return statistics_of_classes(predictions, units)
+    of_problem = _statistics_of_regression if predictions.problem is REGRESSION else _statistics_of_labels
+    return of_problem(predictions, units or Units.single(len(predictions)))
+
+
+def statistics_of_classes(
+    predictions: PredictionsLike, units: Units | None = None, cells: Units | None = None, losses: Units | None = None
+) -> Iterator[Statistic]:
+    """Yields the metrics of single-label classification (see `statistics_of`).
+
+    Args:
+        predictions: at least one example.
+        units: the resampling units; by default single examples.
+        cells: units for metrics of the confusion matrix; by default `units`, or the cells of the matrix.
+        losses: units for mean losses; by default `units`, or examples binned by loss.
+    """
+    label, prediction, classes = predictions.label, predictions.prediction, predictions.num_labels
+    examples = len(label)
+    ones, alone = np.ones(examples), functools.partial(Units.single, examples)
+    cells = cells or units
+    if cells:
+        yield Sums(cells, margins(label, prediction), metrics_of_margins)
+    else:
+        matrix = confusion_of(label, prediction, classes).tocoo()
+        kinds = Units(np.arange(matrix.nnz), matrix.data)
+        yield Sums(kinds, margins(matrix.row, matrix.col), metrics_of_margins, of_kinds=True)
+    columns = losses_of(predictions)
+    losses = losses or units
+    yield Sums(losses or functools.partial(Units.by_quantile, columns[0], *columns), [*columns, ones], _mean_losses)
+    (confidences,) = Confidences.of(predictions)
+    yield CalibrationError(units or alone, lambda: iter([confidences]))
+    brier = confidences.brier
+    yield Sums(units or functools.partial(Units.by_quantile, brier, brier), [brier, ones], _mean_brier)
+    if classes < 2:
+        return
+    ranked = range(1, 2) if classes == 2 else range(classes)
+    names = ("roc_auc",) if classes == 2 else ("roc_auc_ovr_macro", "roc_auc_ovr_weighted")
+
+    def scores() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for number, probability in zip(ranked, predictions.probabilities_of(ranked), strict=True):
+            yield label == number, probability
+
+    yield AreasUnderCurves(units or alone, scores, len(ranked), names)
+
+
+def losses_of(predictions: PredictionsLike) -> tuple[np.ndarray, np.ndarray]:
+    """Returns loss and log loss of each example; the latter clips probabilities, as scikit-learn does."""
+    return predictions.loss, np.clip(predictions.loss, _EPSILON, -np.log(_EPSILON))
+
+
+def _statistics_of_labels(predictions: PredictionsLike, units: Units) -> Iterator[Statistic]:
+    """Yields the metrics of multi-label classification."""
+    label, given, labels = predictions.label, predictions.prediction, predictions.num_labels
+    ones, exact = np.ones(len(label)), (label == given).all(axis=1)
+    yield Sums(units, [(label & given).T, label.T, given.T, exact, predictions.loss, ones], _metrics_of_labels)
+    yield CalibrationError(units, functools.partial(Confidences.of, predictions))
+    brier = np.zeros(len(label))
+    for confidences in Confidences.of(predictions):
+        brier += confidences.brier / labels
+    yield Sums(units, [brier, ones], _mean_brier)
+
+    def scores() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        yield from zip(label.T, predictions.probabilities_of(range(labels)), strict=True)
+
+    yield AreasUnderCurves(units, scores, labels, ("roc_auc_macro", "roc_auc_weighted"))
+    names = ("average_precision_macro", "average_precision_weighted")
+    average_precisions = AveragePrecisions(units, scores, labels, names)
+    if label.size > _MOST_RANKED_SCORES:
+        average_precisions.no_interval = UNKNOWN
+    yield average_precisions
+
+
+def _statistics_of_regression(predictions: PredictionsLike, units: Units) -> Iterator[Statistic]:
+    """Yields the metrics of regression, means over the outputs."""
+    yield Sums(units, _error_rows(predictions), _mean_errors)
+    label, output = predictions.label, predictions.prediction
+    ranks = OfRows(units, {"spearman": lambda drawn: float(rank_correlations(label[drawn], output[drawn]).mean())})
+    if len(label) > _MOST_RANKED_EXAMPLES:
+        ranks.no_interval = UNKNOWN
+    yield ranks
+
+
+def statistic_of_outputs(predictions: PredictionsLike, units: Units | Callable[[], Units]) -> Sums:
+    """Returns the metrics of each output of a regression except its rank correlation, with names such as "0/mae"."""
+    return Sums(units, _error_rows(predictions), _errors_of_outputs)
+
+
+def rank_correlations(label: np.ndarray, output: np.ndarray) -> np.ndarray:
+    """Computes Spearman's correlation of each output, NaN where all labels or all outputs are equal.
+
+    Args:
+        label: true values, float64 of shape [n, outputs].
+        output: predicted values, of the same shape.
+    """
+    from scipy.stats import spearmanr
+
+    is_constant = (label.min(axis=0) == label.max(axis=0)) | (output.min(axis=0) == output.max(axis=0))
+    return np.asarray(
+        [
+            np.nan if constant else spearmanr(*columns).statistic
+            for constant, *columns in zip(is_constant, label.T, output.T, strict=True)
+        ]
+    )
+
+
+def _error_rows(predictions: PredictionsLike) -> list[np.ndarray]:
+    """Returns the addends of `ErrorSums`."""
+    label, output = predictions.label, predictions.prediction.astype(np.float64)
+    y, x = label - label.mean(axis=0), output - output.mean(axis=0)  # centred, to avoid cancellation
+    error = output - label
+    of_outputs = (np.abs(error), error**2, y, x, y**2, x**2, x * y)
+    return [*(column.T for column in of_outputs), predictions.loss, np.ones(len(label))]
+
+
+def metrics_of_margins(sums: np.ndarray) -> dict[str, np.ndarray]:
+    """Computes the metrics of confusion matrices.
+
+    Args:
+        sums: true positives, examples and predictions of each class, in the order of `margins`, float64 of shape
+            [3 * classes, matrices].
+
+    Returns:
+        By name, float64 of shape [matrices], NaN where undefined.
+    """
+    return _evaluate(SINGLE_LABEL, "counts", ClassCounts.of_classes(sums))
+
+
+def _metrics_of_labels(sums: np.ndarray) -> dict[str, np.ndarray]:
+    return _evaluate(MULTI_LABEL, "counts", ClassCounts.of_labels(sums))
+
+
+def _mean_losses(sums: np.ndarray) -> dict[str, np.ndarray]:
+    loss, log_loss, examples = sums
+    return _evaluate(SINGLE_LABEL, "losses", SimpleNamespace(loss=loss, log_loss=log_loss, examples=examples))
+
+
+def _mean_brier(sums: np.ndarray) -> dict[str, np.ndarray]:
+    brier, examples = sums
+    return _evaluate(SINGLE_LABEL, "brier", SimpleNamespace(brier=brier, examples=examples))
+
+
+def _mean_errors(sums: np.ndarray) -> dict[str, np.ndarray]:
+    metrics = _evaluate(REGRESSION, "errors", ErrorSums.of(sums))
+    return {name: values.mean(axis=0) if values.ndim > 1 else values for name, values in metrics.items()}
+
+
+def _errors_of_outputs(sums: np.ndarray) -> dict[str, np.ndarray]:
+    metrics = _evaluate(REGRESSION, "errors", ErrorSums.of(sums))
+    of_outputs = {name: values for name, values in metrics.items() if name in OF_OUTPUT}
+    return {f"{number}/{name}": row for name, values in of_outputs.items() for number, row in enumerate(values)}
+
+
+def _evaluate(problem: Problem, source: Source, sums: Any) -> dict[str, np.ndarray]:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return {name: formula(sums) for name, formula in formulas(problem.name, source).items()}
