@@ -239,7 +239,8 @@ def shortest_prefix(rows: int) -> int:
         lengths = np.full(rows, prefix + TEXT_TOKENS)
         common = np.full(rows, prefix)
         begun = Beginnings(common, lengths - 1, lambda row, size: np.zeros(size, dtype=np.int32))
-        if plan_with_sessions(lengths, token_budget=1024, session_tokens=1024, beginnings=begun).session_plan is not None:
+        plan = plan_with_sessions(lengths, token_budget=1024, session_tokens=1024, beginnings=begun)
+        if plan.session_plan is not None:
             return prefix
     return _SWITCH_UP_TO
 
