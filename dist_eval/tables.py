@@ -96,16 +96,8 @@ class Footnotes:
 
     def mark(self, reason: str | None) -> str:
         """Returns the suffix of a cell; empty without a reason."""
-        return "" if reason is None else f" ({self.number(reason)})"
-
-    def number(self, reason: str) -> int:
-        """Returns the number of a reason, a new one on first use."""
-        return self._numbers.setdefault(reason, len(self._numbers) + 1)
+        return "" if reason is None else f" ({self._numbers.setdefault(reason, len(self._numbers) + 1)})"
 
     def lines(self) -> list[str]:
         """Returns the lines below the table."""
         return [f"({number}) {reason}" for reason, number in self._numbers.items()]
-
-    def reasons(self) -> list[str]:
-        """Returns the reasons in the order of their numbers."""
-        return list(self._numbers)

@@ -59,6 +59,6 @@ def run_of(
     changes: dict[str, Any] = {"intervals": whole, "per_class": rows, "groups": of_groups or None}
     changes["data"] = {**FACTS["data"], "text_digest": "texts", **data}
     of_classes = dict.fromkeys(("calibration", "confident_mistakes")) if found.problem is REGRESSION else {}
-    run.complete(found, metrics, sections(metrics, **changes, **of_classes), groups)
+    run.complete(found, sections(metrics, **changes, **of_classes), groups)
     run.close()
     return folder

@@ -15,28 +15,6 @@ from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.predictions import Predictions
 
 
-def timelines(ranks: int) -> list[dict[str, Any]]:
-    """The last rank takes twice as long as the others, and one of the two servers fails for a while."""
-
-    def of(steps: int, began: float, failing: tuple[int, ...] = ()) -> dict[str, Any]:
-        busy = [2.0 + 2.0 * np.sin(step / 3.0) ** 2 for step in range(steps)]
-        failed = [int(step in failing) for step in range(steps)]
-        return {"began": began, "bin_seconds": 0.25, "busy": busy, "done": [3] * steps, "failed": failed}
-
-    return [
-        {
-            "rank": rank,
-            "host": "here",
-            "batches": of(80 if rank == ranks - 1 else 40, 1000.0 + rank / 4),
-            "servers": {
-                PEER_ID: of(40, 1000.5),
-                "QmRV9fYCNbiC4payq6JoMAs7ganoMHtM9E3Q31d65HuYhc": of(80, 1000.5, failing=(20, 21)),
-            },
-        }
-        for rank in range(ranks)
-    ]
-
-
 def rank_results(ranks: int) -> list[dict[str, Any]]:
     answers = {"requests": 9, "failures": 1, "wrong_answers": 0, "token_blocks": 900}
     announced = {"dtype": "float32", "quantization": "none", "version": "2.2.0.post1", "adapters": []}
@@ -73,10 +51,9 @@ def synthetic_run(
     metrics = compute_metrics(found, names)
     run = folder_of(config_for(folder))
     run.open()
-    run.save_timelines(timelines(ranks))
     coverage = {**FACTS["coverage"], "expected": examples, "seen": examples}
     analysis = analyse(found, metrics, analysis_options or AnalysisOptions())
-    run.complete(found, metrics, sections(metrics, **dict(analysis), ranks=rank_results(ranks), coverage=coverage))
+    run.complete(found, sections(metrics, **dict(analysis), ranks=rank_results(ranks), coverage=coverage))
     run.close()
     results_of(folder)
     return folder

@@ -165,7 +165,6 @@ FACTS: dict[str, Any] = {
         "precisions": ["float32"],
     },
     "audit": None,
-    "backends": None,
 }
 
 
@@ -177,7 +176,7 @@ def sections(metrics: Metrics = METRICS, **changes: Any) -> EvaluationResults:
 def complete_run(folder: Path, **options: Any) -> EvaluationFolder:
     run = folder_of(config_for(folder, **options))
     run.open()
-    run.complete(PREDICTIONS, METRICS, sections())
+    run.complete(PREDICTIONS, sections())
     return run
 
 

@@ -6,8 +6,10 @@ import csv
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
+from conftest import results_of
 from samples import FACTS, METRICS, PREDICTIONS, config_for, folder_of, sections
 from task_runs import task_run
 
@@ -16,8 +18,12 @@ from dist_eval.compare.__main__ import main as compare
 from dist_eval.data.problem_types import REGRESSION
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.metric_loading import synthetic_predictions
+from dist_eval.report.__main__ import main as report
+from dist_eval.report.differences import differing_options
+from dist_eval.results.run import CompleteRun
 from dist_eval.runs.evaluation_folder import EvaluationFolder
-from dist_eval.summary import main
+from dist_eval.runs.reading import read_results
+from dist_eval.summary import main, on_same_data
 from dist_eval.tables import format_count
 
 
@@ -30,7 +36,7 @@ def run(folder: Path) -> EvaluationFolder:
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
-    run(tmp_path / "good").complete(PREDICTIONS, METRICS, sections())
+    run(tmp_path / "good").complete(PREDICTIONS, sections())
     counts = {"expected": 5, "seen": 3, "duplicates": 0, "missing": 2, "failed": 0}
     run(tmp_path / "stopped").stop("this rank got SIGTERM", rank=0, host="here", coverage=counts)
     run(tmp_path / "wrong").fail("no column 'a|b'", rank=0, host="here")
@@ -76,10 +82,10 @@ def test_files_say_what_the_table_says(runs: Path, capsys: pytest.CaptureFixture
     assert [row["exit_status"] for row in in_json] == [0, 1]
     assert in_json[1]["accuracy"] is None
     markdown = paths[2].read_text().splitlines()
-    assert markdown[0] == "| run | status | examples | accuracy | log_loss |"
-    assert all(line.count(" | ") == 4 for line in markdown[:4])
-    assert "1 of 2 runs are complete." in markdown
-    assert markdown[2].startswith(f"| `{runs / 'good'}` | complete | ")
+    assert markdown[2] == "1 of 2 runs are complete."
+    assert markdown[4] == "| run | status | examples | accuracy | log_loss |"
+    assert all(line.count(" | ") == 4 for line in markdown[4:8])
+    assert markdown[6].startswith(f"| `{runs / 'good'}` | `complete` | ")
     assert f"- `{runs / 'wrong'}: failed, no column 'a\\|b'`" in markdown, "no markup"
 
 
@@ -101,7 +107,7 @@ def test_a_run_of_a_list_that_left_nothing_is_missing(runs: Path, capsys: pytest
     ("options", "status", "words"),
     [
         (["--metric", "speed"], 2, "There is no metric 'speed'; the runs have accuracy"),
-        (["--write", "a.xlsx"], 2, "the name must end with one of .csv, .json, .md"),
+        (["--write", "a.xlsx"], 2, "the name must end with one of .csv, .html, .json, .md"),
         (["more", "--list", "runs.txt"], 2, "With --list, name one folder"),
     ],
 )
@@ -134,7 +140,7 @@ def test_the_table_is_shown_although_a_file_cannot_be_written(runs: Path, capsys
 
 
 def on_data(folder: Path, digest: str) -> str:
-    run(folder).complete(PREDICTIONS, METRICS, sections(data={**FACTS["data"], "text_digest": digest}))
+    run(folder).complete(PREDICTIONS, sections(data={**FACTS["data"], "text_digest": digest}))
     return str(folder)
 
 
@@ -178,6 +184,92 @@ def test_runs_on_tasks_have_the_metrics_of_groups_and_of_other_tasks(
     assert json.loads((tmp_path / "written.json").read_text())[0]["words/acc"] == 0.75
 
 
+def test_the_page_has_the_table_and_leads_to_the_pages_of_runs(runs: Path) -> None:
+    report(["--output", str(runs / "good" / "report.html"), str(runs / "good")])
+    page = runs / "pages" / "runs.html"
+    assert main([str(runs / "good"), str(runs / "wrong"), "--metric", "accuracy", "--write", str(page)]) == 1
+    source = page.read_text()
+    assert "<h1>2 runs</h1>" in source and "1 of 2 runs are complete" in source
+    assert f'<a href="../good/report.html">{runs / "good"}</a>' in source
+    interval = FACTS["intervals"]["accuracy"]
+    assert f"0.8000 <span>[{interval['low']:.4f}, {interval['high']:.4f}]</span>" in source
+    assert "failed, no column &#39;a|b&#39;" in source
+
+
+def test_runs_are_sorted_by_a_metric_the_best_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    right = [[1.0] * count + [0.0] * (40 - count) for count in (10, 30)]
+    runs = [task_run(tmp_path / name, {"words": {"acc": own}}, {}) for name, own in zip("ab", right, strict=True)]
+    assert main([str(tmp_path / "lost"), *map(str, runs), "--sort", "words/acc"]) == 1
+    _, *rows = capsys.readouterr().out.splitlines()
+    assert [row.split()[0] for row in rows[:3]] == [str(runs[1]), str(runs[0]), str(tmp_path / "lost")]
+    others = [run(tmp_path / name) for name in ("c", "d")]
+    for other, loss in zip(others, (0.5, 0.25), strict=True):
+        changed = {**METRICS.values, "loss": loss}
+        other.complete(PREDICTIONS, sections().model_copy(update={"metrics": changed}))
+    assert main([str(tmp_path / "c"), str(tmp_path / "d"), "--sort", "loss"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].startswith(str(tmp_path / "d"))
+
+
+def test_options_that_differ_are_shown_without_directories(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = []
+    for name, options in (("a", {}), ("b", {"checkpoint": "/x/other/tuned", "compression": "float16"})):
+        started = folder_of(config_for(tmp_path / name, **options))
+        started.open()
+        started.close()
+        started.complete(PREDICTIONS, sections())
+        made.append(str(tmp_path / name))
+    assert main([*made, "--metric", "accuracy", "--options"]) == 0
+    _, table = capsys.readouterr().out.split("Options that differ:\n")
+    head, first, second, *_ = table.splitlines()
+    assert head.split() == ["run", "compression", "checkpoint"]
+    assert first.split() == [made[0], "none", "tuned"] and second.split() == [made[1], "float16", "other/tuned"]
+
+
+def test_options_of_paths_that_end_alike_and_weights_of_the_same_model_are_told_apart(tmp_path: Path) -> None:
+    run(tmp_path).complete(PREDICTIONS, sections())
+    one = read_results(tmp_path)
+
+    def other(weights: str = "w", **options: Any) -> CompleteRun:
+        model = one.model.model_copy(update={"weights_digest": weights})
+        return one.model_copy(update={"config": {**one.config, **options}, "model": model})
+
+    assert differing_options([one, other(output="elsewhere")]) == {}
+    assert differing_options([one, other("0123456789")]) == {"digest of the weights": ["w", "01234567"]}
+    assert differing_options([other(checkpoint="/x/a/best"), other("v", checkpoint="/x/b/best")]) == {
+        "checkpoint": ["a/best", "b/best"]
+    }
+    assert differing_options([one, other(slice_by=["length", "source"], strict=True)]) == {
+        "strict": ["no", "yes"],
+        "slice_by": ["–", "length, source"],
+    }
+
+
+def test_the_best_epoch_of_a_tuning_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(tmp_path / "run").complete(PREDICTIONS, sections())
+    recorded = results_of(tmp_path / "run")
+    header = {name: recorded[name] for name in ("schema_version", "started", "finished", "environment")}
+    epoch = {"epoch": 1, "loss": 0.5, "updates": 3, "seconds": 1.0, "metrics": {"accuracy": 0.875}}
+    best = {"epoch": 1, "metric": "accuracy", "value": 0.875}
+    content = {"data": FACTS["data"], "evaluation_data": FACTS["data"], "model": FACTS["model"], "swarm": None}
+    (tmp_path / "tuned").mkdir()
+    (tmp_path / "tuned" / "tuning.json").write_text(
+        json.dumps(
+            {**header, "config": {}, "status": "complete", "error": None, "epochs": [epoch], "best": best, **content}
+        )
+    )
+    assert main([str(tmp_path / "tuned")]) == 0
+    assert "tuned, epoch 1 of 1 is the best by accuracy (0.8750, biased" in capsys.readouterr().out
+
+
+def test_a_prompt_makes_no_other_data(tmp_path: Path) -> None:
+    run(tmp_path).complete(PREDICTIONS, sections())
+    first = read_results(tmp_path)
+    other = first.model_copy(update={"data": first.data.model_copy(update={"text_digest": "with the prompt"})})
+    assert on_same_data(first, first) and not on_same_data(first, other)
+    prompted = other.model_copy(update={"model": other.model.model_copy(update={"prompt": "text: {text}"})})
+    assert on_same_data(first, prompted)
+
+
 def test_files_beside_folders_are_no_runs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (runs / "runs.html").touch()
     assert main([str(runs / "good"), str(runs / "runs.html")]) == 0
@@ -192,7 +284,7 @@ def test_the_comparison_that_is_proposed_works_for_a_regression(
     metrics = compute_metrics(predictions, ["score"])
     results = sections(metrics, **dict(analyse(predictions, metrics, AnalysisOptions())))
     for name in ("a", "b"):
-        run(tmp_path / name).complete(predictions, metrics, results)
+        run(tmp_path / name).complete(predictions, results)
     assert main([str(tmp_path / "a"), str(tmp_path / "b")]) == 0
     command = f"dist-eval compare {tmp_path / 'a'} {tmp_path / 'b'}"
     assert capsys.readouterr().out.endswith(f"for tests of the differences: {command}\n")

@@ -15,7 +15,7 @@ from dist_eval.metrics.catalogue import METRICS, metric_names
 from dist_eval.process.output import run_program
 
 if TYPE_CHECKING:
-    from dist_eval.compare.compared_run import Run
+    from dist_eval.compare.comparison import ComparedRun
     from dist_eval.metrics.custom_metrics import CustomMetric
 
 
@@ -45,26 +45,32 @@ def build_parser() -> argparse.ArgumentParser:
         "--resamples", type=int, metavar="N", help="resamples for each bootstrap interval (default: 9999; fewer where "
         "they take long, 199 for custom metrics)",
     )  # fmt: skip
+    parser.add_argument("--all-pairs", action="store_true", help="compare every two runs, not the first one with each")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--changed", type=Path, metavar="FILE.csv", help="write the examples whose prediction changed")
     return parser
 
 
-def _read_metrics(given: Sequence[str], first: Run) -> tuple[list[str], list[CustomMetric]]:
+def _read_metrics(given: Sequence[str], first: ComparedRun) -> tuple[list[str], list[CustomMetric]]:
     """Separates names of metrics from custom metrics to load.
 
     Raises:
         ConfigError: a custom metric cannot be loaded.
     """
+    from dist_eval.compare.evaluations import EvaluationRun
     from dist_eval.data.problem_types import PROBLEMS
     from dist_eval.metrics.metric_loading import load_metrics
 
-    specs = [one for one in given if one not in first.metrics and (":" in one or "=" in one or Path(one).exists())]
+    if not isinstance(first, EvaluationRun):
+        return list(given), []
+    specs = [
+        name for name in given if name not in first.metrics and (":" in name or "=" in name or Path(name).exists())
+    ]
     taken = [name for name in first.metrics if name not in first.results.custom_metrics]
-    outputs = first.predictions.num_labels
-    custom_metrics = load_metrics(specs, PROBLEMS[first.problem], outputs, taken) if specs else []
+    problem, outputs = PROBLEMS[first.results.problem_type], first.predictions.num_labels
+    custom_metrics = load_metrics(specs, problem, outputs, taken) if specs else []
     names = {metric.spec: metric.name for metric in custom_metrics}
-    return [names.get(one, one) for one in given], custom_metrics
+    return [names.get(name, name) for name in given], custom_metrics
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -75,13 +81,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise ConfigError(f"--confidence must be between 0 and 1, such as 0.95, not {options.confidence}.")
         if options.resamples is not None and options.resamples < 99:
             raise ConfigError(f"--resamples must be at least 99, not {options.resamples}.")
-        if _on_tasks(options.runs):
-            return _compare_tasks(options)
-        from dist_eval.compare.compared_run import Run
-        from dist_eval.compare.comparing import compare
+        from dist_eval.compare.comparison import compare, load_run
         from dist_eval.compare.tables import format_comparisons, to_json, write_changed
 
-        runs = [Run.load(folder) for folder in options.runs]
+        runs = [load_run(folder) for folder in options.runs]
         with contextlib.redirect_stdout(sys.stderr):  # custom metrics may print
             metrics, custom_metrics = _read_metrics(options.metric, runs[0])
             comparisons = compare(
@@ -90,6 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 custom_metrics=custom_metrics,
                 confidence=options.confidence,
                 resamples=options.resamples,
+                all_pairs=options.all_pairs,
             )
         if options.changed:
             write_changed(options.changed, comparisons)
@@ -100,34 +104,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(json.dumps(to_json(comparisons), indent=2, allow_nan=False))
     else:
         print(format_comparisons(comparisons))
-    return 0
-
-
-def _on_tasks(folders: Sequence[Path]) -> bool:
-    """Returns whether any of the runs is one on tasks of the lm-evaluation-harness."""
-    from dist_eval.results.run import CompleteHarnessRun
-    from dist_eval.runs.outcome import read_outcome
-
-    # of any other outcome, whoever loads the run says why
-    return any(isinstance(read_outcome(folder).results, CompleteHarnessRun) for folder in folders)
-
-
-def _compare_tasks(options: argparse.Namespace) -> int:
-    from dist_eval.compare.tasks import compare_tasks, format_task_comparisons
-    from dist_eval.runs.task_samples import TaskRun
-
-    if options.changed:
-        raise ConfigError("--changed is for runs on a dataset; each run on tasks has its documents in samples_*.jsonl.")
-    comparisons = compare_tasks(
-        [TaskRun.load(folder) for folder in options.runs],
-        metrics=options.metric,
-        confidence=options.confidence,
-        resamples=options.resamples,
-    )
-    if options.json:
-        print(json.dumps([one.to_json() for one in comparisons], indent=2, allow_nan=False))
-    else:
-        print(format_task_comparisons(comparisons))
     return 0
 
 

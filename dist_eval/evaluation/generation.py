@@ -24,7 +24,7 @@ from dist_eval.metrics.exact_match import NORMALIZED, RAW, exact_match
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.language_model import CausalModel
 from dist_eval.report.page import report_on
-from dist_eval.report.tasks_table import format_tasks
+from dist_eval.report.table import format_tasks
 from dist_eval.results.harness import (
     HarnessFiles,
     HarnessResults,

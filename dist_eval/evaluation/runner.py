@@ -135,7 +135,7 @@ def finish(
         audit=work.audit.summary(config.audit) if config.audit or work.audit else None,
     )
     folder.save_timelines(work.timelines)
-    folder.complete(predictions, metrics, results, analysis.groups(predictions))
+    folder.complete(predictions, results, analysis.groups(predictions))
     session.announce_results()
     report_on(folder.path, config.report)
     print(format_results(results, folder.path), flush=True)

@@ -19,7 +19,7 @@ from dist_eval.harness.metrics import group_results, task_results
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.language_model import CausalModel
 from dist_eval.report.page import report_on
-from dist_eval.report.tasks_table import format_tasks
+from dist_eval.report.table import format_tasks
 from dist_eval.results.harness import HarnessResults
 from dist_eval.runs.files import REPORT
 

@@ -1,4 +1,4 @@
-"""`python -m dist_eval.report RUN ...`: a run as a page, a summary, metadata, or in a tracker; several as one page."""
+"""`python -m dist_eval.report RUN`: a run as a page, a summary, metadata, or in a tracker."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from dist_eval.errors import ConfigError, EvaluationError, os_reason, print_error
 from dist_eval.printable import printable_lines
 from dist_eval.process.output import run_program
-from dist_eval.report.layout import MOST_PAIRS, Contents
+from dist_eval.report.document import Contents
 from dist_eval.report.naming import options_of
 from dist_eval.results.record import MetricValues
 from dist_eval.results.run import CompleteHarnessRun, CompleteRun
@@ -21,7 +21,6 @@ examples:
   dist-eval report runs/sst2 --markdown >> "$GITHUB_STEP_SUMMARY"
   dist-eval report runs/sst2 --model-index --model-name my/model
   dist-eval report runs/sst2 --tracker tensorboard
-  dist-eval report runs/*
 """
 
 
@@ -29,19 +28,16 @@ def build_parser() -> argparse.ArgumentParser:
     """Builds the command line's parser."""
     parser = argparse.ArgumentParser(
         prog="dist-eval report",
-        description="Shows a finished run. Without --markdown, --model-index or --tracker it writes report.html. Of "
-        "several runs it writes one page to choose from, with tests of pairs.",
+        description="Shows a finished run. Without --markdown, --model-index or --tracker it writes report.html. "
+        "Several runs are shown by dist-eval summary, and tested for differences by dist-eval compare.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="output folder of a complete run; of "
-                        "several, those that are not complete are named with the reason")  # fmt: skip
+    parser.add_argument("run", type=Path, metavar="RUN", help="output folder of a complete run")
     page = parser.add_argument_group("the page")
-    page.add_argument("--output", type=Path, metavar="FILE.html", help="the file (default: report.html in RUN; of "
-                      "several runs, runs.html here)")  # fmt: skip
-    page.add_argument("--texts", action="store_true", help="show the mistakes, or the examples that changed, with "
-                      "their texts from the dataset")  # fmt: skip
+    page.add_argument("--output", type=Path, metavar="FILE.html", help="the file (default: report.html in RUN)")
+    page.add_argument("--texts", action="store_true", help="show the mistakes with their texts from the dataset")
     page.add_argument(
         "--dataset", nargs="+", metavar="DATASET", help="current location of the dataset (default: as in the run)"
     )
@@ -51,12 +47,6 @@ def build_parser() -> argparse.ArgumentParser:
     page.add_argument(
         "--max-characters", type=int, default=1000, metavar="N", help="longer texts are truncated (default: 1000)"
     )
-    several = parser.add_argument_group("the page of several runs")
-    several.add_argument("--metric", nargs="+", default=[], metavar="NAME", help="metrics to show (default: the usual)")
-    several.add_argument(
-        "--max-pairs", type=int, default=MOST_PAIRS, metavar="N", help="pairs of runs on the same data up to which all "
-        "are tested; of more, those with the first run (default: %(default)s)",
-    )  # fmt: skip
     other = parser.add_argument_group("instead of the page")
     ways = other.add_mutually_exclusive_group()
     ways.add_argument("--markdown", action="store_true", help="print a summary for a pull request")
@@ -70,8 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit status: 0, 1 on failure, 2 for wrong options."""
     parser = build_parser()
     options = parser.parse_args(arguments)
-    if min(options.max_mistakes, options.max_characters, options.max_pairs) < 0:
-        parser.error("--max-mistakes, --max-characters and --max-pairs must be at least 0")
+    if min(options.max_mistakes, options.max_characters) < 0:
+        parser.error("--max-mistakes and --max-characters must be at least 0")
     if options.dataset and not options.texts:
         parser.error("--dataset is the source of the texts: give --texts, too")
     try:
@@ -86,18 +76,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _show(options: argparse.Namespace) -> None:
-    from dist_eval.runs.overview import folders_among
     from dist_eval.runs.reading import read_run
 
-    folder, *others = folders_among(options.runs)
-    if others:
-        _show_several([folder, *others], options)
-    elif options.metric:
-        raise ConfigError("--metric chooses the metrics of a page of several runs: name several.")
-    elif options.markdown:
-        from dist_eval.report.markdown import summary
+    folder = options.run
+    if options.markdown:
+        from dist_eval.report.markdown import render_markdown
+        from dist_eval.report.page import describe_run
 
-        print(printable_lines(summary(read_run(folder), folder.resolve().name)), end="")
+        print(printable_lines(render_markdown(describe_run(folder))), end="")
     elif options.model_index:
         from dist_eval.report.model_card import model_index
 
@@ -108,23 +94,8 @@ def _show(options: argparse.Namespace) -> None:
     else:
         from dist_eval.report.page import write_report
 
-        print(write_report(folder, _contents(options), options.output))
-
-
-def _show_several(folders: Sequence[Path], options: argparse.Namespace) -> None:
-    from dist_eval.report.runs_page import write_runs
-
-    if options.markdown or options.model_index or options.tracker:
-        raise ConfigError(
-            "--markdown, --model-index and --tracker take one run: dist-eval summary RUN ... --write FILE.md writes a "
-            "table of several."
-        )
-    path = options.output or Path("runs.html")
-    print(write_runs(folders, path, _contents(options), metrics=options.metric, most_pairs=options.max_pairs))
-
-
-def _contents(options: argparse.Namespace) -> Contents:
-    return Contents(options.texts, options.dataset, options.max_mistakes, options.max_characters)
+        contents = Contents(options.texts, options.dataset, options.max_mistakes, options.max_characters)
+        print(write_report(folder, contents, options.output))
 
 
 def _log(results: CompleteRun | CompleteHarnessRun, folder: Path, names: Sequence[str]) -> None:

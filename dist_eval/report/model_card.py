@@ -9,7 +9,6 @@ from dist_eval.errors import RunError
 from dist_eval.options.groups import DataOptions
 from dist_eval.report.naming import dataset_name
 from dist_eval.report.table import metrics_shown, selection_words
-from dist_eval.report.tasks_page import metric_name
 from dist_eval.results.harness import GroupMetric, TaskMetric
 from dist_eval.results.run import CompleteHarnessRun, CompleteRun
 
@@ -48,19 +47,19 @@ def _of_tasks(results: CompleteHarnessRun) -> list[EvalResult]:
     from huggingface_hub import EvalResult
 
     found: list[tuple[str, TaskMetric | GroupMetric]] = []
-    found += [(name, one) for name, task in results.tasks.items() for one in task.metrics]
-    found += [(name, one) for name, group in results.groups.items() for one in group.metrics]
+    found += [(name, metric) for name, task in results.tasks.items() for metric in task.metrics]
+    found += [(name, metric) for name, group in results.groups.items() for metric in group.metrics]
     return [
         EvalResult(
             task_type="text-generation",
             dataset_type=name,
             dataset_name=name,
-            metric_type=one.metric,
-            metric_name=metric_name(one),
-            metric_value=one.value,
+            metric_type=metric.metric,
+            metric_name=metric.key,
+            metric_value=metric.value,
         )
-        for name, one in found
-        if one.value is not None
+        for name, metric in found
+        if metric.value is not None
     ]
 
 

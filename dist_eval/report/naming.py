@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from dist_eval.results.run import CompleteHarnessRun, CompleteRun
 _SOURCES = ("model", "dataset", "eval_dataset", "adapter")
 _FILES = ("checkpoint", "output", "peers_file", "prompt_file", "few_shot_from")
 _LISTS = ("metric", "tasks", "include_path")
-_DIRECTORIES = re.compile(r"(?<![\w./~-])/(?:[^\s/'\"]+/)+")
 
 
 def name_of(source: str, is_path: bool | None = None) -> str:
@@ -56,18 +54,6 @@ def options_of(results: CompleteRun | CompleteHarnessRun) -> dict[str, Any]:
     return without_folders(results.config, are_paths)
 
 
-def without_directories(message: str, names: Mapping[Path, str]) -> str:
-    """Returns a message with the names of runs instead of their folders, and other absolute paths without directories.
-
-    Args:
-        message: for people.
-        names: name of each run by its folder.
-    """
-    for folder in sorted(names, key=lambda one: -len(str(one))):
-        message = message.replace(str(folder), names[folder])
-    return _DIRECTORIES.sub("", message)
-
-
 def without_folders(options: Mapping[str, Any], are_paths: Mapping[str, bool | None] | None = None) -> dict[str, Any]:
     """Returns options of an evaluation or of prompt tuning with public names in place of paths.
 
@@ -77,9 +63,9 @@ def without_folders(options: Mapping[str, Any], are_paths: Mapping[str, bool | N
     """
     named = {**dict.fromkeys(_SOURCES), **(are_paths or {}), **dict.fromkeys(_FILES, True)}
     shown = {name: _names_of(options[name], is_path) for name, is_path in named.items() if options.get(name)}
-    lists = {name: [Path(one).name for one in options[name]] for name in _LISTS if options.get(name)}
+    lists = {name: [Path(value).name for value in options[name]] for name in _LISTS if options.get(name)}
     return {**options, **shown, **lists}
 
 
 def _names_of(given: str | list[str], is_path: bool | None) -> str | list[str]:
-    return name_of(given, is_path) if isinstance(given, str) else [name_of(one, is_path) for one in given]
+    return name_of(given, is_path) if isinstance(given, str) else [name_of(value, is_path) for value in given]

@@ -1,4 +1,4 @@
-"""The table of results that a run prints at the end."""
+"""What a run prints at the end, and the phrases that this and the report have in common."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from dist_eval.metrics.catalogue import OF_CLASS, OF_OUTPUT, metric_names
 from dist_eval.metrics.units import FEW_UNITS
 from dist_eval.metrics.words import interval_words, limits_words, metric_words
 from dist_eval.printable import printable_lines
+from dist_eval.report.tasks import requests_words, unit_of
+from dist_eval.results.harness import HarnessResults
 from dist_eval.results.inputs import DatasetSummary, SessionsSummary
 from dist_eval.results.record import MetricValues
 from dist_eval.results.run import EvaluationResults
 from dist_eval.results.scores import Groups, Interval, Scores, Slice
 from dist_eval.results.work import Audit, Spread, Swarm
-from dist_eval.runs.figures import RELIABILITY, figure_name
 from dist_eval.runs.files import PREDICTIONS, REPORT, RESULTS
+from dist_eval.runs.plots import RELIABILITY, plot_name
 from dist_eval.tables import Footnotes, format_count, text_table
 
 _CLASSES_IN_TABLE, _NAME_WIDTH = 40, 20
@@ -32,55 +34,93 @@ def format_results(results: EvaluationResults, folder: Path) -> str:
         results: the sections of `results.json`.
         folder: the run's folder.
     """
-    coverage, data, problem = results.coverage, results.data, results.problem_type
-    shown = metrics_shown(results)
+    shown, problem = metrics_shown(results), results.problem_type
     notes = {name: why for name, why in results.undefined.items() if name in shown}
     if results.majority_share is not None:
         notes["accuracy"] = f"always guessing the most frequent class: {results.majority_share:.4f}"
-    confidence = next(iter(results.intervals.values())).confidence
-    head = f" value  {100 * confidence:g}% interval"
-    lines = ["", *format_metrics({name: results.metrics[name] for name in shown}, notes, results.intervals, head)]
-    lines += ["", *_class_lines(results)]
-    lines += [f"{name}: undefined, {why}" for name, why in results.undefined.items() if name not in shown]
-    lines += format_slices(results.slices, problem)
-    throughput, ranks = results.throughput, len(results.ranks)
-    lines += [
+    values = {name: results.metrics[name] for name in shown}
+    lines = [
         "",
-        f"coverage: {coverage.seen} of {format_count(coverage.expected, 'example')}, each exactly once"
-        + (f"; {coverage.failed} failed and are in no metric (see failures)" if coverage.failed else "")
-        + (
-            f"; {format_count(data.truncated, 'text')} cut to {format_count(data.max_length, 'token')}"
-            if data.truncated
-            else ""
-        )
-        + (f"; {format_count(data.multiline, 'text has', 'texts have')} several lines" if data.multiline else "")
-        + (
-            f"; {format_count(data.blank, 'text has no token of its own', 'texts have no token of their own')}"
-            if data.blank
-            else ""
-        )
-        + (
-            f"; {format_count(data.unknown, 'text has', 'texts have')} no token that the tokenizer knows"
-            if data.unknown
-            else ""
-        )
-        + (f"; {format_count(data.with_begin, 'text has', 'texts have')} {ONE_BEGINNING}" if data.with_begin else "")
-        + (f"; {format_count(data.mended_labels, 'label')} mended, such as 5.0 for 5" if data.mended_labels else "")
-        + (f"; read from {format_count(len(data.shards), 'file')}" if data.shards else ""),
-        f"speed: {throughput.examples_per_second:.1f} examples/s, {throughput.tokens_per_second:.0f} tokens/s "
-        f"on {format_count(ranks, 'rank')}",
-        *selection_lines(data, results.groups),
+        *format_metrics(values, notes, results.intervals, _head(next(iter(results.intervals.values())).confidence)),
+        "",
+        *_class_lines(results),
+        *(f"{name}: undefined, {why}" for name, why in results.undefined.items() if name not in shown),
+        *format_slices(results.slices, problem),
+        "",
+        f"coverage: {coverage_words(results)}",
+        _speed(results, "examples"),
+        *selection_lines(results.data, results.groups),
         *group_lines(results.groups),
         *_spread_lines(results.spread),
         *([f"adapter: {results.model.adapter}"] if results.model.adapter else []),
         *precision_lines(results.swarm),
-        *_audit_lines(results.audit),
-        "files:",
-        *(f"  {folder / name}" for name in (RESULTS, PREDICTIONS, figure_name(problem))),
-        *([f"  {folder / RELIABILITY}"] if results.calibration else []),
-        *([f"  {folder / REPORT}"] if (folder / REPORT).exists() else []),
+        *audit_lines(results.audit),
     ]
-    return printable_lines("\n".join(lines))
+    plots = [plot_name(problem), *([RELIABILITY] if results.calibration else [])]
+    return _with_files(lines, folder, [RESULTS, PREDICTIONS, *plots])
+
+
+def format_tasks(results: HarnessResults, folder: Path) -> str:
+    """Formats the results of a run on tasks, or on prompts, for the terminal.
+
+    Args:
+        results: the sections of `results.json`.
+        folder: the run's folder.
+    """
+    lines: list[str] = []
+    for name, task in results.tasks.items():
+        shots = f", {format_count(task.num_fewshot, 'example')} in front of each" if task.num_fewshot else ""
+        values = {metric.key: metric.value for metric in task.metrics}
+        intervals = {metric.key: metric.interval for metric in task.metrics}
+        confidence = task.metrics[0].interval.confidence if task.metrics else 0.95
+        lines += ["", f"{name}: {format_count(task.documents, 'document')}{shots}"]
+        lines += format_metrics(values, {}, intervals, _head(confidence))
+    for name, group in results.groups.items():
+        lines += ["", f"{name}: {', '.join(group.tasks)}"]
+        lines += format_metrics({metric.key: metric.value for metric in group.metrics}, {}, {})
+    lines += ["", f"coverage: {requests_words(results)}", _speed(results, unit_of(results))]
+    lines += [f"notice: {text}" for text in results.notices]
+    return _with_files(lines, folder, [RESULTS, results.files.results, *results.files.samples.values()])
+
+
+def _head(confidence: float) -> str:
+    return f" value  {100 * confidence:g}% interval"
+
+
+def _speed(results: EvaluationResults | HarnessResults, unit: str) -> str:
+    throughput, ranks = results.throughput, format_count(len(results.ranks), "rank")
+    speed, tokens = throughput.examples_per_second, throughput.tokens_per_second
+    return f"speed: {speed:.1f} {unit}/s, {tokens:.0f} tokens/s on {ranks}"
+
+
+def _with_files(lines: Sequence[str], folder: Path, names: Sequence[str | None]) -> str:
+    """Returns all lines, and those that name the run's files."""
+    paths = [folder / name for name in names if name]
+    if (folder / REPORT).exists():
+        paths.append(folder / REPORT)
+    return printable_lines("\n".join([*lines, "files:", *(f"  {path}" for path in paths)]))
+
+
+def coverage_words(results: EvaluationResults) -> str:
+    """Returns how many examples were evaluated, and what was odd about their texts and labels."""
+    coverage, data = results.coverage, results.data
+    blank = format_count(data.blank, "text has no token of its own", "texts have no token of their own")
+    parts = [
+        (True, f"{coverage.seen} of {format_count(coverage.expected, 'example')}, each exactly once"),
+        (coverage.failed, f"{coverage.failed} failed and are in no metric (see failures)"),
+        (data.truncated, f"{format_count(data.truncated, 'text')} cut to {format_count(data.max_length, 'token')}"),
+        (data.multiline, f"{_texts_have(data.multiline)} several lines"),
+        (data.blank, blank),
+        (data.unknown, f"{_texts_have(data.unknown)} no token that the tokenizer knows"),
+        (data.with_begin, f"{_texts_have(data.with_begin)} {ONE_BEGINNING}"),
+        (data.mended_labels, f"{format_count(data.mended_labels, 'label')} mended, such as 5.0 for 5"),
+        (data.shards, f"read from {format_count(len(data.shards or ()), 'file')}"),
+    ]
+    return "; ".join(part for is_said, part in parts if is_said)
+
+
+def _texts_have(count: int) -> str:
+    return format_count(count, "text has", "texts have")
 
 
 def format_metrics(
@@ -115,16 +155,17 @@ def format_slices(slices: Sequence[Slice], problem: str) -> list[str]:
     if not slices:
         return []
     names, shown = metrics_of_slices(problem), slices[:_SLICES_IN_TABLE]
-    labels = [f"{one.by}: {' '.join(slice_name(one).split())}" for one in shown]
+    labels = [f"{part.by}: {' '.join(slice_name(part).split())}" for part in shown]
     labels = [label if len(label) <= _VALUE_WIDTH else label[: _VALUE_WIDTH - 3] + "..." for label in labels]
     notes = Footnotes()
     rows = [["slice", "n", *names]]
-    for label, one in zip(labels, shown, strict=True):
+    for label, part in zip(labels, shown, strict=True):
         cells = (
-            _number(one.metrics[name], name) + interval_words(name, one.intervals[name], notes, one.undefined.get(name))
+            _number(part.metrics[name], name)
+            + interval_words(name, part.intervals[name], notes, part.undefined.get(name))
             for name in names
         )
-        rows.append([label, str(one.n), *cells])
+        rows.append([label, str(part.n), *cells])
     lines = ["", *text_table(rows, ["<", ">8", *["<23"] * len(names)])]
     if len(slices) > len(shown):
         lines.append(f"... and {format_count(len(slices) - len(shown), 'more slice')} in {RESULTS}")
@@ -136,9 +177,9 @@ def metrics_of_slices(problem: str) -> Sequence[str]:
     return metric_names(problem, "slices")[:_METRICS_OF_A_SLICE]
 
 
-def slice_name(one: Slice) -> str:
+def slice_name(part: Slice) -> str:
     """Returns the name of a slice."""
-    return "(missing)" if one.value is None else one.value or "(empty)"
+    return "(missing)" if part.value is None else part.value or "(empty)"
 
 
 def selection_words(data: DatasetSummary) -> str:
@@ -202,10 +243,10 @@ def session_lines(sessions: SessionsSummary | None) -> list[str]:
     """Returns a line on batches that servers had no room for as planned; empty without any."""
     if sessions is None or not sessions.fell_back:
         return []
+    batches = format_count(sessions.batches, "batch was", "batches were")
     return [
-        f"{sessions.fell_back} of {format_count(sessions.batches, 'batch was', 'batches were')} planned for "
-        f"sessions, but sent as plain forwards: "
-        "the last digits may differ from those of other runs"
+        f"{sessions.fell_back} of {batches} planned for sessions, but sent as plain forwards: the last digits may "
+        "differ from those of other runs"
     ]
 
 
@@ -244,7 +285,8 @@ def _spread_lines(spread: Spread | None) -> list[str]:
     ]
 
 
-def _audit_lines(audit: Audit | None) -> list[str]:
+def audit_lines(audit: Audit | None) -> list[str]:
+    """Returns lines on what an audit found; empty without one."""
     if audit is None:
         return []
     without = audit.alone + audit.unanswered

@@ -39,6 +39,11 @@ class TaskMetric(Record):
     higher_is_better: bool | None
     """Which direction is better, null if the task does not say."""
 
+    @property
+    def key(self) -> str:
+        """Its name, with that of its filter unless that is none: METRIC or METRIC/FILTER."""
+        return self.metric if self.filter == NO_FILTER else f"{self.metric}/{self.filter}"
+
 
 class TaskResults(Record):
     """A task of the harness."""
@@ -62,6 +67,11 @@ class GroupMetric(Record):
     """As in the tasks."""
     value: float | None
     """Its value, null where undefined."""
+
+    @property
+    def key(self) -> str:
+        """Its name, with that of its filter unless that is none: METRIC or METRIC/FILTER."""
+        return self.metric if self.filter == NO_FILTER else f"{self.metric}/{self.filter}"
 
 
 class GroupResults(Record):
@@ -160,32 +170,28 @@ class HarnessResults(Record):
     @property
     def metrics(self) -> MetricValues:
         """The metrics of all tasks, and then of all groups, as TASK/METRIC, with a filter as TASK/METRIC/FILTER."""
-        of_tasks = {_name(task, one): one.value for task, one in self._of_tasks()}
-        return of_tasks | {_name(group, one): one.value for group, one in self._of_groups()}
+        of_tasks = {f"{task}/{one.key}": one.value for task, one in self._of_tasks()}
+        return of_tasks | {f"{group}/{one.key}": one.value for group, one in self._of_groups()}
 
     @property
     def intervals(self) -> dict[str, Interval]:
         """The interval of each metric of a task."""
-        return {_name(task, one): one.interval for task, one in self._of_tasks()}
+        return {f"{task}/{one.key}": one.interval for task, one in self._of_tasks()}
 
     @property
     def undefined(self) -> Reasons:
         """For each metric of a task that is undefined, why."""
-        return {_name(task, one): one.interval.reason or "" for task, one in self._of_tasks() if one.value is None}
+        return {f"{task}/{one.key}": one.interval.reason or "" for task, one in self._of_tasks() if one.value is None}
 
     @property
     def main_metrics(self) -> list[str]:
         """Names of the metrics of groups and tasks that belong to no group."""
         inside = {name for group in self.groups.values() if group.metrics for name in group.tasks}
-        groups = [_name(group, one) for group, one in self._of_groups() if group not in inside]
-        return groups + [_name(task, one) for task, one in self._of_tasks() if task not in inside]
+        groups = [f"{group}/{one.key}" for group, one in self._of_groups() if group not in inside]
+        return groups + [f"{task}/{one.key}" for task, one in self._of_tasks() if task not in inside]
 
     def _of_tasks(self) -> list[tuple[str, TaskMetric]]:
         return [(name, one) for name, task in self.tasks.items() for one in task.metrics]
 
     def _of_groups(self) -> list[tuple[str, GroupMetric]]:
         return [(name, one) for name, group in self.groups.items() for one in group.metrics]
-
-
-def _name(task: str, one: TaskMetric | GroupMetric) -> str:
-    return f"{task}/{one.metric}" if one.filter == NO_FILTER else f"{task}/{one.metric}/{one.filter}"

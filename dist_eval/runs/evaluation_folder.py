@@ -9,22 +9,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dist_eval.errors import RunError, error_summary, print_error, translating_os_errors
-from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.predictions import Predictions, PredictionsLike
 from dist_eval.process.files import write_atomically
 from dist_eval.results.run import RUN, CompleteRun, EndedRun, EvaluationResults, RunHeader
 from dist_eval.results.work import RankTimeline, Timelines
 from dist_eval.runs.environment import now
-from dist_eval.runs.figures import FIGURES, RELIABILITY, draw_figure, draw_reliability, figure_name
 from dist_eval.runs.files import PREDICTIONS, REPORT, RESULTS, TIMELINE, TUNING_RESULTS
+from dist_eval.runs.plots import PLOTS, RELIABILITY, draw_predictions, draw_reliability, plot_name, write_png
 from dist_eval.runs.run_folder import RunFolder
 from dist_eval.runs.saved_predictions import write_predictions
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 class ResultsFolder(RunFolder):
@@ -48,7 +49,7 @@ class ResultsFolder(RunFolder):
 class EvaluationFolder(ResultsFolder):
     """The folder of one evaluation (see `RunFolder`)."""
 
-    derived_files = (PREDICTIONS, TIMELINE, REPORT, *FIGURES)
+    derived_files = (PREDICTIONS, TIMELINE, REPORT, *PLOTS)
 
     def results(self) -> CompleteRun | None:
         """Returns the content of `results.json` if the run is complete."""
@@ -58,15 +59,13 @@ class EvaluationFolder(ResultsFolder):
     def complete(
         self,
         predictions: Predictions,
-        metrics: Metrics,
         results: EvaluationResults,
         groups: np.ndarray | None = None,
     ) -> None:
-        """Writes all files of a complete run; the figures come last, because no result depends on them.
+        """Writes all files of a complete run; the plots come last, because no result depends on them.
 
         Args:
             predictions: one for each example, in dataset order.
-            metrics: their metrics.
             results: the sections of `results.json`.
             groups: the group of each prediction, int64 of shape [n]; None if examples are not grouped.
 
@@ -78,19 +77,19 @@ class EvaluationFolder(ResultsFolder):
             write_predictions(self.path / PREDICTIONS, predictions, groups)
             changes = {"status": "complete", "error": None, "finished": now(), "config": self.options}
             self._write(CompleteRun(**{**self._header(), **changes, **dict(results)}))
-        self._draw(figure_name(results.problem_type), lambda path: draw_figure(path, metrics, predictions))
+        self._draw(plot_name(results.problem_type), lambda: draw_predictions(results, predictions))
         self._draw_reliability(results)
 
     def _draw_reliability(self, results: EvaluationResults) -> None:
         calibration = results.calibration
         if calibration is not None:
-            self._draw(RELIABILITY, lambda path: draw_reliability(path, calibration))
+            self._draw(RELIABILITY, lambda: draw_reliability(calibration))
 
-    def _draw(self, picture: str, draw: Callable[[Path], None]) -> None:
+    def _draw(self, name: str, draw: Callable[[], Figure]) -> None:
         try:
-            draw(self.path / picture)
+            write_png(self.path / name, draw())
         except Exception as error:  # fonts, memory: whatever it is, the numbers are valid
-            print_error(f"{picture} could not be drawn ({error_summary(error)}); all numbers are in {RESULTS}.")
+            print_error(f"{name} could not be drawn ({error_summary(error)}); all numbers are in {RESULTS}.")
 
     def revise(
         self, results: CompleteRun, predictions: PredictionsLike | None = None, groups: np.ndarray | None = None

@@ -33,24 +33,16 @@ _FINISHED = ("*.batches", "*.safetensors")
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a run, as its folder records it.
+    """The outcome of a run, as its folder records it."""
 
-    Attributes:
-        folder: the run's folder.
-        status: "complete", "incomplete", "failed", "running" (or killed), or "missing".
-        reason: why it is not complete, for people; empty if unknown.
-        transient: whether the same command may get further although nothing is changed.
-        version: changes whenever `results.json` is written.
-        progress: changes whenever something is finished that a resumed run skips.
-        results: content of `results.json` or `tuning.json`; None if it cannot be read, or has another format.
-    """
-
-    folder: Path
-    status: str
-    reason: str = ""
-    transient: bool = True
-    version: tuple[int, ...] = ()
+    folder: Path  # the run's folder
+    status: str  # "complete", "incomplete", "failed", "running" (or killed), or "missing"
+    reason: str = ""  # why it is not complete, for people; empty if unknown
+    transient: bool = True  # whether the same command may get further although nothing is changed
+    version: tuple[int, ...] = ()  # changes whenever `results.json` is written
+    # changes whenever something is finished that a resumed run skips
     progress: frozenset[tuple[str, int, int]] = frozenset()
+    # content of `results.json` or `tuning.json`; None if it cannot be read, or has another format
     results: Results | None = field(default=None, repr=False)
 
     @property

@@ -13,10 +13,9 @@ from dist_eval.errors import DataError, RunError, one_line, translating_os_error
 from dist_eval.options.groups import DataOptions
 from dist_eval.process.parsing import read_json
 from dist_eval.results.harness import LANGUAGE_MODELING
-from dist_eval.results.run import CompleteHarnessRun, CompleteRun, RunHeader
-from dist_eval.results.work import RankTimeline, Timelines
-from dist_eval.runs.digests import NOT_AS_WRITTEN, damaged_table, is_as_written, is_intact
-from dist_eval.runs.files import PREDICTIONS, RESULTS, TIMELINE
+from dist_eval.results.run import CompleteHarnessRun, CompleteRun
+from dist_eval.runs.digests import NOT_AS_WRITTEN, damaged_table, is_intact
+from dist_eval.runs.files import PREDICTIONS, RESULTS
 from dist_eval.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -78,40 +77,12 @@ def _damage(path: Path) -> RunError:
     return RunError(f"{path} {what}. Start the run's command again: it makes it anew from the journal.")
 
 
-def read_timelines(folder: Path, results: RunHeader) -> list[RankTimeline]:
-    """Reads the entries of a run's `timeline.json`; there are none if there is no such file.
-
-    Args:
-        folder: the run's folder.
-        results: content of its `results.json`.
-
-    Raises:
-        RunError: it cannot be read, or is damaged.
-    """
-    path = folder / TIMELINE
-    try:
-        if not os.path.lexists(path):
-            return []
-        if not is_as_written(results, folder, TIMELINE):
-            raise RunError(f"{path} {NOT_AS_WRITTEN}. Remove it: the run is complete without it.")
-        return Timelines.model_validate_json(path.read_bytes()).ranks
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} cannot be read: {one_line(error)}.") from error
-
-
 @dataclass(frozen=True)
 class FinishedRun:
-    """A complete run of any problem type.
+    """A complete evaluation on a dataset."""
 
-    Attributes:
-        folder: the run's folder.
-        results: content of `results.json`.
-        timelines: entries of `timeline.json`, one for each rank; empty if there is no such file.
-    """
-
-    folder: Path
-    results: CompleteRun
-    timelines: list[RankTimeline]
+    folder: Path  # the run's folder
+    results: CompleteRun  # content of `results.json`
 
     @classmethod
     def load(cls, folder: Path) -> FinishedRun:
@@ -120,7 +91,7 @@ class FinishedRun:
         Raises:
             RunError: the folder holds no complete run, or its files cannot be read.
         """
-        return cls(folder, results := read_results(folder), read_timelines(folder, results))
+        return cls(folder, read_results(folder))
 
     def predictions(self) -> Iterator[SavedPredictions]:
         """Yields the predictions, in pieces of bounded size and in dataset order.
@@ -203,5 +174,5 @@ class FinishedRun:
         """Returns the rows of the dataset that were evaluated or failed, ascending, int64 of shape [rows]."""
         import numpy as np
 
-        failed = np.asarray([one.index for one in self.results.failures], dtype=np.int64)
+        failed = np.asarray([failure.index for failure in self.results.failures], dtype=np.int64)
         return np.sort(np.concatenate([*(piece.index for piece in self.predictions()), failed]))

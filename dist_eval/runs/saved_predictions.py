@@ -24,21 +24,13 @@ _CELLS_READ_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True)
 class SavedPredictions:
-    """Columns of `predictions.parquet`.
+    """Columns of `predictions.parquet`."""
 
-    Attributes:
-        index: position in the dataset, int64 of shape [n].
-        label: true labels, as in `dist_eval.Predictions`.
-        prediction: predicted labels, of the same shape and dtype.
-        loss: float64 of shape [n].
-        probabilities: float64 of shape [n, num_labels]; of a regression, which has none, of shape [n, 0].
-    """
-
-    index: np.ndarray
-    label: np.ndarray
-    prediction: np.ndarray
-    loss: np.ndarray
-    probabilities: np.ndarray
+    index: np.ndarray  # position in the dataset, int64 of shape [n]
+    label: np.ndarray  # true labels, as in `dist_eval.Predictions`
+    prediction: np.ndarray  # predicted labels, of the same shape and dtype
+    loss: np.ndarray  # float64 of shape [n]
+    probabilities: np.ndarray  # float64 of shape [n, num_labels]; of a regression, which has none, of shape [n, 0]
 
     @classmethod
     def of_columns(cls, columns: Mapping[str, np.ndarray]) -> SavedPredictions:

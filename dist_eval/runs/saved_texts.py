@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dist_eval.process.files import replaced_atomically
 
@@ -15,19 +13,12 @@ _ROWS_AT_ONCE = 1 << 16
 
 @dataclass(frozen=True)
 class SavedText:
-    """A generated text.
+    """A generated text."""
 
-    Attributes:
-        text: the text.
-        references: what it may be.
-        exact_match: whether it is one of them, once both are normalized (see `dist_eval.metrics.exact_match`).
-        exact_match_raw: whether it is one of them as it is.
-    """
-
-    text: str
-    references: list[str]
-    exact_match: bool
-    exact_match_raw: bool
+    text: str  # the text
+    references: list[str]  # what it may be
+    exact_match: bool  # whether it is one of them, once both are normalized (see `dist_eval.metrics.exact_match`)
+    exact_match_raw: bool  # whether it is one of them as it is
 
 
 def write_texts(path: Path, rows: Sequence[SavedText]) -> None:
@@ -55,10 +46,8 @@ def write_texts(path: Path, rows: Sequence[SavedText]) -> None:
             writer.write_batch(pa.RecordBatch.from_pylist(some, schema=schema))
 
 
-def read_as_samples(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the texts as samples of the lm-evaluation-harness (see `dist_eval.runs.task_samples`).
-
-    Two runs pair rows of equal position and references.
+def read_texts(path: Path) -> Iterator[tuple[int, SavedText]]:
+    """Yields what `write_texts` wrote: the index and the rest of each row.
 
     Raises:
         OSError: there is no such file, or none that can be read.
@@ -68,14 +57,4 @@ def read_as_samples(path: Path) -> Iterator[dict[str, Any]]:
     with parquet.ParquetFile(path) as file:
         for batch in file.iter_batches(_ROWS_AT_ONCE):
             for row in batch.to_pylist():
-                key = f"{row['index']} {row['references']!r}"
-                yield {
-                    "doc_id": row["index"],
-                    "target": " | ".join(row["references"]),
-                    "arguments": {"gen_args_0": {"arg_0": "", "arg_1": {}}},
-                    "filtered_resps": [row["text"]],
-                    "filter": "none",
-                    "doc_hash": hashlib.sha256(key.encode()).hexdigest(),
-                    "exact_match": int(row["exact_match"]),
-                    "exact_match_raw": int(row["exact_match_raw"]),
-                }
+                yield row.pop("index"), SavedText(**row)

@@ -1,39 +1,75 @@
-"""Reads a run on tasks of the lm-evaluation-harness: its results, and the documents that the harness has written."""
+"""Reads a run on tasks of the lm-evaluation-harness, or on prompts: its results, and its documents with the answers."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dist_eval.errors import RunError
-from dist_eval.results.harness import TaskMetric
+from dist_eval.results.harness import NO_FILTER
 from dist_eval.results.run import CompleteHarnessRun
 from dist_eval.runs.files import PREDICTIONS
 from dist_eval.runs.reading import read_run
-from dist_eval.runs.saved_texts import read_as_samples
+from dist_eval.runs.saved_texts import SavedText, read_texts
 
 DocumentKey = tuple[str, int]
-"""The hash of a document, and how often it came before in its task."""
+"""What identifies a document in all runs, and how often the same came before in its task."""
+
+# by what the harness divides the log-likelihood of a choice for a metric, before it takes the largest
+_LENGTHS: dict[str, Callable[[str], int]] = {
+    "acc": lambda choice: 1,
+    "acc_norm": lambda choice: max(1, len(choice)),
+    "acc_bytes": lambda choice: max(1, len(choice.encode())),
+}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A document with the model's answer."""
+
+    number: int  # number of the document in its task
+    filter: str  # the harness' filter that the values are about
+    target: str  # the right answer, or the number of the right choice
+    context: str  # what the model continued
+    # of several continuations of the same context, each with its log-likelihood in nats
+    choices: list[tuple[str, float]]
+    text: str | None  # the text that was generated; None if none was
+    values: Mapping[str, Any]  # value by name of the metric
+
+    def answer(self, metric: str, *, with_texts: bool) -> tuple[str, str, str]:
+        """Returns target, answer and score; of several choices the one that a metric takes is the answer.
+
+        Args:
+            metric: name of the metric.
+            with_texts: whether texts of the document are shown, or only numbers of choices.
+        """
+        target = self.target if with_texts else "–"
+        if self.text is not None:
+            return target, self.text if with_texts else "–", ""
+        if len(self.choices) < 2:
+            return target, "–", f"log-likelihood {self.choices[0][1]:.4g}" if self.choices else ""
+        if metric not in _LENGTHS:
+            return target, "–", ""
+        names = [choice if with_texts else f"choice {number}" for number, (choice, _) in enumerate(self.choices)]
+        scores = [likelihood / _LENGTHS[metric](choice) for choice, likelihood in self.choices]
+        best = max(range(len(scores)), key=scores.__getitem__)
+        if not self.target.isdigit() or int(self.target) >= len(names):
+            return target, names[best], f"log-likelihood {scores[best]:.4g}"
+        right = int(self.target)
+        return names[right], names[best], f"likelier by {scores[best] - scores[right]:.4g} nats"
 
 
 @dataclass(frozen=True)
 class TaskRun:
-    """A complete run on tasks.
+    """A complete run on tasks, or on prompts."""
 
-    Attributes:
-        folder: the run's folder.
-        results: content of `results.json`.
-    """
-
-    folder: Path
-    results: CompleteHarnessRun
-    _values: dict[str, dict[tuple[str, str], dict[DocumentKey, Any]]] = field(
-        default_factory=dict, repr=False, compare=False
-    )
+    folder: Path  # the run's folder
+    results: CompleteHarnessRun  # content of `results.json`
+    _values: dict[str, dict[str, dict[DocumentKey, Any]]] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def load(cls, folder: Path) -> TaskRun:
@@ -47,8 +83,8 @@ class TaskRun:
             raise RunError(f"{folder} holds no run on tasks of the lm-evaluation-harness, but one on a dataset.")
         return cls(folder, results)
 
-    def samples(self, task: str) -> Iterator[tuple[DocumentKey, dict[str, Any]]]:
-        """Yields the samples of a task: documents with the model's answers, once for each filter.
+    def samples(self, task: str) -> Iterator[tuple[DocumentKey, Sample]]:
+        """Yields the documents of a task with the model's answers, once for each filter.
 
         Raises:
             RunError: they cannot be read.
@@ -56,33 +92,50 @@ class TaskRun:
         path = self.folder / self.results.files.samples[task]
         seen: Counter[tuple[str, str]] = Counter()
         try:
-            for sample in read_as_samples(path) if path.name == PREDICTIONS else _lines(path):
-                key = sample["doc_hash"], sample["filter"]
-                yield (key[0], seen[key]), sample
+            for digest, sample in _read_generated(path) if path.name == PREDICTIONS else _read_harness(path):
+                key = digest, sample.filter
+                yield (digest, seen[key]), sample
                 seen[key] += 1
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
             raise RunError(f"{path} cannot be read: {error!r}.") from error
 
-    def values(self, task: str) -> dict[tuple[str, str], dict[DocumentKey, Any]]:
-        """Returns the values of a task's documents, by metric and filter; the file is read once."""
+    def values(self, task: str) -> dict[str, dict[DocumentKey, Any]]:
+        """Returns the values of a task's documents, by name of the metric (see `TaskMetric.key`); reads them once."""
         if task not in self._values:
-            self._values[task] = self._read_values(task)
+            metrics = self.results.tasks[task].metrics
+            found: dict[str, dict[DocumentKey, Any]] = {metric.key: {} for metric in metrics}
+            for key, sample in self.samples(task):
+                for metric in metrics:
+                    if sample.filter == metric.filter and metric.metric in sample.values:
+                        found[metric.key][key] = sample.values[metric.metric]
+            self._values[task] = found
         return self._values[task]
 
-    def _read_values(self, task: str) -> dict[tuple[str, str], dict[DocumentKey, Any]]:
-        metrics = self.results.tasks[task].metrics
-        found: dict[tuple[str, str], dict[DocumentKey, Any]] = {(one.metric, one.filter): {} for one in metrics}
-        for key, sample in self.samples(task):
-            for (metric, filter_name), values in found.items():
-                if sample["filter"] == filter_name and metric in sample:
-                    values[key] = sample[metric]
-        return found
 
-    def metrics(self, task: str) -> Mapping[tuple[str, str], TaskMetric]:
-        """Returns the metrics of a task, by metric and filter."""
-        return {(one.metric, one.filter): one for one in self.results.tasks[task].metrics}
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
+def _read_harness(path: Path) -> Iterator[tuple[str, Sample]]:
     with path.open(encoding="utf-8") as file:
-        yield from map(json.loads, file)
+        for line in map(json.loads, file):
+            requests, answers = list(line["arguments"].values()), line["filtered_resps"]
+            context = requests[0].get("arg_0")
+            choices = [
+                (str(request.get("arg_1", "")).strip(), float(answer[0]))
+                for request, answer in zip(requests, answers, strict=False)
+                if request.get("arg_0") == context and isinstance(answer, list)
+            ]
+            is_generated = isinstance(requests[0].get("arg_1"), dict)  # how a text was generated
+            text = str(answers[0]) if is_generated else None
+            yield (
+                line["doc_hash"],
+                Sample(line["doc_id"], line["filter"], str(line["target"]), str(context), choices, text, line),
+            )
+
+
+def _read_generated(path: Path) -> Iterator[tuple[str, Sample]]:
+    """Two runs pair rows of equal position and references."""
+    for index, row in read_texts(path):
+        yield f"{index} {row.references!r}", _generated_sample(index, row)
+
+
+def _generated_sample(index: int, row: SavedText) -> Sample:
+    values = {"exact_match": int(row.exact_match), "exact_match_raw": int(row.exact_match_raw)}
+    return Sample(index, NO_FILTER, " | ".join(row.references), "", [], row.text, values)

@@ -12,9 +12,9 @@ import pytest
 from compare_runs import NAMES, predictions, run_of
 
 from dist_eval.compare.__main__ import main
-from dist_eval.compare.compared_run import Run
-from dist_eval.compare.comparing import compare
-from dist_eval.compare.tables import _label_words, p_words, short_names
+from dist_eval.compare.comparison import compare
+from dist_eval.compare.evaluations import EvaluationRun, format_label
+from dist_eval.compare.tables import format_p, short_names
 from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, Problem
 
 
@@ -23,10 +23,10 @@ def test_the_table_shows_figures_intervals_and_both_ways_of_changing(
 ) -> None:
     assert main([*map(str, folders)]) == 0
     table = capsys.readouterr().out
-    runs = [Run.load(folder) for folder in folders]
+    runs = [EvaluationRun.load(folder) for folder in folders]
     for one in compare(runs):
         assert (
-            f"{one.run.folder}: {one.changes.changed.sum()} predictions changed, {one.test.only_second} of them from "
+            f"{one.run.folder}: {one.facts['changed']} predictions changed, {one.test.only_second} of them from "
             f"wrong to right, {one.test.only_first} from right to wrong"
         ) in table
         difference = one.differences["accuracy"]
@@ -42,7 +42,9 @@ def test_the_table_shows_figures_intervals_and_both_ways_of_changing(
 def test_json_says_what_the_table_says(folders: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*map(str, folders[:2]), "--json", "--metric", "roc_auc_ovr_macro", "--confidence", "0.9"]) == 0
     found = json.loads(capsys.readouterr().out)
-    [comparison] = compare([Run.load(folder) for folder in folders[:2]], metrics=["roc_auc_ovr_macro"], confidence=0.9)
+    [comparison] = compare(
+        [EvaluationRun.load(folder) for folder in folders[:2]], metrics=["roc_auc_ovr_macro"], confidence=0.9
+    )
     [one] = found["runs"]
     assert found["examples"] == 300
     assert one["mcnemar"]["p_value"] == one["mcnemar"]["p_value_holm"] == comparison.test.p_value
@@ -58,7 +60,7 @@ def test_changed_examples_are_written_with_the_kind_of_change(folders: list[Path
     assert main([*map(str, folders), "--changed", str(path), "--metric", "accuracy"]) == 0
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    first, second = (Run.load(folder).predictions for folder in folders[:2])
+    first, second = (EvaluationRun.load(folder).predictions for folder in folders[:2])
     ours = [row for row in rows if row["run"] == str(folders[1])]
     changed = np.flatnonzero(first.prediction != second.prediction)
     assert [int(row["index"]) for row in ours] == changed.tolist()
@@ -77,9 +79,9 @@ def test_changed_examples_are_written_with_the_kind_of_change(folders: list[Path
 
 def test_names_that_a_spreadsheet_would_compute_stay_text() -> None:
     names = ["=1+1", "@x", "plain"]
-    assert [_label_words(np.int64(label), names) for label in range(3)] == ["'=1+1", "'@x", "plain"]
-    assert _label_words(np.array([True, True, False]), names) == "'=1+1;'@x"
-    assert _label_words(np.array([-0.5, 1.0]), names) == "-0.5;1.0", "numbers stay numbers"
+    assert [format_label(np.int64(label), names) for label in range(3)] == ["'=1+1", "'@x", "plain"]
+    assert format_label(np.array([True, True, False]), names) == "'=1+1;'@x"
+    assert format_label(np.array([-0.5, 1.0]), names) == "-0.5;1.0", "numbers stay numbers"
 
 
 @pytest.mark.parametrize("problem", [MULTI_LABEL, REGRESSION], ids=lambda problem: problem.name)
@@ -164,4 +166,4 @@ def test_a_p_value_that_resamples_keep_from_being_smaller_says_so(
 
 
 def test_no_p_value_is_shown_as_zero() -> None:
-    assert [p_words(value) for value in (None, 0.0, 1e-9, 0.25)] == ["-", "<1e-300", "1e-09", "0.2500"]
+    assert [format_p(value) for value in (None, 0.0, 1e-9, 0.25)] == ["-", "<1e-300", "1e-09", "0.2500"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from pathlib import Path
@@ -12,8 +13,8 @@ import pytest
 from task_runs import task_run
 
 from dist_eval.compare.__main__ import main
-from dist_eval.compare.tasks import compare_tasks
-from dist_eval.runs.task_samples import TaskRun
+from dist_eval.compare.comparison import compare
+from dist_eval.compare.tasks import TasksRun
 from dist_eval.statistics import bonett_price, mcnemar
 
 DRAW = np.random.default_rng(0)
@@ -35,49 +36,58 @@ def folders(tmp_path: Path) -> list[Path]:
 
 
 def test_documents_are_paired(folders: list[Path]) -> None:
-    [found] = compare_tasks([TaskRun.load(folder) for folder in folders])
-    by_name = {(one.task, one.metric): one for one in found.metrics}
-    assert list(by_name) == [("words", "acc"), ("words", "odd"), ("texts", "perplexity")]
-    accuracy, odd, perplexity = by_name.values()
+    [found] = compare([TasksRun.load(folder) for folder in folders])
+    assert list(found.differences) == ["words/acc", "words/odd", "texts/perplexity"]
+    accuracy, odd, perplexity = found.differences.values()
     test = mcnemar(*(np.asarray(one, dtype=bool) for one in RIGHT))
-    assert accuracy.test == test and accuracy.difference.p_value == test.p_value
-    assert accuracy.difference.interval.limits == bonett_price(test.only_first, test.only_second, 60)
-    assert accuracy.difference.value == pytest.approx(float(np.mean(RIGHT[1]) - np.mean(RIGHT[0])))
-    assert (odd.difference.value, odd.difference.p_value, odd.test) == (0.0, None, None)
-    assert odd.difference.interval.reason == "it is no mean over documents, nor a function of one"
-    assert perplexity.difference.value == pytest.approx(PERPLEXITIES[1] - PERPLEXITIES[0])
-    assert perplexity.difference.p_value is not None and perplexity.difference.p_value < 0.01
-    assert perplexity.corrected == pytest.approx(2 * perplexity.difference.p_value)
-    assert (found.only_first, found.only_second) == ([], ["endings"])
+    assert found.tests == {"words/acc": test} and accuracy.p_value == test.p_value
+    assert accuracy.interval.limits == bonett_price(test.only_first, test.only_second, 60)
+    assert accuracy.value == pytest.approx(float(np.mean(RIGHT[1]) - np.mean(RIGHT[0])))
+    assert (odd.value, odd.p_value) == (0.0, None)
+    assert odd.interval.reason == "it is no mean over documents, nor a function of one"
+    assert perplexity.value == pytest.approx(PERPLEXITIES[1] - PERPLEXITIES[0])
+    assert perplexity.p_value is not None and perplexity.p_value < 0.01
+    assert found.corrected["texts/perplexity"] == pytest.approx(2 * perplexity.p_value)
+    assert found.facts == {"tasks_only_in_first": [], "tasks_only_in_run": ["endings"]}
 
 
 def test_only_documents_that_both_have_are_compared(tmp_path: Path) -> None:
     runs = [run(tmp_path / "a", 0), run(tmp_path / "b", 0, first=20)]
-    [found] = compare_tasks([TaskRun.load(folder) for folder in runs], metrics=["acc"])
-    [accuracy] = found.metrics
-    assert (accuracy.documents, accuracy.unpaired) == (40, 40)
+    [found] = compare([TasksRun.load(folder) for folder in runs], metrics=["acc"])
+    assert found.samples == {"words/acc": (40, 40)}
     expected = float(np.mean(RIGHT[0][:40]) - np.mean(RIGHT[0][20:]))
-    assert accuracy.difference.value == pytest.approx(expected)
+    assert found.differences["words/acc"].value == pytest.approx(expected)
 
 
 def test_the_command_prints_tables_and_json(folders: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(folder) for folder in folders]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"compared with {folders[0]}"
-    assert lines[3].split()[:6] == ["task", "metric", "a", "b", "difference", "p"]
-    assert lines[4].startswith("words  acc")
-    assert lines[-1] == f"only {folders[1]} has endings"
+    assert lines[0] == f"tasks of the lm-evaluation-harness; compared with {folders[0]}"
+    assert lines[2] == f"{folders[1]}: only {folders[1]} has endings"
+    assert lines[3].split()[:5] == ["a", "[95%]", "b", "[95%]", "difference"]
+    assert lines[4].startswith("words/acc") and lines[4].endswith("  60")
     assert main([*map(str, folders), "--json"]) == 0
-    [found] = json.loads(capsys.readouterr().out)
-    assert found["metrics"][0]["test"]["method"] == "exact"
+    [found] = json.loads(capsys.readouterr().out)["runs"]
+    assert found["differences"]["words/acc"]["mcnemar"]["method"] == "exact"
     assert found["tasks_only_in_run"] == ["endings"]
+
+
+def test_changed_documents_are_written_with_what_was_answered(folders: list[Path], tmp_path: Path) -> None:
+    assert main([*map(str, folders), "--changed", str(tmp_path / "changed.csv")]) == 0
+    with (tmp_path / "changed.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    changed = [number for number in range(60) if RIGHT[0][number] != RIGHT[1][number]]
+    assert [row["index"] for row in rows] == [f"words #{number}" for number in changed]
+    for row, number in zip(rows, changed, strict=True):
+        answers = ("south", "north") if RIGHT[1][number] else ("north", "south")
+        assert (row["label"], row["before"], row["after"]) == ("north", *answers)
+        assert row["change"] == ("gained" if RIGHT[1][number] else "lost")
 
 
 @pytest.mark.parametrize(
     ("options", "status", "message"),
     [
         (["--metric", "f1"], 2, "--metric f1: no such metric in all of the runs."),
-        (["--changed", "out.csv"], 2, "--changed is for runs on a dataset"),
     ],
 )
 def test_wrong_options_are_named(

@@ -51,7 +51,7 @@ def complete(folder: Path, data: TokenizedDataset, **options: Any) -> dict[str, 
         else:
             found = predictions()
             metrics, view = compute_metrics(found, NAMES), analysis_of(config, data)
-            run.complete(found, metrics, sections(metrics, **dict(analyse(found, metrics, view))), view.groups(found))
+            run.complete(found, sections(metrics, **dict(analyse(found, metrics, view))), view.groups(found))
         return results_of(folder)
     finally:
         run.close()

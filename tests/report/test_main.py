@@ -11,8 +11,11 @@ import yaml
 from conftest import results_of
 
 from dist_eval.report.__main__ import main
-from dist_eval.report.markdown import code, summary
+from dist_eval.report.document import Contents
+from dist_eval.report.evaluation import describe_evaluation
+from dist_eval.report.markdown import code, render_markdown
 from dist_eval.results.run import CompleteRun
+from dist_eval.runs.reading import FinishedRun
 
 
 def test_the_page_is_written_where_it_is_asked_for(
@@ -42,24 +45,8 @@ def test_failures_are_reported(
     assert words in capsys.readouterr().err
 
 
-def test_several_runs_have_one_page(
-    runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs.html").touch()  # a pattern matches it, too
-    several = [str(runs["single"]), str(tmp_path / "runs.html"), str(runs["multi"])]
-    assert main([*several, "--metric", "f1_macro"]) == 0
-    assert capsys.readouterr().out == "runs.html\n"
-    page = (tmp_path / "runs.html").read_text()
-    assert "<h1>2 runs</h1>" in page and "f1_macro" in page and "accuracy" not in page
-    assert main([*several, "--markdown"]) == 2
-    assert "dist-eval summary RUN ... --write FILE.md writes a table" in capsys.readouterr().err
-    assert main([*several, "--metric", "speed"]) == 2
-    assert "There is no metric 'speed'; the runs have accuracy" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
-    "options", [["--dataset", "x"], ["--max-mistakes", "-1"], ["--max-pairs", "-1"], ["--markdown", "--model-index"]]
+    "options", [["--dataset", "x"], ["--max-mistakes", "-1"], ["another/run"], ["--markdown", "--model-index"]]
 )
 def test_options_that_contradict_each_other_are_refused(runs: dict[str, Path], options: list[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
@@ -74,7 +61,7 @@ def test_the_summary_has_the_figures_and_their_intervals(
     printed, results = capsys.readouterr().out, results_of(runs[kind])
     name = "r2" if kind == "regression" else "f1_macro"
     interval = results["intervals"][name]
-    assert f"| `{name}` | {results['metrics'][name]:.4f} | {interval['low']:.4f} to {interval['high']:.4f} |" in printed
+    assert f"| `{name}` | {results['metrics'][name]:.4f} [{interval['low']:.4f}, {interval['high']:.4f}] |" in printed
     tables = [block.splitlines() for block in printed.split("\n\n") if block.startswith("|")]
     for table in tables:
         assert len({line.count("|") for line in table}) == 1
@@ -86,7 +73,7 @@ def test_the_summary_has_the_figures_and_their_intervals(
     if kind in ("regression", "many"):
         reasons = (one["reason"] for row in results["per_class"] for one in row["intervals"].values())
         reason = next(filter(None, reasons))
-        assert " (1) |" in printed and f"\n\n`(1) {reason}`\n" in printed
+        assert " (1) |" in printed and f"\n\n- `(1) {reason}`\n" in printed
 
 
 @pytest.mark.parametrize(
@@ -112,8 +99,8 @@ def test_the_summary_has_slices_and_no_paths(runs: dict[str, Path], capsys: pyte
     assert "100 groups of 'document' are resampled as clusters" in printed
     for one in (one for one in results["slices"] if one["by"] == "score"):
         interval = one["intervals"]["accuracy"]
-        ends = f"{interval['low']:.4f} to {interval['high']:.4f}"
-        assert f"| `{one['value']}` | {one['n']} | {one['metrics']['accuracy']:.4f} | {ends} |" in printed
+        ends = f"[{interval['low']:.4f}, {interval['high']:.4f}]"
+        assert f"| `{one['value']}` | {one['n']} | {one['metrics']['accuracy']:.4f} {ends} |" in printed
 
 
 def test_the_summary_says_below_a_table_why_an_interval_is_missing(runs: dict[str, Path]) -> None:
@@ -121,11 +108,12 @@ def test_the_summary_says_below_a_table_why_an_interval_is_missing(runs: dict[st
     nothing = {"confidence": 0.95, "low": None, "high": None, "method": None, "resamples": None, "reason": "too few|x"}
     results["intervals"]["mcc"] = nothing
     results["slices"][0]["intervals"]["accuracy"] = nothing
-    printed = summary(CompleteRun.model_validate(results), "run")
-    assert f"| `mcc` | {results['metrics']['mcc']:.4f} | – (1) |" in printed
+    run = FinishedRun(runs["sliced"], CompleteRun.model_validate(results))
+    printed = render_markdown(describe_evaluation(run, Contents()))
+    assert f"| `mcc` | {results['metrics']['mcc']:.4f} (1) |" in printed
     first, *_ = results["slices"]
-    assert f"| {first['n']} | {first['metrics']['accuracy']:.4f} | – (1) |" in printed
-    assert printed.count("\n\n`(1) too few\\|x`\n") == 2
+    assert f"| {first['n']} | {first['metrics']['accuracy']:.4f} (1) |" in printed
+    assert printed.count("\n- `(1) too few\\|x`\n") == 2
 
 
 def test_a_model_card_takes_the_metadata(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:

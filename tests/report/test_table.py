@@ -10,11 +10,13 @@ from samples import FACTS, METRICS, RESULTS, complete_run, metrics_for, predicti
 
 from dist_eval.errors import print_error
 from dist_eval.metrics.computing import Metrics, compute_metrics
-from dist_eval.report.markdown import summary
+from dist_eval.report.document import Contents
+from dist_eval.report.evaluation import describe_evaluation
+from dist_eval.report.markdown import render_markdown
 from dist_eval.report.model_card import model_index
 from dist_eval.report.table import format_results
 from dist_eval.results.inputs import DatasetSummary
-from dist_eval.runs.reading import read_results
+from dist_eval.runs.reading import FinishedRun, read_results
 from dist_eval.statistics import metric_intervals
 
 
@@ -80,7 +82,7 @@ def test_the_table_and_the_summaries_say_which_rows_were_evaluated(
     complete_run(tmp_path / "run")
     run = read_results(tmp_path / "run")
     run = run.model_copy(update={"data": DatasetSummary.model_validate(data)})
-    assert line in summary(run, "run")
+    assert line in render_markdown(describe_evaluation(FinishedRun(tmp_path / "run", run), Contents()))
     assert f"({line.removeprefix('rows: ').partition(';')[0]})" in " ".join(model_index(run, "model").split())
 
 

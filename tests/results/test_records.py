@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from samples import FACTS, METRICS, PREDICTIONS, RESULTS, config_for, folder_of, sections
+from samples import FACTS, PREDICTIONS, RESULTS, config_for, folder_of, sections
 
 from dist_eval.results.record import Record
 from dist_eval.results.run import RUN, EndedRun, RunningRun
@@ -20,7 +20,7 @@ def test_a_file_is_read_and_written_again_to_the_last_byte(tmp_path: Path, statu
     run = folder_of(config_for(tmp_path, audit=1))
     run.open()
     if status == "complete":
-        run.complete(PREDICTIONS, METRICS, sections())
+        run.complete(PREDICTIONS, sections())
     elif status == "failed":
         run.fail("why", rank=1, host="here")
     elif status == "incomplete":

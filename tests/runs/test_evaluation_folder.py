@@ -24,8 +24,7 @@ from samples import (
 )
 
 from dist_eval.analysis.options import AnalysisOptions, analyse
-from dist_eval.metrics.computing import Metrics, compute_metrics
-from dist_eval.metrics.predictions import Predictions
+from dist_eval.metrics.computing import compute_metrics
 from dist_eval.runs.folder_lock import last_holder
 
 
@@ -58,7 +57,7 @@ def test_an_undefined_figure_is_null_with_its_reason(tmp_path: Path) -> None:
     run = folder_of(config_for(tmp_path))
     run.open()
     metrics = compute_metrics(predictions, ["neg", "pos"])
-    run.complete(predictions, metrics, sections(metrics, **dict(analyse(predictions, metrics, AnalysisOptions()))))
+    run.complete(predictions, sections(metrics, **dict(analyse(predictions, metrics, AnalysisOptions()))))
     assert results_of(tmp_path)["metrics"]["roc_auc"] is None
     assert results_of(tmp_path)["undefined"]["roc_auc"] == "class 'neg' without examples"
     assert results_of(tmp_path)["per_class"][0]["precision"] is None
@@ -69,7 +68,7 @@ def test_what_is_no_json_leaves_the_last_true_file(tmp_path: Path, value: Any) -
     run = folder_of(config_for(tmp_path))
     run.open()
     with pytest.raises((ValueError, TypeError)):
-        run.complete(PREDICTIONS, METRICS, sections().model_copy(update={"plan": value}))
+        run.complete(PREDICTIONS, sections().model_copy(update={"plan": value}))
     assert results_of(tmp_path)["status"] == "running"
     run.fail("no JSON", rank=0, host="here")
     assert results_of(tmp_path)["status"] == "failed"
@@ -78,15 +77,14 @@ def test_what_is_no_json_leaves_the_last_true_file(tmp_path: Path, value: Any) -
 def test_results_are_complete_before_the_picture_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[dict[str, Any]] = []
 
-    def draw(path: Path, metrics: Metrics, predictions: Predictions) -> None:
-        assert path == tmp_path / "confusion_matrix.png"
-        assert metrics is METRICS
-        seen.append(results_of(tmp_path))
+    def write(path: Path, _: Any) -> None:
+        seen.append({**results_of(tmp_path), "plot": path.name})
 
-    monkeypatch.setattr("dist_eval.runs.evaluation_folder.draw_figure", draw)
+    monkeypatch.setattr("dist_eval.runs.evaluation_folder.write_png", write)
     complete_run(tmp_path)
-    assert [found["status"] for found in seen] == ["complete"]
-    assert seen == [results_of(tmp_path)]
+    assert [found.pop("plot") for found in seen] == ["confusion_matrix.png", "reliability_diagram.png"]
+    assert seen == [results_of(tmp_path)] * 2
+    assert seen[0]["status"] == "complete"
     assert (tmp_path / "predictions.parquet").exists()
 
 
@@ -104,7 +102,7 @@ def test_a_picture_that_cannot_be_drawn_is_only_a_warning(
     def draw(*_: Any) -> None:
         raise error
 
-    monkeypatch.setattr("dist_eval.runs.evaluation_folder.draw_figure", draw)
+    monkeypatch.setattr("dist_eval.runs.evaluation_folder.draw_predictions", draw)
     complete_run(tmp_path)
 
     captured = capsys.readouterr()
@@ -122,7 +120,7 @@ def test_a_run_that_is_stopped_while_the_picture_is_drawn_is_complete(
     def draw(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("dist_eval.runs.evaluation_folder.draw_figure", draw)
+    monkeypatch.setattr("dist_eval.runs.evaluation_folder.draw_predictions", draw)
     with pytest.raises(KeyboardInterrupt):
         complete_run(tmp_path)
     run = folder_of(config_for(tmp_path))

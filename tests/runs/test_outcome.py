@@ -33,7 +33,7 @@ def test_each_end_has_its_status(tmp_path: Path) -> None:
     assert said(tmp_path / "wrong") == ("failed", 1)
     begun(tmp_path / "lost").fail("no sign of rank 1", rank=0, host="here", transient=True)
     assert said(tmp_path / "lost") == ("failed", 75)
-    begun(tmp_path / "done").complete(PREDICTIONS, METRICS, sections())
+    begun(tmp_path / "done").complete(PREDICTIONS, sections())
     assert said(tmp_path / "done") == ("complete", 0)
     results = read_outcome(tmp_path / "done").results
     assert isinstance(results, CompleteRun) and results.metrics == METRICS.values
@@ -67,7 +67,7 @@ def test_the_problem_says_why_there_are_no_results(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text('{"status": "complete", "schema_version": 0}')
     assert read_outcome(tmp_path).problem == "complete, but in another format than this version writes: run it again"
     (tmp_path / "results.json").unlink()
-    begun(tmp_path / "done").complete(PREDICTIONS, METRICS, sections())
+    begun(tmp_path / "done").complete(PREDICTIONS, sections())
     assert read_outcome(tmp_path / "done").problem == ""
 
 

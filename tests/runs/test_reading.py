@@ -17,24 +17,19 @@ from hypothesis import strategies as st
 from samples import METRICS, PREDICTIONS, RESULTS, config_for, folder_of, sections
 from task_runs import task_run
 
-from dist_eval.compare.compared_run import Run
+from dist_eval.compare.evaluations import EvaluationRun
 from dist_eval.errors import RunError
 from dist_eval.report.page import write_report
-from dist_eval.results.work import RankTimeline, TimelineBins
 from dist_eval.runs.outcome import read_outcome
 from dist_eval.runs.reading import FinishedRun, read_results, read_run
 from dist_eval.runs.task_samples import TaskRun
-
-BINS = TimelineBins(began=8.0, bin_seconds=0.5, busy=[1.0, 0.25], done=[0, 5], failed=[0, 0])
-TIMELINE = RankTimeline(rank=0, host="here", batches=BINS, servers={"Qm": None})
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     run = folder_of(config_for(tmp_path))
     run.open()
-    run.save_timelines([TIMELINE])
-    run.complete(PREDICTIONS, METRICS, sections())
+    run.complete(PREDICTIONS, sections())
     return tmp_path
 
 
@@ -49,21 +44,8 @@ def without_digests(folder: Path) -> dict[str, Any]:
 def test_a_run_is_read_as_it_was_written(folder: Path) -> None:
     run = FinishedRun.load(folder)
     assert run.results.label_names == ["neg", "pos"]
-    assert (run.results.metrics, run.timelines) == (METRICS.values, [TIMELINE])
+    assert run.results.metrics == METRICS.values
     assert run.results.to_json() == results_of(folder)
-
-
-def test_a_run_may_lack_a_timeline_but_not_have_a_broken_one(folder: Path) -> None:
-    (folder / "timeline.json").write_text('{"ranks": [{"rank": 0}]}')
-    with pytest.raises(RunError, match=r"timeline\.json is not as the run wrote it: .*Remove it"):
-        FinishedRun.load(folder)
-    assert read_run(folder).status == "complete", "nothing else depends on it"
-    without_digests(folder)
-    with pytest.raises(RunError, match=r"timeline\.json cannot be read"):
-        FinishedRun.load(folder)
-    (folder / "timeline.json").unlink()
-    assert FinishedRun.load(folder).timelines == []
-    (folder / RESULTS).unlink()  # or it would have to fit the schema
 
 
 def test_what_earlier_versions_did_not_write_is_unknown(folder: Path) -> None:
@@ -134,7 +116,7 @@ def test_a_flipped_bit_in_the_predictions_is_noticed_wherever_they_are_read(fold
     damaged[place % len(content)] ^= 1 << bit
     path.write_bytes(damaged)
     try:
-        for read in (FinishedRun.load, Run.load, write_report):
+        for read in (FinishedRun.load, EvaluationRun.load, write_report):
             with pytest.raises(RunError, match=r"predictions\.parquet is not as the run wrote it"):
                 read(folder)
     finally:
@@ -184,5 +166,5 @@ def test_a_run_without_digests_is_read_unchecked(tmp_path: Path) -> None:
     results = without_digests(run)
     results["metrics"]["accuracy"] = 0.5
     (run / RESULTS).write_text(json.dumps(results))
-    assert Run.load(run).metrics["accuracy"] == 0.5
+    assert EvaluationRun.load(run).metrics["accuracy"] == 0.5
     (run / RESULTS).unlink()  # or it would have to fit the schema

@@ -18,7 +18,6 @@ import pytest
 from conftest import results_of
 from samples import (
     FACTS,
-    METRICS,
     PEER,
     PEER_ID,
     PREDICTIONS,
@@ -81,7 +80,7 @@ def claimed_run(folder: Path, complete: bool = True, **options: Any) -> None:
     journal.append(BatchOutcome(0, np.zeros(1, dtype=logits_columns(2))))
     journal.close()
     if complete:
-        run.complete(PREDICTIONS, METRICS, sections())
+        run.complete(PREDICTIONS, sections())
     run.close()
 
 
@@ -99,7 +98,7 @@ def test_a_complete_run_with_failed_examples_tries_them_again(tmp_path: Path) ->
     run = folder_of(config_for(tmp_path))
     run.open()
     run.claim(FINGERPRINT)
-    run.complete(PREDICTIONS, METRICS, sections(coverage={**FACTS["coverage"], "failed": 1}))
+    run.complete(PREDICTIONS, sections(coverage={**FACTS["coverage"], "failed": 1}))
     again = folder_of(config_for(tmp_path))
     again.open()
     assert again.claim(FINGERPRINT)
@@ -345,7 +344,7 @@ def test_damaged_results_are_made_again_from_the_journal(
     assert run.claim(FINGERPRINT)
     assert f"{tmp_path / name} is {'missing' if how == 'missing' else 'damaged'}" in capsys.readouterr().err
     assert batches_in(tmp_path) == batches
-    run.complete(PREDICTIONS, METRICS, sections())
+    run.complete(PREDICTIONS, sections())
     assert results_of(tmp_path)["status"] == "complete"
     run.close()
 
@@ -383,7 +382,7 @@ def test_a_run_is_complete_whatever_became_of_its_timeline(tmp_path: Path) -> No
     run = folder_of(config_for(tmp_path))
     run.open()
     run.save_timelines([])
-    run.complete(PREDICTIONS, METRICS, sections())
+    run.complete(PREDICTIONS, sections())
     run.close()
     for change in (lambda path: path.write_text("{}"), Path.unlink):
         change(tmp_path / "timeline.json")
@@ -404,7 +403,7 @@ def test_a_copy_of_hard_links_is_a_run_of_its_own(tmp_path: Path) -> None:
     run.open()
     assert run.is_ours
     assert run.claim(FINGERPRINT)
-    run.complete(PREDICTIONS, METRICS, sections())
+    run.complete(PREDICTIONS, sections())
     run.close()
     assert everything_below(tmp_path / "copy") == before
     copy = folder_of(config_for(tmp_path / "copy"))
@@ -496,7 +495,7 @@ def test_files_in_a_folder_that_others_may_read_are_private_all_the_same(tmp_pat
         again.open()
         again.stop("this rank got SIGTERM", rank=0, host="here")
         again.save_timelines([])
-        again.complete(PREDICTIONS, METRICS, sections())
+        again.complete(PREDICTIONS, sections())
         report_on(run, "all")
         again.close()
     finally:

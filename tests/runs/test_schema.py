@@ -20,7 +20,7 @@ from typing import Any
 import jsonschema
 import pytest
 from conftest import results_of
-from samples import FACTS, METRICS, PREDICTIONS, config_for, folder_of, sections
+from samples import FACTS, PREDICTIONS, config_for, folder_of, sections
 
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.schema import SCHEMA_VERSION, results_schema
@@ -32,7 +32,7 @@ VALIDATOR = jsonschema.Draft202012Validator(results_schema())
 def complete(tmp_path: Path) -> dict[str, Any]:
     run = folder_of(config_for(tmp_path))
     run.open()
-    run.complete(PREDICTIONS, METRICS, sections())
+    run.complete(PREDICTIONS, sections())
     return results_of(tmp_path)
 
 

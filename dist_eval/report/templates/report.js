@@ -15,10 +15,14 @@
     });
     return item;
   };
+  const pairs = [...document.querySelectorAll(".filters-mistakes tbody tr")].map((row) => {
+    const [label, prediction, count] = [...row.cells].map((cell) => cell.textContent);
+    return { row, label, prediction, count };
+  });
   const left = () => {
-    const pair = data.pairs.find((one) => one[0] === label.value && one[1] === prediction.value);
-    const here = pair && data.rows.filter((row) => row[1] === pair[0] && row[2] === pair[1]).length;
-    return pair && here < pair[2] ? `; ${here} of ${pair[2]} are in this file` : "";
+    const pair = pairs.find((one) => one.label === label.value && one.prediction === prediction.value);
+    const here = pair && data.rows.filter((row) => row[1] === pair.label && row[2] === pair.prediction).length;
+    return pair && here < pair.count ? `; ${here} of ${pair.count} are in this file` : "";
   };
   const show = () => {
     const start = page * data.page_size, stop = Math.min(start + data.page_size, found.length);
@@ -63,15 +67,22 @@
   });
   byId("previous").addEventListener("click", () => turn(-1));
   byId("next").addEventListener("click", () => turn(1));
-  document.querySelectorAll(".show").forEach((button) => button.addEventListener("click", () => {
-    search.value = "";
-    choose(label, button.dataset.label);
-    choose(prediction, button.dataset.prediction);
-    filter();
-    byId("mistakes").scrollIntoView();
-    search.focus({ preventScroll: true });
-  }));
+  pairs.forEach((pair) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.className = "show";
+    button.textContent = "show";
+    button.setAttribute("aria-label", `Show mistakes: ${pair.label} taken for ${pair.prediction}`);
+    button.addEventListener("click", () => {
+      search.value = "";
+      choose(label, pair.label);
+      choose(prediction, pair.prediction);
+      filter();
+      byId("mistakes").scrollIntoView();
+      search.focus({ preventScroll: true });
+    });
+    pair.row.cells[3].append(" ", button);
+  });
   document.querySelectorAll(".filters, .pages").forEach((one) => { one.hidden = false; });
-  document.documentElement.classList.add("scripted");
   filter();
 })();

@@ -11,8 +11,8 @@ import pytest
 from compare_runs import predictions, run_of
 
 from dist_eval.compare.__main__ import main
-from dist_eval.compare.compared_run import Run
-from dist_eval.compare.comparing import compare, compare_pairs
+from dist_eval.compare.comparison import compare
+from dist_eval.compare.evaluations import EvaluationRun
 from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.errors import ConfigError
 from dist_eval.metrics.catalogue import metric_names
@@ -27,7 +27,7 @@ from dist_eval.statistics import McNemar, holm, paired_differences
 
 
 def test_differences_are_those_of_the_predictions(folders: list[Path]) -> None:
-    runs = [Run.load(folder) for folder in folders]
+    runs = [EvaluationRun.load(folder) for folder in folders]
     comparisons = compare(runs, metrics=["f1_macro", "loss"])
     first, *others = (predictions(skill) for skill in (1.0, 1.6, 1.02))
     p_values = []
@@ -39,7 +39,8 @@ def test_differences_are_those_of_the_predictions(folders: list[Path]) -> None:
             (right[0] & ~right[1]).sum(),
             (right[1] & ~right[0]).sum(),
         )
-        assert one.changes.changed.tolist() == (first.prediction != other.prediction).tolist()
+        changed = np.flatnonzero(first.prediction != other.prediction)
+        assert [int(change.index) for change in one.changes()] == changed.tolist()
         p_values += [expected[name].p_value for name in ("f1_macro", "loss")]
     corrected = [one.corrected[name] for one in comparisons for name in ("f1_macro", "loss")]
     assert corrected == holm(p_values)
@@ -49,21 +50,24 @@ def test_differences_are_those_of_the_predictions(folders: list[Path]) -> None:
 @pytest.mark.parametrize("problem", [MULTI_LABEL, REGRESSION], ids=lambda problem: problem.name)
 def test_runs_of_other_problem_types_are_compared_by_their_metrics(problem: Problem, tmp_path: Path) -> None:
     models = [predictions(skill, problem=problem) for skill in (1.0, 1.6)]
-    runs = [Run.load(run_of(tmp_path / str(number), one)) for number, one in enumerate(models)]
+    runs = [EvaluationRun.load(run_of(tmp_path / str(number), one)) for number, one in enumerate(models)]
     [one] = compare(runs)
     assert tuple(one.differences) == metric_names(problem.name, "compared")
     assert one.differences == paired_differences(*models, metrics=metric_names(problem.name, "compared"))
     assert all(difference.interval.low is not None for difference in one.differences.values())
-    assert one.changes.changed.tolist() == (models[0].prediction != models[1].prediction).any(axis=1).tolist()
+    changed = (models[0].prediction != models[1].prediction).any(axis=1)
+    assert [int(change.index) for change in one.changes()] == np.flatnonzero(changed).tolist()
+    assert one.facts["changed"] == changed.sum()
     if problem is REGRESSION:
         assert one.test is one.test_corrected is None
-        assert one.changes.improved.sum() == (models[1].loss < models[0].loss).sum()
-        assert one.changes.worsened.sum() == (models[1].loss > models[0].loss).sum()
+        assert one.facts["improved"] == (models[1].loss < models[0].loss).sum()
+        assert one.facts["worsened"] == (models[1].loss > models[0].loss).sum()
         return
     right = [(model.label == model.prediction).all(axis=1) for model in models]
     assert isinstance(one.test, McNemar)
-    assert (one.test.only_first, one.test.only_second) == (one.changes.worsened.sum(), one.changes.improved.sum())
-    assert one.changes.improved.tolist() == (right[1] & ~right[0]).tolist()
+    assert (one.test.only_first, one.test.only_second) == (one.facts["worsened"], one.facts["improved"])
+    gained = [int(change.index) for change in one.changes() if change.kind == "gained"]
+    assert gained == np.flatnonzero(right[1] & ~right[0]).tolist()
     assert one.differences["subset_accuracy"].p_value == one.test.p_value
 
 
@@ -72,7 +76,7 @@ def custom_metrics(*names: str, problem: Problem = SINGLE_LABEL) -> list[CustomM
 
 
 def test_custom_metrics_are_computed_from_the_predictions_and_resampled(folders: list[Path]) -> None:
-    runs, metrics = [Run.load(folder) for folder in folders[:2]], custom_metrics("error_rate", "order")
+    runs, metrics = [EvaluationRun.load(folder) for folder in folders[:2]], custom_metrics("error_rate", "order")
     [one] = compare(runs, metrics=["order", "accuracy", "error_rate"], custom_metrics=metrics)
     assert list(one.differences) == ["order/labels", "order/top", "accuracy", "error_rate"]
     mine, share = one.differences["error_rate"], one.differences["accuracy"]
@@ -94,7 +98,7 @@ def test_custom_metrics_support_groups_and_every_problem_type(tmp_path: Path) ->
     models = [predictions(skill, problem=REGRESSION, outputs=1) for skill in (1.0, 1.6)]
     groups = np.arange(300) // 6
     names = ["score"]
-    runs = [Run.load(run_of(tmp_path / str(i), one, names, groups)) for i, one in enumerate(models)]
+    runs = [EvaluationRun.load(run_of(tmp_path / str(i), one, names, groups)) for i, one in enumerate(models)]
     own = custom_metrics("mean_absolute", problem=REGRESSION)
     [one] = compare(runs, metrics=["mae", "mean_absolute"], custom_metrics=own, resamples=400)
     built_in, mine = one.differences["mae"], one.differences["mean_absolute"]
@@ -106,7 +110,7 @@ def test_custom_metrics_support_groups_and_every_problem_type(tmp_path: Path) ->
 def test_a_custom_metric_without_its_code_has_a_difference_and_a_reason(tmp_path: Path) -> None:
     custom = custom_metrics("error_rate", "hits")
     runs = [
-        Run.load(run_of(tmp_path / str(skill), predictions(skill), custom=custom if skill != 1.3 else ()))
+        EvaluationRun.load(run_of(tmp_path / str(skill), predictions(skill), custom=custom if skill != 1.3 else ()))
         for skill in (1.0, 1.6, 1.3)
     ]
     [one] = compare(runs[:2])
@@ -132,7 +136,7 @@ def test_runs_with_groups_are_compared_by_drawing_whole_groups(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folders = [run_of(tmp_path / str(skill), predictions(skill), groups=DOCUMENTS) for skill in (1.0, 1.6, 1.02)]
-    runs = [Run.load(folder) for folder in folders]
+    runs = [EvaluationRun.load(folder) for folder in folders]
     assert all(np.array_equal(run.group, DOCUMENTS) for run in runs)
     comparisons = compare(runs, metrics=["f1_macro"])
     first, *others = (predictions(skill) for skill in (1.0, 1.6, 1.02))
@@ -160,7 +164,7 @@ def test_too_few_groups_have_a_reason_in_place_of_a_test(tmp_path: Path, capsys:
     folders = [run_of(tmp_path / str(skill), predictions(skill), groups=few) for skill in (1.0, 1.6)]
     assert main([*map(str, folders)]) == 0
     assert "10 groups of 'doc' (fewer than 20 groups: too few for the bootstrap): p = -" in capsys.readouterr().out
-    [one] = compare([Run.load(folder) for folder in folders])
+    [one] = compare([EvaluationRun.load(folder) for folder in folders])
     assert one.test.p_value is one.test_corrected is None
 
 
@@ -172,7 +176,7 @@ def test_equal_models_with_fully_correlated_documents_rarely_differ_significantl
 
     def p_value(models: list[Predictions], results: CompleteRun, group: np.ndarray | None) -> float:
         saved = [SavedPredictions(one.index, one.label, one.prediction, one.loss, one.probabilities) for one in models]
-        [one] = compare([Run(Path("run"), results, each, group) for each in saved], metrics=["accuracy"])
+        [one] = compare([EvaluationRun(Path("run"), results, each, group) for each in saved], metrics=["accuracy"])
         assert one.differences["accuracy"].p_value == one.test.p_value
         return one.test.p_value
 
@@ -187,11 +191,17 @@ def test_equal_models_with_fully_correlated_documents_rarely_differ_significantl
     assert of_groups <= 0.1 < 0.3 < of_rows, (of_groups, of_rows)
 
 
-def test_all_pairs_are_one_family(folders: list[Path]) -> None:
-    pairs = list(itertools.combinations([Run.load(folder) for folder in folders], 2))
-    found = compare_pairs(pairs, metrics=["accuracy", "loss"])
+def test_all_pairs_are_one_family(folders: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [EvaluationRun.load(folder) for folder in folders]
+    found = compare(runs, metrics=["accuracy", "loss"], all_pairs=True)
+    pairs = list(itertools.combinations(runs, 2))
+    assert [(one.first.folder, one.run.folder) for one in found] == [(a.folder, b.folder) for a, b in pairs]
     alone = [compare(pair, metrics=["accuracy", "loss"])[0] for pair in pairs]
     assert [one.differences for one in found] == [one.differences for one in alone]
     assert [one.test_corrected for one in found] == holm([one.test.p_value for one in alone])
     p_values = [one.differences[name].p_value for one in alone for name in one.differences]
     assert [one.corrected[name] for one in found for name in one.differences] == holm(p_values)
+    assert main([*map(str, folders), "--all-pairs", "--metric", "accuracy"]) == 0
+    printed = capsys.readouterr().out
+    assert "300 examples of test.csv; 3 pairs of runs" in printed
+    assert f"{folders[2]} against {folders[1]}: " in printed and printed.count("by Holm's procedure for 3 pairs") == 3

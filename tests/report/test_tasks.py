@@ -26,7 +26,7 @@ def folder(tmp_path: Path) -> Path:
 def test_it_lists_tasks_and_missed_documents(options: list[str], folder: Path) -> None:
     assert main([str(folder), *options]) == 0
     page = (folder / "report.html").read_text(encoding="utf-8")
-    assert "0.7500" in page and "0.5981 to 0.8581" in page, "the accuracy of words"
+    assert "0.7500" in page and "[0.5981, 0.8581]" in page, "the accuracy of words"
     assert "it is no mean over documents" in page
     assert "10 documents, by the first metric of their task" in page
     assert "words #30" in page and "words #29" not in page
@@ -40,10 +40,10 @@ def test_the_summary_and_a_model_card_have_the_metrics_of_all_tasks(
 ) -> None:
     assert main([str(folder), "--markdown"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[2].startswith("`base` on tasks of the lm-evaluation-harness 0.4.13: 240 of 240 log-likelihoods")
-    assert "| `words/acc` | 0.7500 | 0.5981 to 0.8581 |" in lines
-    assert "| `words/odd` | 0.1230 | – (1) |" in lines and "| `all/acc` | 0.5000 | – |" in lines
-    assert [line for line in lines if line.startswith("`(1) it is no mean over documents")]
+    assert lines[2].startswith("`base` on `tasks of the lm-evaluation-harness 0.4.13`: 240 of 240 log-likelihoods")
+    assert "| `words/acc` | 0.7500 [0.5981, 0.8581] | 40 | 2 |" in lines
+    assert "| `words/odd` | 0.1230 (1) | 40 | 2 |" in lines and "| `all/acc` | 0.5000 |" in lines
+    assert [line for line in lines if line.startswith("- `(1) it is no mean over documents")]
     assert main([str(folder), "--model-index", "--model-name", "me/base"]) == 0
     [model] = yaml.safe_load(capsys.readouterr().out)["model-index"]
     found = {one["dataset"]["type"]: {metric["type"] for metric in one["metrics"]} for one in model["results"]}

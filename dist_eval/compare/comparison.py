@@ -1,0 +1,192 @@
+"""Compares runs of any kind: tests, differences with intervals, and p-values adjusted for multiple testing.
+
+What a kind of run adds is how it pairs its samples with those of another run: `evaluations` by the rows of a dataset,
+`tasks` by the documents of tasks.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dist_eval.errors import ConfigError, RunError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from dist_eval.metrics.custom_metrics import CustomMetric
+    from dist_eval.statistics import McNemar, PairedDifference
+
+
+@dataclass(frozen=True)
+class GroupedTest:
+    """Test of equal accuracy for examples in groups: the cluster bootstrap."""
+
+    only_first: int  # examples that only the first model gets right
+    only_second: int  # examples that only the second model gets right
+    p_value: float | None  # two-sided p-value of the difference in the share of correct examples; None if unknown
+    reason: str | None  # why there is no p-value
+    metric: str  # name of the metric that is that share
+    column: str  # the column that names the groups
+    count: int  # number of groups
+
+
+@dataclass(frozen=True)
+class Change:
+    """A sample that two runs answer differently."""
+
+    index: str  # its position in the dataset, or the task and the number of the document
+    label: str  # what is right
+    before: str  # what the first run answers
+    after: str  # what the other one answers
+    kind: str  # what became of it, such as "gained" or "lost"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A comparison of a run with another one, the first."""
+
+    first: ComparedRun  # the first run
+    run: ComparedRun  # the other run
+    differences: dict[str, PairedDifference]  # by name of the metric, its value in the run minus that in the first run
+    # by name of the metric, the p-value adjusted for all runs and metrics; None if there is none
+    corrected: dict[str, float | None] = field(default_factory=dict)
+    # test of equal accuracy: McNemar's, or the cluster bootstrap if the runs have groups; None without one
+    test: McNemar | GroupedTest | None = None
+    test_corrected: float | None = None  # its p-value, adjusted for the number of runs; None if there is none
+    # by name of the metric, the number of samples that both runs have, and that of those that only one has; empty if
+    # the runs have the same
+    samples: dict[str, tuple[int, int]] = field(default_factory=dict)
+    # by name of the metric, McNemar's test where the values of samples are 0 or 1; empty if `test` says it
+    tests: dict[str, McNemar] = field(default_factory=dict)
+    remarks: Sequence[str] = ()  # what else there is to say
+    facts: dict[str, Any] = field(default_factory=dict)  # the same as JSON-compatible values by name
+
+    def changes(self) -> Iterator[Change]:
+        """Yields the samples that the runs answer differently."""
+        return self.run.changes_since(self.first)
+
+
+class ComparedRun(ABC):
+    """A complete run, read back from its folder."""
+
+    folder: Path
+    results: Any
+
+    @property
+    def confidence(self) -> float:
+        """Confidence level of the run's intervals."""
+        return self.results.confidence
+
+    @classmethod
+    @abstractmethod
+    def prepare(cls, runs: Sequence[Self], custom_metrics: Sequence[CustomMetric]) -> list[Self]:
+        """Returns runs on the samples that they have in common, with custom metrics computed from their answers."""
+
+    @classmethod
+    @abstractmethod
+    def choose_metrics(
+        cls, runs: Sequence[Self], asked: Sequence[str], custom_metrics: Sequence[CustomMetric]
+    ) -> list[str]:
+        """Returns the names of the metrics to compare; raises ConfigError if there is none of a name."""
+
+    @abstractmethod
+    def compare_with(self, other: Self, metrics: Sequence[str], confidence: float, resamples: int | None) -> Comparison:
+        """Compares another run with this one, without adjusting p-values; raises RunError if they do not fit."""
+
+    @abstractmethod
+    def changes_since(self, first: Self) -> Iterator[Change]:
+        """Yields the samples that this run answers in another way than the first."""
+
+    @classmethod
+    @abstractmethod
+    def describe_runs(cls, runs: Sequence[Self]) -> str:
+        """Returns which samples runs are compared on."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Returns the same as JSON-compatible values by name."""
+
+
+def load_run(folder: Path) -> ComparedRun:
+    """Loads a complete run of any kind from its folder.
+
+    Raises:
+        RunError: the folder has no complete run, or its files cannot be read.
+    """
+    from dist_eval.compare.evaluations import EvaluationRun
+    from dist_eval.compare.tasks import TasksRun
+    from dist_eval.results.run import CompleteHarnessRun
+    from dist_eval.runs.reading import read_run
+
+    results = read_run(folder)
+    if isinstance(results, CompleteHarnessRun):
+        return TasksRun(folder, results)
+    return EvaluationRun.load(folder)
+
+
+def compare(
+    runs: Sequence[ComparedRun],
+    *,
+    metrics: Sequence[str] = (),
+    custom_metrics: Sequence[CustomMetric] = (),
+    confidence: float = 0.95,
+    resamples: int | None = None,
+    all_pairs: bool = False,
+) -> list[Comparison]:
+    """Compares the first run with each of the others, or every two runs.
+
+    Args:
+        runs: at least two; if some are on a part of the dataset, all are compared on the rows that they have in common.
+        metrics: names of the metrics to compare; by default the usual ones and the custom metrics that all
+            runs have.
+        custom_metrics: custom metrics to compute from the runs' predictions; `metrics` may contain their names.
+        confidence: confidence level of the intervals.
+        resamples: number of resamples (see `gather_evidence`).
+        all_pairs: whether to compare every two runs.
+
+    Returns:
+        One comparison for each pair. P-values are adjusted by Holm's procedure: those of the tests of equal accuracy
+        for the number of pairs, those of the metrics for the number of pairs times metrics.
+
+    Raises:
+        RunError: the runs did not evaluate the same samples.
+        ConfigError: there is no such metric, or there is nothing to compare.
+    """
+    if len(runs) < 2:
+        raise ConfigError("Nothing to compare with: name at least two runs.")
+    kind = type(runs[0])
+    for run in runs:
+        if type(run) is not kind:
+            raise RunError(
+                f"{runs[0].folder} and {run.folder} cannot be compared: one is a run on a dataset, the other on tasks "
+                "of the lm-evaluation-harness or on prompts."
+            )
+    prepared = kind.prepare(runs, custom_metrics)
+    names = kind.choose_metrics(prepared, metrics, custom_metrics)
+    pairs = itertools.combinations(prepared, 2) if all_pairs else ((prepared[0], other) for other in prepared[1:])
+    comparisons = [first.compare_with(other, names, confidence, resamples) for first, other in pairs]
+    return _adjust(comparisons)
+
+
+def _adjust(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Returns comparisons with their p-values adjusted by Holm's procedure for all of them."""
+    p_values = [difference.p_value for comparison in comparisons for difference in comparison.differences.values()]
+    corrected = iter(_holm(p_values))
+    tests = _holm([None if comparison.test is None else comparison.test.p_value for comparison in comparisons])
+    return [
+        replace(comparison, corrected={name: next(corrected) for name in comparison.differences}, test_corrected=test)
+        for comparison, test in zip(comparisons, tests, strict=True)
+    ]
+
+
+def _holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Adjusts the known p-values by Holm's procedure."""
+    from dist_eval.statistics import holm
+
+    corrected = iter(holm([value for value in p_values if value is not None]))
+    return [None if value is None else next(corrected) for value in p_values]

@@ -1,0 +1,323 @@
+"""Compares evaluations on a dataset, example by example: what they require, differences, and changed predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dist_eval.compare.comparison import Change, ComparedRun, Comparison, GroupedTest
+from dist_eval.compare.requirements import on_common_rows, require_comparable
+from dist_eval.errors import ConfigError, RunError, one_line
+from dist_eval.metrics.catalogue import accuracy_names, metric_names
+from dist_eval.tables import format_count
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from dist_eval.metrics.custom_metrics import CustomMetric
+    from dist_eval.results.record import MetricValues
+    from dist_eval.results.run import CompleteRun
+    from dist_eval.runs.saved_predictions import SavedPredictions
+    from dist_eval.statistics import McNemar, PairedDifference, Statistic
+
+_NEEDS_CODE = "a custom metric: give --metric here what the run was given to compute its interval"
+_REGRESSION = "regression"
+_KINDS_OF_CHANGES = {(True, False): "gained", (False, True): "lost", (False, False): "still wrong"}
+_KINDS_IN_REGRESSIONS = {(True, False): "nearer", (False, True): "farther", (False, False): "as far"}
+
+
+@dataclass(frozen=True)
+class Changes:
+    """The examples whose predictions changed; all attributes are bool of shape [n]."""
+
+    changed: np.ndarray  # examples with different predictions
+    # examples that only the second model gets right; in a regression those where its loss is smaller
+    improved: np.ndarray
+    # examples that only the first model gets right; in a regression those where its loss is smaller
+    worsened: np.ndarray
+
+    @classmethod
+    def between(cls, first: SavedPredictions, second: SavedPredictions) -> Changes:
+        """Compares the predictions of two models for the same examples."""
+        from dist_eval.data.problem_types import REGRESSION, exact_matches
+
+        changed = ~exact_matches(first.prediction, second.prediction)
+        if first.problem is REGRESSION:
+            return cls(changed, second.loss < first.loss, first.loss < second.loss)
+        before, after = (exact_matches(predictions.label, predictions.prediction) for predictions in (first, second))
+        return cls(changed, after & ~before, before & ~after)
+
+
+@dataclass(frozen=True)
+class EvaluationRun(ComparedRun):
+    """A complete evaluation, read back from its folder."""
+
+    folder: Path  # the run's folder
+    results: CompleteRun  # content of `results.json`
+    predictions: SavedPredictions  # predictions in dataset order, without failed examples
+    group: np.ndarray | None = None  # the group (cluster) of each example, int64 of shape [n]; None without groups
+    custom_statistics: Sequence[Statistic] = ()  # statistics of custom metrics
+    sampling_fraction: float = 0.0  # share of the dataset that the intervals take into account (see `metric_intervals`)
+
+    @classmethod
+    def load(cls, folder: Path) -> EvaluationRun:
+        """Loads a run from its folder.
+
+        Raises:
+            RunError: the folder has no complete evaluation, its files cannot be read, or its groups are missing.
+        """
+        import numpy as np
+        import pyarrow as pa
+
+        from dist_eval.runs.files import PREDICTIONS
+        from dist_eval.runs.reading import read_results
+        from dist_eval.runs.saved_predictions import GROUP, SavedPredictions, read_predictions
+
+        results = read_results(folder)
+        try:
+            columns = read_predictions(folder / PREDICTIONS)
+            predictions = SavedPredictions.of_columns(columns)
+        except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+            raise RunError(f"{folder / PREDICTIONS} cannot be read: {one_line(error)}.") from error
+        groups, group = results.groups, columns.get(GROUP) if results.groups else None
+        if groups and (group is None or len(np.unique(group)) != groups.count):  # older, or interrupted
+            raise RunError(
+                f"{folder} has intervals over groups of {groups.column!r}, but its predictions.parquet does not hold "
+                "these groups. Run the same command again: it writes them and sends nothing."
+            )
+        fraction = 0.0 if groups else results.data.sampling_fraction
+        return cls(folder, results, predictions, group, sampling_fraction=fraction)
+
+    @classmethod
+    def prepare(cls, runs: Sequence[EvaluationRun], custom_metrics: Sequence[CustomMetric]) -> list[EvaluationRun]:
+        """Returns runs on the rows that they have in common, with custom metrics computed from their predictions."""
+        first, *others = on_common_rows(runs)
+        for other in others:
+            require_comparable(first, other)
+        return [run.with_custom_metrics(custom_metrics) for run in (first, *others)]
+
+    def with_custom_metrics(self, metrics: Sequence[CustomMetric]) -> EvaluationRun:
+        """Returns this run with custom metrics and their intervals, computed from its predictions."""
+        from dist_eval.metrics.custom_metrics import Inputs, custom_results
+        from dist_eval.statistics import Units, gather_evidence
+        from dist_eval.statistics.custom import statistics_of_functions
+
+        if not metrics:
+            return self
+        custom = custom_results(metrics, Inputs.of(self.predictions))
+        units = Units.single(len(self.predictions)) if self.group is None else Units.groups(self.group)
+        statistics = statistics_of_functions(metrics, self.predictions, units)
+        results, intervals = self.results, {}
+        for statistic in statistics:
+            values = {name: custom.values[name] for name in statistic.names}
+            defined = {name: value for name, value in values.items() if value is not None}
+            evidence = gather_evidence(statistic, defined)
+            intervals.update(
+                {
+                    name: metric_evidence.interval(self.confidence, self.sampling_fraction)
+                    for name, metric_evidence in evidence.items()
+                }
+            )
+        revised = {
+            "metrics": {**results.metrics, **custom.values},
+            "undefined": {**results.undefined, **custom.undefined},
+            "intervals": {**results.intervals, **intervals},
+        }
+        return replace(self, results=results.model_copy(update=revised), custom_statistics=statistics)
+
+    @property
+    def rows(self) -> np.ndarray:
+        """The rows of the dataset that the run is about, ascending: those with a prediction, and those that failed."""
+        import numpy as np
+
+        failed = np.asarray([failure.index for failure in self.results.failures], dtype=np.int64)
+        return np.union1d(self.predictions.index, failed)
+
+    def restricted(self, rows: np.ndarray, sampling_fraction: float) -> EvaluationRun:
+        """Returns this run on some rows of the dataset, with metrics and intervals computed from its predictions.
+
+        Args:
+            rows: the rows, at least one of them with a prediction, int64 of shape [rows].
+            sampling_fraction: share of the dataset that they are a random sample of, else 0 (see `metric_intervals`).
+        """
+        import numpy as np
+
+        from dist_eval.metrics.computing import compute_metrics
+        from dist_eval.statistics import metric_intervals
+
+        places = np.flatnonzero(np.isin(self.predictions.index, rows))
+        group = None if self.group is None else _renumbered(self.group[places])
+        if len(places) == len(self.predictions):
+            return replace(self, group=group)
+        predictions, groups = self.predictions.at(places), self.results.groups
+        metrics = compute_metrics(predictions, self.results.label_names)
+        if groups and group is not None:
+            sizes = np.bincount(group)
+            groups = groups.model_copy(update={"count": len(sizes), "largest": int(sizes.max())})
+        fraction = 0.0 if groups else sampling_fraction
+        intervals = metric_intervals(
+            predictions, metrics, confidence=self.confidence, groups=group, sampling_fraction=fraction
+        )
+        revised = {
+            "metrics": metrics.values,
+            "undefined": metrics.undefined,
+            "intervals": intervals,
+            "custom_metrics": [],
+            "groups": groups,
+        }
+        results = self.results.model_copy(update=revised)
+        return replace(self, results=results, predictions=predictions, group=group, sampling_fraction=fraction)
+
+    @property
+    def metrics(self) -> MetricValues:
+        """The metrics by name."""
+        return self.results.metrics
+
+    @classmethod
+    def choose_metrics(
+        cls, runs: Sequence[EvaluationRun], asked: Sequence[str], custom_metrics: Sequence[CustomMetric]
+    ) -> list[str]:
+        """Returns the names of the metrics to compare; a custom metric may have several."""
+        first, *others = runs
+        if not asked:
+            shared = [name for name in first.results.custom_metrics if all(name in other.metrics for other in others)]
+            usual = metric_names(first.results.problem_type, "compared")
+            asked = [*usual, *shared, *(metric.name for metric in custom_metrics)]
+        names_of_custom = {metric.name for metric in custom_metrics}
+        names = []
+        for name in asked:
+            several = (
+                [metric for metric in first.metrics if metric.startswith(f"{name}/")] if name in names_of_custom else []
+            )
+            names += several or [name]
+        for name in names:
+            if name not in first.metrics:
+                raise ConfigError(
+                    f"--metric {name}: no such metric; there are {', '.join(first.metrics)}, and your own as "
+                    "package.module:name."
+                )
+            lacking = [str(other.folder) for other in others if name not in other.metrics]
+            if lacking:
+                raise ConfigError(
+                    f"--metric {name}: {first.folder} has it, but not {', '.join(lacking)}. Start the command of each "
+                    "of these again with its --metric, which sends nothing, or name its code here as "
+                    "package.module:name."
+                )
+        return list(dict.fromkeys(names))
+
+    def compare_with(
+        self, other: EvaluationRun, metrics: Sequence[str], confidence: float, resamples: int | None
+    ) -> Comparison:
+        """Compares another run with this one, example by example."""
+        accuracy = next(iter(accuracy_names(self.results.problem_type)), None)  # there is none in a regression
+        differences = self._differences(other, {*metrics, *([accuracy] if accuracy else [])}, confidence, resamples)
+        changes = Changes.between(self.predictions, other.predictions)
+        masks = {"changed": changes.changed, "improved": changes.improved, "worsened": changes.worsened}
+        counts = {name: int(mask.sum()) for name, mask in masks.items()}
+        return Comparison(
+            first=self,
+            run=other,
+            differences={name: differences[name] for name in metrics},
+            test=self._test(changes, accuracy, differences[accuracy]) if accuracy else None,
+            remarks=[_format_counts(counts, self.results.problem_type)],
+            facts=counts,
+        )
+
+    def _differences(
+        self, other: EvaluationRun, metrics: Collection[str], confidence: float, resamples: int | None
+    ) -> dict[str, PairedDifference]:
+        from dist_eval.metrics.definitions import UNKNOWN
+        from dist_eval.statistics import Interval, PairedDifference, paired_differences
+
+        differences = paired_differences(
+            self.predictions,
+            other.predictions,
+            metrics=metrics,
+            confidence=confidence,
+            groups=self.group,
+            extra_statistics=list(zip(self.custom_statistics, other.custom_statistics, strict=True)),
+            resamples=resamples,
+        )
+        for name in set(metrics) - differences.keys():
+            before, after = self.metrics[name], other.metrics[name]
+            reason = _NEEDS_CODE if name in self.results.custom_metrics else UNKNOWN
+            value = None if before is None or after is None else after - before
+            differences[name] = PairedDifference(value, Interval(confidence=confidence, reason=reason), None)
+        return differences
+
+    def _test(self, changes: Changes, accuracy: str, difference: PairedDifference) -> McNemar | GroupedTest:
+        """Tests for equal accuracy; `difference` is that of the share of correct examples."""
+        from dist_eval.metrics.units import FEW_UNITS
+        from dist_eval.statistics import mcnemar
+
+        groups = self.results.groups
+        if groups is None:
+            return mcnemar(changes.worsened, changes.improved)
+        p_value, reason = difference.p_value, difference.interval.reason
+        if groups.count < FEW_UNITS:
+            p_value, reason = None, f"fewer than {FEW_UNITS} groups: too few for the bootstrap"
+        return GroupedTest(
+            only_first=int(changes.worsened.sum()),
+            only_second=int(changes.improved.sum()),
+            p_value=p_value,
+            reason=None if p_value is not None else reason,
+            metric=accuracy,
+            column=groups.column,
+            count=groups.count,
+        )
+
+    def changes_since(self, first: EvaluationRun) -> Iterator[Change]:
+        """Yields the examples whose prediction changed."""
+        changes, names = Changes.between(first.predictions, self.predictions), first.results.label_names
+        kinds = _KINDS_IN_REGRESSIONS if self.results.problem_type == _REGRESSION else _KINDS_OF_CHANGES
+        before, after = first.predictions, self.predictions
+        for row in changes.changed.nonzero()[0]:
+            yield Change(
+                index=str(before.index[row]),
+                label=format_label(before.label[row], names),
+                before=format_label(before.prediction[row], names),
+                after=format_label(after.prediction[row], names),
+                kind=kinds[bool(changes.improved[row]), bool(changes.worsened[row])],
+            )
+
+    @classmethod
+    def describe_runs(cls, runs: Sequence[EvaluationRun]) -> str:
+        """Returns which examples runs are compared on."""
+        first, is_part = runs[0], any(len(run.predictions) < run.results.coverage.seen for run in runs)
+        which = ", those that all of the runs evaluated" if is_part else ""
+        return f"{format_count(len(first.predictions), 'example')} of {first.results.data.source}{which}"
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the number of examples, the name of the dataset, and the problem type."""
+        source, problem = self.results.data.source, self.results.problem_type
+        return {"examples": len(self.predictions), "source": source, "problem_type": problem}
+
+
+def _format_counts(counts: dict[str, int], problem: str) -> str:
+    """Returns how many predictions changed, and in which direction."""
+    words = f"{format_count(counts['changed'], 'prediction')} changed, {counts['improved']} of them"
+    if problem == _REGRESSION:
+        return f"{words} are nearer to their labels, {counts['worsened']} farther away"
+    wrong, right = ("wrong", "right") if problem.startswith("single") else ("not all right", "all right")
+    return f"{words} from {wrong} to {right}, {counts['worsened']} from {right} to {wrong}"
+
+
+def format_label(label: Any, names: Sequence[str]) -> str:
+    """Formats a label or a prediction, an element or a row of its column; several are joined by a semicolon."""
+    from dist_eval.tables import csv_text
+
+    if label.dtype.kind == "f":
+        return ";".join(repr(float(value)) for value in label)
+    if label.dtype.kind == "b":
+        return ";".join(csv_text(names[number]) for number in label.nonzero()[0])
+    return csv_text(names[int(label)])
+
+
+def _renumbered(group: np.ndarray) -> np.ndarray:
+    """Returns groups numbered in the order in which they first appear, int64 of shape [n]."""
+    import numpy as np
+
+    _, first, number_of = np.unique(group, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first))[number_of.reshape(-1)]

@@ -1,0 +1,124 @@
+"""What is shown of a run, or of several, whatever the format: sections with tables and plots.
+
+`evaluation` and `tasks` describe runs of their kind as such a document, `html` and `markdown` render any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from dist_eval.metrics.words import interval_words, limits_words, metric_words
+from dist_eval.results.run import CompleteHarnessRun, CompleteRun
+from dist_eval.results.scores import Slice
+from dist_eval.tables import Footnotes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Number:
+    """A cell with a number."""
+
+    text: str  # the number
+    # what follows it, after a space: a confidence interval, the mark of a footnote, a share; or nothing
+    suffix: str = ""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A cell with a name that leads to another page."""
+
+    text: str  # the name
+    address: str  # of the page, relative to this one
+
+
+Cell: TypeAlias = str | Number | Link  # a text may be a name out of the data
+Rows: TypeAlias = list[list[Cell]]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table."""
+
+    caption: str  # what it shows
+    columns: Sequence[str]  # names of the columns
+    rows: Sequence[Sequence[Cell]]  # the cells of each row
+    notes: Sequence[str] = ()  # lines below it, such as footnotes
+    is_folded: bool = False  # whether a page hides it behind its caption until it is opened
+    summary_rows: int = 0  # number of rows in a summary; 0 if it is not part of one
+    # whether rows begin with a label and a prediction, whose mistakes a reader may want to see
+    filters_mistakes: bool = False
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A plot."""
+
+    description: str  # what it shows, for readers who do not see it
+    draw: Callable[[], Figure]  # draws it
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section."""
+
+    title: str  # its heading
+    parts: Sequence[Table | Plot]  # tables and plots
+    lines: Sequence[str] = ()  # what is said above these
+    notes: Sequence[str] = ()  # what is said below these; they are part of a summary
+
+
+@dataclass(frozen=True)
+class Mistakes:
+    """A list to search and to filter."""
+
+    title: str  # its heading
+    note: str  # how many there are, and which of them are listed
+    rows: Sequence[Sequence[str]]  # position, right label, prediction, score and text of each
+    what_is_right: Literal["true", "label", "target"]  # what a right label is called
+
+
+@dataclass(frozen=True)
+class Document:
+    """A run, or several."""
+
+    title: str  # name of the run
+    facts: Sequence[str]  # how much was evaluated, and how fast
+    sections: Sequence[Section]  # the sections, of which the first has the metrics
+    kind: str = ""  # what kind of evaluation it is
+    model: str = ""  # name of the model
+    data: str = ""  # name of what it was evaluated on
+    cards: Sequence[tuple[str, Number]] = ()  # the most important metrics
+    # lists the mistakes, which takes reading all predictions; None if there is nothing to list
+    find_mistakes: Callable[[], Mistakes] | None = None
+    details: Sequence[tuple[str, str]] = ()  # further facts by name
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The data that a report contains."""
+
+    texts: bool = False  # whether mistakes are shown with their texts
+    dataset: str | Sequence[str] | None = None  # current location of the dataset; None for that of the run
+    most: int = 1000  # maximum number of mistakes
+    longest: int = 1000  # maximum number of characters of a text
+
+
+Results: TypeAlias = CompleteRun | CompleteHarnessRun
+
+
+def metric_number(name: str, results: Results | Slice, notes: Footnotes) -> Number:
+    """Returns a metric with its interval, or a footnote that says why it is undefined or has none."""
+    value, interval, why = results.metrics.get(name), results.intervals.get(name), results.undefined.get(name)
+    text = "–" if value is None else metric_words(name, value)
+    return Number(text, interval_words(name, interval, notes, why) if interval else notes.mark(why))
+
+
+def metric_card(title: str, name: str, results: Results) -> tuple[str, Number]:
+    """Returns a metric with its interval, or the reason why it is undefined or has none, under a title."""
+    value, interval = results.metrics.get(name), results.intervals.get(name)
+    reason = results.undefined.get(name) or (interval.reason if interval else None) or ""
+    return title, Number("–" if value is None else metric_words(name, value), limits_words(name, interval) or reason)

@@ -1,0 +1,322 @@
+"""An evaluation on a dataset, as a document: metrics, confusions, classes, calibration, slices, mistakes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL
+from dist_eval.metrics.catalogue import metric_names
+from dist_eval.metrics.words import interval_words, metric_words
+from dist_eval.report.document import (
+    Contents,
+    Document,
+    Number,
+    Plot,
+    Rows,
+    Section,
+    Table,
+    metric_card,
+    metric_number,
+)
+from dist_eval.report.mistakes import find_mistakes
+from dist_eval.report.naming import base_name, checkpoint_name, dataset_name, name_of, options_of
+from dist_eval.report.table import (
+    audit_lines,
+    caveats,
+    class_columns,
+    coverage_words,
+    metrics_of_slices,
+    metrics_shown,
+    selection_words,
+    slice_name,
+)
+from dist_eval.report.work import speed_words, work_section
+from dist_eval.results.inputs import DatasetSummary, PromptSummary
+from dist_eval.results.run import CompleteRun, EvaluationResults
+from dist_eval.results.scores import Calibration, CalibrationBin, ClassResults, ConfusionMatrix, OutputResults, Slice
+from dist_eval.runs.plots import POINTS, confusion_cells, draw_confusion_matrix, draw_reliability, draw_scatter
+from dist_eval.runs.reading import FinishedRun
+from dist_eval.tables import Footnotes, format_count
+
+_CLASSES_IN_MATRIX, _CONFUSIONS, _LABELS_SHOWN, _LONG_TABLE = 24, 20, 10, 40
+_ROWS_IN_SUMMARY, _CONFUSIONS_IN_SUMMARY = 30, 5
+
+
+def describe_evaluation(run: FinishedRun, contents: Contents) -> Document:
+    """Describes a run."""
+    results = run.results
+    confusions = top_confusions(results)
+    sections = [
+        _metrics(results),
+        *_confusions(results, confusions),
+        *_labels_and_predictions(run),
+        *_classes(results),
+        *_calibration(results),
+        *_slices(results),
+        work_section(results, "examples", with_hosts=contents.texts),
+        *_failures(results),
+    ]
+    return Document(
+        title=run.folder.resolve().name,
+        kind=results.problem_type.replace("_", " "),
+        model=checkpoint_name(results.model) or base_name(results.model),
+        data=dataset_name(results.data),
+        facts=[coverage_words(results), speed_words(results, "examples")],
+        cards=[metric_card(name, name, results) for name in metric_names(results.problem_type, "cards")],
+        sections=sections,
+        find_mistakes=lambda: find_mistakes(run, [(row, column) for row, column, _ in confusions], contents),
+        details=_details(results),
+    )
+
+
+def _metrics(results: CompleteRun) -> Section:
+    shown = metrics_shown(results)
+    others = [name for name in results.metrics if name not in shown]
+    tables = [_metric_table("Metrics of all examples", shown, results, summary_rows=len(shown))]
+    if others:
+        tables.append(_metric_table(f"{len(others)} more metrics", others, results, is_folded=True))
+    share = results.majority_share
+    majority = [f"Always guessing the most frequent class would have an accuracy of {share:.4f}."] if share else []
+    return Section("Metrics", tables, notes=[*majority, *caveats(results)])
+
+
+def _metric_table(caption: str, names: Sequence[str], results: CompleteRun, **options: Any) -> Table:
+    notes = Footnotes()
+    rows: Rows = [[name, metric_number(name, results, notes)] for name in names]
+    return Table(caption, ["metric", _interval_head(results)], rows, notes.lines(), **options)
+
+
+def _interval_head(results: CompleteRun) -> str:
+    return f"value [{100 * results.confidence:g} % interval]"
+
+
+def _confusions(results: EvaluationResults, confusions: Sequence[Sequence[int]]) -> list[Section]:
+    matrix, names = results.confusion_matrix, results.label_names
+    if results.problem_type == SINGLE_LABEL.name and matrix is not None:
+        lines = []
+        if len(names) > _CLASSES_IN_MATRIX + 1:
+            lines.append(f"Of {len(names)} classes those {_CLASSES_IN_MATRIX} with the most mistakes are drawn.")
+        if omitted := getattr(matrix, "omitted", 0):
+            lines.append(f"Cells with few examples, {omitted} in all, are left out.")
+        plot = Plot(
+            "Confusion matrix: examples by true class (rows) and predicted class (columns)",
+            lambda: draw_confusion_matrix(results, _CLASSES_IN_MATRIX),
+        )
+        support = [row.support for row in results.per_class if isinstance(row, ClassResults)]
+        rows: Rows = [
+            [names[label], names[prediction], *_count_and_share(count, support[label])]
+            for label, prediction, count in confusions
+        ]
+        table = Table(
+            "Most frequent confusions",
+            ["true class", "predicted class", "examples", "of the true class"],
+            rows,
+            summary_rows=_CONFUSIONS_IN_SUMMARY,
+            filters_mistakes=True,
+        )
+        return [Section("Confusion", [plot, table], lines)]
+    if results.problem_type == MULTI_LABEL.name and isinstance(matrix, ConfusionMatrix):
+        line = "Each cell has the number of examples, and its share of those that have the label, or that do not."
+        columns = ["label", "there, found", "there, missed", "not there, predicted", "not there, left out"]
+        matrices: Any = matrix.matrix
+        table = Table(
+            "What became of each label",
+            columns,
+            [[name, *_label_counts(counts)] for name, counts in zip(names, matrices, strict=True)],
+        )
+        return [Section("Confusion", [table], [line])]
+    return []
+
+
+def _count_and_share(count: int, total: int) -> list[Number]:
+    return [Number(str(count)), Number(f"{100 * count / total:.1f} %")]
+
+
+def _label_counts(matrix: Sequence[Sequence[int]]) -> list[Number]:
+    (right_no, wrong_yes), (wrong_no, right_yes) = matrix
+    yes, no = right_yes + wrong_no, right_no + wrong_yes
+    counts = [(right_yes, yes), (wrong_no, yes), (wrong_yes, no), (right_no, no)]
+    return [Number(str(count), f" {100 * count / total:.1f} %" if total else "") for count, total in counts]
+
+
+def top_confusions(results: EvaluationResults) -> list[list[int]]:
+    """Returns true class, predicted class and number of examples of the most frequent confusions of single labels."""
+    if results.problem_type != SINGLE_LABEL.name or results.confusion_matrix is None:
+        return []
+    cells = confusion_cells(results.confusion_matrix).tocoo()
+    wrong = np.flatnonzero(cells.row != cells.col)
+    order = wrong[np.argsort(-cells.data[wrong], kind="stable")[:_CONFUSIONS]]
+    return np.stack([cells.row, cells.col, cells.data], axis=1)[order].tolist()
+
+
+def _labels_and_predictions(run: FinishedRun) -> list[Section]:
+    if run.results.problem_type != REGRESSION.name:
+        return []
+    plot = Plot(
+        "Labels (upwards) by prediction (to the right) of each output; on the dashed line they are equal",
+        lambda: draw_scatter(run.results.label_names, *run.sample(POINTS)),
+    )
+    shown = min(POINTS, run.results.coverage.seen)
+    return [Section("Labels and predictions", [plot], [f"{shown} of {run.results.coverage.seen} examples."])]
+
+
+def _classes(results: CompleteRun) -> list[Section]:
+    (what, columns), notes = class_columns(results.problem_type), Footnotes()
+    if what == "output" and len(results.per_class) < 2:
+        return []
+    rows: Rows = [[row.label, *(_class_number(name, row, notes) for name in columns)] for row in results.per_class]
+    table = Table(
+        f"By {what}, with {100 * results.confidence:g} % intervals",
+        [what, *columns],
+        rows,
+        notes.lines(),
+        is_folded=len(rows) > _LONG_TABLE,
+        summary_rows=_ROWS_IN_SUMMARY,
+    )
+    return [Section(f"By {what}", [table])]
+
+
+def _class_number(name: str, row: ClassResults | OutputResults, notes: Footnotes) -> Number:
+    value, interval = getattr(row, name), getattr(row.intervals, name, None)  # the support has none
+    text = "–" if value is None else str(value) if name == "support" else metric_words(name, value)
+    return Number(text, "" if interval is None else interval_words(name, interval, notes))
+
+
+def _calibration(results: CompleteRun) -> list[Section]:
+    calibration = results.calibration
+    if calibration is None:
+        return []
+    rows = calibration.per_label or []
+    means = ", means over the labels" if rows else ""
+    parts: list[Table | Plot] = [
+        _metric_table(f"Expected calibration error and Brier score{means}", ["ece", "brier"], results),
+        Plot("Reliability diagram: accuracy by mean confidence, with intervals", lambda: draw_reliability(calibration)),
+        *_bin_tables(calibration),
+    ]
+    if rows:
+        numbers: Rows = [[row.label, Number(f"{row.ece:.4f}"), Number(f"{row.brier:.4f}")] for row in rows]
+        parts.insert(1, Table("Calibration by label", ["label", "ece", "brier"], numbers))
+    ideal = "a label is there as often as the model says" if rows else "the model is right as often as it says"
+    return [Section("Calibration", parts, [f"On the dashed line of a diagram, {ideal}."])]
+
+
+def _bin_tables(calibration: Calibration) -> list[Table]:
+    if calibration.bins is not None:
+        return [_bin_table("Reliability by confidence", ("confidence", "accuracy"), calibration.bins)]
+    return [
+        _bin_table(f"Reliability of {row.label}", ("probability", "share of positives"), row.bins, is_folded=True)
+        for row in (calibration.per_label or [])[:_LABELS_SHOWN]
+    ]
+
+
+def _bin_table(caption: str, heads: tuple[str, str], bins: Sequence[CalibrationBin], **options: Any) -> Table:
+    notes = Footnotes()
+    rows: Rows = [
+        [
+            f"{bin_.low:.2f} to {bin_.high:.2f}",
+            Number(str(bin_.n)),
+            Number(f"{bin_.mean_confidence:.4f}"),
+            Number(f"{bin_.accuracy:.4f}", interval_words("accuracy", bin_.interval, notes)),
+        ]
+        for bin_ in bins
+        if bin_.n
+    ]
+    return Table(caption, [heads[0], "examples", "mean", heads[1]], rows, notes.lines(), **options)
+
+
+def _slices(results: CompleteRun) -> list[Section]:
+    by_column: dict[str, list[Slice]] = {}
+    for part in results.slices:
+        by_column.setdefault(part.by, []).append(part)
+    tables = [_slice_table(column, slices, results.problem_type) for column, slices in by_column.items()]
+    return [Section("Slices", tables)] if tables else []
+
+
+def _slice_table(column: str, slices: Sequence[Slice], problem: str) -> Table:
+    """Returns the table of slices by a column, without metrics that are undefined in all of them."""
+    names, notes = metrics_of_slices(problem), Footnotes()
+    missing = [name for name in names[1:] if all(part.metrics[name] is None for part in slices)]
+    shown = [name for name in names if name not in missing]
+    rows: Rows = [
+        [slice_name(part), Number(str(part.n)), *(metric_number(name, part, notes) for name in shown)]
+        for part in slices
+    ]
+    left_out = [_why_left_out(name, slices) for name in missing]
+    return Table(
+        f"By {column}",
+        [column, "examples", *shown],
+        rows,
+        [*notes.lines(), *left_out],
+        summary_rows=_ROWS_IN_SUMMARY,
+    )
+
+
+def _why_left_out(name: str, slices: Sequence[Slice]) -> str:
+    first, *others = (part.undefined[name] for part in slices)
+    if all(reason == first for reason in others):
+        return f"No slice has {name}: {first}."
+    return f"No slice has {name}. In {slice_name(slices[0])!r}: {first}. The reasons of the others are in results.json."
+
+
+def _failures(results: CompleteRun) -> list[Section]:
+    if not results.failures:
+        return []
+    rows: Rows = [[f"#{failure.index}", failure.reason] for failure in results.failures]
+    caption = f"{format_count(len(results.failures), 'example')} without a prediction"
+    return [Section("Failures", [Table(caption, ["example", "reason"], rows, is_folded=True)])]
+
+
+def _details(results: CompleteRun) -> list[tuple[str, str]]:
+    options, data, environment = options_of(results), results.data, results.environment
+    where_from = (dataset_name(data), options.get("subset"), options.get("split"))
+    details = {
+        "base model": base_name(results.model),
+        "LoRA adapter": results.model.adapter and name_of(results.model.adapter),
+        "tuned checkpoint": checkpoint_name(results.model),
+        **_prompt(results.model.prompt),
+        "dataset": " ".join(part for part in where_from if part),
+        "rows": selection_words(data),
+        "backend": _backend(options),
+        "--max-length": _longest(data, is_given=bool(options.get("max_length"))),
+        "custom metrics": ", ".join(options.get("metric") or ()),
+        "--confidence": options.get("confidence"),
+        "--group-column": options.get("group_column"),
+        "--slice-by": ", ".join(options.get("slice_by") or ()),
+        "ranks": f"{len(results.ranks)} on {format_count(len({rank.host for rank in results.ranks}), 'host')}",
+        "started": results.started,
+        "finished": results.finished,
+        "swarm": results.swarm and results.swarm.dht_prefix,
+        "precision of the servers": ", ".join((results.swarm and results.swarm.precisions) or ()),
+        "audit": "; ".join(line.removeprefix("audit: ") for line in audit_lines(results.audit)),
+        "versions": ", ".join(f"{name} {version}" for name, version in environment.packages.items()),
+        "git commit": environment.git_commit,
+        "digest of texts and labels": data.text_digest,
+    }
+    return [(name, str(value)) for name, value in details.items() if value]
+
+
+def _prompt(prompt: PromptSummary | None) -> dict[str, str]:
+    """Returns how a language model was asked for the classes."""
+    if prompt is None:
+        return {}
+    return {
+        "prompt": repr(prompt.template),
+        "label words": ", ".join(map(repr, prompt.words)),
+        "examples before each prompt": str(len(prompt.few_shot_rows) or ""),
+        "--length-normalization": "" if prompt.length_normalization == "none" else prompt.length_normalization,
+    }
+
+
+def _backend(options: Mapping[str, Any]) -> str:
+    """Returns the backend that ran the model's blocks, and the compression of activations."""
+    words = "local: in each rank's own process" if options.get("backend") == "local" else "petals: on a swarm"
+    compression = options.get("compression", "none")
+    return words if compression == "none" else f"{words}, activations sent as {compression}"
+
+
+def _longest(data: DatasetSummary, *, is_given: bool) -> str:
+    words = f"{format_count(data.max_length, 'token')}" + ("" if is_given else " (the option was not given)")
+    return f"{words}; {format_count(data.truncated, 'text') if data.truncated else 'no texts'} had to be cut to it"

@@ -1,0 +1,63 @@
+"""A document as one self-contained HTML file.
+
+Values out of the data are escaped by the template engine, or are in a JSON block that the page's script writes to text
+nodes; in addition, a Content-Security-Policy allows only the page's own script and style, by their hashes. Plots are
+images, in which nothing can be executed. Output is deterministic.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from typing import Any
+
+from dist_eval.report.document import Document, Plot
+
+_ROWS, _PAGE_SIZE, _MOST_CHOICES = 200, 25, 200
+
+
+def render_html(document: Document) -> str:
+    """Renders the page of a document.
+
+    Raises:
+        RunError: predictions of the run cannot be read.
+        DataError: texts are wanted, but the dataset cannot be read, or is not that of the run.
+    """
+    import jinja2
+
+    templates = jinja2.PackageLoader("dist_eval.report")
+    environment = jinja2.Environment(
+        loader=templates, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    # the source, not a template: the hash must be that of the text in the page
+    style, script = (templates.get_source(environment, name)[0] for name in ("report.css", "report.js"))
+    mistakes = document.find_mistakes() if document.find_mistakes else None
+    rows = mistakes.rows if mistakes else []
+    return environment.get_template("page.html.jinja").render(
+        document=document,
+        mistakes=mistakes,
+        data={"rows": rows, "page_size": _PAGE_SIZE, "most_choices": _MOST_CHOICES},
+        page_size=_PAGE_SIZE,
+        most_rows=_ROWS,
+        image_of=_image_of,
+        style=_trusted(style),
+        script=_trusted(script),
+        style_hash=_hash(style),
+        script_hash=_hash(script),
+    )
+
+
+def _image_of(plot: Plot) -> str:
+    from dist_eval.runs.plots import to_svg
+
+    return f"data:image/svg+xml;base64,{base64.b64encode(to_svg(plot.draw())).decode()}"
+
+
+def _hash(source: str) -> str:
+    return base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+
+
+def _trusted(source: str) -> Any:
+    from markupsafe import Markup
+
+    return Markup(source)

@@ -1,0 +1,174 @@
+"""A run on tasks of the lm-evaluation-harness, or on prompts, as a document: metrics, and missed documents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dist_eval.metrics.words import metric_words
+from dist_eval.report.document import (
+    Contents,
+    Document,
+    Mistakes,
+    Number,
+    Rows,
+    Section,
+    Table,
+    metric_card,
+    metric_number,
+)
+from dist_eval.report.naming import name_of
+from dist_eval.report.work import speed_words, work_section
+from dist_eval.results.harness import HarnessResults
+from dist_eval.results.inputs import Decoding
+from dist_eval.runs.task_samples import Sample, TaskRun
+from dist_eval.tables import Footnotes, format_count
+
+_CARDS = 4
+
+
+def describe_tasks(run: TaskRun, contents: Contents) -> Document:
+    """Describes a run."""
+    results, unit = run.results, unit_of(run.results)
+    data = "texts after the rows of a dataset, by exact match"
+    if results.harness_version:
+        data = f"tasks of the lm-evaluation-harness {results.harness_version}"
+    firsts = [(name, task.metrics[0]) for name, task in list(results.tasks.items())[:_CARDS] if task.metrics]
+    return Document(
+        title=run.folder.resolve().name,
+        kind="language modeling",
+        model=name_of(results.model.base, results.model.base_is_path),
+        data=data,
+        facts=[requests_words(results), speed_words(results, unit)],
+        cards=[metric_card(f"{task}: {metric.key}", f"{task}/{metric.key}", results) for task, metric in firsts],
+        sections=[_metrics(run), work_section(results, unit, with_hosts=contents.texts)],
+        find_mistakes=lambda: _find_missed(run, contents),
+        details=_details(run),
+    )
+
+
+def unit_of(results: HarnessResults) -> str:
+    """Returns what the harness asked for, in the plural."""
+    if results.prompts is None:
+        return "log-likelihoods"
+    return "requests" if results.requests.texts else "texts"
+
+
+def requests_words(results: HarnessResults) -> str:
+    """Returns how many requests were answered, and what that took."""
+    coverage, requests, prompts = results.coverage, results.requests, results.prompts
+    parts = [f"{coverage.seen} of {format_count(coverage.expected, unit_of(results)[:-1])}, each exactly once"]
+    if requests.texts:
+        parts[0] += f", by {format_count(requests.forwards, 'forward')}"
+    if prompts:
+        parts.append(f"{format_count(prompts.texts, 'text')} of {format_count(prompts.new_tokens, 'token')} generated")
+    if requests.truncated:
+        longest = format_count(requests.max_length - 1, "token")
+        parts.append(f"{format_count(requests.truncated, 'context')} cut to {longest}")
+    if prompts and prompts.truncated:
+        parts.append(f"{format_count(prompts.truncated, 'prompt')} cut")
+    return "; ".join(parts)
+
+
+def _metrics(run: TaskRun) -> Section:
+    results, notes = run.results, Footnotes()
+    rows: Rows = [
+        [
+            f"{name}/{metric.key}",
+            metric_number(f"{name}/{metric.key}", results, notes),
+            Number(str(task.documents)),
+            Number(str(task.num_fewshot)),
+        ]
+        for name, task in results.tasks.items()
+        for metric in task.metrics
+    ]
+    head = f"value [{100 * run.results.confidence:g} % interval]"
+    columns = ["metric", head, "documents", "examples in front"]
+    tables = [Table("Metrics of all documents", columns, rows, notes.lines(), summary_rows=len(rows))]
+    of_groups: Rows = [
+        [f"{name}/{metric.key}", Number("–" if metric.value is None else metric_words(metric.metric, metric.value))]
+        for name, group in results.groups.items()
+        for metric in group.metrics
+    ]
+    if of_groups:
+        caption = "Groups of tasks, as the harness aggregates them"
+        tables.append(Table(caption, ["metric", "value"], of_groups, summary_rows=len(of_groups)))
+    return Section("Metrics", tables, notes=results.notices)
+
+
+def _find_missed(run: TaskRun, contents: Contents) -> Mistakes:
+    rows = [
+        [f"{task} #{sample.number}", *sample.answer(metric, with_texts=contents.texts), _end(sample.context, contents)]
+        for task in run.results.tasks
+        for metric, sample in _missed(run, task)
+    ]
+    note = "There are none, by a metric that is 0 or 1 for a document."
+    if rows:
+        count = format_count(len(rows), "document")
+        note = f"{count}, by the first metric of their task that is 0 or 1 for a document."
+        if len(rows) > contents.most:
+            file = "predictions.parquet" if run.results.dataset else "samples_*.jsonl"
+            note += f" The first {contents.most} are in this file, all in {file}."
+        if contents.texts:
+            note += f" Of longer contexts the last {contents.longest} characters are shown."
+        else:
+            note += " Their texts are not in this file: dist-eval report RUN --texts adds them."
+    return Mistakes("Missed documents", note, rows[: contents.most], "target")
+
+
+def _missed(run: TaskRun, task: str) -> Iterator[tuple[str, Sample]]:
+    """Yields the documents of which the first metric that is 0 or 1 is 0, with that metric."""
+    share = next((metric for metric in run.results.tasks[task].metrics if metric.interval.method == "wilson"), None)
+    if share is not None:
+        for _, sample in run.samples(task):
+            if sample.filter == share.filter and sample.values.get(share.metric) == 0:
+                yield share.metric, sample
+
+
+def _end(context: str, contents: Contents) -> str:
+    """Returns the end of a context; nothing if no texts are shown."""
+    if not contents.texts:
+        return ""
+    return context if len(context) <= contents.longest else "[…] " + context[-contents.longest :]
+
+
+def _details(run: TaskRun) -> list[tuple[str, str]]:
+    results, options = run.results, run.results.config
+    requests, prompts = results.requests, results.prompts
+    details = {
+        "model": name_of(results.model.base, results.model.base_is_path),
+        "backend": "local: in each rank's own process" if options["backend"] == "local" else "petals: on a swarm",
+        "dataset": results.dataset and name_of(results.dataset.source, results.dataset.is_path),
+        "prompt": results.dataset and results.dataset.template,
+        "references": results.dataset and f"the column {results.dataset.reference_column}",
+        "--limit": options.get("limit"),
+        "--apply-chat-template": options.get("apply_chat_template"),
+        "--confidence": options["confidence"],
+        "forwards": requests.texts
+        and f"{requests.forwards} of {format_count(requests.texts, 'context')} with continuations; {requests.saved} "
+        "were equal to another one up to the last token",
+        "prompts": prompts
+        and f"{prompts.texts}, the longest of {prompts.longest} tokens; {prompts.truncated or 'none'} had to be cut",
+        "decoding": prompts and "; ".join(_decoding(metric) for metric in prompts.decodings[:_CARDS]),
+        "longest": requests.texts
+        and f"{requests.longest} tokens; {requests.truncated or 'none'} had to be cut to {requests.max_length}",
+        "ranks": len(results.ranks),
+        "started": results.started,
+        "finished": results.finished,
+        "swarm": results.swarm and results.swarm.dht_prefix,
+        "versions": ", ".join(f"{name} {version}" for name, version in results.environment.packages.items()),
+        "git commit": results.environment.git_commit,
+        "digest of the token ids": requests.digest if requests.texts else "",
+        "digest of the prompts": prompts and prompts.digest,
+    }
+    return [(name, str(value)) for name, value in details.items() if value]
+
+
+def _decoding(decoding: Decoding) -> str:
+    """Returns how texts were generated."""
+    if not decoding.temperature:
+        words = "greedy"
+    else:
+        top = [f"top {decoding.top_k}"] * bool(decoding.top_k) + [f"top p {decoding.top_p:g}"] * (decoding.top_p < 1)
+        words = ", ".join([f"drawn with temperature {decoding.temperature:g}", *top, f"seed {decoding.seed}"])
+    stop = f", up to {' or '.join(map(repr, decoding.stop))}" if decoding.stop else ""
+    return f"{words}, at most {format_count(decoding.max_new_tokens, 'token')}{stop}"
