@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
 
 from benchmarks.contenders import LOG, ContenderError, Outcome, Stage, running
@@ -56,7 +57,7 @@ class AnotherClient:
         Raises:
             ContenderError: it finished none after dist_eval.
         """
-        began = min(rank["batches"]["began"] for rank in outcome.timeline["ranks"] if rank["batches"])
+        began = min(datetime.fromisoformat(rank["began"]).timestamp() for rank in outcome.facts["ranks"])
         ended = began + outcome.seconds
         return sum(
             max(0.0, min(after, ended) - max(before, began)) / (after - before)

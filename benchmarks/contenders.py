@@ -83,13 +83,11 @@ class Outcome:
         seconds: duration of the evaluation loop, on the slowest rank.
         predictions: predicted class of each of its rows, in order.
         facts: content of `results.json`, for dist_eval.
-        timeline: content of `timeline.json`, for dist_eval.
     """
 
     seconds: float
     predictions: list[int]
     facts: dict[str, Any] = field(default_factory=dict)
-    timeline: dict[str, Any] = field(default_factory=dict)
 
     @property
     def rate(self) -> float:
@@ -231,9 +229,9 @@ def _run_dist_eval(contender: Contender, stage: Stage, folder: Path, dataset: Pa
     arguments += ["--dataset", dataset, "--text-column", "sentence", "--output", output, *contender.options]
     arguments += ["--initial-peers", *stage.peers]
     run_process(contender, folder, *map(str, arguments), torchrun=True)
-    results, timeline = (json.loads((output / f"{name}.json").read_bytes()) for name in ("results", "timeline"))
+    results = json.loads((output / "results.json").read_bytes())
     predictions = parquet.read_table(output / "predictions.parquet").column("prediction").to_pylist()
-    return Outcome(results["throughput"]["seconds"], predictions, results, timeline)
+    return Outcome(results["throughput"]["seconds"], predictions, results)
 
 
 def run_process(

@@ -2,5 +2,5 @@
 
 `rank_store` is a key-value store on torchrun's, with a time limit for each call (`limited_store`); `collectives` are
 exchanges in a process group; nothing else is exchanged through torch.distributed. `progress` tracks how far all ranks
-are, `stop` shuts them down gracefully, `timeline` records when this rank was busy.
+are, `stop` shuts them down gracefully.
 """

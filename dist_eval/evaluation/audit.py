@@ -20,7 +20,6 @@ import numpy as np
 import torch
 
 from dist_eval.data.answers import AnswerColumns, RouteSegment, column_names
-from dist_eval.distributed.timeline import Timeline
 from dist_eval.errors import EvaluationError, SwarmError
 from dist_eval.inference.forward import checked_answers
 from dist_eval.model.backbone import HostedModel, ModelOnBackbone
@@ -119,10 +118,6 @@ class AuditedModel(HostedModel):
     def traffic(self) -> Traffic | None:
         """See `HostedModel.traffic`."""
         return self._model.traffic()
-
-    def timelines(self) -> dict[str, Timeline]:
-        """See `HostedModel.timelines`."""
-        return self._model.timelines()
 
     def notice(self) -> str:
         """See `HostedModel.notice`."""

@@ -18,12 +18,11 @@ from dist_eval.data.collector import Columns
 from dist_eval.data.plan import Plan
 from dist_eval.distributed.collectives import all_gather, require_agreement
 from dist_eval.distributed.progress import Progress
-from dist_eval.distributed.timeline import Timeline
 from dist_eval.evaluation.session import Session
 from dist_eval.evaluation.worker import BatchWorker, FailurePolicy
 from dist_eval.inference.forward import TextModel, Texts
 from dist_eval.inference.window import Window
-from dist_eval.results.work import RankTimeline, RankWork, Traffic
+from dist_eval.results.work import RankWork, Traffic
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.runs.journal import Journal
 from dist_eval.swarm.findings import Findings
@@ -35,8 +34,6 @@ class DrivenModel(TextModel, Protocol):
     """What answers the samples (see `dist_eval.model.backbone.HostedModel`)."""
 
     def traffic(self) -> Traffic | None: ...  # noqa: D102
-
-    def timelines(self) -> dict[str, Timeline]: ...  # noqa: D102
 
     def notice(self) -> str: ...  # noqa: D102
 
@@ -52,7 +49,6 @@ class LocalWork:
     precisions: set[str]  # those in which servers computed the answers
     fell_back: int  # batches that took plain forwards instead of a session
     work: RankWork
-    timeline: RankTimeline
 
 
 @dataclass(frozen=True)
@@ -64,7 +60,6 @@ class RunWork(Generic[Entry]):
     audit: Findings
     precisions: list[str]
     fell_back: int
-    timelines: list[RankTimeline]  # entries of `timeline.json`
 
     @classmethod
     def gather(cls, local: LocalWork, entry: Entry) -> RunWork[Entry]:
@@ -80,7 +75,6 @@ class RunWork(Generic[Entry]):
             audit=Findings.merged(all_gather(local.findings)),
             precisions=sorted(set[str]().union(*all_gather(local.precisions))),
             fell_back=sum(all_gather(local.fell_back)),
-            timelines=all_gather(local.timeline),
         )
 
 
@@ -145,11 +139,5 @@ def drive(
         session.stop.defer_signals()
         batches = worker.run(topology, config.collective_timeout)
         columns, failed, findings, precisions = worker.collect(batches, columns_of)
-        timeline = RankTimeline(
-            rank=topology.rank,
-            host=topology.host,
-            batches=worker.timeline.bins(),
-            servers={peer: timeline.bins() for peer, timeline in model.timelines().items()},
-        )
         work = worker.work(topology, model.traffic())
-        yield LocalWork(batches, columns, failed, findings, precisions, worker.fell_back, work, timeline)
+        yield LocalWork(batches, columns, failed, findings, precisions, worker.fell_back, work)

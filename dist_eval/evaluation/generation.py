@@ -92,7 +92,6 @@ class _Leader:
         session, folder = self._session, self._session.folder
         answered = answer_requests(session, self._base, self._target, self._write, sys.stderr)
         if answered is not None:
-            session.folder.save_timelines(answered.work.timelines)
             folder.save(self._results(answered))
         session.announce_results()
         results = folder.recorded()

@@ -134,7 +134,6 @@ def finish(
         swarm=session.swarm,
         audit=work.audit.summary(config.audit) if config.audit or work.audit else None,
     )
-    folder.save_timelines(work.timelines)
     folder.complete(predictions, results, analysis.groups(predictions))
     session.announce_results()
     report_on(folder.path, config.report)

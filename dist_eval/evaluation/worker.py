@@ -19,7 +19,6 @@ from dist_eval.distributed.collectives import all_gather, all_reduce_min
 from dist_eval.distributed.progress import Progress
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.distributed.stop import Stop, common_reason
-from dist_eval.distributed.timeline import Timeline
 from dist_eval.errors import RunError, RunStopped
 from dist_eval.inference.forward import TextModel, Texts, predict_batches
 from dist_eval.inference.window import Window
@@ -115,7 +114,6 @@ class BatchWorker:
     """Predicts this rank's batches, and counts what it has done.
 
     Attributes:
-        timeline: this rank's batches over time, and their examples.
         fell_back: batches that took plain forwards instead of a session, of those that `collect` has read.
     """
 
@@ -142,7 +140,7 @@ class BatchWorker:
         self._failed = 0
         self._seconds, self._began = 0.0, datetime.now(timezone.utc)
         self._session_ranks = session_ranks
-        self.timeline, self.fell_back = Timeline(), 0
+        self.fell_back = 0
 
     def run(self, topology: Topology, stall_timeout: float) -> np.ndarray:
         """Predicts all unfinished batches; every rank calls it.
@@ -196,7 +194,6 @@ class BatchWorker:
             stopping=lambda: self._stop.requested,
             drain_timeout=self._drain_timeout,
             audited=self._audited,
-            timeline=self.timeline,
         ):
             self._journal.append(outcome)
             failed = len(outcome.failed)

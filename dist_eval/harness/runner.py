@@ -149,7 +149,6 @@ class Leader:
             files=save(tracker, found, session.folder.path),
             notices=loaded.notices.lines(),
         )
-        session.folder.save_timelines(answered.work.timelines)
         session.folder.save(results)
         session.announce_results()
         report_on(session.folder.path, session.config.report)

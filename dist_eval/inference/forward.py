@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Protocol
 
@@ -11,7 +10,6 @@ import torch
 
 from dist_eval.data.answers import AnswerColumns, BatchOutcome, column_names, unanswered
 from dist_eval.data.plan import Plan
-from dist_eval.distributed.timeline import Timeline
 from dist_eval.errors import EvaluationError, ModelOutputError, OutageError, RefusedError, SwarmError, one_line
 from dist_eval.inference.in_flight import map_in_flight
 from dist_eval.inference.window import Window
@@ -69,7 +67,6 @@ def predict_batches(
     stopping: Callable[[], bool] = lambda: False,
     drain_timeout: float = 0.0,
     audited: Container[int] = (),
-    timeline: Timeline | None = None,
 ) -> Iterator[BatchOutcome]:
     """Sends batches through the model; yields each outcome as soon as it is there, in any order.
 
@@ -84,7 +81,6 @@ def predict_batches(
         stopping: returns whether to send no further batches.
         drain_timeout: seconds that batches in flight then have to complete; later ones are dropped.
         audited: numbers of the batches to audit.
-        timeline: records when batches were in flight, and how many examples were done.
 
     Returns:
         The outcomes of the batches, with rows in each batch's order.
@@ -95,15 +91,12 @@ def predict_batches(
     """
 
     def outcome_of(number: int) -> BatchOutcome:
-        began = time.monotonic()
         rows, routing = plan.batch(number), Routing(audited=number in audited, session=plan.session_of(number))
         failed: dict[int, str] = {}
         if skip_failed:
             answers, failed = _bisect_failures(model, dataset, number, rows, routing)
         else:
             answers = _answers(model, dataset, number, rows, routing)
-        if timeline is not None:
-            timeline.add(began, time.monotonic(), done=len(rows) - len(failed), failed=len(failed))
         audit = routing.findings.to_record() if routing.findings else None
         return BatchOutcome(int(number), answers, routing.route, failed, audit, routing.fell_back)
 

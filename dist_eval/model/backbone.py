@@ -12,7 +12,6 @@ from torch import nn
 
 from dist_eval.data.answers import AnswerColumns
 from dist_eval.data.session_costs import SESSION_TOKENS, rows_in_session
-from dist_eval.distributed.timeline import Timeline
 from dist_eval.errors import ModelOutputError, NoCacheError
 from dist_eval.model.session_pool import Prompts, SessionPool
 from dist_eval.model.text_session import TextSession
@@ -32,10 +31,6 @@ class HostedModel:
     def traffic(self) -> Traffic | None:
         """Returns the traffic with a swarm so far, for `results.json`; None without a swarm."""
         return None
-
-    def timelines(self) -> dict[str, Timeline]:
-        """Returns the requests of each server over time, none without a swarm."""
-        return {}
 
     def notice(self) -> str:
         """Returns a message about what the model waits for; empty if it does not wait."""
@@ -187,10 +182,6 @@ class ModelOnBackbone(HostedModel, ABC):
     def traffic(self) -> Traffic | None:
         """See `HostedModel.traffic`."""
         return self.backbone.traffic()
-
-    def timelines(self) -> dict[str, Timeline]:
-        """See `HostedModel.timelines`."""
-        return self.backbone.timelines()
 
     def notice(self) -> str:
         """See `HostedModel.notice`."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from dist_eval.distributed.timeline import Timeline
 from dist_eval.model.backbone import Backbone
 from dist_eval.model.text_session import RecomputedTextSession, SwarmTextSession, TextSession
 from dist_eval.results.work import Traffic
@@ -103,10 +102,6 @@ class SwarmBackbone(Backbone):
     def traffic(self) -> Traffic:
         """See `HostedModel.traffic`."""
         return self.requests.traffic()
-
-    def timelines(self) -> dict[str, Timeline]:
-        """See `HostedModel.timelines`."""
-        return self.requests.timelines()
 
     @property
     def retries(self) -> int:

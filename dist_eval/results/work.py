@@ -218,38 +218,3 @@ class Audit(Record):
     """Differences that nobody can settle."""
     first_disputes: list[Dispute]
     """The first of them."""
-
-
-class TimelineBins(Record):
-    """Calls over time (see dist_eval/distributed/timeline.py)."""
-
-    began: float
-    """When the first bin begins: seconds since 1970 in UTC."""
-    bin_seconds: float
-    """Width of a bin."""
-    busy: list[float]
-    """Average number of calls in flight, by bin."""
-    done: list[Count]
-    """Items, such as examples or requests, that were finished in a bin."""
-    failed: list[Count]
-    """Items that failed in a bin."""
-
-
-class RankTimeline(Record):
-    """What a rank, and the servers that it used, did over time in the last start."""
-
-    rank: Count
-    """Its number."""
-    host: str
-    """Its host."""
-    batches: TimelineBins | None
-    """Its batches and their examples, null without any."""
-    servers: dict[str, TimelineBins | None]
-    """Its requests to each server, by peer ID."""
-
-
-class Timelines(Record):
-    """The content of `timeline.json`."""
-
-    ranks: list[RankTimeline]
-    """One for each rank."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dist_eval.process.files import file_digest
-from dist_eval.runs.files import PREDICTIONS, TIMELINE
+from dist_eval.runs.files import PREDICTIONS
 
 if TYPE_CHECKING:
     from dist_eval.results.run import RunHeader
@@ -34,7 +34,7 @@ def with_digests(results: RunHeader, folder: Path) -> dict[str, Any]:
     from dist_eval.results.run import Digests
 
     tables = tables_of(results)
-    found = {name: file_digest(folder / name) for name in (*tables, TIMELINE) if tables}
+    found = {name: file_digest(folder / name) for name in tables}
     files = {name: digest for name, digest in found.items() if digest is not None}
     content = results.model_copy(update={"digests": Digests(content="", files=files)}).to_json()
     content["digests"]["content"] = _digest(content)

@@ -1,13 +1,10 @@
 """The folder of an evaluation: `results.json`, and the files that are made when the run is complete.
 
-The content of `results.json` is a record of `dist_eval.results.run`. `timeline.json` has for each rank {rank, host,
-batches, servers}: when its batches, and its requests to each server, were in flight during the last start (see
-`dist_eval.results.work.Timelines`).
+The content of `results.json` is a record of `dist_eval.results.run`.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +12,9 @@ import numpy as np
 
 from dist_eval.errors import RunError, error_summary, print_error, translating_os_errors
 from dist_eval.metrics.predictions import Predictions, PredictionsLike
-from dist_eval.process.files import write_atomically
 from dist_eval.results.run import RUN, CompleteRun, EndedRun, EvaluationResults, RunHeader
-from dist_eval.results.work import RankTimeline, Timelines
 from dist_eval.runs.environment import now
-from dist_eval.runs.files import PREDICTIONS, REPORT, RESULTS, TIMELINE, TUNING_RESULTS
+from dist_eval.runs.files import PREDICTIONS, REPORT, RESULTS, TUNING_RESULTS
 from dist_eval.runs.plots import PLOTS, RELIABILITY, draw_predictions, draw_reliability, plot_name, write_png
 from dist_eval.runs.run_folder import RunFolder
 from dist_eval.runs.saved_predictions import write_predictions
@@ -34,11 +29,6 @@ class ResultsFolder(RunFolder):
     results_name, resume_source = RESULTS, "the journal"
     foreign_files = (TUNING_RESULTS,)
 
-    def save_timelines(self, timelines: list[RankTimeline]) -> None:
-        """Writes `timeline.json`."""
-        with translating_os_errors(RunError, f"{self.path / TIMELINE} cannot be written"):
-            write_atomically(self.path / TIMELINE, (json.dumps(Timelines(ranks=timelines).to_json()) + "\n").encode())
-
     def _ended(self, run: RunHeader, **changes: Any) -> RunHeader:
         return EndedRun(**{**dict(run), **changes})
 
@@ -49,7 +39,7 @@ class ResultsFolder(RunFolder):
 class EvaluationFolder(ResultsFolder):
     """The folder of one evaluation (see `RunFolder`)."""
 
-    derived_files = (PREDICTIONS, TIMELINE, REPORT, *PLOTS)
+    derived_files = (PREDICTIONS, REPORT, *PLOTS)
 
     def results(self) -> CompleteRun | None:
         """Returns the content of `results.json` if the run is complete."""

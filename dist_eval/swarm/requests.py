@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import torch
 
 from dist_eval.data.answers import RouteSegment
-from dist_eval.distributed.timeline import Timeline
 from dist_eval.errors import RefusedError, SwarmError, one_line
 from dist_eval.results.work import Traffic
 from dist_eval.swarm.attempts import (
@@ -260,12 +259,10 @@ class SwarmRequests:
                 server.not_listening(now)
             elif not isinstance(error, RequestDisplaced):
                 server.failed(now, classify(error))
-                server.timeline.add(sent_at, now, done=0, failed=1)
             gate.failed(ticket, now)
             raise
         now = time.monotonic()
         server.answered(request.work, sent_at, now)
-        server.timeline.add(sent_at, now)
         gate.answered(ticket, now)
         return answer
 
@@ -336,10 +333,6 @@ class SwarmRequests:
                 if server.requests or server.failures
             ],
         )
-
-    def timelines(self) -> dict[str, Timeline]:
-        """Returns the requests of each server over time."""
-        return {str(peer): server.timeline for peer, server in self.router.servers.items()}
 
 
 def tokens_in(hidden: torch.Tensor) -> int:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from dist_eval.data.answers import RouteSegment
 from dist_eval.data.plan import SessionShape
-from dist_eval.distributed.timeline import Timeline
 from dist_eval.process.shared_state import SharedStates
 from dist_eval.results.work import Announcement, ServerTraffic
 from dist_eval.swarm.failures import Failure
@@ -129,7 +128,6 @@ class ServerStats:
     work: int = 0  # tokens times blocks of all answered requests
     # seconds from request to answer of the latest requests
     latencies: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES_KEPT))
-    timeline: Timeline = field(default_factory=Timeline)  # its requests over time
     announced: Announcement = UNKNOWN  # what it announced when it was asked last
     pacing: Pacing = field(default_factory=Pacing)  # when it can use a further forward
     largest_answered: int = 0  # tokens of the largest request that it answered

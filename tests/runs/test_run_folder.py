@@ -377,24 +377,6 @@ def test_damaged_results_without_a_journal_are_not_replaced_by_accident(tmp_path
     again.close()
 
 
-def test_a_run_is_complete_whatever_became_of_its_timeline(tmp_path: Path) -> None:
-    claimed_run(tmp_path, complete=False)
-    run = folder_of(config_for(tmp_path))
-    run.open()
-    run.save_timelines([])
-    run.complete(PREDICTIONS, sections())
-    run.close()
-    for change in (lambda path: path.write_text("{}"), Path.unlink):
-        change(tmp_path / "timeline.json")
-        before = everything_below(tmp_path)
-        again = folder_of(config_for(tmp_path))
-        again.open()
-        assert again.is_complete
-        assert not again.claim(FINGERPRINT)
-        again.close()
-        assert everything_below(tmp_path) == before
-
-
 def test_a_copy_of_hard_links_is_a_run_of_its_own(tmp_path: Path) -> None:
     claimed_run(tmp_path / "run", complete=False)
     shutil.copytree(tmp_path / "run", tmp_path / "copy", copy_function=os.link)
@@ -494,7 +476,6 @@ def test_files_in_a_folder_that_others_may_read_are_private_all_the_same(tmp_pat
         again = folder_of(config_for(run))
         again.open()
         again.stop("this rank got SIGTERM", rank=0, host="here")
-        again.save_timelines([])
         again.complete(PREDICTIONS, sections())
         report_on(run, "all")
         again.close()
