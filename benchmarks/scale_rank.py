@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.ranks import Meter
 from dist_eval.__main__ import run
-from dist_eval.evaluation import runner, scoring, session, task, worker
+from dist_eval.evaluation import context, runner, scoring, task, worker
 from dist_eval.model.backbone import Backbone, HostedModel
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier
@@ -58,7 +58,7 @@ class StubClassifier(Classifier):
 
 
 def load_stub(base: Any, target: TunedCheckpoint, *_: Any, **__: Any) -> tuple[Classifier, None]:
-    """Replaces `session.load_model`."""
+    """Replaces `context.load_model`."""
     return StubClassifier(target), None
 
 
@@ -70,7 +70,7 @@ def measured_steps(meter: Meter) -> Iterator[None]:
             step = getattr(module, function)
             measure = _MEASURES.get(function, _measured)
             stack.enter_context(mock.patch.object(module, function, measure(meter, name, step)))
-        stack.enter_context(mock.patch.object(session, "load_model", load_stub))
+        stack.enter_context(mock.patch.object(context, "load_model", load_stub))
         yield
 
 

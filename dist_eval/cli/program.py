@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dist_eval.runs.run_folder import RunFolder
 
 RunFunction = Callable[..., Any]
-"""Runs one rank: called with its session (see `dist_eval.evaluation.session`)."""
+"""Runs one rank: called with its context (see `dist_eval.evaluation.context`)."""
 
 Load = Callable[[Any], "tuple[RunFunction, type[RunFolder]]"]
 """Imports the run function, and the class of the run's folder, for the options of a run."""
@@ -82,7 +82,7 @@ def run(config: RunConfig, scratch_dir: Path, stop: Stop | None, load: Load) -> 
     with gc_paused():
         from transformers import masking_utils, modeling_layers  # noqa: F401  (what any of its models imports)
 
-        from dist_eval.evaluation import session  # noqa: F401  (what `_run_in` imports)
+        from dist_eval.evaluation import context  # noqa: F401  (what `_run_in` imports)
 
         run_function, folder_class = load(config)
     peers = config.initial_peers
@@ -98,7 +98,7 @@ def _run_in(
     """Runs one rank in a folder, which nobody else may open before its end is recorded there."""
     from dist_eval.distributed.rank_store import RankStore, Topology
     from dist_eval.errors import print_error
-    from dist_eval.evaluation.session import Session
+    from dist_eval.evaluation.context import RunContext
 
     topology, rank_store, coverage, details = None, None, None, ""
     transient = True  # an unexpected error may be due to the host, not to the input
@@ -106,7 +106,7 @@ def _run_in(
     try:
         topology = Topology.from_environment()
         rank_store = RankStore(topology)
-        run_function(Session(config, topology, rank_store, scratch_dir, folder, stop or Stop()))
+        run_function(RunContext(config, topology, rank_store, scratch_dir, folder, stop or Stop()))
         return COMPLETE
     except KeyboardInterrupt as signalled:
         message, code = "interrupted before the end", INTERRUPTED

@@ -18,7 +18,7 @@ from dist_eval.data.collector import Columns
 from dist_eval.data.plan import Plan
 from dist_eval.distributed.collectives import all_gather, require_agreement
 from dist_eval.distributed.progress import Progress
-from dist_eval.evaluation.session import Session
+from dist_eval.evaluation.context import RunContext
 from dist_eval.evaluation.worker import BatchWorker, FailurePolicy
 from dist_eval.inference.forward import TextModel, Texts
 from dist_eval.inference.window import Window
@@ -80,7 +80,7 @@ class RunWork(Generic[Entry]):
 
 @contextmanager
 def drive(
-    session: Session[Any, Any],
+    context: RunContext[Any, Any],
     model: DrivenModel,
     data: Texts,
     plan: Plan,
@@ -98,7 +98,7 @@ def drive(
     Every rank calls it, in an open process group, and gathers in the context what it needs of other ranks.
 
     Args:
-        session: this rank's part of the run.
+        context: this rank's part of the run.
         model: answers a batch.
         data: the samples.
         plan: their batches.
@@ -118,25 +118,25 @@ def drive(
         RunStopped: the run was asked to stop before its end; on all ranks.
         EvaluationError: the run failed; on the rank that has the root cause.
     """
-    config, topology = session.config, session.topology
+    config, topology = context.config, context.topology
     require_agreement(fingerprint.values)
     progress = Progress(
-        *(topology, session.rank_store, len(data)),
-        stop=session.stop,
-        folder=session.folder.path,
+        *(topology, context.rank_store, len(data)),
+        stop=context.stop,
+        folder=context.folder.path,
         notice=model.notice,
         stall_timeout=config.collective_timeout,
         stream=stream,
     )
     worker = BatchWorker(
-        *(model, data, plan, journal, progress, window, session.stop),
+        *(model, data, plan, journal, progress, window, context.stop),
         drain_timeout=config.stop_grace,
         failures=failures or FailurePolicy(),
         audited=audited,
-        session_ranks=session.session_ranks,
+        session_ranks=context.session_ranks,
     )
     with progress.shown():
-        session.stop.defer_signals()
+        context.stop.defer_signals()
         batches = worker.run(topology, config.collective_timeout)
         columns, failed, findings, precisions = worker.collect(batches, columns_of)
         work = worker.work(topology, model.traffic())

@@ -19,7 +19,7 @@ from dist_eval.data.texts import texts_in
 from dist_eval.data.token_ids import ONE_BEGINNING, token_ids
 from dist_eval.data.tokenizer_files import load_tokenizer, tokenizer_digest
 from dist_eval.errors import ConfigError, DataError, RunError, translating_os_errors
-from dist_eval.evaluation.requests import Answered, RequestSession, answer_requests, run_with_leader
+from dist_eval.evaluation.requests import Answered, RequestContext, answer_requests, run_with_leader
 from dist_eval.metrics.exact_match import NORMALIZED, RAW, exact_match
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.language_model import CausalModel
@@ -39,11 +39,11 @@ from dist_eval.statistics.documents import document_interval
 from dist_eval.tables import format_count
 
 
-def generate_run(session: RequestSession) -> HarnessResults | None:
+def generate_run(context: RequestContext) -> HarnessResults | None:
     """Generates a text after each prompt of a dataset, and compares it with references; every rank calls it.
 
     Args:
-        session: this rank's part of the run, not yet opened.
+        context: this rank's part of the run, not yet opened.
 
     Returns:
         On the leader the sections of `results.json`, else None.
@@ -52,14 +52,14 @@ def generate_run(session: RequestSession) -> HarnessResults | None:
         EvaluationError: the run failed; on the rank that has the root cause.
         RunStopped: it was asked to stop before its end; on all ranks.
     """
-    return run_with_leader(session, lambda *own: _Leader(*own).run())
+    return run_with_leader(context, lambda *own: _Leader(*own).run())
 
 
 class _Leader:
     """The rank that reads the dataset."""
 
-    def __init__(self, session: RequestSession, base: BaseModelSpec, target: CausalModel) -> None:
-        self._session, self._base, self._target, config = session, base, target, session.config
+    def __init__(self, context: RequestContext, base: BaseModelSpec, target: CausalModel) -> None:
+        self._context, self._base, self._target, config = context, base, target, context.config
         self._tokenizer = load_tokenizer(base.name)
         if self._tokenizer("a")["input_ids"][-1] == self._tokenizer.eos_token_id:
             raise ConfigError(
@@ -89,15 +89,15 @@ class _Leader:
 
     def run(self) -> HarnessResults | None:
         """Has the texts generated; writes and prints the results."""
-        session, folder = self._session, self._session.folder
-        answered = answer_requests(session, self._base, self._target, self._write, sys.stderr)
+        context, folder = self._context, self._context.folder
+        answered = answer_requests(context, self._base, self._target, self._write, sys.stderr)
         if answered is not None:
             folder.save(self._results(answered))
-        session.announce_results()
+        context.announce_results()
         results = folder.recorded()
         if results is not None:
             if answered is not None or not (folder.path / REPORT).exists():
-                report_on(folder.path, session.config.report)
+                report_on(folder.path, context.config.report)
             print(format_tasks(results, folder.path), flush=True)
         return results
 
@@ -108,14 +108,14 @@ class _Leader:
             raise DataError(f"{self._source.name} has no rows: there is nothing to evaluate.")
         return {
             "tokenizer": tokenizer_digest(self._tokenizer),
-            "--prompt": str(self._session.config.prompt),
+            "--prompt": str(self._context.config.prompt),
             "dataset": self._digest.hexdigest(),
             "decoding": self._decoding.model_dump_json(),
             "references": self._references_digest(),
         }
 
     def _prompts(self) -> Iterator[tuple[list[int], Decoding]]:
-        config, source, columns = self._session.config, self._source, self._template.columns
+        config, source, columns = self._context.config, self._source, self._template.columns
         room = self._max_length - self._decoding.max_new_tokens
         for batch in self._source.batches:
             first = len(self._references)
@@ -144,13 +144,13 @@ class _Leader:
                 yield ids, self._decoding
 
     def _results(self, answered: Answered) -> HarnessResults:
-        config, name = self._session.config, self._session.config.run_name
+        config, name = self._context.config, self._context.config.run_name
         rows = []
         for answer, references in zip(answered.answers, self._references, strict=True):
             tokens = answer["tokens"][: answer["length"]].tolist()
             text = text_of(tokens, self._decoding.stop, self._tokenizer)
             rows.append(SavedText(text, references, *exact_match(text, references)))
-        path = self._session.folder.path / PREDICTIONS
+        path = self._context.folder.path / PREDICTIONS
         advice = "All texts are in the journal: start the same command again once that is fixed."
         with translating_os_errors(RunError, f"{path} cannot be written", advice):
             write_texts(path, rows)
@@ -174,7 +174,7 @@ class _Leader:
                 )
             )
         return HarnessResults(
-            **answered.sections(self._session, self._base, tokenizer_digest(self._tokenizer)),
+            **answered.sections(self._context, self._base, tokenizer_digest(self._tokenizer)),
             tasks={name: TaskResults(version="", num_fewshot=0, documents=len(rows), metrics=metrics)},
             groups={},
             harness_version=None,

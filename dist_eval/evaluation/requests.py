@@ -20,9 +20,9 @@ from dist_eval.distributed.collectives import broadcast, gather_columns
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import RunError, translating_os_errors
 from dist_eval.evaluation.combination import throughput
+from dist_eval.evaluation.context import RunContext
 from dist_eval.evaluation.drive import LocalWork, RunWork, drive
 from dist_eval.evaluation.request_model import FILES, RequestModel, Requests
-from dist_eval.evaluation.session import Session
 from dist_eval.inference.window import Window
 from dist_eval.metrics.predictions import prove_coverage
 from dist_eval.model.base_model_spec import BaseModelSpec
@@ -37,13 +37,13 @@ from dist_eval.results.work import RankWork
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.runs.requests_folder import RequestsFolder
 
-RequestSession = Session[Any, RequestsFolder]
+RequestContext = RunContext[Any, RequestsFolder]
 """Of a run whose options are a `RunConfig` of any kind."""
 
 Write = Callable[[Path], Mapping[str, str]]
 """Writes the requests to a folder; returns what else the results depend on, by names for error messages."""
 
-Lead = Callable[[RequestSession, BaseModelSpec, CausalModel], HarnessResults | None]
+Lead = Callable[[RequestContext, BaseModelSpec, CausalModel], HarnessResults | None]
 """Makes the requests, has them answered, and writes the results."""
 
 _CHUNK_BYTES = 1 << 22
@@ -69,11 +69,11 @@ class Answered:
     coverage: Coverage
     work: RunWork[RankWork]
 
-    def sections(self, session: RequestSession, base: BaseModelSpec, tokenizer: str) -> dict[str, Any]:
+    def sections(self, context: RequestContext, base: BaseModelSpec, tokenizer: str) -> dict[str, Any]:
         """Returns the sections of `results.json` that do not depend on what was asked; on the leader.
 
         Args:
-            session: its part of the run.
+            context: its part of the run.
             base: the base model.
             tokenizer: hash of the tokenizer.
         """
@@ -95,15 +95,15 @@ class Answered:
             "sessions": self.plan.sessions(self.work.fell_back),
             "ranks": self.work.ranks,
             "throughput": throughput(self.work.ranks),
-            "swarm": session.swarm and session.swarm.model_copy(update={"precisions": self.work.precisions}),
+            "swarm": context.swarm and context.swarm.model_copy(update={"precisions": self.work.precisions}),
         }
 
 
-def run_with_leader(session: RequestSession, lead: Lead) -> HarnessResults | None:
+def run_with_leader(context: RequestContext, lead: Lead) -> HarnessResults | None:
     """Evaluates a language model by requests that the leader makes; every rank calls it.
 
     Args:
-        session: this rank's part of the run, not yet opened.
+        context: this rank's part of the run, not yet opened.
         lead: called by the leader, with the base model and the language model; it calls `answer_requests`.
 
     Returns:
@@ -113,24 +113,24 @@ def run_with_leader(session: RequestSession, lead: Lead) -> HarnessResults | Non
         EvaluationError: the run failed; on the rank that has the root cause.
         RunStopped: it was asked to stop before its end; on all ranks.
     """
-    with session:
-        target = CausalModel.of(str(session.config.model))
-        base = BaseModelSpec.of(session.config.select(ModelOptions), target)
-        if session.topology.is_leader:
+    with context:
+        target = CausalModel.of(str(context.config.model))
+        base = BaseModelSpec.of(context.config.select(ModelOptions), target)
+        if context.topology.is_leader:
             OutputEmbedding(base.name, base.config)  # before anything is started: does the model have one?
-            return lead(session, base, target)
-        answer_requests(session, base, target, lambda folder: {}, sys.stderr)
-        session.wait_for_results()
+            return lead(context, base, target)
+        answer_requests(context, base, target, lambda folder: {}, sys.stderr)
+        context.wait_for_results()
         return None
 
 
 def answer_requests(
-    session: RequestSession, base: BaseModelSpec, target: CausalModel, write: Write, stream: TextIO
+    context: RequestContext, base: BaseModelSpec, target: CausalModel, write: Write, stream: TextIO
 ) -> Answered | None:
     """Answers requests; every rank calls it.
 
     Args:
-        session: this rank's part of the run.
+        context: this rank's part of the run.
         base: the base model.
         target: the language model.
         write: called by the leader.
@@ -143,32 +143,32 @@ def answer_requests(
         EvaluationError: the run failed; on the rank that has the root cause.
         RunStopped: it was asked to stop before its end; on all ranks.
     """
-    config, topology = session.config, session.topology
+    config, topology = context.config, context.topology
     identity: dict[str, str] = {}
     if topology.is_leader:
-        session.publish_dataset(lambda folder: identity.update(_written(write, folder)))
-        data = Requests(session.scratch_dir)
+        context.publish_dataset(lambda folder: identity.update(_written(write, folder)))
+        data = Requests(context.scratch_dir)
         answers = fingerprint_of(config, base, data, data.plan(base.token_budget))
         fingerprint = Fingerprint({**answers.values, **identity})
-        session.claim(lambda: session.folder.claim(fingerprint, answers) or session.folder.is_scored_otherwise)
-    if session.is_complete():
+        context.claim(lambda: context.folder.claim(fingerprint, answers) or context.folder.is_scored_otherwise)
+    if context.is_complete():
         return None
-    session.open_swarm(base)
-    loaded = cast(LanguageModel, session.load_model(base, target))
-    with session.process_group():
-        data = Requests(_folder_on_host(session))
-        model = _answering(loaded, data, base, session)
-        plan = session.plan_with_sessions(partial(data.plan, base.token_budget), base, loaded, config.session_share)
+    context.open_swarm(base)
+    loaded = cast(LanguageModel, context.load_model(base, target))
+    with context.process_group():
+        data = Requests(_folder_on_host(context))
+        model = _answering(loaded, data, base, context)
+        plan = context.plan_with_sessions(partial(data.plan, base.token_budget), base, loaded, config.session_share)
         answered_by = fingerprint_of(config, base, data, plan)
-        journal = session.open_journal(plan, model.columns, answered_by)
-        window = session.window(base, plan)
+        journal = context.open_journal(plan, model.columns, answered_by)
+        window = context.window(base, plan)
         if len(data.prompts):  # a text takes long for itself; its servers' caches limit how many there are
             window = Window(window.largest)
 
         def columns_of(rows: np.ndarray, answers: np.ndarray) -> Columns:
             return {"index": rows, **{name: answers[name] for name in column_names(model.columns)}}
 
-        with drive(session, model, data, plan, answered_by, journal, columns_of, window=window, stream=stream) as local:
+        with drive(context, model, data, plan, answered_by, journal, columns_of, window=window, stream=stream) as local:
             return _gather(local, model.columns, data, plan, topology)
 
 
@@ -188,13 +188,13 @@ def _gather(local: LocalWork, columns: AnswerColumns, data: Requests, plan: Plan
     )
 
 
-def _answering(model: LanguageModel, data: Requests, base: BaseModelSpec, session: RequestSession) -> RequestModel:
+def _answering(model: LanguageModel, data: Requests, base: BaseModelSpec, context: RequestContext) -> RequestModel:
     """Returns what answers the requests."""
     generator = None
     if len(data.prompts):
         tokenizer = load_tokenizer(base.name)
         ends = end_tokens_of(base.name, base.config, tokenizer)
-        share = session.config.session_share / session.topology.world_size
+        share = context.config.session_share / context.topology.world_size
         room = share * model.backbone.cache_tokens() if share else 0
         generator = Generator(model, data.prompts.facts.decodings, tokenizer, ends, room)
     return RequestModel(model, generator, data.columns)
@@ -230,11 +230,11 @@ def _writing_to(folder: Path) -> AbstractContextManager[None]:
     return translating_os_errors(RunError, f"The requests cannot be written to {folder}", advice)
 
 
-def _folder_on_host(session: RequestSession) -> Path:
+def _folder_on_host(context: RequestContext) -> Path:
     """Returns the folder with the requests; other hosts' leaders copy the leader's files to theirs first."""
-    topology = session.topology
+    topology = context.topology
     if topology.hosts > 1:
-        place = session.scratch_dir
+        place = context.scratch_dir
         contents = {name: b"".join(broadcast(_chunks(place / name))) for name in FILES}
 
         def copy(folder: Path) -> None:
@@ -243,8 +243,8 @@ def _folder_on_host(session: RequestSession) -> Path:
                     (folder / name).write_bytes(content)
 
         if topology.node > 0:
-            session.publish_dataset(copy)
-    return session.wait_for_dataset()
+            context.publish_dataset(copy)
+    return context.wait_for_dataset()
 
 
 def _chunks(path: Path) -> Iterator[bytes]:

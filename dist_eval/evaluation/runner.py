@@ -14,11 +14,11 @@ from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan
 from dist_eval.evaluation.audit import AuditedModel, audited_batches
 from dist_eval.evaluation.combination import Combined, combine, with_custom_metrics
+from dist_eval.evaluation.context import RunContext
 from dist_eval.evaluation.drive import DrivenModel, drive
 from dist_eval.evaluation.rescoring import analysis_of, rescore_complete, with_recorded_analysis
 from dist_eval.evaluation.results import results_of
 from dist_eval.evaluation.scoring import score
-from dist_eval.evaluation.session import Session
 from dist_eval.evaluation.task import EvalTask, write_dataset
 from dist_eval.evaluation.worker import FailurePolicy
 from dist_eval.metrics.predictions import Predictions
@@ -32,14 +32,14 @@ from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.journal import Journal
 from dist_eval.statistics.custom import statistics_of_functions
 
-EvalSession = Session[EvaluationConfig, EvaluationFolder]
+EvalContext = RunContext[EvaluationConfig, EvaluationFolder]
 
 
-def evaluate_run(session: EvalSession) -> dict[str, float | None] | None:
+def evaluate_run(context: EvalContext) -> dict[str, float | None] | None:
     """Evaluates a classifier on a dataset; every rank calls it.
 
     Args:
-        session: this rank's part of the run, not yet opened.
+        context: this rank's part of the run, not yet opened.
 
     Returns:
         On the leader the metrics by name, else None.
@@ -48,34 +48,34 @@ def evaluate_run(session: EvalSession) -> dict[str, float | None] | None:
         EvaluationError: the run failed; on the rank that has the root cause.
         RunStopped: it was asked to stop before its end; on all ranks.
     """
-    with session:
-        config = keep_recorded_analysis(session)
+    with context:
+        config = keep_recorded_analysis(context)
         task = EvalTask.of(config)
-        needs_model = not session.found_results
+        needs_model = not context.found_results
         if needs_model:
-            session.open_swarm(task.base)
-        session.publish_dataset(partial(tokenize, config, task))
-        dataset = cache(lambda: task.open_dataset(session.wait_for_dataset()))
-        session.claim(lambda: session.folder.claim(task.fingerprint(config, *dataset())))
-        model = session.load_model(task.base, task.target) if needs_model else None
+            context.open_swarm(task.base)
+        context.publish_dataset(partial(tokenize, config, task))
+        dataset = cache(lambda: task.open_dataset(context.wait_for_dataset()))
+        context.claim(lambda: context.folder.claim(task.fingerprint(config, *dataset())))
+        model = context.load_model(task.base, task.target) if needs_model else None
         data = dataset()[0]
-        if session.is_complete() or model is None:
-            if not session.topology.is_leader:
+        if context.is_complete() or model is None:
+            if not context.topology.is_leader:
                 return None
-            return rescore_complete(session.folder, config, task.custom_metrics, data)
-        announce_selection(session, data)
+            return rescore_complete(context.folder, config, task.custom_metrics, data)
+        announce_selection(context, data)
         share = 0.0 if config.audit else config.session_share
-        plan = session.plan_with_sessions(partial(task.plan, data), task.base, model, share)
-        analysis = analysis_of(config, data) if session.topology.is_leader else AnalysisOptions()
+        plan = context.plan_with_sessions(partial(task.plan, data), task.base, model, share)
+        analysis = analysis_of(config, data) if context.topology.is_leader else AnalysisOptions()
         fingerprint = task.fingerprint(config, data, plan)
-        journal = session.open_journal(plan, model.columns, fingerprint)
-        window = session.window(task.base, plan)
+        journal = context.open_journal(plan, model.columns, fingerprint)
+        window = context.window(task.base, plan)
 
         def columns_of(rows: np.ndarray, answers: np.ndarray) -> Columns:
             return Predictions.from_answers(rows, data.labels_of(rows), answers).columns
 
         driven = drive(
-            session,
+            context,
             audited(model, config, journal),
             data,
             plan,
@@ -86,11 +86,11 @@ def evaluate_run(session: EvalSession) -> dict[str, float | None] | None:
             failures=failures_of(config),
             audited=audited_batches(len(plan), config.audit),
         )
-        with session.process_group(), driven as local:
+        with context.process_group(), driven as local:
             combined = combine(local)
-        if session.topology.is_leader:
-            return finish(session, task, data, plan, analysis, combined)
-        session.wait_for_results()
+        if context.topology.is_leader:
+            return finish(context, task, data, plan, analysis, combined)
+        context.wait_for_results()
         return None
 
 
@@ -107,7 +107,7 @@ def failures_of(config: EvaluationConfig) -> FailurePolicy:
 
 
 def finish(
-    session: EvalSession,
+    context: EvalContext,
     task: EvalTask,
     data: TokenizedDataset,
     plan: Plan,
@@ -115,7 +115,7 @@ def finish(
     combined: Combined,
 ) -> dict[str, float | None]:
     """Computes the metrics, and writes and prints the results; on the leader."""
-    config, folder, work = session.config, session.folder, combined.work
+    config, folder, work = context.config, context.folder, combined.work
     predictions = combined.gathered.predictions
     if work.failed:
         failures_of(config).require_few(len(work.failed), len(data), work.failed[-1][1])
@@ -131,31 +131,31 @@ def finish(
         data=data.facts,
         model=task.base.summary(task.target),
         plan=plan,
-        swarm=session.swarm,
+        swarm=context.swarm,
         audit=work.audit.summary(config.audit) if config.audit or work.audit else None,
     )
     folder.complete(predictions, results, analysis.groups(predictions))
-    session.announce_results()
+    context.announce_results()
     report_on(folder.path, config.report)
     print(format_results(results, folder.path), flush=True)
     return metrics.values
 
 
-def announce_selection(session: EvalSession, data: TokenizedDataset) -> None:
+def announce_selection(context: EvalContext, data: TokenizedDataset) -> None:
     """Says on the leader how many rows will be evaluated, if not all of them."""
     words = selection_words(data.facts)
-    if words and session.topology.is_leader:
-        precision = session.config.precision
-        wide = f", for intervals of at most ±{precision:g} at {100 * session.config.confidence:g}%" if precision else ""
+    if words and context.topology.is_leader:
+        precision = context.config.precision
+        wide = f", for intervals of at most ±{precision:g} at {100 * context.config.confidence:g}%" if precision else ""
         print(f"evaluating {words}{wide}", flush=True)
 
 
-def keep_recorded_analysis(session: EvalSession) -> EvaluationConfig:
+def keep_recorded_analysis(context: EvalContext) -> EvaluationConfig:
     """Sets and returns the options: on the leader those of the analysis are a complete run's, unless they are given."""
-    if session.topology.is_leader:
-        session.config = with_recorded_analysis(session.config, session.folder.results())
-        session.folder.options = session.config.recorded()
-    return session.config
+    if context.topology.is_leader:
+        context.config = with_recorded_analysis(context.config, context.folder.results())
+        context.folder.options = context.config.recorded()
+    return context.config
 
 
 def tokenize(config: EvaluationConfig, task: EvalTask, folder: Path) -> None:

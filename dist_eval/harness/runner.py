@@ -14,7 +14,7 @@ from dist_eval.data.continuations import write_continuations
 from dist_eval.data.generation import write_prompts
 from dist_eval.data.tokenizer_files import load_tokenizer, tokenizer_digest
 from dist_eval.errors import ConfigError, DataError, EvaluationError
-from dist_eval.evaluation.requests import Answered, RequestSession, answer_requests, run_with_leader
+from dist_eval.evaluation.requests import Answered, RequestContext, answer_requests, run_with_leader
 from dist_eval.harness.metrics import group_results, task_results
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.language_model import CausalModel
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from dist_eval.harness.tasks import LoadedTasks
 
 
-def evaluate_tasks(session: RequestSession) -> HarnessResults | None:
+def evaluate_tasks(context: RequestContext) -> HarnessResults | None:
     """Evaluates a language model on tasks of the harness; every rank calls it."""
-    if session.topology.is_leader:
+    if context.topology.is_leader:
         require_harness()
-    return run_with_leader(session, lambda *own: Leader(*own).run())
+    return run_with_leader(context, lambda *own: Leader(*own).run())
 
 
 def require_harness() -> None:
@@ -53,8 +53,8 @@ class AlreadyComplete(EvaluationError):
 class Leader:
     """The rank that runs the harness."""
 
-    def __init__(self, session: RequestSession, base: BaseModelSpec, target: CausalModel) -> None:
-        self._session, self._base, self._target = session, base, target
+    def __init__(self, context: RequestContext, base: BaseModelSpec, target: CausalModel) -> None:
+        self._context, self._base, self._target = context, base, target
         self._terminal = sys.stdout, sys.stderr
         self._answered: Answered | None = None
         self._broken: Exception | None = None
@@ -64,19 +64,19 @@ class Leader:
         from dist_eval.harness.language_model import HarnessModel
         from dist_eval.harness.tasks import LoadedTasks, tracker_of
 
-        session = self._session
-        tasks, tokenizer = LoadedTasks.load(session.config), self._tokenizer()
+        context = self._context
+        tasks, tokenizer = LoadedTasks.load(context.config), self._tokenizer()
         model = HarnessModel(
             tokenizer,
             list(tasks.tasks.values()),
             lambda pairs, prompts: self._answer(pairs, prompts, tasks, tokenizer),
             max_length=self._base.max_length + self._target.extra_tokens,
             vocab_size=self._base.config.vocab_size,
-            strict=session.config.strict,
-            seed=session.config.seed,
+            strict=context.config.strict,
+            seed=context.config.seed,
             say=tasks.notices.say,
         )
-        tracker = tracker_of(session.folder.path)
+        tracker = tracker_of(context.folder.path)
         try:
             found = tasks.run(model, tracker)
         except AlreadyComplete:
@@ -94,7 +94,7 @@ class Leader:
                 f"The tokenizer of {self._base.name} has no token that begins or ends a text, which would stand in for "
                 "an empty context: name one in its tokenizer_config.json, as bos_token or eos_token."
             )
-        if self._session.config.apply_chat_template and not tokenizer.chat_template:
+        if self._context.config.apply_chat_template and not tokenizer.chat_template:
             raise ConfigError(
                 f"--apply-chat-template: the tokenizer of {self._base.name} has no chat template. Name a model that "
                 "was tuned for chats, or leave the option out."
@@ -106,7 +106,7 @@ class Leader:
     ) -> np.ndarray:
         from dist_eval.harness.tasks import on_terminal
 
-        session, config = self._session, self._session.config
+        context, config = self._context, self._context.config
 
         def write(folder: Path) -> dict[str, str]:
             write_continuations(folder, pairs, max_length=self._base.max_length)
@@ -124,13 +124,13 @@ class Leader:
         try:
             with on_terminal(*self._terminal):
                 tasks.say_replaced()
-                self._answered = answer_requests(session, self._base, self._target, write, self._terminal[1])
+                self._answered = answer_requests(context, self._base, self._target, write, self._terminal[1])
         except Exception as error:
             self._broken = error
             raise
         if self._answered is None:
             raise AlreadyComplete("")
-        session.stop.interrupt_again()  # metrics and their standard errors may take a while
+        context.stop.interrupt_again()  # metrics and their standard errors may take a while
         return self._answered.answers
 
     def _finish(
@@ -138,29 +138,29 @@ class Leader:
     ) -> HarnessResults:
         from dist_eval.harness.tasks import save
 
-        session, answered = self._session, self._answered
+        context, answered = self._context, self._answered
         assert answered is not None, "the harness has asked for no answer"
-        tasks, groups = task_results(found, loaded.aggregations(), session.config.confidence), group_results(found)
+        tasks, groups = task_results(found, loaded.aggregations(), context.config.confidence), group_results(found)
         results = HarnessResults(
-            **answered.sections(session, self._base, tokenizer_digest(tokenizer)),
+            **answered.sections(context, self._base, tokenizer_digest(tokenizer)),
             tasks=tasks,
             groups=groups,
             harness_version=str(found["lm_eval_version"]),
-            files=save(tracker, found, session.folder.path),
+            files=save(tracker, found, context.folder.path),
             notices=loaded.notices.lines(),
         )
-        session.folder.save(results)
-        session.announce_results()
-        report_on(session.folder.path, session.config.report)
-        print(format_tasks(results, session.folder.path), flush=True)
+        context.folder.save(results)
+        context.announce_results()
+        report_on(context.folder.path, context.config.report)
+        print(format_tasks(results, context.folder.path), flush=True)
         return results
 
     def _show_recorded(self) -> HarnessResults | None:
-        folder = self._session.folder
+        folder = self._context.folder
         results = folder.recorded()
         if results is not None:
             if not (folder.path / REPORT).exists():
-                report_on(folder.path, self._session.config.report)
+                report_on(folder.path, self._context.config.report)
             print(format_tasks(results, folder.path), flush=True)
-        self._session.announce_results()
+        self._context.announce_results()
         return results

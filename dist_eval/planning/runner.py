@@ -20,8 +20,8 @@ from dist_eval.data.problem_types import REGRESSION
 from dist_eval.distributed.collectives import all_gather, require_agreement
 from dist_eval.errors import RunError
 from dist_eval.evaluation.audit import AuditedModel, audited_batches
+from dist_eval.evaluation.context import RunContext
 from dist_eval.evaluation.runner import tokenize
-from dist_eval.evaluation.session import Session
 from dist_eval.evaluation.task import EvalTask
 from dist_eval.model.backbone import ModelOnBackbone
 from dist_eval.model.backends import LoadedModel
@@ -37,14 +37,14 @@ from dist_eval.statistics.sampling import half_width
 
 _ANSWERS = "answers"
 
-PlanSession = Session[PlanConfig, NoFolder]
+PlanContext = RunContext[PlanConfig, NoFolder]
 
 
-def plan_run(session: PlanSession) -> PlannedRun | None:
+def plan_run(context: PlanContext) -> PlannedRun | None:
     """Describes a run, and estimates its time from a probe; every rank calls it.
 
     Args:
-        session: this rank's part of the plan, not yet opened.
+        context: this rank's part of the plan, not yet opened.
 
     Returns:
         On the leader the plan, which was printed, else None.
@@ -52,26 +52,26 @@ def plan_run(session: PlanSession) -> PlannedRun | None:
     Raises:
         EvaluationError: the run would fail before its first batch, or the probe failed.
     """
-    with session:
-        config, is_leader = session.config, session.topology.is_leader
+    with context:
+        config, is_leader = context.config, context.topology.is_leader
         if not config.probe and not is_leader:
             return None
         task = EvalTask.of(config)
         if config.probe:
-            session.open_swarm(task.base)
-        session.publish_dataset(partial(tokenize, config, task))
-        model = session.load_model(task.base, task.target) if config.probe else None
-        data, plan = task.open_dataset(session.wait_for_dataset())
+            context.open_swarm(task.base)
+        context.publish_dataset(partial(tokenize, config, task))
+        model = context.load_model(task.base, task.target) if config.probe else None
+        data, plan = task.open_dataset(context.wait_for_dataset())
         probes: list[Probed] = []
         start_up = 0.0
         if model is not None:
-            with session.process_group():
+            with context.process_group():
                 require_agreement(task.fingerprint(config, data, plan).values)
                 start_up = _seconds_since_launch()
-                probes = all_gather(_probe(session, task, data, plan, model))
+                probes = all_gather(_probe(context, task, data, plan, model))
         if not is_leader:
             return None
-        planned = _describe(session, task, data, plan, probes, start_up)
+        planned = _describe(context, task, data, plan, probes, start_up)
         text = json.dumps(planned.model_dump(mode="json"), indent=2) if config.json else format_plan(planned)
         print(text, flush=True)
         if why := lost_output():
@@ -79,14 +79,14 @@ def plan_run(session: PlanSession) -> PlannedRun | None:
         return planned
 
 
-def _probe(session: PlanSession, task: EvalTask, data: TokenizedDataset, plan: Plan, model: LoadedModel) -> Probed:
-    config = session.config
-    if session.topology.is_leader:
+def _probe(context: PlanContext, task: EvalTask, data: TokenizedDataset, plan: Plan, model: LoadedModel) -> Probed:
+    config = context.config
+    if context.topology.is_leader:
         print(f"probing for at most {config.probe_seconds:g} s ...", file=sys.stderr, flush=True)
-    with session.rank_store.connect() as store:
+    with context.rank_store.connect() as store:
         return probe(
             AuditedModel(cast(ModelOnBackbone, model), tolerance=config.audit_tolerance) if config.audit else model,
-            *(data, plan, session.topology, session.window(task.base)),
+            *(data, plan, context.topology, context.window(task.base)),
             count=lambda answers: store.add(_ANSWERS, answers),
             longest=config.probe_seconds,
             skip_failed=config.on_error == "skip",
@@ -95,7 +95,7 @@ def _probe(session: PlanSession, task: EvalTask, data: TokenizedDataset, plan: P
 
 
 def _describe(
-    session: PlanSession,
+    context: PlanContext,
     task: EvalTask,
     data: TokenizedDataset,
     plan: Plan,
@@ -103,7 +103,7 @@ def _describe(
     start_up: float,
 ) -> PlannedRun:
     """Brings together what is known, with what each rank found in the probe, if there was one."""
-    config, target = session.config, task.target
+    config, target = context.config, task.target
     width, tokens = task.base.config.hidden_size, int(plan.tokens.sum())
     deep = target.pre_seq_len if target.tuning_mode == "deep_ptune" else 0
     hop = HopValues(activations=tokens * width, prompts=len(plan) * deep * width)
@@ -116,7 +116,7 @@ def _describe(
         population = selection.population if selection and data.facts.sampling_fraction else None
         margin = half_width(data.facts.examples, config.confidence, population)
     return PlannedRun(
-        ranks=session.topology.world_size,
+        ranks=context.topology.world_size,
         data=data.facts,
         confidence=config.confidence,
         half_width=margin,

@@ -11,8 +11,8 @@ from dist_eval.data.plan import plan_batches, shard_batches
 from dist_eval.distributed.collectives import all_gather
 from dist_eval.distributed.stop import Stop, common_reason
 from dist_eval.errors import RunStopped
+from dist_eval.evaluation.context import RunContext
 from dist_eval.evaluation.scoring import gather, score
-from dist_eval.evaluation.session import Session
 from dist_eval.inference.forward import predict_batches
 from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.predictions import Predictions
@@ -23,7 +23,7 @@ from dist_eval.tuning.folder import TuningFolder
 
 
 def evaluate_classifier(
-    session: Session[TuningConfig, TuningFolder],
+    context: RunContext[TuningConfig, TuningFolder],
     base: BaseModelSpec,
     classifier: Classifier,
     data: TokenizedDataset,
@@ -31,7 +31,7 @@ def evaluate_classifier(
     stopping: Callable[[], bool],
 ) -> Metrics | None:
     """Evaluates a classifier as an evaluation run does; every rank calls it."""
-    topology = session.topology
+    topology = context.topology
     plan = plan_batches(data.lengths, token_budget=base.token_budget, prefix=classifier.tuned.pre_seq_len)
     numbers = shard_batches(len(plan), rank=topology.rank, world_size=topology.world_size)
     outcomes = predict_batches(
@@ -39,15 +39,15 @@ def evaluate_classifier(
         data,
         plan,
         numbers,
-        window=session.window(base),
+        window=context.window(base),
         stopping=stopping,
-        drain_timeout=session.config.stop_grace,
+        drain_timeout=context.config.stop_grace,
     )
     parts = [Predictions.empty(classifier.num_labels)]
     for outcome in outcomes:
         rows = plan.batch(outcome.batch)
         parts.append(Predictions.from_answers(rows, np.asarray(data.labels)[rows], outcome.answers))
-    require_no_stop(session.stop, "during an evaluation")
+    require_no_stop(context.stop, "during an evaluation")
     gathered = gather(Predictions.concatenate(parts))
     return score(gathered, len(data), classifier.tuned.label_names)[1] if topology.is_leader else None
 

@@ -13,7 +13,7 @@ import torch
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.tokenizer_files import load_tokenizer
 from dist_eval.distributed.collectives import all_gather, require_agreement
-from dist_eval.evaluation.session import Session
+from dist_eval.evaluation.context import RunContext
 from dist_eval.metrics.catalogue import lower_is_better
 from dist_eval.metrics.computing import Metrics
 from dist_eval.model.base_model_spec import BaseModelSpec
@@ -34,7 +34,7 @@ from dist_eval.tuning.trainer import Trainer, global_batches, snapshot
 class Epochs:
     """The training loop of a tuning."""
 
-    session: Session[TuningConfig, TuningFolder]  # this rank's part of the run
+    context: RunContext[TuningConfig, TuningFolder]  # this rank's part of the run
     base: BaseModelSpec  # the base model
     classifier: Classifier  # the base model with the initial tuned tensors
     train: TokenizedDataset  # the training examples
@@ -42,8 +42,8 @@ class Epochs:
     device: torch.device  # where to compute
 
     def __post_init__(self) -> None:
-        self.config, self.topology = self.session.config, self.session.topology
-        self.folder, self.stop = self.session.folder, self.session.stop
+        self.config, self.topology = self.context.config, self.context.topology
+        self.folder, self.stop = self.context.folder, self.context.stop
 
     def run(self) -> TunedCheckpoint:
         """Runs the remaining epochs; every rank calls it."""
@@ -54,7 +54,7 @@ class Epochs:
             self.topology,
             updates=self._updates * self.config.epochs,
             token_budget=self.base.token_budget,
-            window=self.session.window(self.base),
+            window=self.context.window(self.base),
             device=self.device,
         )
         require_agreement({"device and precision": f"{self.device.type} {self._trainer.precision}"})
@@ -142,7 +142,7 @@ class Epochs:
         if self.evaluation is None:
             return None
         current = Classifier(self.classifier.backbone, snapshot(self._trainer.tuned))
-        return evaluate_classifier(self.session, self.base, current, self.evaluation, stopping=self._stop_requested)
+        return evaluate_classifier(self.context, self.base, current, self.evaluation, stopping=self._stop_requested)
 
     def _end_epoch(self, metrics: Metrics | None, seconds: float) -> None:
         """Saves the results of an epoch; it counts as finished once the state, the last file, is written."""
@@ -197,7 +197,7 @@ class Epochs:
             data=self.train.facts,
             evaluation_data=self.evaluation.facts if self.evaluation else None,
             model=self.base.summary(tuned),
-            swarm=self.session.swarm,
+            swarm=self.context.swarm,
         )
 
     def _describe(self, entry: EpochResults) -> str:

@@ -14,7 +14,7 @@ from dist_eval.data.labels import find_classes
 from dist_eval.data.readers import open_rows
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import ConfigError
-from dist_eval.evaluation.session import Session
+from dist_eval.evaluation.context import RunContext
 from dist_eval.evaluation.task import write_dataset
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.checkpoint import TunedCheckpoint
@@ -28,7 +28,7 @@ from dist_eval.tuning.epochs import Epochs
 from dist_eval.tuning.folder import TuningFolder
 from dist_eval.tuning.trainer import empty_checkpoint, initial_parameters, precision_of
 
-TuningSession = Session[TuningConfig, TuningFolder]
+TuningContext = RunContext[TuningConfig, TuningFolder]
 
 # Options that the checkpoints depend on
 _FINGERPRINTED = (
@@ -37,40 +37,40 @@ _FINGERPRINTED = (
 )
 
 
-def tune(session: TuningSession) -> TunedCheckpoint | None:
+def tune(context: TuningContext) -> TunedCheckpoint | None:
     """Tunes prompts and a head; every rank calls it."""
-    config = session.config
-    if session.topology.is_leader:
+    config = context.config
+    if context.topology.is_leader:
         require_trackers(config.tracker)
-    with session:
-        device = device_of(config, session.topology)
+    with context:
+        device = device_of(config, context.topology)
         empty = empty_checkpoint(
             config.select(LearningOptions),
             read_base_config(str(config.model)),
-            find_names(session),
+            find_names(context),
             base_model=config.model,
             adapter=config.adapter,
         )
         base = BaseModelSpec.of(config.select(ModelOptions), empty)
-        if not session.found_results:
-            session.open_swarm(base)
-        session.publish_dataset(partial(tokenize, config, base, empty))
-        datasets = cache(lambda: open_datasets(session.wait_for_dataset()))
-        session.claim(lambda: session.folder.claim(fingerprint_of(config, base, empty, *datasets(), device)))
-        loaded = None if session.found_results else session.load_model(base, empty)
-        if session.is_complete() or loaded is None:
-            if session.topology.is_leader:
-                path = session.folder.path
+        if not context.found_results:
+            context.open_swarm(base)
+        context.publish_dataset(partial(tokenize, config, base, empty))
+        datasets = cache(lambda: open_datasets(context.wait_for_dataset()))
+        context.claim(lambda: context.folder.claim(fingerprint_of(config, base, empty, *datasets(), device)))
+        loaded = None if context.found_results else context.load_model(base, empty)
+        if context.is_complete() or loaded is None:
+            if context.topology.is_leader:
+                path = context.folder.path
                 print(f"{path} holds the checkpoints of this very run. --overwrite runs it again.", flush=True)
             return None
         assert isinstance(loaded, Classifier)
         train, evaluation = datasets()
-        with session.process_group():
+        with context.process_group():
             backbone = loaded.backbone
             tuned = initial_parameters(empty, backbone.word_embeddings.weight, config.seed)
             fingerprint = base_fingerprint(backbone.word_embeddings, backbone.final_norm)
             tuned = dataclasses.replace(tuned, base_fingerprint=fingerprint)
-            return Epochs(session, base, Classifier(backbone, tuned), train, evaluation, device).run()
+            return Epochs(context, base, Classifier(backbone, tuned), train, evaluation, device).run()
 
 
 def device_of(config: TuningConfig, topology: Topology) -> torch.device:
@@ -82,16 +82,16 @@ def device_of(config: TuningConfig, topology: Topology) -> torch.device:
     return torch.device("cuda", topology.local_rank % torch.cuda.device_count())
 
 
-def find_names(session: TuningSession) -> list[str]:
+def find_names(context: TuningContext) -> list[str]:
     """Reads the names of the classes from the data, once for all ranks."""
 
     def read() -> str:
-        config = session.config
+        config = context.config
         source = open_rows(config.dataset or (), [config.label_column], subset=config.subset, split=config.split)
         return json.dumps(find_classes(source, config.label_column, config.labels, config.num_labels))
 
-    session.publish_as_leader("classes", read)
-    return list(json.loads(session.wait_for("classes")))
+    context.publish_as_leader("classes", read)
+    return list(json.loads(context.wait_for("classes")))
 
 
 def tokenize(config: TuningConfig, base: BaseModelSpec, tuned: TunedCheckpoint, folder: Path) -> None:

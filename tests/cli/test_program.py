@@ -16,7 +16,7 @@ from samples import config_for
 
 from dist_eval.cli import program
 from dist_eval.errors import RunError
-from dist_eval.evaluation.session import Session
+from dist_eval.evaluation.context import RunContext
 from dist_eval.metrics.predictions import prove_coverage
 from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.folder_lock import LOCK_FILE
@@ -32,8 +32,8 @@ def without_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_interrupted_run_is_incomplete_and_stays_stopped_unless_torchrun_may_restart_it(
     signalled: str, is_stopped: bool, tmp_path: Path
 ) -> None:
-    def run(session: Session[Any, EvaluationFolder]) -> None:
-        session.folder.open()
+    def run(context: RunContext[Any, EvaluationFolder]) -> None:
+        context.folder.open()
         raise KeyboardInterrupt(signalled)
 
     config = config_for(tmp_path / "run")
@@ -45,8 +45,8 @@ def test_an_interrupted_run_is_incomplete_and_stays_stopped_unless_torchrun_may_
 def test_a_dataset_that_is_not_covered_is_a_failure_with_its_counts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def run(session: Session[Any, EvaluationFolder]) -> None:
-        session.folder.open()
+    def run(context: RunContext[Any, EvaluationFolder]) -> None:
+        context.folder.open()
         prove_coverage(np.asarray([0, 1, 1, 3]), 6)
 
     config = config_for(tmp_path / "run")
@@ -64,8 +64,8 @@ from dist_eval.cli import program
 from dist_eval.options.commandline import EVALUATION
 from dist_eval.runs.evaluation_folder import EvaluationFolder
 
-def run(session):
-    session.folder.open()
+def run(context):
+    context.folder.open()
     print("evaluating", file=sys.stderr, flush=True)
     print("零 ±1", flush=True)
     Path(sys.argv[-1], "ended").touch()
@@ -96,8 +96,8 @@ def test_nobody_else_can_open_the_folder_until_the_end_is_recorded_there(tmp_pat
             answers.append(subprocess.run(other, capture_output=True, text=True, check=False).stderr)
             return super().fail(*args, **options)
 
-    def run(session: Session[Any, EvaluationFolder]) -> None:
-        with session:
+    def run(context: RunContext[Any, EvaluationFolder]) -> None:
+        with context:
             raise RunError("the reason")
 
     config = config_for(tmp_path / "run")
@@ -110,7 +110,7 @@ def test_nobody_else_can_open_the_folder_until_the_end_is_recorded_there(tmp_pat
 
 
 def test_full_shared_memory_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def run(session: Session[Any, EvaluationFolder]) -> None:
+    def run(context: RunContext[Any, EvaluationFolder]) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as of multiprocessing.Lock()
 
     assert program.run(config_for(tmp_path / "run"), tmp_path, None, lambda config: (run, EvaluationFolder)) == 1

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from dist_eval import demo
 from dist_eval.distributed.rank_store import RankStore, Topology
+from dist_eval.evaluation.context import RunContext
 from dist_eval.evaluation.runner import evaluate_run
-from dist_eval.evaluation.session import Session
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.process.lifetime import workspace
 from dist_eval.process.logging_setup import silence_libraries
@@ -46,7 +46,7 @@ def main() -> None:
         )
         with workspace() as scratch_dir:
             evaluate_run(
-                Session(
+                RunContext(
                     config, topology, rank_store, scratch_dir, EvaluationFolder(config.output_folder, config.recorded())
                 )
             )

@@ -54,7 +54,7 @@ Result = TypeVar("Result")
 
 
 @dataclass
-class Session(Generic[Config, Folder]):
+class RunContext(Generic[Config, Folder]):
     """One rank's part of a run, as a context: whatever its methods open is closed at the end.
 
     Every rank calls the methods in the same order. Those that take a function say which ranks call it.
@@ -84,7 +84,7 @@ class Session(Generic[Config, Folder]):
     _closing: ExitStack = field(default_factory=ExitStack, init=False, repr=False)
     _peers: SwarmPeers = field(default_factory=SwarmPeers, init=False, repr=False)
 
-    def __enter__(self) -> Session[Config, Folder]:
+    def __enter__(self) -> RunContext[Config, Folder]:
         """Opens the run's folder, on the leader. It stays open after this context, until the run's end is recorded."""
         require_known_interfaces()
         if self.topology.is_leader:
