@@ -214,7 +214,7 @@ def test_a_complete_run_gives_further_metrics_without_a_forward(
     assert after["intervals"]["order/top"]["low"] is not None
     assert after["metrics"]["error_rate"] == before["metrics"]["error_rate"]
     assert "Nothing was sent" in after["printed"]
-    assert f"sure_loss               {after['metrics']['sure_loss']:.4f}" in after["printed"]
+    assert f"sure_loss             {after['metrics']['sure_loss']:.4f}" in after["printed"]
 
 
 @pytest.mark.parametrize("problem", OWN)

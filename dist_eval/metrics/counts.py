@@ -117,12 +117,12 @@ class ErrorSums:
         """Takes the sums of the addends in this order, of shape [7 * outputs + 2, resamples]."""
         return cls(*sums[:-2].reshape(7, len(sums) // 7, -1), *sums[-2:])
 
-    @property
+    @functools.cached_property
     def label_spread(self) -> np.ndarray:
         """Sums of the labels' squared deviations from their mean, NaN where they are equal up to rounding."""
         return _deviations(self.yy, self.y, self.examples)
 
-    @property
+    @functools.cached_property
     def output_spread(self) -> np.ndarray:
         """The same of the outputs."""
         return _deviations(self.xx, self.x, self.examples)

@@ -133,13 +133,11 @@ def rank_correlations(label: np.ndarray, output: np.ndarray) -> np.ndarray:
     """
     from scipy.stats import spearmanr
 
-    is_constant = (label.min(axis=0) == label.max(axis=0)) | (output.min(axis=0) == output.max(axis=0))
-    return np.asarray(
-        [
-            np.nan if constant else spearmanr(*columns).statistic
-            for constant, *columns in zip(is_constant, label.T, output.T, strict=True)
-        ]
-    )
+    correlations = np.full(label.shape[1], np.nan)
+    for number, columns in enumerate(zip(label.T, output.T, strict=True)):
+        if all(column.min() < column.max() for column in columns):
+            correlations[number] = spearmanr(*columns).statistic
+    return correlations
 
 
 def _error_rows(predictions: PredictionsLike) -> list[np.ndarray]:

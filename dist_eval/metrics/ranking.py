@@ -29,8 +29,16 @@ class _RocCurve:
         positive, negative = (
             positions[np.argsort(scores[positions])] for positions in map(np.flatnonzero, (is_positive, ~is_positive))
         )
-        below, upto = (np.searchsorted(scores[negative], scores[positive], side) for side in ("left", "right"))
-        return cls(positive, negative, below, upto)
+        return cls(positive, negative, *_negatives_below(scores[positive], scores[negative]))
+
+    @staticmethod
+    def observed(is_positive: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the area and the number of positives with weights of 1: only sorted scores are needed."""
+        positive, negative = np.sort(scores[is_positive]), np.sort(scores[~is_positive])
+        below, upto = _negatives_below(positive, negative)
+        with np.errstate(invalid="ignore"):
+            area = np.divide([below.sum() + upto.sum()], 2 * len(positive) * len(negative))
+        return area, np.array([len(positive)])
 
     def areas(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the area and the number of positives in each resample, for weights of shape [n, resamples]."""
@@ -57,6 +65,11 @@ class _RocCurve:
         return left
 
 
+def _negatives_below(positive: np.ndarray, negative: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Counts for each positive the negatives with a lower score, and with a lower or equal one, in sorted scores."""
+    return np.searchsorted(negative, positive, "left"), np.searchsorted(negative, positive, "right")
+
+
 @dataclass(frozen=True)
 class _PrecisionCurve:
     """Precision and recall of one class against the rest, by threshold."""
@@ -68,8 +81,13 @@ class _PrecisionCurve:
     @classmethod
     def of(cls, is_positive: np.ndarray, scores: np.ndarray) -> _PrecisionCurve:
         """Sorts the scores."""
-        order = np.argsort(-scores, kind="stable")
+        order = np.argsort(-scores)  # which of equal scores comes first makes no difference
         return cls(order, is_positive[order], np.flatnonzero(np.append(np.diff(scores[order]) != 0, True)))
+
+    @classmethod
+    def observed(cls, is_positive: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the average precision and the number of positives with weights of 1."""
+        return cls.of(is_positive, scores).areas(np.ones((len(scores), 1)))
 
     def areas(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns average precision and number of positives in each resample, for weights of shape [n, resamples]."""
@@ -108,8 +126,8 @@ class _AverageAreas(Statistic):
 
     def observed(self) -> dict[str, float]:
         """See `Statistic.observed`; has the scores of one class in memory at a time."""
-        areas = (self._curve.of(*column).areas(np.ones((len(column[0]), 1))) for column in self._columns())
-        return {name: float(values[0]) for name, values in self._averages(areas).items()}
+        averages = self._averages(self._curve.observed(*column) for column in self._columns())
+        return {name: float(values[0]) for name, values in averages.items()}
 
     def _averages(self, of_classes: Iterator[tuple[np.ndarray, np.ndarray]]) -> dict[str, np.ndarray]:
         areas, numbers = (np.stack(parts) for parts in zip(*of_classes, strict=True))

@@ -12,7 +12,6 @@ from samples import config_for, folder_of, sections, tokenized_digits
 
 from dist_eval.analysis.options import analyse
 from dist_eval.data.dataset import TokenizedDataset
-from dist_eval.data.plan import plan_batches
 from dist_eval.data.problem_types import SINGLE_LABEL
 from dist_eval.evaluation.rescoring import analysis_of, rescore_complete, with_recorded_analysis
 from dist_eval.metrics.computing import compute_metrics
@@ -47,7 +46,7 @@ def complete(folder: Path, data: TokenizedDataset, **options: Any) -> dict[str, 
         run.config = config
         own = load_metrics(config.metric, SINGLE_LABEL, 2, [])
         if run.results():
-            rescore_complete(run, config, own, data, plan_batches(data.lengths, token_budget=64, prefix=0))
+            rescore_complete(run, config, own, data)
         else:
             found = predictions()
             metrics, view = compute_metrics(found, NAMES), analysis_of(config, data)
