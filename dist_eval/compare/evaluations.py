@@ -211,18 +211,21 @@ class EvaluationRun(ComparedRun):
         self, other: EvaluationRun, metrics: Sequence[str], confidence: float, resamples: int | None
     ) -> Comparison:
         """Compares another run with this one, example by example."""
+        is_regression = self.results.problem_type == _REGRESSION
         accuracy = next(iter(accuracy_names(self.results.problem_type)), None)  # there is none in a regression
         differences = self._differences(other, {*metrics, *([accuracy] if accuracy else [])}, confidence, resamples)
         changes = Changes.between(self.predictions, other.predictions)
         masks = {"changed": changes.changed, "improved": changes.improved, "worsened": changes.worsened}
         counts = {name: int(mask.sum()) for name, mask in masks.items()}
+        what, name = ("predictions", "prediction") if is_regression else ("probabilities", "probabilities")
+        largest = float(abs(getattr(self.predictions, name) - getattr(other.predictions, name)).max(initial=0.0))
         return Comparison(
             first=self,
             run=other,
             differences={name: differences[name] for name in metrics},
             test=self._test(changes, accuracy, differences[accuracy]) if accuracy else None,
-            remarks=[_format_counts(counts, self.results.problem_type)],
-            facts=counts,
+            remarks=[_format_counts(counts, self.results.problem_type), f"{what} differ by at most {largest:.1e}"],
+            facts={**counts, "largest_difference": largest},
         )
 
     def _differences(

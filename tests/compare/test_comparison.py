@@ -62,7 +62,10 @@ def test_runs_of_other_problem_types_are_compared_by_their_metrics(problem: Prob
         assert one.test is one.test_corrected is None
         assert one.facts["improved"] == (models[1].loss < models[0].loss).sum()
         assert one.facts["worsened"] == (models[1].loss > models[0].loss).sum()
+        assert one.facts["largest_difference"] == abs(models[0].prediction - models[1].prediction).max()
         return
+    first, second = (run.predictions.probabilities for run in runs)
+    assert one.facts["largest_difference"] == abs(first - second).max() > 0
     right = [(model.label == model.prediction).all(axis=1) for model in models]
     assert isinstance(one.test, McNemar)
     assert (one.test.only_first, one.test.only_second) == (one.facts["worsened"], one.facts["improved"])
