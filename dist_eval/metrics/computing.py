@@ -131,7 +131,9 @@ def _regression_metrics(
     """Returns means over the outputs, the reasons of undefined ones, and the metrics of each output."""
     label, output = predictions.label, predictions.prediction
     of_outputs = statistic_of_outputs(predictions, lambda: Units.single(len(label))).observed()
-    of_outputs |= {f"{number}/spearman": float(rank) for number, rank in enumerate(rank_correlations(label, output))}
+    of_outputs |= {
+        f"{number}/spearman": float(rank) for number, rank in enumerate(rank_correlations(label.T, output.T))
+    }
     reasons = [reasons_of_output(*columns) for columns in zip(label.T, output.T, strict=True)]
     undefined = reasons_of_means(reasons, names)
     values: MetricValues = {"loss": float(predictions.loss.mean())}

@@ -112,9 +112,14 @@ def _statistics_of_labels(predictions: PredictionsLike, units: Units) -> Iterato
 def _statistics_of_regression(predictions: PredictionsLike, units: Units) -> Iterator[Statistic]:
     """Yields the metrics of regression, means over the outputs."""
     yield Sums(units, _error_rows(predictions), _mean_errors)
-    label, output = predictions.label, predictions.prediction
-    ranks = OfRows(units, {"spearman": lambda drawn: float(rank_correlations(label[drawn], output[drawn]).mean())})
-    if len(label) > _MOST_RANKED_EXAMPLES:
+    columns = [np.ascontiguousarray(values.T) for values in (predictions.label, predictions.prediction)]
+
+    def spearman(drawn: np.ndarray) -> float:
+        label, output = (np.take(values, drawn, axis=1) for values in columns)
+        return float(rank_correlations(label, output).mean())
+
+    ranks = OfRows(units, {"spearman": spearman})
+    if len(predictions) > _MOST_RANKED_EXAMPLES:
         ranks.no_interval = UNKNOWN
     yield ranks
 
@@ -128,13 +133,13 @@ def rank_correlations(label: np.ndarray, output: np.ndarray) -> np.ndarray:
     """Computes Spearman's correlation of each output, NaN where all labels or all outputs are equal.
 
     Args:
-        label: true values, float64 of shape [n, outputs].
+        label: true values, float64 of shape [outputs, n].
         output: predicted values, of the same shape.
     """
     from scipy.stats import spearmanr
 
-    correlations = np.full(label.shape[1], np.nan)
-    for number, columns in enumerate(zip(label.T, output.T, strict=True)):
+    correlations = np.full(len(label), np.nan)
+    for number, columns in enumerate(zip(label, output, strict=True)):
         if all(column.min() < column.max() for column in columns):
             correlations[number] = spearmanr(*columns).statistic
     return correlations
