@@ -156,11 +156,14 @@ class AreasUnderCurves(_AverageAreas):
         The influence of a group is the sum of its examples' influences, as in the infinitesimal jackknife.
         """
         examples = len(self.units.kind_of)
-        plain, weighted = np.zeros(examples), np.zeros(examples)
+        plain, weighted, supports = np.zeros(examples), np.zeros(examples), np.zeros(examples)
         for is_positive, scores in self._columns():
             left = _RocCurve.of(is_positive, scores).areas_without_each()
             plain += left / self._classes
-            weighted += left * (is_positive.sum() - is_positive) / max(1, examples - 1)
+            support = is_positive.sum() - is_positive  # without each example
+            weighted += left * support
+            supports += support
+        weighted /= np.maximum(1, supports)
         alone = Units.single(examples)
         influences = {}
         for name, left_out in zip(self.names, (plain, weighted), strict=False):
