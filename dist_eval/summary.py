@@ -201,7 +201,7 @@ def describe(outcomes: Sequence[Outcome], metrics: Sequence[str], *, with_option
 
 
 def _cells(outcome: Outcome, metrics: Sequence[str], folder: Path) -> list[Cell]:
-    from dist_eval.metrics.words import limits_words, metric_words
+    from dist_eval.metrics.words import format_limits, format_metric
     from dist_eval.report.document import Link, Number
 
     run, coverage, page = measured(outcome), _coverage(outcome), outcome.folder / REPORT
@@ -216,7 +216,7 @@ def _cells(outcome: Outcome, metrics: Sequence[str], folder: Path) -> list[Cell]
     for metric in metrics:
         value, interval = (run.metrics.get(metric), run.intervals.get(metric)) if run else (None, None)
         cells.append(
-            Number("-") if value is None else Number(metric_words(metric, value), limits_words(metric, interval))
+            Number("-") if value is None else Number(format_metric(metric, value), format_limits(metric, interval))
         )
     return cells
 

@@ -12,8 +12,7 @@ from typing import Any
 from dist_eval.errors import ConfigError
 from dist_eval.process.files import private_files
 
-_WANDB_NEWER = (("X_DISABLE_META", "true"),)
-"""Name of the variable `_DISABLE_META` in newer versions."""
+_WANDB_NEWER = (("X_DISABLE_META", "true"),)  # Name of the variable `_DISABLE_META` in newer versions
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 

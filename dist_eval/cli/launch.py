@@ -16,6 +16,7 @@ from dist_eval.errors import ConfigError
 from dist_eval.options import commandline
 from dist_eval.options.commandline import Command, OptionParser, end_for_wrong_options, parse_args
 
+# Options of torchrun, with the same meaning
 _OPTIONS = {
     "nproc-per-node": ("N", "processes (ranks) to start on this host (default: 1)"),
     "nnodes": ("N", "hosts of the run (default: 1)"),
@@ -29,7 +30,6 @@ _OPTIONS = {
     "local-addr": ("HOST", "address at which the other hosts reach this one"),
     "max-restarts": ("N", "how often the ranks are started again after one died (default: 0)"),
 }
-"""Options of torchrun, with the same meaning."""
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
@@ -46,16 +46,7 @@ def build_parser(command: Command[Any]) -> argparse.ArgumentParser:
 
 
 def start_ranks(module: str, command: Command[Any], arguments: Sequence[str]) -> int | list[str]:
-    """Starts the ranks of this host and waits for them, unless this process can be the only rank.
-
-    Args:
-        module: what each rank runs, as with `python -m`.
-        command: its options.
-        arguments: the command line: options of the launch and of the ranks, in any order.
-
-    Returns:
-        The exit status (see `dist_eval.cluster.agent`); or, if this process can be the only rank, the rank's options.
-    """
+    """Starts the ranks of this host and waits for them, unless this process can be the only rank."""
     words = [_with_dashes(word) for word in arguments]
     launching = OptionParser(add_help=False, allow_abbrev=False)
     _add_options(launching)

@@ -37,11 +37,7 @@ def bound_stores() -> Iterator[None]:
 def open_store(
     host_name: str, port: int, world_size: int | None = None, is_master: bool = False, *others: Any, **options: Any
 ) -> TCPStore:
-    """Opens a store with the arguments of `TCPStore`.
-
-    Raises:
-        DistNetworkError: it is to serve, but the port is taken; torch's store raises the same.
-    """
+    """Opens a store with the arguments of `TCPStore`."""
     address = own_address(host_name) if is_master else None
     if address is not None:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -60,16 +56,7 @@ def _open_shared_store(_: DynamicRendezvousHandler, master_addr: str, master_por
 
 
 def own_address(host: str) -> str | None:
-    """Returns the address of this host by which the others know it.
-
-    Args:
-        host: the name or address that all hosts were given.
-
-    Returns:
-        The address; None if it cannot be told: the name leads to loopback here, as Debian and Ubuntu configure a host's
-        own name, to an address that this host does not have, such as that of a router, or to several that it has, of
-        which others may know any.
-    """
+    """Returns the address of this host by which the others know it."""
     candidates = resolve(host)
     if host != "localhost" and host not in candidates:
         candidates = [address for address in candidates if not is_loopback(address)]

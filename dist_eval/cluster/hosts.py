@@ -103,16 +103,7 @@ def address_among(head: str, local: Interfaces, addresses_of: Resolver = resolve
 
 
 def find_place(hosts: Sequence[str], local: Interfaces, addresses_of: Resolver = resolve) -> Place:
-    """Finds this host in a list of hosts.
-
-    Args:
-        hosts: names or IP addresses, in the same order on all hosts.
-        local: the interfaces of this host.
-        addresses_of: resolves names.
-
-    Raises:
-        RunError: it is not in the list, or more than once, or a name does not resolve, or resolves to loopback.
-    """
+    """Finds this host in a list of hosts."""
     has = [f"{text} ({name})" for name, addresses in outward(local).items() for text in addresses]
     this_host = ", ".join(has) or "no address but loopback"
     resolved = {host: list(addresses_of(host)) for host in hosts}

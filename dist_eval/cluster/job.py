@@ -118,14 +118,7 @@ class Job:
         self.stop_signal: int | None = None
 
     def run(self, drain_timeout: float) -> int | None:
-        """Runs the command to its end, for which it has so many seconds after SIGUSR1.
-
-        Returns:
-            Its exit status, None if it is still running.
-
-        Raises:
-            ConfigError: it cannot be started.
-        """
+        """Runs the command to its end, for which it has so many seconds after SIGUSR1."""
         for number in SIGNALS:
             signal.signal(number, self._on_signal)
         with translating_os_errors(ConfigError, f"{self._command[0]} cannot be started"):

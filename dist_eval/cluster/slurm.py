@@ -16,19 +16,7 @@ _TIMEOUT_SECONDS = 60.0
 
 
 def rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns torchrun's rendezvous for the nodes of a job, on the first of which this process runs.
-
-    Args:
-        environment: of a batch script.
-
-    Returns:
-        Variables that torchrun reads (PET_ and the name of an option). The port is currently free on this node; the id
-        excludes processes left from an earlier start of the job, or from another one.
-
-    Raises:
-        ConfigError: this is not a batch script of Slurm.
-        RunError: Slurm does not say which node is the first one.
-    """
+    """Returns torchrun's rendezvous for the nodes of a job, on the first of which this process runs."""
     nodes = _scontrol("show", "hostnames", _variable(environment, "SLURM_JOB_NODELIST")).split()
     if not nodes:
         raise RunError("Slurm names no node of this job (scontrol show hostnames).")
@@ -64,11 +52,7 @@ def restarts(environment: Mapping[str, str]) -> int:
 
 
 def requeue(environment: Mapping[str, str]) -> None:
-    """Requeues this job; Slurm ends its processes, including this one.
-
-    Raises:
-        RunError: Slurm refuses, for example because requeueing is forbidden.
-    """
+    """Requeues this job; Slurm ends its processes, including this one."""
     _scontrol("requeue", job_name(environment))
 
 

@@ -16,11 +16,7 @@ from dist_eval.runs.outcome import read_outcome
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Asks the run to stop.
-
-    Returns:
-        The exit status: 0 if it has been asked, 1 if no such run is in progress, 2 if an option is wrong.
-    """
+    """Asks the run to stop."""
     try:
         folder = parse_args(sys.argv[1:] if arguments is None else arguments, EVALUATION).output_folder
     except ConfigError as error:

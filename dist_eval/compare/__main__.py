@@ -52,11 +52,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def _read_metrics(given: Sequence[str], first: ComparedRun) -> tuple[list[str], list[CustomMetric]]:
-    """Separates names of metrics from custom metrics to load.
-
-    Raises:
-        ConfigError: a custom metric cannot be loaded.
-    """
+    """Separates names of metrics from custom metrics to load."""
     from dist_eval.compare.evaluations import EvaluationRun
     from dist_eval.data.problem_types import PROBLEMS
     from dist_eval.metrics.metric_loading import load_metrics

@@ -113,11 +113,7 @@ class ComparedRun(ABC):
 
 
 def load_run(folder: Path) -> ComparedRun:
-    """Loads a complete run of any kind from its folder.
-
-    Raises:
-        RunError: the folder has no complete run, or its files cannot be read.
-    """
+    """Loads a complete run of any kind from its folder."""
     from dist_eval.compare.evaluations import EvaluationRun
     from dist_eval.compare.tasks import TasksRun
     from dist_eval.results.run import CompleteHarnessRun
@@ -138,25 +134,7 @@ def compare(
     resamples: int | None = None,
     all_pairs: bool = False,
 ) -> list[Comparison]:
-    """Compares the first run with each of the others, or every two runs.
-
-    Args:
-        runs: at least two; if some are on a part of the dataset, all are compared on the rows that they have in common.
-        metrics: names of the metrics to compare; by default the usual ones and the custom metrics that all
-            runs have.
-        custom_metrics: custom metrics to compute from the runs' predictions; `metrics` may contain their names.
-        confidence: confidence level of the intervals.
-        resamples: number of resamples (see `gather_evidence`).
-        all_pairs: whether to compare every two runs.
-
-    Returns:
-        One comparison for each pair. P-values are adjusted by Holm's procedure: those of the tests of equal accuracy
-        for the number of pairs, those of the metrics for the number of pairs times metrics.
-
-    Raises:
-        RunError: the runs did not evaluate the same samples.
-        ConfigError: there is no such metric, or there is nothing to compare.
-    """
+    """Compares the first run with each of the others, or every two runs."""
     if len(runs) < 2:
         raise ConfigError("Nothing to compare with: name at least two runs.")
     kind = type(runs[0])

@@ -63,11 +63,7 @@ class EvaluationRun(ComparedRun):
 
     @classmethod
     def load(cls, folder: Path) -> EvaluationRun:
-        """Loads a run from its folder.
-
-        Raises:
-            RunError: the folder has no complete evaluation, its files cannot be read, or its groups are missing.
-        """
+        """Loads a run from its folder."""
         import numpy as np
         import pyarrow as pa
 

@@ -17,11 +17,7 @@ _CLASSES_NAMED = 5
 
 
 def on_common_rows(runs: Sequence[EvaluationRun]) -> list[EvaluationRun]:
-    """Restricts runs to the rows that all of them evaluated, if some evaluated only a part of the same dataset.
-
-    Raises:
-        RunError: there is no such row.
-    """
+    """Restricts runs to the rows that all of them evaluated, if some evaluated only a part of the same dataset."""
     import numpy as np
 
     selections = [run.results.data.selection for run in runs]
@@ -38,11 +34,7 @@ def on_common_rows(runs: Sequence[EvaluationRun]) -> list[EvaluationRun]:
 
 
 def require_comparable(first: EvaluationRun, second: EvaluationRun) -> None:
-    """Requires that two runs evaluated the same examples.
-
-    Raises:
-        RunError: they did not; the message says what differs.
-    """
+    """Requires that two runs evaluated the same examples."""
     import numpy as np
 
     pair = f"{first.folder} and {second.folder} cannot be compared"

@@ -101,20 +101,20 @@ def _with_confidence(words: str, confidence: float | None) -> str:
 
 
 def _metric(run: ComparedRun, name: str, notes: Footnotes) -> str:
-    from dist_eval.metrics.words import interval_words, metric_words
+    from dist_eval.metrics.words import format_interval, format_metric
 
     value, interval = run.results.metrics[name], run.results.intervals.get(name)
     if value is None:
         return f"-{notes.mark(run.results.undefined.get(name))}"
-    return metric_words(name, value) + (interval_words(name, interval, notes) if interval else "")
+    return format_metric(name, value) + (format_interval(name, interval, notes) if interval else "")
 
 
 def _signed(name: str, difference: PairedDifference, notes: Footnotes) -> str:
     """Returns a difference with its sign and its interval, or the number of the footnote with the reason."""
-    from dist_eval.metrics.words import metric_words
+    from dist_eval.metrics.words import format_metric
 
     def signed(value: float) -> str:
-        return ("+" if value >= 0 else "") + metric_words(name, value)
+        return ("+" if value >= 0 else "") + format_metric(name, value)
 
     value, interval = difference.value, difference.interval
     if value is None:
@@ -208,9 +208,6 @@ def write_changed(path: Path, comparisons: Sequence[Comparison]) -> None:
     of classes, values of a regression, or texts; several labels or outputs are joined by a semicolon), and change
     ("gained", "lost" or "still wrong"; in a regression "nearer", "farther" or "as far"). Names that a spreadsheet would
     compute follow an apostrophe.
-
-    Raises:
-        RunError: the file cannot be written.
     """
     import csv
 

@@ -13,11 +13,7 @@ PROGRAM = "dist-eval doctor"
 
 @dataclass(kw_only=True)
 class DoctorConfig(EvaluationConfig):
-    """The options of the doctor.
-
-    Raises:
-        ConfigError: on construction, when an option is out of range, missing, or contradicts another.
-    """
+    """The options of the doctor."""
 
     expect_hosts: int | None = option(
         None, "expected number of hosts (default: from the scheduler or torchrun)", group="doctor", metavar="N"

@@ -48,16 +48,7 @@ _FAILURES = {
 
 
 def examine_run(config: DoctorConfig, scratch_dir: Path, probe: Path) -> int:
-    """Checks what a run depends on; every rank calls it, and rank 0 prints the findings.
-
-    Args:
-        config: options of the planned run.
-        scratch_dir: this rank's private folder for sockets.
-        probe: a file in the output folder that this rank may write.
-
-    Returns:
-        The exit status: 1 if something will make the run fail.
-    """
+    """Checks what a run depends on; every rank calls it, and rank 0 prints the findings."""
     try:
         topology = Topology.from_environment()
     except RunError as error:

@@ -30,20 +30,13 @@ class Fault(Exception):
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found.
+    """What a check found."""
 
-    Attributes:
-        level: "error" if the run will fail, or will not be the run that was meant; "warning", or "fine".
-        subject: what it is about, a word or two.
-        message: what was found.
-        advice: what to do about it; empty if nothing.
-        equal: values by name, such as versions and hashes, that should be equal on all ranks.
-    """
-
-    level: Level
-    subject: str
-    message: str
-    advice: str = ""
+    level: Level  # "error" if the run will fail, or will not be the run that was meant; "warning", or "fine"
+    subject: str  # what it is about, a word or two
+    message: str  # what was found
+    advice: str = ""  # what to do about it; empty if nothing
+    # values by name, such as versions and hashes, that should be equal on all ranks
     equal: dict[str, str] = field(default_factory=dict)
 
 

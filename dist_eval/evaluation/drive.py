@@ -63,12 +63,7 @@ class RunWork(Generic[Entry]):
 
     @classmethod
     def gather(cls, local: LocalWork, entry: Entry) -> RunWork[Entry]:
-        """Brings together what all ranks did; every rank calls it, in an open process group.
-
-        Args:
-            local: this rank's part.
-            entry: its entry in the section `ranks`.
-        """
+        """Brings together what all ranks did; every rank calls it, in an open process group."""
         return cls(
             ranks=all_gather(entry),
             failed=sorted(itertools.chain.from_iterable(all_gather(local.failed))),

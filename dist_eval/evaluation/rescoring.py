@@ -13,7 +13,7 @@ from dist_eval.evaluation.results import scores_of
 from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.custom_metrics import CustomMetric, CustomResults, Inputs, custom_results
 from dist_eval.metrics.predictions import PredictionsLike
-from dist_eval.metrics.words import metric_words
+from dist_eval.metrics.words import format_metric
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.report.page import report_on
 from dist_eval.report.table import format_metrics, format_slices, group_lines, headline, metrics_shown
@@ -29,8 +29,8 @@ from dist_eval.tables import format_count
 
 _Value = TypeVar("_Value")
 
+# Options of the analysis: they change how predictions are analysed, not the predictions
 _OPTIONS = ("confidence", "group_column", "slice_by")
-"""Options of the analysis: they change how predictions are analysed, not the predictions."""
 
 
 def rescore_complete(
@@ -43,25 +43,12 @@ def rescore_complete(
 
     Custom metrics are always computed again: they, or the code behind them, may be new. Intervals, groups and slices
     are computed again if their options differ from the run's.
-
-    Args:
-        folder: of the complete run.
-        config: the options now, with those of the recorded analysis (see `with_recorded_analysis`).
-        custom_metrics: the custom metrics.
-        data: the dataset.
-
-    Returns:
-        The run's metrics by name.
-
-    Raises:
-        RunError: the predictions cannot be read.
-        DataError: a row names no group.
     """
     results = read_results(folder.path)
     name, figure = headline(results)
     print(
         f"{folder.path} holds the complete results of this very run, finished {results.finished}: {name} "
-        f"{'undefined' if figure is None else metric_words(name, figure)} on "
+        f"{'undefined' if figure is None else format_metric(name, figure)} on "
         f"{format_count(results.coverage.seen, 'example')}. "
         "Nothing was sent; --overwrite runs it again.",
         flush=True,
@@ -96,12 +83,7 @@ def rescore_complete(
 
 
 def with_recorded_analysis(config: EvaluationConfig, results: CompleteRun | None) -> EvaluationConfig:
-    """Takes over the slices and groups of a complete run where the options name none, so that it keeps them.
-
-    Args:
-        config: the options now.
-        results: of the folder's run; None if it is not complete.
-    """
+    """Takes over the slices and groups of a complete run where the options name none, so that it keeps them."""
     if config.overwrite or results is None:
         return config
     recorded: dict[str, Any] = results.config
@@ -159,14 +141,7 @@ def _others(section: Mapping[str, _Value], names: Collection[str]) -> dict[str, 
 def _merge_analysis(
     results: CompleteRun, analysis: Analysis, config: EvaluationConfig, revised: Collection[str]
 ) -> CompleteRun:
-    """Returns results with intervals, calibration and slices replaced by those of the new analysis.
-
-    Args:
-        results: of a complete run.
-        analysis: the new analysis.
-        config: the options now.
-        revised: custom metrics whose intervals already follow these options.
-    """
+    """Returns results with intervals, calibration and slices replaced by those of the new analysis."""
     options = {name: getattr(config, name) for name in _OPTIONS}
     same = all(results.config[name] == options[name] for name in ("confidence", "group_column"))
     later = "not computed for these options: start the command again with its --metric, which sends nothing"

@@ -27,7 +27,7 @@ from dist_eval.model.backends import LoadedModel
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.options.groups import DataOptions
 from dist_eval.report.page import report_on
-from dist_eval.report.table import format_results, selection_words
+from dist_eval.report.table import format_results, format_selection
 from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.journal import Journal
 from dist_eval.statistics.custom import statistics_of_functions
@@ -143,7 +143,7 @@ def finish(
 
 def announce_selection(context: EvalContext, data: TokenizedDataset) -> None:
     """Says on the leader how many rows will be evaluated, if not all of them."""
-    words = selection_words(data.facts)
+    words = format_selection(data.facts)
     if words and context.topology.is_leader:
         precision = context.config.precision
         wide = f", for intervals of at most ±{precision:g} at {100 * context.config.confidence:g}%" if precision else ""

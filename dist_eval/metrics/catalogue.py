@@ -22,29 +22,20 @@ SHARE, CORRELATION, UNBOUNDED = (0.0, 1.0), (-1.0, 1.0), (0.0, math.inf)
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric of a problem type.
+    """A metric of a problem type."""
 
-    Attributes:
-        name: as in `results.json`.
-        range: smallest and largest possible value; for a name, the same in all problem types.
-        formula: the metric as a function of sums (see `counts`), whose last axis are resamples; NaN where undefined. Of
-            "errors" it may give a row for each output, whose mean is the metric. None: no function of sums.
-        source: which sums.
-        lower_is_better: whether 0 is the best value, instead of the largest one.
-        over_classes: whether it is a mean over classes in which a class with few examples, or few predictions, has full
-            weight; undefined for a slice with few examples of a class.
-        is_accuracy: whether it equals the share of correct examples, so that Wilson's interval applies.
-        in_table: whether it is in the table that a run prints and at the top of reports.
-    """
-
-    name: str
-    range: tuple[float, float]
+    name: str  # as in `results.json`
+    range: tuple[float, float]  # smallest and largest possible value; for a name, the same in all problem types
+    # the metric as a function of sums (see `counts`), whose last axis are resamples; NaN where undefined. Of "errors"
+    # it may give a row for each output, whose mean is the metric. None: no function of sums.
     formula: Callable[[Any], Any] | None = None
-    source: Source = "counts"
-    lower_is_better: bool = False
+    source: Source = "counts"  # which sums
+    lower_is_better: bool = False  # whether 0 is the best value, instead of the largest one
+    # whether it is a mean over classes in which a class with few examples, or few predictions, has full weight;
+    # undefined for a slice with few examples of a class
     over_classes: bool = False
-    is_accuracy: bool = False
-    in_table: bool = True
+    is_accuracy: bool = False  # whether it equals the share of correct examples, so that Wilson's interval applies
+    in_table: bool = True  # whether it is in the table that a run prints and at the top of reports
 
 
 def _average(

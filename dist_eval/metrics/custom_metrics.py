@@ -134,18 +134,7 @@ class NoResult(Exception):
 
 
 def numbers_by_name(name: str, value: Any) -> dict[str, float]:
-    """Converts the return value of a metric into numbers by name.
-
-    Args:
-        name: name of the metric.
-        value: a number, or a dict of numbers; NumPy and torch scalars are numbers, too.
-
-    Returns:
-        Numbers by name; those of a dict are named `NAME/KEY`, unless its only key is the name itself.
-
-    Raises:
-        NoResult: the value is neither.
-    """
+    """Converts the return value of a metric into numbers by name."""
     if not isinstance(value, Mapping):
         return {name: _number(value)}
     if not value:

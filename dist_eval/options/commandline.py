@@ -198,18 +198,7 @@ def require_utf8(arguments: Sequence[str]) -> None:
 
 
 def read_yaml(path: Path, config: type[RunConfig] = EvaluationConfig) -> dict[str, Any]:
-    """Reads options from a YAML file.
-
-    Args:
-        path: a file with one mapping from option names (with dashes or underscores) to values.
-        config: class of the options.
-
-    Returns:
-        Values by field name, of the types that the class declares.
-
-    Raises:
-        ConfigError: the file is missing, is not a mapping, or has an unknown option or a value of the wrong type.
-    """
+    """Reads options from a YAML file."""
     try:
         content = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:

@@ -14,11 +14,7 @@ PROGRAM = "dist-eval plan"
 
 @dataclass(kw_only=True)
 class PlanConfig(EvaluationConfig):
-    """The options of a plan.
-
-    Raises:
-        ConfigError: on construction, when an option is out of range, missing, or contradicts another.
-    """
+    """The options of a plan."""
 
     probe: bool = option(True, "send nothing: no estimate of the time, and no swarm is needed", group="plan")
     probe_seconds: float = option(60.0, "longest time for the probe", group="plan", metavar="SECONDS")

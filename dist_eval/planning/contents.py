@@ -59,12 +59,6 @@ def range_traffic(
 
     Activations travel in the dtype that a server computes in, or as float16 with `--compression float16`, and back in
     the same; deep prompts go to it once with each batch (see `dist_eval.swarm.transport`).
-
-    Args:
-        routes: tokens that took each segment in the probe.
-        hop: numbers that each server on the route would be sent if it were the only one.
-        batches: batches of the run.
-        compression: value of `--compression`.
     """
     first = min((segment.start for segment in routes), default=0)
     passed = sum(tokens for segment, tokens in routes.items() if segment.start == first)

@@ -28,14 +28,7 @@ _GROUPS, _FEWEST_GROUPS = 8, 3
 def expected_time(
     ranks: Sequence[Probed], tokens: int, *, confidence: float = 0.95, start_up: float = 0.0
 ) -> TimeEstimate:
-    """Estimates how long all ranks together take for all batches of a run.
-
-    Args:
-        ranks: the answers of all ranks, whose probes began at the same time; at least one answer.
-        tokens: of all batches of the run, with prompts and padding.
-        confidence: confidence level of the interval.
-        start_up: seconds before the first batch.
-    """
+    """Estimates how long all ranks together take for all batches of a run."""
     end = min(rank.stopped for rank in ranks)  # from then on the others have the servers to themselves
     seconds, sizes = np.concatenate([rank.seconds for rank in ranks]), np.concatenate([rank.tokens for rank in ranks])
     order = np.argsort(seconds, kind="stable")

@@ -41,17 +41,7 @@ PlanContext = RunContext[PlanConfig, NoFolder]
 
 
 def plan_run(context: PlanContext) -> PlannedRun | None:
-    """Describes a run, and estimates its time from a probe; every rank calls it.
-
-    Args:
-        context: this rank's part of the plan, not yet opened.
-
-    Returns:
-        On the leader the plan, which was printed, else None.
-
-    Raises:
-        EvaluationError: the run would fail before its first batch, or the probe failed.
-    """
+    """Describes a run, and estimates its time from a probe; every rank calls it."""
     with context:
         config, is_leader = context.config, context.topology.is_leader
         if not config.probe and not is_leader:

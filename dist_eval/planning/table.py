@@ -5,7 +5,7 @@ from __future__ import annotations
 from dist_eval.distributed.time_left import in_words
 from dist_eval.planning.record import LabelCount, PlannedRun, TimeEstimate
 from dist_eval.printable import printable_lines
-from dist_eval.report.table import selection_words
+from dist_eval.report.table import format_selection
 from dist_eval.tables import format_count, text_table
 
 _LABELS_IN_TABLE, _NAMES_SHOWN = 40, 10
@@ -16,7 +16,7 @@ def format_plan(planned: PlannedRun) -> str:
     """Formats a plan for the terminal."""
     data, lengths, plan, ranks, cut = planned.data, planned.lengths, planned.plan, planned.ranks, planned.cut
     padding, limit = plan.padded_tokens - plan.real_tokens, format_count(data.max_length, "token")
-    part = selection_words(data)
+    part = format_selection(data)
     lines = [f"data: {format_count(data.examples, 'example')} of {data.source}" + (f" ({part})" if part else "")]
     if planned.half_width is not None:
         lines.append(

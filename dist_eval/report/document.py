@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from dist_eval.metrics.words import interval_words, limits_words, metric_words
+from dist_eval.metrics.words import format_interval, format_limits, format_metric
 from dist_eval.results.run import CompleteHarnessRun, CompleteRun
 from dist_eval.results.scores import Slice
 from dist_eval.tables import Footnotes
@@ -113,12 +113,12 @@ Results: TypeAlias = CompleteRun | CompleteHarnessRun
 def metric_number(name: str, results: Results | Slice, notes: Footnotes) -> Number:
     """Returns a metric with its interval, or a footnote that says why it is undefined or has none."""
     value, interval, why = results.metrics.get(name), results.intervals.get(name), results.undefined.get(name)
-    text = "–" if value is None else metric_words(name, value)
-    return Number(text, interval_words(name, interval, notes, why) if interval else notes.mark(why))
+    text = "–" if value is None else format_metric(name, value)
+    return Number(text, format_interval(name, interval, notes, why) if interval else notes.mark(why))
 
 
 def metric_card(title: str, name: str, results: Results) -> tuple[str, Number]:
     """Returns a metric with its interval, or the reason why it is undefined or has none, under a title."""
     value, interval = results.metrics.get(name), results.intervals.get(name)
     reason = results.undefined.get(name) or (interval.reason if interval else None) or ""
-    return title, Number("–" if value is None else metric_words(name, value), limits_words(name, interval) or reason)
+    return title, Number("–" if value is None else format_metric(name, value), format_limits(name, interval) or reason)

@@ -9,7 +9,7 @@ import numpy as np
 
 from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from dist_eval.metrics.catalogue import metric_names
-from dist_eval.metrics.words import interval_words, metric_words
+from dist_eval.metrics.words import format_interval, format_metric
 from dist_eval.report.document import (
     Contents,
     Document,
@@ -27,13 +27,13 @@ from dist_eval.report.table import (
     audit_lines,
     caveats,
     class_columns,
-    coverage_words,
+    format_coverage,
+    format_selection,
     metrics_of_slices,
     metrics_shown,
-    selection_words,
     slice_name,
 )
-from dist_eval.report.work import speed_words, work_section
+from dist_eval.report.work import format_speed, work_section
 from dist_eval.results.inputs import DatasetSummary, PromptSummary
 from dist_eval.results.run import CompleteRun, EvaluationResults
 from dist_eval.results.scores import Calibration, CalibrationBin, ClassResults, ConfusionMatrix, OutputResults, Slice
@@ -64,7 +64,7 @@ def describe_evaluation(run: FinishedRun, contents: Contents) -> Document:
         kind=results.problem_type.replace("_", " "),
         model=checkpoint_name(results.model) or base_name(results.model),
         data=dataset_name(results.data),
-        facts=[coverage_words(results), speed_words(results, "examples")],
+        facts=[format_coverage(results), format_speed(results, "examples")],
         cards=[metric_card(name, name, results) for name in metric_names(results.problem_type, "cards")],
         sections=sections,
         find_mistakes=lambda: find_mistakes(run, [(row, column) for row, column, _ in confusions], contents),
@@ -181,8 +181,8 @@ def _classes(results: CompleteRun) -> list[Section]:
 
 def _class_number(name: str, row: ClassResults | OutputResults, notes: Footnotes) -> Number:
     value, interval = getattr(row, name), getattr(row.intervals, name, None)  # the support has none
-    text = "–" if value is None else str(value) if name == "support" else metric_words(name, value)
-    return Number(text, "" if interval is None else interval_words(name, interval, notes))
+    text = "–" if value is None else str(value) if name == "support" else format_metric(name, value)
+    return Number(text, "" if interval is None else format_interval(name, interval, notes))
 
 
 def _calibration(results: CompleteRun) -> list[Section]:
@@ -219,7 +219,7 @@ def _bin_table(caption: str, heads: tuple[str, str], bins: Sequence[CalibrationB
             f"{bin_.low:.2f} to {bin_.high:.2f}",
             Number(str(bin_.n)),
             Number(f"{bin_.mean_confidence:.4f}"),
-            Number(f"{bin_.accuracy:.4f}", interval_words("accuracy", bin_.interval, notes)),
+            Number(f"{bin_.accuracy:.4f}", format_interval("accuracy", bin_.interval, notes)),
         ]
         for bin_ in bins
         if bin_.n
@@ -278,7 +278,7 @@ def _details(results: CompleteRun) -> list[tuple[str, str]]:
         "tuned checkpoint": checkpoint_name(results.model),
         **_prompt(results.model.prompt),
         "dataset": " ".join(part for part in where_from if part),
-        "rows": selection_words(data),
+        "rows": format_selection(data),
         "backend": _backend(options),
         "--max-length": _longest(data, is_given=bool(options.get("max_length"))),
         "custom metrics": ", ".join(options.get("metric") or ()),

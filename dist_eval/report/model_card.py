@@ -8,33 +8,21 @@ from dist_eval.data.problem_types import REGRESSION
 from dist_eval.errors import RunError
 from dist_eval.options.groups import DataOptions
 from dist_eval.report.naming import dataset_name
-from dist_eval.report.table import metrics_shown, selection_words
+from dist_eval.report.table import format_selection, metrics_shown
 from dist_eval.results.harness import GroupMetric, TaskMetric
 from dist_eval.results.run import CompleteHarnessRun, CompleteRun
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult
 
+# Names of metrics on the hub that differ from those here
 _TYPES = {"mcc": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"}
-"""Names of metrics on the hub that differ from those here."""
 
 _AVERAGED = ("f1", "precision", "recall", "roc_auc_ovr", "average_precision")
 
 
 def model_index(results: CompleteRun | CompleteHarnessRun, model_name: str) -> str:
-    """Builds the metadata of a model card.
-
-    Args:
-        results: content of `results.json` of a complete run.
-        model_name: name of the model.
-
-    Returns:
-        YAML with `model-index`, for the front matter (between `---` lines) of a model card. A dataset that is a file or
-        a folder is named without its directory.
-
-    Raises:
-        RunError: all metrics are undefined.
-    """
+    """Builds the metadata of a model card."""
     from huggingface_hub import ModelCardData
 
     found = _of_tasks(results) if isinstance(results, CompleteHarnessRun) else _of_dataset(results)
@@ -66,7 +54,7 @@ def _of_tasks(results: CompleteHarnessRun) -> list[EvalResult]:
 def _of_dataset(results: CompleteRun) -> list[EvalResult]:
     from huggingface_hub import EvalResult
 
-    part_words = f"({selection_words(results.data)})" if results.data.selection else ""
+    part_words = f"({format_selection(results.data)})" if results.data.selection else ""
     options, dataset = DataOptions.recorded_in(results.config), dataset_name(results.data)
     is_regression = results.problem_type == REGRESSION.name
     return [

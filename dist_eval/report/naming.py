@@ -16,16 +16,7 @@ _LISTS = ("metric", "tasks", "include_path")
 
 
 def name_of(source: str, is_path: bool | None = None) -> str:
-    """Returns the public name of a model or dataset.
-
-    Args:
-        source: a file, a folder or a hub name.
-        is_path: whether it was a file or folder during the run; None if that was not recorded: then it is assumed if
-            such a path exists here, or if the name starts like a path.
-
-    Returns:
-        The name of a file or folder without its directory; a hub name unchanged.
-    """
+    """Returns the public name of a model or dataset."""
     if is_path is None:
         is_path = source.startswith(("/", ".", "~")) or Path(source).exists()
     return Path(os.path.normpath(source)).name or source if is_path else source

@@ -15,15 +15,7 @@ from dist_eval.runs.task_samples import TaskRun
 
 
 def describe_run(folder: Path, contents: Contents | None = None) -> Document:
-    """Describes a complete run of any kind.
-
-    Args:
-        folder: the run's folder.
-        contents: the data to include; by default no texts.
-
-    Raises:
-        RunError: the folder has no complete run, or its files cannot be read.
-    """
+    """Describes a complete run of any kind."""
     from dist_eval.report.evaluation import describe_evaluation
     from dist_eval.report.tasks import describe_tasks
 
@@ -37,19 +29,6 @@ def write_report(folder: Path, contents: Contents | None = None, path: Path | No
     """Writes the report of a complete run.
 
     It contains texts of the dataset only on request, because reports are shared more freely than datasets.
-
-    Args:
-        folder: the run's folder.
-        contents: the data to include; by default no texts.
-        path: the file to write, by default `report.html` in the folder.
-
-    Returns:
-        The file.
-
-    Raises:
-        RunError: the folder has no complete run, or its files cannot be read.
-        DataError: the dataset cannot be read, or is not that of the run.
-        OSError: the file cannot be written.
     """
     page = render_html(describe_run(folder, contents))
     write_atomically(path or folder / REPORT, page.encode(), BY_UMASK if path else PRIVATE)

@@ -9,9 +9,9 @@ from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION
 from dist_eval.data.token_ids import ONE_BEGINNING
 from dist_eval.metrics.catalogue import OF_CLASS, OF_OUTPUT, metric_names
 from dist_eval.metrics.units import FEW_UNITS
-from dist_eval.metrics.words import interval_words, limits_words, metric_words
+from dist_eval.metrics.words import format_interval, format_limits, format_metric
 from dist_eval.printable import printable_lines
-from dist_eval.report.tasks import requests_words, unit_of
+from dist_eval.report.tasks import format_requests, unit_of
 from dist_eval.results.harness import HarnessResults
 from dist_eval.results.inputs import DatasetSummary, SessionsSummary
 from dist_eval.results.record import MetricValues
@@ -47,7 +47,7 @@ def format_results(results: EvaluationResults, folder: Path) -> str:
         *(f"{name}: undefined, {why}" for name, why in results.undefined.items() if name not in shown),
         *format_slices(results.slices, problem),
         "",
-        f"coverage: {coverage_words(results)}",
+        f"coverage: {format_coverage(results)}",
         _speed(results, "examples"),
         *selection_lines(results.data, results.groups),
         *group_lines(results.groups),
@@ -78,7 +78,7 @@ def format_tasks(results: HarnessResults, folder: Path) -> str:
     for name, group in results.groups.items():
         lines += ["", f"{name}: {', '.join(group.tasks)}"]
         lines += format_metrics({metric.key: metric.value for metric in group.metrics}, {}, {})
-    lines += ["", f"coverage: {requests_words(results)}", _speed(results, unit_of(results))]
+    lines += ["", f"coverage: {format_requests(results)}", _speed(results, unit_of(results))]
     lines += [f"notice: {text}" for text in results.notices]
     return _with_files(lines, folder, [RESULTS, results.files.results, *results.files.samples.values()])
 
@@ -101,7 +101,7 @@ def _with_files(lines: Sequence[str], folder: Path, names: Sequence[str | None])
     return printable_lines("\n".join([*lines, "files:", *(f"  {path}" for path in paths)]))
 
 
-def coverage_words(results: EvaluationResults) -> str:
+def format_coverage(results: EvaluationResults) -> str:
     """Returns how many examples were evaluated, and what was odd about their texts and labels."""
     coverage, data = results.coverage, results.data
     blank = format_count(data.blank, "text has no token of its own", "texts have no token of their own")
@@ -129,7 +129,7 @@ def format_metrics(
     """Returns a line for each metric, with its interval and note, if any; below a header, if any."""
     rows = [] if head is None else [("", head)]
     for name, value in values.items():
-        number = "     -" if value is None else metric_words(name, value)
+        number = "     -" if value is None else format_metric(name, value)
         interval = "" if value is None else _interval(name, intervals.get(name))
         note = f"  ({notes[name]})" if name in notes else ""
         rows.append((name, f"{number}{interval}{note}"))
@@ -162,7 +162,7 @@ def format_slices(slices: Sequence[Slice], problem: str) -> list[str]:
     for label, part in zip(labels, shown, strict=True):
         cells = (
             _number(part.metrics[name], name)
-            + interval_words(name, part.intervals[name], notes, part.undefined.get(name))
+            + format_interval(name, part.intervals[name], notes, part.undefined.get(name))
             for name in names
         )
         rows.append([label, str(part.n), *cells])
@@ -182,7 +182,7 @@ def slice_name(part: Slice) -> str:
     return "(missing)" if part.value is None else part.value or "(empty)"
 
 
-def selection_words(data: DatasetSummary) -> str:
+def format_selection(data: DatasetSummary) -> str:
     """Returns which rows of the dataset were evaluated; empty if all of them."""
     selection = data.selection
     if selection is None:
@@ -207,7 +207,7 @@ def selection_lines(data: DatasetSummary, groups: Groups | None) -> list[str]:
         of_others = "; no random sample, so the intervals say nothing of the other rows"
     else:
         of_others = ""
-    return [f"rows: {selection_words(data)}{of_others}"]
+    return [f"rows: {format_selection(data)}{of_others}"]
 
 
 def group_lines(groups: Groups | None) -> list[str]:
@@ -310,8 +310,8 @@ def audit_lines(audit: Audit | None) -> list[str]:
 def _number(value: float | None, name: str = "") -> str:
     if isinstance(value, int):
         return str(value)
-    return "-" if value is None else metric_words(name, value)
+    return "-" if value is None else format_metric(name, value)
 
 
 def _interval(name: str, interval: Interval | None) -> str:
-    return limits_words(name, interval) or (f"  (no interval: {interval.reason})" if interval else "")
+    return format_limits(name, interval) or (f"  (no interval: {interval.reason})" if interval else "")

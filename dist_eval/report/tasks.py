@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dist_eval.metrics.words import metric_words
+from dist_eval.metrics.words import format_metric
 from dist_eval.report.document import (
     Contents,
     Document,
@@ -17,7 +17,7 @@ from dist_eval.report.document import (
     metric_number,
 )
 from dist_eval.report.naming import name_of
-from dist_eval.report.work import speed_words, work_section
+from dist_eval.report.work import format_speed, work_section
 from dist_eval.results.harness import HarnessResults
 from dist_eval.results.inputs import Decoding
 from dist_eval.runs.task_samples import Sample, TaskRun
@@ -38,7 +38,7 @@ def describe_tasks(run: TaskRun, contents: Contents) -> Document:
         kind="language modeling",
         model=name_of(results.model.base, results.model.base_is_path),
         data=data,
-        facts=[requests_words(results), speed_words(results, unit)],
+        facts=[format_requests(results), format_speed(results, unit)],
         cards=[metric_card(f"{task}: {metric.key}", f"{task}/{metric.key}", results) for task, metric in firsts],
         sections=[_metrics(run), work_section(results, unit, with_hosts=contents.texts)],
         find_mistakes=lambda: _find_missed(run, contents),
@@ -53,7 +53,7 @@ def unit_of(results: HarnessResults) -> str:
     return "requests" if results.requests.texts else "texts"
 
 
-def requests_words(results: HarnessResults) -> str:
+def format_requests(results: HarnessResults) -> str:
     """Returns how many requests were answered, and what that took."""
     coverage, requests, prompts = results.coverage, results.requests, results.prompts
     parts = [f"{coverage.seen} of {format_count(coverage.expected, unit_of(results)[:-1])}, each exactly once"]
@@ -85,7 +85,7 @@ def _metrics(run: TaskRun) -> Section:
     columns = ["metric", head, "documents", "examples in front"]
     tables = [Table("Metrics of all documents", columns, rows, notes.lines(), summary_rows=len(rows))]
     of_groups: Rows = [
-        [f"{name}/{metric.key}", Number("–" if metric.value is None else metric_words(metric.metric, metric.value))]
+        [f"{name}/{metric.key}", Number("–" if metric.value is None else format_metric(metric.metric, metric.value))]
         for name, group in results.groups.items()
         for metric in group.metrics
     ]

@@ -11,19 +11,13 @@ from dist_eval.tables import format_count
 _SLOW = 1.2  # times the median duration
 
 
-def speed_words(results: Results, unit: str) -> str:
+def format_speed(results: Results, unit: str) -> str:
     """Returns the speed of all ranks together, with what was evaluated in the plural."""
     return f"{results.throughput.examples_per_second:.1f} {unit}/s on {format_count(len(results.ranks), 'rank')}"
 
 
 def work_section(results: Results, unit: str, *, with_hosts: bool) -> Section:
-    """Returns what each rank and each server did.
-
-    Args:
-        results: results of a run.
-        unit: what was evaluated, in the plural.
-        with_hosts: show the names of hosts instead of "host 1" and so on.
-    """
+    """Returns what each rank and each server did."""
     speed = results.throughput
     line = f"{speed.examples_per_second:.1f} {unit} and {speed.tokens_per_second:.0f} tokens a second."
     tables = [_rank_table(results, unit, with_hosts=with_hosts), *_server_tables(results)]

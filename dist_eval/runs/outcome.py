@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
     Results: TypeAlias = RunningRun | EndedRun | CompleteRun | StartedTuning | TuningRun
 
-_FINISHED = ("*.batches", "*.safetensors")
-"""Files in `journal/` that grow or change whenever something is finished."""
+_FINISHED = ("*.batches", "*.safetensors")  # Files in `journal/` that grow or change whenever something is finished
 
 
 @dataclass(frozen=True)

@@ -41,12 +41,7 @@ def plot_name(problem: str) -> str:
 
 
 def draw_predictions(results: EvaluationResults, predictions: PredictionsLike) -> Figure:
-    """Draws the plot of a run's problem type.
-
-    Args:
-        results: the run's results.
-        predictions: its predictions.
-    """
+    """Draws the plot of a run's problem type."""
     if results.problem_type == SINGLE_LABEL.name:
         return draw_confusion_matrix(results)
     if results.problem_type == MULTI_LABEL.name:
@@ -203,12 +198,7 @@ def _panels(count: int, side: float) -> tuple[Figure, list[Any]]:
 
 
 def write_png(path: Path, figure: Figure) -> None:
-    """Writes a plot as a PNG file.
-
-    Args:
-        path: the file.
-        figure: the plot.
-    """
+    """Writes a plot as a PNG file."""
     with replaced_atomically(path) as file:
         figure.savefig(file, format="png", dpi=120)
 

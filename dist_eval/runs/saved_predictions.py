@@ -121,11 +121,7 @@ def read_predictions(path: Path) -> dict[str, np.ndarray]:
 
 
 def read_pieces(path: Path) -> Iterator[SavedPredictions]:
-    """Reads the same in pieces of bounded size.
-
-    Raises:
-        OSError: there is no such file, or none that can be read.
-    """
+    """Reads the same in pieces of bounded size."""
     from pyarrow import parquet
 
     with parquet.ParquetFile(path) as file:

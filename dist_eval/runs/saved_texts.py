@@ -47,11 +47,7 @@ def write_texts(path: Path, rows: Sequence[SavedText]) -> None:
 
 
 def read_texts(path: Path) -> Iterator[tuple[int, SavedText]]:
-    """Yields what `write_texts` wrote: the index and the rest of each row.
-
-    Raises:
-        OSError: there is no such file, or none that can be read.
-    """
+    """Yields what `write_texts` wrote: the index and the rest of each row."""
     from pyarrow import parquet
 
     with parquet.ParquetFile(path) as file:

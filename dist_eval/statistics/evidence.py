@@ -54,39 +54,23 @@ def affordable_resamples(statistic: Statistic, most: int | None = None) -> int |
 
 @dataclass(frozen=True)
 class Evidence:
-    """The bootstrap distribution of a metric, or its jackknife where resampling would take too long.
+    """The bootstrap distribution of a metric, or its jackknife where resampling would take too long."""
 
-    Attributes:
-        value: the metric on the data.
-        bounds: its smallest and largest possible value.
-        multiplicity: units of each kind, int64 of shape [kinds].
-        influence: see `Statistic.influence`; None if unknown.
-        distribution: the metric on each resample, float64 of shape [resamples], NaN where undefined; None without
-            resamples.
-        are_groups: whether the units are groups of examples.
-        scale: magnitude of the operands if the metric is a difference, whose rounding error it inherits; else 0.
-        is_difference: whether it is a difference; its interval is then the one that is consistent with its p-value.
-        no_interval: see `Statistic.no_interval`.
-    """
-
-    value: float
-    bounds: tuple[float, float]
-    multiplicity: np.ndarray
-    influence: np.ndarray | None
+    value: float  # the metric on the data
+    bounds: tuple[float, float]  # its smallest and largest possible value
+    multiplicity: np.ndarray  # units of each kind, int64 of shape [kinds]
+    influence: np.ndarray | None  # see `Statistic.influence`; None if unknown
+    # the metric on each resample, float64 of shape [resamples], NaN where undefined; None without resamples
     distribution: np.ndarray | None
-    are_groups: bool = False
+    are_groups: bool = False  # whether the units are groups of examples
+    # magnitude of the operands if the metric is a difference, whose rounding error it inherits; else 0
     scale: float = 0.0
-    no_interval: str | None = None
+    no_interval: str | None = None  # see `Statistic.no_interval`
+    # whether it is a difference; its interval is then the one that is consistent with its p-value
     is_difference: bool = False
 
     def interval(self, confidence: float = 0.95, sampling_fraction: float = 0.0) -> Interval:
-        """Returns the BCa interval (of a difference the symmetric one), or the best that the data support.
-
-        Args:
-            confidence: confidence level.
-            sampling_fraction: share of all rows that is in the random sample (see `sampling`); that of a
-                difference does not depend on it.
-        """
+        """Returns the BCa interval (of a difference the symmetric one), or the best that the data support."""
         if self.no_interval is not None:
             return Interval(confidence=confidence, reason=self.no_interval)
         if self._has_few_units:
@@ -170,19 +154,7 @@ def gather_evidence(
     most: int | None = None,
     seed: int = SEED,
 ) -> dict[str, Evidence]:
-    """Resamples the data, once for all metrics of a statistic.
-
-    Args:
-        statistic: the metrics.
-        values: the metrics on the data, finite; metrics that are not named here are left out.
-        resamples: number of resamples; by default 9,999, fewer if they take long, none for very many units (see
-            `affordable_resamples`).
-        most: an upper limit below 9,999.
-        seed: seed of the resampling.
-
-    Returns:
-        The evidence by name of the metric.
-    """
+    """Resamples the data, once for all metrics of a statistic."""
     influence: dict[str, np.ndarray] = {}
     drawn: dict[str, np.ndarray] = {}
     number = affordable_resamples(statistic, most) if resamples is None else resamples

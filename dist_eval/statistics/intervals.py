@@ -47,12 +47,6 @@ def wilson(
     recommended by L. D. Brown, T. T. Cai and A. DasGupta (2001), "Interval estimation for a binomial proportion",
     Statistical Science 16, 101-133. Its width is positive even if no trial, or every trial, succeeds.
 
-    Args:
-        successes: number of successes.
-        trials: number of trials, at least 1.
-        confidence: confidence level.
-        sampling_fraction: see `sampling.effective_size`; the interval is then for the proportion in all rows.
-
     Returns:
         Its lower and upper limit.
 

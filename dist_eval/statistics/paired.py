@@ -26,19 +26,12 @@ _EXACT_UP_TO = 1_000
 
 @dataclass(frozen=True)
 class McNemar:
-    """The result of McNemar's test of equal accuracy.
+    """The result of McNemar's test of equal accuracy."""
 
-    Attributes:
-        only_first: examples that only the first model gets right.
-        only_second: examples that only the second model gets right.
-        p_value: two-sided p-value.
-        method: "exact" or "chi-square".
-    """
-
-    only_first: int
-    only_second: int
-    p_value: float
-    method: str
+    only_first: int  # examples that only the first model gets right
+    only_second: int  # examples that only the second model gets right
+    p_value: float  # two-sided p-value
+    method: str  # "exact" or "chi-square"
 
 
 def mcnemar(first_right: np.ndarray, second_right: np.ndarray) -> McNemar:
@@ -78,12 +71,6 @@ def bonett_price(only_first: int, only_second: int, examples: int, confidence: f
     S. Lydersen and P. Laake (2014), "Recommended tests and confidence intervals for paired binomial proportions",
     Statistics in Medicine 33, 2850-2875. Unlike the bootstrap it is valid even if few examples are discordant.
 
-    Args:
-        only_first: examples that only the first model gets right.
-        only_second: examples that only the second model gets right.
-        examples: number of all examples.
-        confidence: confidence level.
-
     Returns:
         Its lower and upper limit.
     """
@@ -101,12 +88,6 @@ def holm(p_values: Sequence[float]) -> list[float]:
     S. Holm (1979), "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 6,
     65-70. It is valid under any dependence between the tests.
 
-    Args:
-        p_values: the p-values of any number of tests.
-
-    Returns:
-        The adjusted p-values, in the same order.
-
     Examples:
         >>> holm([0.01, 0.04, 0.03])
         [0.03, 0.06, 0.06]
@@ -120,17 +101,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """The difference of a metric between two models: the second one's minus the first one's.
+    """The difference of a metric between two models: the second one's minus the first one's."""
 
-    Attributes:
-        value: the difference, None if either metric is undefined.
-        interval: its confidence interval.
-        p_value: two-sided p-value of the hypothesis of no difference; None if unknown.
-    """
-
-    value: float | None
-    interval: Interval
-    p_value: float | None
+    value: float | None  # the difference, None if either metric is undefined
+    interval: Interval  # its confidence interval
+    p_value: float | None  # two-sided p-value of the hypothesis of no difference; None if unknown
 
 
 def paired_differences(

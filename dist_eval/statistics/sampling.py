@@ -18,13 +18,6 @@ def effective_size(examples: float, sampling_fraction: float) -> float:
     see E. L. Korn and B. I. Graubard (1998), "Confidence intervals for proportions with small expected number of
     positive counts estimated from survey data", Survey Methodology 24, 193-201.
 
-    Args:
-        examples: examples of the sample, or of a part of it.
-        sampling_fraction: share f of all rows that is in the sample, 0 to 1.
-
-    Returns:
-        Infinity if the sample has all rows.
-
     Examples:
         >>> effective_size(500, sampling_fraction=0.5)
         999.0
@@ -42,11 +35,6 @@ def finite_population_correction(
     multiplied by √(1 - f), which is right to first order for metrics that are smooth functions of sums over examples:
     J. N. K. Rao and C. F. J. Wu (1988), "Resampling inference with complex survey data", JASA 83, 231-241; A. C.
     Davison and D. V. Hinkley (1997), "Bootstrap Methods and their Application", section 3.7.
-
-    Args:
-        limits: lower and upper limit.
-        value: the metric on the data.
-        sampling_fraction: the share f, 0 to 1.
 
     Returns:
         Its lower and upper limit.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dist_eval.metrics.words import metric_words
+from dist_eval.metrics.words import format_metric
 
 
 @pytest.mark.parametrize(
@@ -23,4 +23,4 @@ from dist_eval.metrics.words import metric_words
     ],
 )
 def test_metrics_without_a_natural_scale_have_four_significant_digits(name: str, value: float, words: str) -> None:
-    assert metric_words(name, value) == words
+    assert format_metric(name, value) == words
