@@ -1,4 +1,4 @@
-"""Prompts: templates over the columns of a dataset, and the words that a language model chooses from behind them."""
+"""Prompts: templates over the columns of a dataset, and the words that a language model chooses from after them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Template:
     Attributes:
         text: the template.
         columns: the columns that it names, each once, in order of appearance.
-        end: the text behind the last column, without white space at its end.
+        end: the text after the last column, without white space at its end.
         space: white space at its end.
 
     Raises:
@@ -85,11 +85,11 @@ class PromptedWords:
 
     Attributes:
         words: the word of each class, with the white space that belongs to it.
-        tokens: token ids of each word behind a prompt.
+        tokens: token ids of each word after a prompt.
         before: text before the prompt of every row: examples; empty at first.
 
     Raises:
-        ConfigError: a word has no tokens of its own behind the prompt, or has unknown ones.
+        ConfigError: a word has no tokens of its own after the prompt, or has unknown ones.
     """
 
     def __init__(self, template: Template, words: Sequence[str], tokenizer: Any, delimiter: str | None = None) -> None:
@@ -103,7 +103,7 @@ class PromptedWords:
             self._space, self.words = space, [own + word for word in words]
             end = _end_of((template.end or _STAND_IN) + space)
             try:
-                self.tokens = self._tokens_behind(end, "the end of --prompt" if template.end else "a prompt")
+                self.tokens = self._tokens_after(end, "the end of --prompt" if template.end else "a prompt")
                 break
             except ConfigError:
                 if (space, own) == ways[-1]:
@@ -127,7 +127,7 @@ class PromptedWords:
 
         Args:
             texts: the examples.
-            between: what stands behind each.
+            between: what stands after each.
         """
         self.before = between.join([*texts[:1], *(self._inside(text) for text in texts[1:]), ""])
 
@@ -150,7 +150,7 @@ class PromptedWords:
             where: says where a row is, for messages.
 
         Raises:
-            DataError: the tokenizer splits a word differently behind a prompt; the message names the row.
+            DataError: the tokenizer splits a word differently after a prompt; the message names the row.
         """
         texts = self.template.fill(columns)
         if self.before:
@@ -166,22 +166,22 @@ class PromptedWords:
 
     def _require_same(self, end: str, where: str) -> None:
         try:
-            tokens = self._tokens_behind(end, where)
+            tokens = self._tokens_after(end, where)
         except ConfigError as error:
             raise DataError(str(error)) from error
         for word, found, expected in zip(self.words, tokens, self.tokens, strict=True):
             if found != expected:
                 raise DataError(
-                    f"The tokenizer splits the label word {word!r} differently behind {where}, which ends with "
+                    f"The tokenizer splits the label word {word!r} differently after {where}, which ends with "
                     f"{end[-_SHOWN:]!r}. End --prompt with a fixed text, such as 'Answer:'."
                 )
 
-    def _tokens_behind(self, end: str, where: str) -> list[list[int]]:
+    def _tokens_after(self, end: str, where: str) -> list[list[int]]:
         ids = self._tokenizer([end, *(end + word for word in self.words)])["input_ids"]
         own, found = ids[0], []
         if own and own[-1] == self._tokenizer.eos_token_id and own[-1] == ids[1][-1]:
             raise ConfigError(
-                "The tokenizer ends every text with its token for the end, behind which no word can follow: set "
+                "The tokenizer ends every text with its token for the end, after which no word can follow: set "
                 "add_eos_token to false in the model's tokenizer_config.json."
             )
         for word, whole in zip(self.words, ids[1:], strict=True):

@@ -63,7 +63,7 @@ class _Leader:
         self._tokenizer = load_tokenizer(base.name)
         if self._tokenizer("a")["input_ids"][-1] == self._tokenizer.eos_token_id:
             raise ConfigError(
-                "The tokenizer ends every prompt with its token for the end, behind which no text can follow: set "
+                "The tokenizer ends every prompt with its token for the end, after which no text can follow: set "
                 "add_eos_token to false in the model's tokenizer_config.json."
             )
         self._template = Template(str(config.prompt))

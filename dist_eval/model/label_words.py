@@ -1,4 +1,4 @@
-"""A language model as a classifier: the class is the label word that is the likeliest behind a prompt.
+"""A language model as a classifier: the class is the label word that is the likeliest after a prompt.
 
 With words of one token each, that is a head whose rows are rows of the output embedding: one forward for a text, and
 only these rows are computed. Otherwise, the score of a class is the log-likelihood of its word, with the softmax over
@@ -134,7 +134,7 @@ class LabelWords:
 
 
 class LabelWordClassifier(ModelOnBackbone):
-    """A language model that computes the log-likelihood of each label word behind a prompt.
+    """A language model that computes the log-likelihood of each label word after a prompt.
 
     Args:
         model: the language model.
@@ -162,7 +162,7 @@ class LabelWordClassifier(ModelOnBackbone):
     def answer(
         self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing | None = None
     ) -> dict[str, torch.Tensor]:
-        """Computes the log-likelihood of each word behind each prompt, as `logits` of the classes.
+        """Computes the log-likelihood of each word after each prompt, as `logits` of the classes.
 
         Args:
             input_ids: prompts, int64 of shape [batch, length], padded on the right with any id.

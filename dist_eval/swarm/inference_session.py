@@ -37,7 +37,7 @@ class _Segment:
     end: int  # one past the last block
     # inputs of the first block for all positions so far, in chunks of shape [rows, n, hidden]
     sent: list[torch.Tensor] = field(default_factory=list)
-    next: _Segment | None = None  # the segment behind it
+    next: _Segment | None = None  # the segment after it
     cache: ServerCache | None = None  # the stream to the server
     # held while a step is sent, and as long as a stream to another server is opened
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -156,7 +156,7 @@ class InferenceSession:
             segment = segment.next
 
     def _from(self, block: int) -> _Segment | None:
-        """Returns the segment that begins at a block, None behind the last one."""
+        """Returns the segment that begins at a block, None after the last one."""
         return next((segment for segment in self._segments() if segment.start == block), None)
 
     async def _close(self) -> None:
@@ -210,7 +210,7 @@ class InferenceSession:
         """Sends what follows the texts through a segment, chunk by chunk.
 
         Returns:
-            Outputs of the last block of that server, and the segment that begins behind it.
+            Outputs of the last block of that server, and the segment that begins after it.
         """
         tokens = self._rows * sum(chunk.shape[1] for chunk in chunks)
         from_beginning = self._rows * self.position + tokens

@@ -34,7 +34,7 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def log_likelihoods(path: Path, words: list[list[int]]) -> torch.Tensor:
-    """Of each word behind each prompt, by Hugging Face's model, one text at a time."""
+    """Of each word after each prompt, by Hugging Face's model, one text at a time."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
