@@ -75,7 +75,7 @@ class Run:
         where = ["--initial-peers", *peers, "--dht-prefix", _PREFIX] if peers else ["--backend", "local"]
         self._arguments = [
             *("-m", "dist_eval", "--model", str(demo.BASE_MODEL)),
-            *(_FEW_SHOT if sessions else ["--checkpoint", str(demo.CHECKPOINT)]),
+            *(_FEW_SHOT if sessions else ["--checkpoint", str(demo.CHECKPOINT), "--session-share", "0"]),
             *("--dataset", str(dataset), "--output", str(output), "--token-budget", str(_TOKEN_BUDGET)),
             *("--swarm-timeout", str(_TIMEOUT), "--stop-grace", "5", *where),
         ]
