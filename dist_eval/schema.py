@@ -15,7 +15,7 @@ from dist_eval.process.output import run_program
 if TYPE_CHECKING:
     from dist_eval.options.config import RunConfig
 
-SCHEMA_VERSION: Literal[1] = 1
+SCHEMA_VERSION: Literal[2] = 2
 """Version of `results.json`, incremented by every incompatible change."""
 
 

@@ -56,7 +56,11 @@ def _open_shared_store(_: DynamicRendezvousHandler, master_addr: str, master_por
 
 
 def own_address(host: str) -> str | None:
-    """Returns the address of this host by which the others know it."""
+    """Returns the address of this host by which the others know it; None if it cannot be told.
+
+    That is so if the name leads to loopback here, as Debian and Ubuntu configure a host's own name, to an address that
+    this host does not have, such as that of a router, or to several that it has, of which others may know any.
+    """
     candidates = resolve(host)
     if host != "localhost" and host not in candidates:
         candidates = [address for address in candidates if not is_loopback(address)]

@@ -16,7 +16,11 @@ _TIMEOUT_SECONDS = 60.0
 
 
 def rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns torchrun's rendezvous for the nodes of a job, on the first of which this process runs."""
+    """Returns torchrun's rendezvous for the nodes of a job, on the first of which this process runs.
+
+    These are variables that torchrun reads (PET_ and the name of an option). The port is free on this node, and the id
+    excludes processes left from an earlier start of the job, or from another one.
+    """
     nodes = _scontrol("show", "hostnames", _variable(environment, "SLURM_JOB_NODELIST")).split()
     if not nodes:
         raise RunError("Slurm names no node of this job (scontrol show hostnames).")

@@ -59,7 +59,7 @@ class LimitedStore:
             try:
                 answer, error = self._answers.get(timeout=self._limit)
             except queue.Empty:
-                self._is_lost = True
+                self._is_lost = True  # for good: a late answer would be taken for that of another call
             else:
                 if error is not None:
                     raise error

@@ -55,7 +55,10 @@ def audited_batches(batches: int, fraction: float) -> frozenset[int]:
 
 
 def trusted_tolerance(dtypes: Iterable[str | None]) -> float:
-    """Returns the tolerance that no server can widen on its own: by the dtype that most servers announce."""
+    """Returns the tolerance that no server can widen on its own: by the dtype that most servers announce.
+
+    Of several that are as many, the finest one counts.
+    """
     counts = Counter(dtype for dtype in dtypes if dtype in TOLERANCES)
     most = max(counts.values(), default=0)
     tolerances = [TOLERANCES[dtype] for dtype, count in counts.items() if count == most]

@@ -50,7 +50,6 @@ _TO_DO, _COMPLETE, _RESULTS = "to do", "complete", "results written"
 
 Config = TypeVar("Config", bound=RunConfig)
 Folder = TypeVar("Folder", bound=RunFolder)
-Result = TypeVar("Result")
 
 
 @dataclass

@@ -88,6 +88,7 @@ def evaluate_run(context: EvalContext) -> dict[str, float | None] | None:
         )
         with context.process_group(), driven as local:
             combined = combine(local)
+            del local  # this rank's predictions, after a restart nearly all
         if context.topology.is_leader:
             return finish(context, task, data, plan, analysis, combined)
         context.wait_for_results()

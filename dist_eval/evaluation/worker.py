@@ -156,7 +156,7 @@ class BatchWorker:
 
         Raises:
             RunStopped: the run was asked to stop before its end; on all ranks.
-            EvaluationError: see `do` and `Progress.wait_for_all`.
+            EvaluationError: too many samples failed, or see `Progress.wait_for_all`.
         """
         faulty, assigned_batches = None, np.empty(0, dtype=np.int64)
         while True:
@@ -182,7 +182,7 @@ class BatchWorker:
             require_complete(left, tried - self._failed, self._failed, done, self._stop, len(self._data))
 
     def do(self, shard: Sequence[int] | np.ndarray) -> int:
-        """Predicts batches, and writes each to the journal as soon as its answer is back."""
+        """Predicts batches, and writes each to the journal as soon as its answer is back; returns how many are left."""
         start, left = time.monotonic(), len(shard)
         for outcome in predict_batches(
             self._model,

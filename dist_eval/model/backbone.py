@@ -87,7 +87,7 @@ class Backbone(HostedModel, ABC):
         prompts: torch.Tensor | None = None,
         deep_prompts: torch.Tensor | None = None,
     ) -> TextSession:
-        """Opens a session for texts that are sent piece by piece; nothing is sent yet.
+        """Opens a session for texts that are sent in chunks; nothing is sent yet.
 
         Args:
             rows: number of texts.

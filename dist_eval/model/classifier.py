@@ -102,7 +102,10 @@ def load_swarm_backbone(
     adapter: str | None = None,
     **options: Any,
 ) -> SwarmBackbone:
-    """Loads a base model whose blocks a swarm hosts; only embeddings and final norm are loaded in this process."""
+    """Loads a base model whose blocks a swarm hosts; only embeddings and final norm are loaded in this process.
+
+    Close it before the process group of its program.
+    """
     from dist_eval.swarm.directory import ServerDirectory
     from dist_eval.swarm.requests import SwarmRequests
 
@@ -154,7 +157,10 @@ def with_tuned_head(backbone: Backbone, model: str, tuned: TunedCheckpoint) -> C
 
 
 def classifier_of(model: Any, requests: SwarmRequests | None = None, *, seed: int = 0) -> Classifier:
-    """Builds a classifier from a loaded Petals model, with a copy of its current tuned tensors."""
+    """Builds a classifier from a loaded Petals model, with a copy of its current tuned tensors.
+
+    Do not close it: the model owns the DHT node.
+    """
     from dist_eval.options.groups import SwarmOptions
     from dist_eval.swarm.directory import ServerDirectory
     from dist_eval.swarm.requests import SwarmRequests

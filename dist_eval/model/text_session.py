@@ -1,4 +1,4 @@
-"""Texts that are sent through a base model piece by piece (see `dist_eval.model.backbone.Backbone.session`)."""
+"""Texts that are sent through a base model in chunks (see `dist_eval.model.backbone.Backbone.session`)."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class Digests(Record):
 class RunHeader(Record):
     """What is known of every run."""
 
-    schema_version: Literal[1]
+    schema_version: Literal[2]
     """Counts changes that a reader could stumble over."""
     status: Literal["running", "incomplete", "failed", "complete"]
     """What is not complete resumes where it was when the same command is started again; incomplete: it was asked to

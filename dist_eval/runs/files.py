@@ -10,4 +10,5 @@ FINGERPRINT, SESSIONS = "fingerprint.json", "sessions.json"
 """What the journal's batches depend on, and how their sessions were planned; in the journal's folder."""
 PREDICTIONS = "predictions.parquet"
 REPORT = "report.html"
-"""The predictions that differ between a swarm and the local backend."""
+OF_EARLIER_VERSIONS = ("timeline.json", "backend_changes.jsonl")
+"""Files that would no longer belong to the results beside them."""

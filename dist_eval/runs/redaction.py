@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-# begins only where a path does: from each of its parts, a long path without a peer would be searched to its end
-# A peer's address, or its ID alone
+# A peer's address, or its ID alone. An address begins only where a path does: from each of its parts, a long path
+# without a peer would be searched to its end.
 _PEER = re.compile(r"(?<![\w.:/-])[\w.:/-]*/p2p/[1-9A-HJ-NP-Za-km-z]{40,}|\b(?:Qm|12D3Koo)[1-9A-HJ-NP-Za-km-z]{40,}")
 
 

@@ -1,4 +1,4 @@
-"""A session: texts that are sent chunk by chunk, while servers keep the attention caches of what they were sent before.
+"""A session: texts that are sent in chunks, while servers keep the attention caches of what they were sent before.
 
 One server after another computes its blocks of a chunk, as with a forward. The first block's inputs of each segment are
 kept here: if a server fails, leaves, or has no room, another one is sent the texts from their beginning, and nothing
@@ -65,7 +65,7 @@ class _Segment:
 
 
 class InferenceSession:
-    """Texts that are sent to a swarm chunk by chunk. To be used by one thread, but for `continuations`, as a context.
+    """Texts that are sent to a swarm in chunks. To be used by one thread, but for `continuations`, as a context.
 
     Args:
         requests: sends to the swarm.
@@ -207,7 +207,7 @@ class InferenceSession:
     async def _through(
         self, segment: _Segment, chunks: list[torch.Tensor], servers: dict[RouteSegment, None]
     ) -> tuple[list[torch.Tensor], _Segment | None]:
-        """Sends what follows the texts through a segment, chunk by chunk.
+        """Sends what follows the texts through a segment, in chunks.
 
         Returns:
             Outputs of the last block of that server, and the segment that begins after it.
@@ -276,6 +276,7 @@ class InferenceSession:
         async with segment.lock:
             if segment.cache in (None, unfit) or not segment.cache.can_step(self.position):
                 return span, await self._opened(span, segment, chunks)
+        # another step has found one meanwhile, which only needs the chunks
         raise RequestDisplaced("a server has caches of the texts by now")
 
     async def _opened(self, span: Span, segment: _Segment, chunks: list[torch.Tensor]) -> list[torch.Tensor]:

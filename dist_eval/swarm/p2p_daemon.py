@@ -63,7 +63,7 @@ class ReachabilityCache:
             raise PeerUnreachable(f"nothing listens at {address[0]}:{address[1]}")
 
     def mark_reached(self, peer: str) -> bool:
-        """Records that a peer was reached."""
+        """Records that a peer was reached; returns whether this is the first time, and its address is unknown."""
         self.failed_at.pop(peer, None)
         is_new = peer not in self._seen
         self._seen.add(peer)
@@ -110,7 +110,10 @@ def patch_p2p_daemon(sockets: Path) -> None:
 
 
 def probe_before_dialing(peers: Iterable[str]) -> None:
-    """Makes all further calls of this process, and of nodes that it forks, probe a peer before the daemon dials it."""
+    """Makes all further calls of this process, and of nodes that it forks, probe a peer before the daemon dials it.
+
+    The peers count as unreachable until they are reached.
+    """
     from hivemind.p2p.p2p_daemon_bindings.p2pclient import Client
 
     for text in peers:

@@ -22,12 +22,12 @@ from contextlib import contextmanager
 from dist_eval.process.shared_state import SharedStates
 from dist_eval.swarm.pace import Pace, Ticket, forget, settle
 
-_EARLY_SHARE = 0.1
-_EARLY_SECONDS, _EARLY_SECONDS_FAR = 0.1, 0.3
 # How much work the server should still have when the next request arrives: 0.1 requests like those that it has, by
 # which its speed may vary, and 0.1 s, by which our own may, or 0.3 s if it is not known to be close by; but at most 0.9
 # requests, or 0.15 s if that is more. More would hide more of its pauses between blocks, but let the next server begin
 # later.
+_EARLY_SHARE = 0.1
+_EARLY_SECONDS, _EARLY_SECONDS_FAR = 0.1, 0.3
 _EARLY_AT_MOST, _EARLY_AT_MOST_SECONDS = 0.9, 0.15
 
 _KEPT = 0.9  # Share of earlier measurements of a server's speed that its moving average keeps: it covers ten requests

@@ -21,8 +21,8 @@ ANNOUNCED = "2.3.0+dist.eval"
 """What our servers announce: like those of Petals main they can roll back a session, and the rest tells them apart."""
 
 _FIRST_OF_MAIN = Version("2.3.0.dev0")
-_RELEASE = {"llama": ("default", "linear", "dynamic"), "bloom": ("default",), "falcon": ("default",)}
 # Kinds of rotary embeddings by type of model. Main fails on every request to a Falcon.
+_RELEASE = {"llama": ("default", "linear", "dynamic"), "bloom": ("default",), "falcon": ("default",)}
 _MAIN = {"llama": ("default", "linear", "dynamic", "llama3"), "bloom": ("default",), "mixtral": ("default",)}
 
 

@@ -69,7 +69,7 @@ class SwarmRequests:
         config: the model's `transformers` config.
         request_timeout: seconds to wait for a server's answer.
         max_retries: how often each part of a request is sent again, after its first attempt.
-        compression: of the activations (see `Transport`).
+        compression: of the activations: "none" is exact, "float16" changes the result a little.
         router: chooses servers; by default one of its own.
         outage_timeout: seconds to wait for blocks that no reachable server holds.
         rejoin: called every few seconds while waiting for such servers.

@@ -164,7 +164,10 @@ class ServerStats:
         self.ban_longer(now)
 
     def refused_size(self, tokens: int, stated: int | None, refusal: str, now: float) -> None:
-        """Records that it refused a request as too large: from now on it gets smaller ones only."""
+        """Records that it refused a request as too large: from now on it gets smaller ones only.
+
+        If it took as many tokens before, or says that it takes as many, its word is not to be relied on: it is banned.
+        """
         if tokens <= max(self.largest_answered, stated or 0):
             self.ban_longer(now)
         self.limit = min(self.limit, tokens - 1, self.limit if stated is None else stated)
@@ -217,7 +220,8 @@ class Router:
     Args:
         seed: of the noise that breaks ties between equal servers; different on each rank.
         shared: shares the servers' pacing with the other ranks of this host.
-        period: seconds in which a rank that does not hang has an answer, or gives a request up (see `Pacing`).
+        period: seconds in which a rank that does not hang has an answer, or gives a request up: what was sent in the
+            period before the last one is forgotten, and ranks that hang are not counted as waiting.
     """
 
     def __init__(self, seed: int = 0, shared: SharedStates | None = None, period: float = math.inf) -> None:

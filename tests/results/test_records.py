@@ -33,7 +33,7 @@ def test_a_file_is_read_and_written_again_to_the_last_byte(tmp_path: Path, statu
 
 def header(**changes: Any) -> dict[str, Any]:
     environment = {"python": "3", "platform": "p", "packages": {}, "git_commit": None}
-    known = {"schema_version": 1, "status": "running", "error": None, "started": "t", "finished": None, "config": {}}
+    known = {"schema_version": 2, "status": "running", "error": None, "started": "t", "finished": None, "config": {}}
     return {**known, "environment": environment, **changes}
 
 

@@ -151,7 +151,7 @@ def test_a_complete_run_without_a_fingerprint_is_not_replaced_by_accident(tmp_pa
 
 def test_a_complete_run_of_another_format_is_not_replaced_by_accident(tmp_path: Path) -> None:
     claimed_run(tmp_path)
-    (tmp_path / RESULTS).write_text(json.dumps({**results_of(tmp_path), "schema_version": 2}))
+    (tmp_path / RESULTS).write_text(json.dumps({**results_of(tmp_path), "schema_version": SCHEMA_VERSION - 1}))
     before = everything_below(tmp_path)
     run = folder_of(config_for(tmp_path))
     with pytest.raises(RunError, match=r"another format than this version writes.*--output.*--overwrite"):
