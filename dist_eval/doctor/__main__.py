@@ -21,9 +21,9 @@ from dist_eval.process.output import status_after_output, tolerate_broken_output
 def examine(config: DoctorConfig) -> int:
     """Runs this rank's part of the checks (see `dist_eval.doctor.examination.examine_run`)."""
     with gc_paused():
-        from dist_eval.doctor.examination import examine_run
+        from dist_eval.doctor.examination import PROBE_PREFIX, examine_run
 
-    probe = config.output_folder / f".doctor-{uuid.uuid4().hex}"
+    probe = config.output_folder / f"{PROBE_PREFIX}{uuid.uuid4().hex}"
     with workspace(probe) as scratch_dir, temporary_files_in(scratch_dir):
         return examine_run(config, scratch_dir, probe)
 

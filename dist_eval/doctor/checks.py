@@ -12,6 +12,7 @@ import resource
 import shutil
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +32,10 @@ _FILES_OF_A_PROCESS = 256  # libraries, and sockets of the swarm
 _FILES_OF_STORE_FOR_A_RANK = 3
 _LEAST_FREE = 20 << 20
 _CGROUP = Path("/sys/fs/cgroup")
+_MEMORY_FILES = {  # limit and use, by controllers in /proc/self/cgroup: those of version 2, and of version 1
+    "": ("memory.max", "memory.current"),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+}
 _FLOAT_BYTES = 4
 _RANK_BYTES, _SERVER_BYTES = 650 << 20, 600 << 20  # besides weights: measured, see benchmarks/README.md
 _FULL = 0.9
@@ -67,8 +72,9 @@ def check_open_files(topology: Topology) -> str:
     """Checks the limit of open files: a rank's, which raises its own, or torchrun's, where it has the ranks' store."""
     process, allowed, needed = "a rank", most_open_files(), _FILES_OF_A_PROCESS + topology.world_size
     if "TORCHELASTIC_RUN_ID" in os.environ and topology.is_leader:
-        process, needed = "torchrun", _FILES_OF_A_PROCESS + _FILES_OF_STORE_FOR_A_RANK * topology.world_size
-        allowed, _ = resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE)
+        with suppress(OSError):  # another user's process, or ended
+            allowed, _ = resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE)
+            process, needed = "torchrun", _FILES_OF_A_PROCESS + _FILES_OF_STORE_FOR_A_RANK * topology.world_size
     if resource.RLIM_INFINITY != allowed < needed:
         raise Fault(
             f"{process} may have {allowed} files open, and needs about {needed}.",
@@ -182,20 +188,23 @@ def weight_bytes(config: Any) -> int:
 def available_memory() -> int:
     """Returns the bytes that new processes on this host may use: free memory, or what a control group has left.
 
-    Source: "Memory Interface Files" in the kernel's admin-guide/cgroup-v2.
+    Source: "Memory Interface Files" in the kernel's admin-guide/cgroup-v2, and admin-guide/cgroup-v1/memory.
     """
     import psutil
 
     available = [int(psutil.virtual_memory().available)]
-    own = [line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::")]
-    inner = Path(own[0].strip("/") if own else "")
-    for folder in (_CGROUP / inner, *(_CGROUP / parent for parent in inner.parents)):
-        try:
-            limit, used = (int((folder / name).read_text()) for name in ("memory.max", "memory.current"))
-            entries = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-        except (OSError, ValueError):  # the root has none, and "max" is no limit
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, place = line.split(":", 2)
+        if controllers not in _MEMORY_FILES:
             continue
-        available.append(max(0, limit - used + int(entries.get("inactive_file", 0))))  # the kernel reclaims that
+        inner = Path(place.strip("/"))
+        for folder in (_CGROUP / controllers / part for part in (inner, *inner.parents)):
+            try:
+                limit, used = (int((folder / name).read_text()) for name in _MEMORY_FILES[controllers])
+                entries = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+            except (OSError, ValueError):  # the root has none, and "max" is no limit
+                continue
+            available.append(max(0, limit - used + int(entries.get("inactive_file", 0))))  # the kernel reclaims that
     return min(available)
 
 

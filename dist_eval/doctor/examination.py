@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -26,17 +26,19 @@ from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.doctor import checks
 from dist_eval.doctor.config import DoctorConfig
 from dist_eval.doctor.findings import Fault, Finding, Report, conclude, describe, has_errors, write_report
-from dist_eval.errors import RunError, one_line, os_reason
+from dist_eval.errors import RunError, one_line
 from dist_eval.runs.files import JOURNAL
 from dist_eval.runs.folder_lock import LOCK_FILE, last_holder
 from dist_eval.runs.outcome import read_outcome
 
+PROBE_PREFIX = ".doctor-"
 _POLL_SECONDS, _CLEANUP_SECONDS = 0.1, 5.0
 _SWARM_SECONDS = 30.0  # for everything but the wait for a swarm: importing Petals, asking the servers, leaving
 _CHECKS_APART = 5  # a rank may be this many times a check's limit behind another one
 _FOLDER_SECONDS = 10.0  # that a new file may take to show on another host: network folders cache missing names
 _SHOWN = 10
 _SCHEDULER_HOSTS = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES", "PET_NNODES")
+_START_ALIKE = "Start torchrun on each host with the same --nnodes, --master-addr and --master-port, and --node-rank."
 _FAILURES = {
     "group": (
         "The ranks do not come together: ",
@@ -72,29 +74,36 @@ class Examination:
         self.check("versions", checks.check_versions)
         self.check("open files", partial(checks.check_open_files, topology))
         self.check("space", partial(checks.check_space, self.config.output_folder))
-        with ExitStack() as stack:
-            probe = self.attempt("output folder", lambda: stack.enter_context(written_probe(self.probe)))
-            hello = json.dumps([topology.host, probe])
-            answers = self.attempt("group", lambda: self.gather("hello", hello, limit), 3 * limit)
-            present = {rank: json.loads(text) for rank, text in (answers or {}).items()}
-            hosts = {rank: host for rank, (host, _) in present.items()}
-            come_together = bool(present) and self.check("group", partial(self.check_group, hosts))
-            if not come_together and topology.hosts > 1:
-                self.check("names", partial(checks.check_names, topology))
-            if not present:  # this rank reaches no other one
-                return self.finish([self.report])
+        stack = ExitStack()  # closed within a limit too; what an abandoned thread leaves, the workspace removes
+        probe = self.attempt("output folder", lambda: stack.enter_context(written_probe(self.probe)))
+        hello = json.dumps([topology.host, probe])
+        answers = self.attempt("group", lambda: self.gather("hello", hello, limit), 3 * limit)
+        present = {rank: json.loads(text) for rank, text in (answers or {}).items()}
+        late = _CHECKS_APART * limit + _SWARM_SECONDS
+        ready: Iterable[int] = present
+        if present:
             if probe is not None:
                 probes = {rank: name for rank, (_, name) in present.items() if name is not None}
                 self.check("output folder", partial(self.check_folder, probes), limit + _FOLDER_SECONDS)
             self.check_inputs()
-            own, late = json.dumps(asdict(self.report)), _CHECKS_APART * limit + _SWARM_SECONDS
-            answers = self.attempt("group", lambda: self.gather("report", own, late, present), 3 * late)
-        reports = [Report.from_json(text) for _, text in sorted((answers or {}).items())]
-        status = self.finish(reports or [self.report])
+        if topology.rank in present:  # joining the swarm forks (see `join_swarm`): the group opens when all are done
+            ready = self.attempt("group", lambda: self.gather("ready", "", late, present), 3 * late) or ()
+        hosts = {rank: present[rank][0] for rank in ready}
+        come_together = bool(hosts) and self.check("group", partial(self.check_group, hosts))
+        if not come_together and topology.hosts > 1:
+            self.check("names", partial(checks.check_names, topology))
+        self.report.findings.sort(key=lambda finding: finding.subject not in ("group", "names"))
+        if hosts:
+            own = json.dumps(asdict(self.report))
+            answers = self.attempt("group", lambda: self.gather("report", own, late, hosts), 3 * late)
+        self.attempt("output folder", stack.close)
+        if not hosts or not answers or topology.rank not in answers:  # rank 0 does not report for this one
+            return self.finish([self.report])
+        status = self.finish([Report.from_json(text) for _, text in sorted(answers.items())])
         # the store ends with the first host's torchrun, so rank 0 is the last to leave
         self.attempt("group", lambda: self.rank_store.publish(f"bye/{topology.rank}", ""), _CLEANUP_SECONDS)
         if topology.is_leader:
-            self.attempt("group", lambda: self.collect("bye", present, _CLEANUP_SECONDS), 2 * _CLEANUP_SECONDS)
+            self.attempt("group", lambda: self.collect("bye", answers, _CLEANUP_SECONDS), 2 * _CLEANUP_SECONDS)
         return status
 
     def check_inputs(self) -> None:
@@ -144,6 +153,11 @@ class Examination:
     def check_group(self, hosts: Mapping[int, str]) -> str:
         """Checks that all ranks are there, given the hosts of those that are, and come together in a process group."""
         topology = self.topology
+        if topology.rank not in hosts:
+            raise Fault(
+                f"Rank {topology.rank} on {topology.host} came after rank 0 had stopped waiting for it.",
+                "See what delays it, or give a longer --check-timeout.",
+            )
         missing = [str(rank) for rank in range(topology.world_size) if rank not in hosts]
         if missing:
             raise Fault(
@@ -159,7 +173,7 @@ class Examination:
             split = ": each host may have made a group of its own, and would evaluate everything"
             raise Fault(
                 f"{source} {expected} hosts, but this group has {topology.hosts}{split * (topology.hosts == 1)}.",
-                "Start torchrun on each host with the same --nnodes, --master-addr and --master-port, and --node-rank.",
+                _START_ALIKE,
             )
         if topology.world_size == 1:
             return f"one rank on {topology.host}"
@@ -182,6 +196,12 @@ class Examination:
                 "same hosts.",
                 "Give an --output on a folder that all hosts share, by its full path.",
                 "warning",
+            )
+        others = {path.name for path in folder.glob(f"{PROBE_PREFIX}*")} - {self.probe.name, *probes.values()}
+        if len(probes) == self.topology.world_size and any(is_locked(folder / name) for name in others):
+            raise Fault(
+                f"Another group checks {folder} right now: hosts that were to be one group may have made one each.",
+                _START_ALIKE,
             )
         if is_locked(folder / JOURNAL / LOCK_FILE):
             message = f"{folder} is in use by another run ({last_holder(folder) or 'an unknown process'})."
@@ -222,11 +242,12 @@ class Examination:
             return status
         print(describe(findings), flush=True)
         if self.topology.is_leader:
-            try:
-                path = write_report(self.config.output_folder, findings, reports, self.config.initial_peers)
-                print(f"all findings: {path}", flush=True)
-            except OSError as error:
-                print(f"The findings could not be written: {os_reason(error)}.", flush=True)
+            peers = self.config.initial_peers
+            path = self.attempt("report", lambda: write_report(self.config.output_folder, findings, reports, peers))
+            said = f"all findings: {path}"
+            if path is None:
+                said = f"The findings could not be written: {self.report.findings[-1].message}."
+            print(said, flush=True)
         return status
 
 
@@ -261,10 +282,9 @@ def unseen_probes(folder: Path, probes: Mapping[int, str]) -> list[int]:
 
 def is_locked(path: Path) -> bool:
     """Returns whether another process has locked a file for itself alone."""
-    if path.exists():
-        with path.open() as file:
-            try:
-                fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # other ranks may look at the same time
-            except (BlockingIOError, PermissionError):
-                return True
+    with suppress(FileNotFoundError), path.open() as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # other ranks may look at the same time
+        except (BlockingIOError, PermissionError):
+            return True
     return False

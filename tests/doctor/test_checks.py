@@ -5,7 +5,11 @@ from __future__ import annotations
 import resource
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,12 +19,16 @@ from dist_eval.doctor import checks, examination
 from dist_eval.doctor.config import DoctorConfig
 from dist_eval.doctor.findings import Fault
 
-BACKENDS = {"local": {"backend": "local"}, "embedded": {"swarm": "embedded"}, "public": {"swarm": "public"}}
+BACKENDS: dict[str, Any] = {
+    "local": {"backend": "local"},
+    "embedded": {"swarm": "embedded"},
+    "public": {"swarm": "public"},
+}
 
 
-def config_of(where: str) -> DoctorConfig:
+def config_of(where: str, **more: Any) -> DoctorConfig:
     model, checkpoint, dataset = map(str, (demo.BASE_MODEL, demo.CHECKPOINT, demo.TEST_DATA))
-    return DoctorConfig(model=model, checkpoint=checkpoint, dataset=dataset, **BACKENDS[where])
+    return DoctorConfig(model=model, checkpoint=checkpoint, dataset=dataset, **BACKENDS[where], **more)
 
 
 def test_a_model_in_this_process_needs_memory_for_its_weights() -> None:
@@ -104,6 +112,12 @@ def test_the_limit_of_torchrun_counts_where_the_store_is() -> None:
     assert done.stderr.endswith("Fault: torchrun may have 500 files open, and needs about 556.\n")
 
 
+def test_another_users_torchrun_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    monkeypatch.setattr(resource, "prlimit", lambda *_: (_ for _ in ()).throw(PermissionError(1, "not permitted")))
+    assert checks.check_open_files(Topology()).startswith("a rank may have")
+
+
 def test_a_disk_that_is_nearly_full_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = checks.check_space(tmp_path / "not" / "yet")
     assert "GiB free for results" in said
@@ -138,12 +152,59 @@ def test_probes_are_seen_in_the_same_folder_alone_and_removed(tmp_path: Path, mo
     assert list((tmp_path / "new").iterdir()) == []
 
 
+@contextmanager
+def held_by_another_process(path: Path) -> Iterator[None]:
+    code = "import fcntl,sys;f=open(sys.argv[1],'w');fcntl.lockf(f,fcntl.LOCK_EX);print(flush=True);sys.stdin.read()"
+    holder = subprocess.Popen([sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert holder.stdout and holder.stdout.readline() == b"\n"
+    yield
+    holder.communicate()
+
+
 def test_a_folder_that_a_run_uses_is_known_by_its_lock(tmp_path: Path) -> None:
     assert not examination.is_locked(tmp_path / "lock")
-    code = "import fcntl,sys;f=open(sys.argv[1],'w');fcntl.lockf(f,fcntl.LOCK_EX);print(flush=True);sys.stdin.read()"
-    command = [sys.executable, "-c", code, str(tmp_path / "lock")]
-    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert holder.stdout and holder.stdout.readline() == b"\n"
-    assert examination.is_locked(tmp_path / "lock")
-    holder.communicate()
+    with held_by_another_process(tmp_path / "lock"):
+        assert examination.is_locked(tmp_path / "lock")
     assert not examination.is_locked(tmp_path / "lock")
+
+
+def examination_in(folder: Path) -> examination.Examination:
+    config = config_of("local", output=str(folder), check_timeout=0.5)
+    return examination.Examination(config, Topology(), folder, folder / ".doctor-mine")
+
+
+def test_another_group_that_checks_the_same_folder_is_an_error(tmp_path: Path) -> None:
+    own = examination_in(tmp_path)
+    (tmp_path / ".doctor-left-by-a-killed-one").touch()
+    with examination.written_probe(own.probe) as mine:
+        assert "can be written" in own.check_folder({0: mine})
+        with held_by_another_process(tmp_path / ".doctor-other"), pytest.raises(Fault, match="Another group checks"):
+            own.check_folder({0: mine})
+
+
+def test_a_report_that_cannot_be_written_in_time_delays_no_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(examination, "write_report", lambda *_: time.sleep(60))
+    own = examination_in(tmp_path)
+    assert own.finish([own.report]) == 0
+    assert "The findings could not be written: no answer within 0.5 s.\n" in capsys.readouterr().out
+
+
+def test_a_rank_that_came_late_says_so(tmp_path: Path) -> None:
+    with pytest.raises(Fault, match="came after rank 0 had stopped waiting"):
+        examination_in(tmp_path).check_group({1: "there"})
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_the_limit_of_a_control_group_counts(version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    controllers = ("memory", "")[version - 1]
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        if line.split(":")[1] == controllers:
+            folder = tmp_path / controllers / line.split(":")[2].strip("/")
+            folder.mkdir(parents=True, exist_ok=True)
+            limit, used = checks._MEMORY_FILES[controllers]
+            for name, content in {limit: "5000", used: "2000", "memory.stat": "inactive_file 500\n"}.items():
+                (folder / name).write_text(content)
+            monkeypatch.setattr(checks, "_CGROUP", tmp_path)
+            assert checks.available_memory() == 3500
