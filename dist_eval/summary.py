@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import argparse
 import csv
+import functools
 import io
 import json
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import quote
@@ -23,6 +25,7 @@ from dist_eval.metrics.catalogue import lower_is_better, metric_names
 from dist_eval.process.exit_status import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS
 from dist_eval.process.files import BY_UMASK, write_atomically
 from dist_eval.process.output import run_program
+from dist_eval.results.harness import TaskResults
 from dist_eval.results.inputs import Coverage
 from dist_eval.results.run import CompleteHarnessRun, CompleteRun, RunningRun
 from dist_eval.results.tuning import TuningRun
@@ -53,7 +56,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--list", type=Path, metavar="FILE", help="the list of a job array (see "
                         "dist_eval.cluster.job): runs in it that left nothing are missing")  # fmt: skip
     parser.add_argument("--metric", nargs="+", metavar="NAME", help="metrics to show (default: the usual ones)")
-    parser.add_argument("--sort", metavar="NAME", help="show the best run by this metric first (default: as named)")
+    parser.add_argument("--sort", metavar="NAME", help="show the best run by this metric first, of a custom metric "
+                        "the one with the largest value (default: as named)")  # fmt: skip
     parser.add_argument("--options", action="store_true", help="also show the options that differ between the runs")
     parser.add_argument("--write", nargs="+", type=Path, default=[], metavar="FILE", help="also write the table: "
                         ".csv, .html, .json or .md")  # fmt: skip
@@ -123,10 +127,21 @@ def _best_first(outcomes: Sequence[Outcome], metric: str) -> list[Outcome]:
 def _is_lower_better(metric: str, run: Measured) -> bool:
     if isinstance(run, CompleteRun):
         return lower_is_better(metric)
-    of_tasks = {
-        f"{name}/{metric.key}": metric.higher_is_better for name, task in run.tasks.items() for metric in task.metrics
-    }
-    return of_tasks.get(metric) is False
+    return any(
+        metric == f"{name}/{own.key}" and own.higher_is_better is False
+        for name in (*run.tasks, *run.groups)
+        for task in _tasks_of(name, run)
+        for own in task.metrics
+    )
+
+
+def _tasks_of(name: str, run: CompleteHarnessRun) -> Iterator[TaskResults]:
+    """Yields a task, or the tasks of a group and of the groups in it."""
+    if name in run.tasks:
+        yield run.tasks[name]
+    elif name in run.groups:
+        for member in run.groups[name].tasks:
+            yield from _tasks_of(member, run)
 
 
 def rows_of(outcomes: Sequence[Outcome], metrics: Sequence[str]) -> list[dict[str, Any]]:
@@ -171,11 +186,19 @@ def _is_on_other_data(outcome: Outcome, first: Outcome) -> bool:
     return run is not None and baseline is not None and not on_same_data(run, baseline)
 
 
-def describe(outcomes: Sequence[Outcome], metrics: Sequence[str], *, with_options: bool, folder: Path) -> Document:
+def describe(
+    outcomes: Sequence[Outcome],
+    names: Mapping[Path, str] | None = None,
+    *,
+    metrics: Sequence[str],
+    with_options: bool,
+    folder: Path,
+) -> Document:
     """Describes runs as a document.
 
     Args:
         outcomes: the runs.
+        names: name of each run by its folder; by default the folder.
         metrics: names of the metrics to show.
         with_options: whether to show the options that differ.
         folder: the folder of a page, relative to which runs' own pages are named.
@@ -185,14 +208,15 @@ def describe(outcomes: Sequence[Outcome], metrics: Sequence[str], *, with_option
 
     complete = sum(outcome.status == "complete" for outcome in outcomes)
     verdict = f"{complete} of {format_count(len(outcomes), 'run is', 'runs are')} complete"
-    rows = [_cells(outcome, metrics, folder) for outcome in outcomes]
+    names = names or {outcome.folder: str(outcome.folder) for outcome in outcomes}
+    rows = [_cells(outcome, metrics, folder, names) for outcome in outcomes]
     table = Table("Runs", ["run", "status", "examples", *metrics], rows, summary_rows=len(rows))
-    sections = [Section("Runs", [table], notes=_remarks(outcomes))]
+    sections = [Section("Runs", [table], notes=_remarks(outcomes, names))]
     if with_options:
         runs = [(outcome, run) for outcome in outcomes if (run := measured(outcome))]
         options = differing_options([run for _, run in runs]) if runs else {}
         rows = [
-            [str(outcome.folder), *(values[row] for values in options.values())]
+            [names[outcome.folder], *(values[row] for values in options.values())]
             for row, (outcome, _) in enumerate(runs)
         ]
         table = Table("Options that differ", ["run", *options], rows, summary_rows=len(rows))
@@ -200,12 +224,12 @@ def describe(outcomes: Sequence[Outcome], metrics: Sequence[str], *, with_option
     return Document(format_count(len(outcomes), "run"), [verdict], sections)
 
 
-def _cells(outcome: Outcome, metrics: Sequence[str], folder: Path) -> list[Cell]:
+def _cells(outcome: Outcome, metrics: Sequence[str], folder: Path, names: Mapping[Path, str]) -> list[Cell]:
     from dist_eval.metrics.words import format_limits, format_metric
     from dist_eval.report.document import Link, Number
 
     run, coverage, page = measured(outcome), _coverage(outcome), outcome.folder / REPORT
-    name = str(outcome.folder)
+    name = names[outcome.folder]
     cells: list[Cell] = [
         Link(name, quote(os.path.relpath(page, folder))) if page.exists() else name,
         outcome.status,
@@ -221,9 +245,9 @@ def _cells(outcome: Outcome, metrics: Sequence[str], folder: Path) -> list[Cell]
     return cells
 
 
-def _remarks(outcomes: Sequence[Outcome]) -> list[str]:
+def _remarks(outcomes: Sequence[Outcome], names: Mapping[Path, str]) -> list[str]:
     """Returns why runs are not complete, the best epoch of tunings, and cautions about metrics that mislead."""
-    remarks = [f"{outcome.folder}: {outcome.problem}" for outcome in outcomes if outcome.problem]
+    remarks = [f"{names[outcome.folder]}: {outcome.problem}" for outcome in outcomes if outcome.problem]
     for outcome in outcomes:
         tuning = outcome.results
         if outcome.status == "complete" and isinstance(tuning, TuningRun) and tuning.best:
@@ -231,18 +255,18 @@ def _remarks(outcomes: Sequence[Outcome]) -> list[str]:
             value = "undefined" if best.value is None else f"{best.value:.4f}"
             epoch = f"epoch {best.epoch} of {tuning.epochs[-1].epoch}"
             remarks.append(
-                f"{outcome.folder}: tuned, {epoch} is the best by {best.metric} ({value}, biased upwards by the "
+                f"{names[outcome.folder]}: tuned, {epoch} is the best by {best.metric} ({value}, biased upwards by the "
                 "selection)"
             )
     complete = [outcome for outcome in outcomes if measured(outcome)]
     others = [outcome for outcome in complete if _is_on_other_data(outcome, complete[0])]
     remarks += [
-        f"{outcome.folder}: on other data than {complete[0].folder}, their metrics are not comparable"
+        f"{names[outcome.folder]}: on other data than {names[complete[0].folder]}, their metrics are not comparable"
         for outcome in others
     ]
     same = [outcome for outcome in complete if outcome not in others]
     if len(same) > 1:
-        named = [shlex.quote(str(outcome.folder)) for outcome in same[:_RUNS_NAMED]]
+        named = [shlex.quote(names[outcome.folder]) for outcome in same[:_RUNS_NAMED]]
         named += ["..."] * (len(same) > _RUNS_NAMED)
         remarks.append(
             f"the best of {len(same)} is biased upwards by the selection; for tests of the differences: "
@@ -270,19 +294,29 @@ def write(path: Path, outcomes: Sequence[Outcome], metrics: Sequence[str], *, wi
     from dist_eval.report.html import render_html
     from dist_eval.report.markdown import render_markdown
 
-    document = describe(outcomes, metrics, with_options=with_options, folder=path.parent)
+    document = functools.partial(describe, metrics=metrics, with_options=with_options, folder=path.parent)
     rows = rows_of(outcomes, metrics)
     text = {
         ".csv": lambda: _format_csv(rows),
-        ".html": lambda: render_html(document),
+        ".html": lambda: render_html(document(*_without_directories(outcomes))),
         ".json": lambda: json.dumps(rows, indent=2, allow_nan=False) + "\n",
-        ".md": lambda: render_markdown(document),
+        ".md": lambda: render_markdown(document(outcomes)),
     }[path.suffix]()
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         write_atomically(path, text.encode(), BY_UMASK)
     except OSError as error:
         raise RunError(f"--write {path}: cannot be written ({os_reason(error)}).") from error
+
+
+def _without_directories(outcomes: Sequence[Outcome]) -> tuple[list[Outcome], dict[Path, str]]:
+    """Returns outcomes with reasons that name no directories, and the shortest distinct names of the runs."""
+    from dist_eval.compare.tables import distinct_ends
+    from dist_eval.report.naming import without_directories
+
+    folders = [outcome.folder for outcome in outcomes]
+    names = dict(zip(folders, distinct_ends([folder.resolve() for folder in folders]), strict=True))
+    return [replace(outcome, reason=without_directories(outcome.reason)) for outcome in outcomes], names
 
 
 def _folders(options: argparse.Namespace) -> list[Path]:
@@ -308,7 +342,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             outcomes = _best_first(outcomes, options.sort)
         from dist_eval.report.text import render_text
 
-        print(render_text(describe(outcomes, metrics, with_options=options.options, folder=Path())), flush=True)
+        print(render_text(describe(outcomes, metrics=metrics, with_options=options.options, folder=Path())), flush=True)
         for path in options.write:
             write(path, outcomes, metrics, with_options=options.options)
     except EvaluationError as error:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from conftest import results_of
-from samples import FACTS, METRICS, PREDICTIONS, config_for, folder_of, sections
+from samples import FACTS, METRICS, PREDICTIONS, config_for, folder_of, rewrite_results, sections
 from task_runs import task_run
 
 from dist_eval.analysis.options import AnalysisOptions, analyse
@@ -190,10 +190,37 @@ def test_the_page_has_the_table_and_leads_to_the_pages_of_runs(runs: Path) -> No
     assert main([str(runs / "good"), str(runs / "wrong"), "--metric", "accuracy", "--write", str(page)]) == 1
     source = page.read_text()
     assert "<h1>2 runs</h1>" in source and "1 of 2 runs are complete" in source
-    assert f'<a href="../good/report.html">{runs / "good"}</a>' in source
+    assert '<a href="../good/report.html">good</a>' in source
+    assert str(runs) not in source
     interval = FACTS["intervals"]["accuracy"]
     assert f"0.8000 <span>[{interval['low']:.4f}, {interval['high']:.4f}]</span>" in source
     assert "failed, no column &#39;a|b&#39;" in source
+
+
+def test_the_page_has_all_runs_by_the_shortest_distinct_ends_of_their_folders(tmp_path: Path) -> None:
+    on_data(tmp_path / "a" / "run", "x"), on_data(tmp_path / "b" / "run", "x")
+    lost = [str(tmp_path / "lost" / str(number)) for number in range(205)]
+    page = tmp_path / "runs.html"
+    assert main([str(tmp_path / "a" / "run"), str(tmp_path / "b" / "run"), *lost, "--write", str(page)]) == 1
+    source = page.read_text()
+    assert source.count("<tr>") == 1 + 207 and "more are in" not in source
+    assert "dist-eval compare a/run b/run" in source and "lost/204: missing, there is no results.json" in source
+    assert str(tmp_path) not in source
+
+
+def test_a_metric_of_a_group_is_sorted_in_the_direction_of_its_tasks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [task_run(tmp_path / name, {"words": {"acc": [1.0]}}, {}) for name in "ab"]
+    for folder, value in zip(folders, (0.5, 0.25), strict=True):
+        results = results_of(folder)
+        results["tasks"]["words"]["metrics"][0]["higher_is_better"] = False
+        results["groups"]["all"]["metrics"][0]["value"] = value
+        results["groups"]["all"]["tasks"] = ["part"]
+        results["groups"]["part"] = {"tasks": ["words"], "metrics": []}
+        rewrite_results(folder, results)
+    assert main([*map(str, folders), "--sort", "all/acc"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].startswith(str(folders[1]))
 
 
 def test_runs_are_sorted_by_a_metric_the_best_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -213,8 +213,7 @@ class EvaluationRun(ComparedRun):
         changes = Changes.between(self.predictions, other.predictions)
         masks = {"changed": changes.changed, "improved": changes.improved, "worsened": changes.worsened}
         counts = {name: int(mask.sum()) for name, mask in masks.items()}
-        what, name = ("predictions", "prediction") if is_regression else ("probabilities", "probabilities")
-        largest = float(abs(getattr(self.predictions, name) - getattr(other.predictions, name)).max(initial=0.0))
+        what, largest = "predictions" if is_regression else "probabilities", self._largest_difference(other)
         return Comparison(
             first=self,
             run=other,
@@ -223,6 +222,18 @@ class EvaluationRun(ComparedRun):
             remarks=[_format_counts(counts, self.results.problem_type), f"{what} differ by at most {largest:.1e}"],
             facts={**counts, "largest_difference": largest},
         )
+
+    def _largest_difference(self, other: EvaluationRun) -> float:
+        """Returns the largest difference of predictions of a regression, or of probabilities: column by column."""
+        import numpy as np
+
+        def columns(found: SavedPredictions) -> Iterable[np.ndarray]:
+            if self.results.problem_type == _REGRESSION:
+                return np.atleast_2d(found.prediction.T)
+            return found.probabilities_of(range(found.num_labels))
+
+        pairs = zip(columns(self.predictions), columns(other.predictions), strict=True)
+        return max((float(abs(before - after).max(initial=0.0)) for before, after in pairs), default=0.0)
 
     def _differences(
         self, other: EvaluationRun, metrics: Collection[str], confidence: float, resamples: int | None

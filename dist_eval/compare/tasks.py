@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -43,19 +44,18 @@ class TasksRun(TaskRun, ComparedRun):
     def choose_metrics(
         cls, runs: Sequence[TasksRun], asked: Sequence[str], custom_metrics: Sequence[CustomMetric]
     ) -> list[str]:
-        """Returns the names of metrics to compare, as TASK/METRIC: those that two of the runs have in common."""
-        first, *others = (
-            {
-                f"{name}/{metric.key}": metric.metric
-                for name, task in run.results.tasks.items()
-                for metric in task.metrics
-            }
+        """Returns the names of metrics to compare, as TASK/METRIC: those that at least two of the runs have."""
+        named = [
+            (f"{name}/{metric.key}", metric.metric)
             for run in runs
-        )
-        known = {name: metric for name, metric in first.items() if any(name in other for other in others)}
+            for name, task in run.results.tasks.items()
+            for metric in task.metrics
+        ]
+        counts = Counter(name for name, _ in named)
+        known = {name: metric for name, metric in named if counts[name] > 1}
         for name in asked:
-            if known and name not in (*known, *known.values()):
-                raise ConfigError(f"--metric {name}: no such metric in all of the runs.")
+            if name not in (*known, *known.values()):
+                raise ConfigError(f"--metric {name}: no two of the runs have such a metric.")
         return [name for name, metric in known.items() if not asked or name in asked or metric in asked]
 
     def compare_with(

@@ -189,11 +189,6 @@ def is_unbounded(name: str) -> bool:
     return name in _BY_NAME and _BY_NAME[name].range == UNBOUNDED
 
 
-def is_at_most_one(name: str) -> bool:
-    """Returns whether a metric is from 0 to 1, or from -1 to 1; False for a custom metric, whose range is unknown."""
-    return name in _BY_NAME and _BY_NAME[name].range in (SHARE, CORRELATION)
-
-
 def lower_is_better(name: str) -> bool:
     """Returns whether smaller values of a metric are better."""
     return name in _BY_NAME and _BY_NAME[name].lower_is_better

@@ -110,12 +110,6 @@ class Units:
                 return Units.single(examples)
         return self
 
-    def of_kinds(self, column: np.ndarray) -> np.ndarray:
-        """Returns the value of each kind, of shape [kinds], for a column of shape [n] that is equal within kinds."""
-        values = np.empty(self.kinds, dtype=column.dtype)
-        values[self.kind_of] = column
-        return values
-
     @classmethod
     def groups(cls, names: np.ndarray) -> Units:
         """Builds units that are groups of examples, such as the sentences of one document.

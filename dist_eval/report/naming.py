@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from dist_eval.results.run import CompleteHarnessRun, CompleteRun
 _SOURCES = ("model", "dataset", "eval_dataset", "adapter")
 _FILES = ("checkpoint", "output", "peers_file", "prompt_file", "few_shot_from")
 _LISTS = ("metric", "tasks", "include_path")
+_DIRECTORIES = re.compile(r"(?<![\w./~-])/(?:[^\s/'\"]+/)+")
 
 
 def name_of(source: str, is_path: bool | None = None) -> str:
@@ -35,6 +37,11 @@ def base_name(model: ModelSummary) -> str:
 def checkpoint_name(model: ModelSummary) -> str | None:
     """Returns the public name of a tuned checkpoint; None if there is none."""
     return name_of(model.checkpoint, is_path=True) if model.checkpoint else None
+
+
+def without_directories(message: str) -> str:
+    """Returns a message in which absolute paths have no directories."""
+    return _DIRECTORIES.sub("", message)
 
 
 def options_of(results: CompleteRun | CompleteHarnessRun) -> dict[str, Any]:

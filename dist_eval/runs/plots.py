@@ -15,6 +15,7 @@ import numpy as np
 from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from dist_eval.metrics.confusion import MOST_DENSE_CLASSES, confusion_of, most_confused
 from dist_eval.metrics.predictions import PredictionsLike
+from dist_eval.printable import printable
 from dist_eval.process.files import replaced_atomically
 from dist_eval.results.run import EvaluationResults
 from dist_eval.results.scores import Calibration, CalibrationBin, ConfusionMatrix, SparseConfusionMatrix
@@ -33,6 +34,7 @@ PLOTS = (*_NAMES.values(), RELIABILITY)  # names of all files
 POINTS = 2000  # at most so many are in a scatter plot
 _CELLS_WITH_NUMBERS, _PANELS, _MOST_CONFUSED = 20, 25, 40
 _TALLEST_SIZE = 0.25
+_LONGEST_NAME = 30  # of a class, in characters
 
 
 def plot_name(problem: str) -> str:
@@ -76,6 +78,7 @@ def draw_confusion_matrix(results: EvaluationResults, most: int = MOST_DENSE_CLA
     if len(kept) < len(names):
         names = [*(names[number] for number in kept), f"{len(names) - len(kept)} others"]
         colors = {"norm": "log"}  # the others' sums are far above the rest
+    names = [printable(name, _LONGEST_NAME) for name in names]
     side = min(4.0 + 0.45 * len(names), 24.0)
     figure = Figure(figsize=(side + 0.8, side), layout="constrained")
     axes = figure.subplots()
@@ -90,8 +93,8 @@ def draw_confusion_matrix(results: EvaluationResults, most: int = MOST_DENSE_CLA
     )
     for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
         label.set_parse_math(False)
-    hits, total = int(cells.diagonal().sum()), int(cells.sum()) + getattr(results.confusion_matrix, "omitted", 0)
-    axes.set_title(f"{hits} of {total} correct (accuracy {hits / total:.4f})")
+    total, accuracy = results.coverage.seen, results.metrics["accuracy"] or 0.0  # the matrix may lack cells
+    axes.set_title(f"{round(accuracy * total)} of {total} correct (accuracy {accuracy:.4f})")
     axes.set(xlabel="predicted class", ylabel="true class")
     return figure
 
@@ -107,7 +110,7 @@ def draw_label_confusion(results: EvaluationResults) -> Figure:
         display = ConfusionMatrixDisplay(np.asarray(matrix), display_labels=["no", "yes"])
         display.plot(ax=axes, cmap="Blues", values_format="d", colorbar=False)
         axes.set(xlabel="predicted", ylabel="label")
-        axes.set_title(name, parse_math=False)
+        axes.set_title(printable(name), parse_math=False)
     return figure
 
 
@@ -133,7 +136,7 @@ def draw_scatter(names: list[str], label: np.ndarray, prediction: np.ndarray) ->
             scatter_kwargs={"s": 9, "alpha": 0.6, "rasterized": True},
         )
         axes.set(xlabel="predicted", ylabel="label")
-        axes.set_title(name, parse_math=False)
+        axes.set_title(printable(name), parse_math=False)
     return figure
 
 
@@ -151,7 +154,7 @@ def draw_reliability(calibration: Calibration) -> Figure:
     per_label = calibration.per_label or []
     figure, panels = _panels(len(per_label), 3.2)
     for axes, row in zip(panels, per_label, strict=False):
-        _draw_bins(axes, row.bins, f"{row.label} ({row.ece:.3f})")
+        _draw_bins(axes, row.bins, f"{printable(row.label)} ({row.ece:.3f})")
         axes.set(xlabel="probability", ylabel="share of positives")
     return figure
 
@@ -208,6 +211,6 @@ def to_svg(figure: Figure) -> bytes:
     import matplotlib
 
     file = io.BytesIO()
-    with matplotlib.rc_context({"svg.hashsalt": "dist_eval"}):
+    with matplotlib.rc_context({"svg.hashsalt": "dist_eval", "svg.fonttype": "none"}):
         figure.savefig(file, format="svg", metadata={"Date": None})
     return file.getvalue()

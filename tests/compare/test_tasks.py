@@ -72,6 +72,13 @@ def test_the_command_prints_tables_and_json(folders: list[Path], capsys: pytest.
     assert found["tasks_only_in_run"] == ["endings"]
 
 
+def test_of_all_pairs_metrics_that_the_first_run_lacks_are_compared(folders: list[Path], tmp_path: Path) -> None:
+    third = run(tmp_path / "c", 0, endings={"acc": [0.0] * 5})
+    pairs = compare([TasksRun.load(folder) for folder in (*folders, third)], all_pairs=True)
+    assert ["endings/acc" in pair.differences for pair in pairs] == [False, False, True]
+    assert main([*map(str, folders), str(third), "--all-pairs"]) == 0
+
+
 def test_changed_documents_are_written_with_what_was_answered(folders: list[Path], tmp_path: Path) -> None:
     assert main([*map(str, folders), "--changed", str(tmp_path / "changed.csv")]) == 0
     with (tmp_path / "changed.csv").open(newline="") as file:
@@ -87,7 +94,7 @@ def test_changed_documents_are_written_with_what_was_answered(folders: list[Path
 @pytest.mark.parametrize(
     ("options", "status", "message"),
     [
-        (["--metric", "f1"], 2, "--metric f1: no such metric in all of the runs."),
+        (["--metric", "f1"], 2, "--metric f1: no two of the runs have such a metric."),
     ],
 )
 def test_wrong_options_are_named(

@@ -16,7 +16,6 @@ from dist_eval.metrics.catalogue import (
     View,
     accuracy_names,
     averages_classes,
-    is_at_most_one,
     is_unbounded,
     lower_is_better,
     metric_names,
@@ -62,7 +61,6 @@ def test_what_is_known_of_a_name_holds_in_all_problem_types() -> None:
     known = {(one.name, one.range, one.lower_is_better, one.over_classes) for one in metrics}
     assert len(known) == len({one.name for one in metrics})
     assert is_unbounded("mae") and not is_unbounded("r2") and not is_unbounded("mine")
-    assert is_at_most_one("mcc") and not is_at_most_one("r2") and not is_at_most_one("brier")
     assert lower_is_better("hamming_loss") and not lower_is_better("f1_macro")
     assert averages_classes("balanced_accuracy") and not averages_classes("f1_weighted")
 

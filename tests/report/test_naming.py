@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from samples import sections
 
-from dist_eval.report.naming import dataset_name, name_of, without_folders
+from dist_eval.report.naming import dataset_name, name_of, without_directories, without_folders
 
 
 @pytest.mark.parametrize(
@@ -55,6 +55,11 @@ def test_options_lose_their_folders_and_nothing_else() -> None:
         "metric": ["metrics.py:worst", "package.module:best"],
         "tasks": ["hellaswag", "mine.yaml"],
     }
+
+
+def test_a_message_loses_directories_and_nothing_else() -> None:
+    message = "'/home/me/data/x.csv' and (/tmp/y.csv) differ, 3/4 of them; see https://host/path/page"
+    assert without_directories(message) == "'x.csv' and (y.csv) differ, 3/4 of them; see https://host/path/page"
 
 
 def test_each_of_several_files_loses_its_folder() -> None:

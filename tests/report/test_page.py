@@ -6,6 +6,7 @@ import itertools
 import re
 import shutil
 from collections.abc import Iterator
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ import numpy as np
 import pytest
 from conftest import results_of
 from report_runs import synthetic_run
+from task_runs import task_run
 
 from dist_eval.errors import DataError
 from dist_eval.report.document import Contents
 from dist_eval.report.page import report_on, write_report
+from dist_eval.summary import main as summary
 
 PHONE, DESKTOP = {"width": 360, "height": 740}, {"width": 1100, "height": 900}
 KINDS = ["single", "multi", "regression", "many", "sliced", "labels"]
@@ -48,6 +51,26 @@ def visit(browser: Any, request: pytest.FixtureRequest) -> Iterator[Visit]:
 @pytest.fixture(scope="session")
 def pages(runs: dict[str, Path]) -> dict[str, Path]:
     return {name: write_report(folder) for name, folder in runs.items()}
+
+
+class Ids(HTMLParser):
+    """The ids of a page's elements."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.found: list[str | None] = []
+        self.feed(page.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [value for name, value in attrs if name == "id"]
+
+
+def test_ids_are_unique(pages: dict[str, Path], hostile_run: Path, runs: dict[str, Path], tmp_path: Path) -> None:
+    tasks = write_report(task_run(tmp_path / "tasks", {"words": {"acc": [1.0, 0.0]}}, {}))
+    assert summary([*map(str, runs.values()), "--options", "--write", str(tmp_path / "runs.html")]) == 0
+    for page in (*pages.values(), hostile_run / "report.html", tasks, tmp_path / "runs.html"):
+        found = Ids(page).found
+        assert len(found) == len(set(found)) > 5, page
 
 
 def indices(page: Any) -> list[int]:
@@ -121,7 +144,7 @@ def test_mistakes_can_be_searched_and_filtered(pages: dict[str, Path], visit: Vi
     assert indices(page) == []
     assert page.locator("#where").inner_text() == "Nothing found"
     page.click("#reset")
-    page.select_option("#by-label", "neutral")
+    page.select_option("#filter-label", "neutral")
     assert set(page.locator("#list .label").all_inner_texts()) == {"neutral"}
     show = page.locator("button.show").first
     words = show.get_attribute("aria-label")

@@ -16,7 +16,9 @@ from dist_eval.evaluation import results as written
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.confusion import most_confused
 from dist_eval.metrics.metric_loading import synthetic_predictions
+from dist_eval.printable import printable
 from dist_eval.results.run import EvaluationResults
+from dist_eval.results.scores import SparseConfusionMatrix
 from dist_eval.runs.plots import (
     confusion_cells,
     draw_confusion_matrix,
@@ -51,12 +53,33 @@ def test_the_confusion_matrix_is_a_png(tmp_path: Path, classes: int) -> None:
 
 @pytest.mark.parametrize(
     "names",
-    [["$5 to $10", "$^$"], [r"cost: $\bad$", "b"], ["", " "], ["x" * 200, "y"], ["two\nlines", "a_b{c}%"]],
-    ids=["dollars", "formula", "empty", "long", "symbols"],
+    [
+        ["$5 to $10", "$^$"],
+        [r"cost: $\bad$", "b"],
+        ["", " "],
+        ["x" * 200, "y"],
+        ["two\nlines", "a_b{c}%\x01"],
+        ["<script>alert(1)</script>", "a & b"],
+    ],
+    ids=["dollars", "formula", "empty", "long", "symbols", "markup"],
 )
 @pytest.mark.filterwarnings("ignore:constrained_layout")
 def test_class_names_of_any_kind_can_be_drawn(names: list[str]) -> None:
-    assert ElementTree.fromstring(to_svg(draw_confusion_matrix(results_for(names)))).tag.endswith("svg")
+    svg = ElementTree.fromstring(to_svg(draw_confusion_matrix(results_for(names))))
+    assert svg.tag.endswith("svg")
+    assert not [one for one in svg.iter() if one.tag.endswith("script")]
+    texts = [one.text for one in svg.iter() if one.tag.endswith("text")]
+    assert all(texts.count(printable(name, 30)) == 2 for name in names if name.strip())
+
+
+def test_the_accuracy_is_that_of_all_examples_where_cells_are_left_out() -> None:
+    results = results_for([f"class {number}" for number in range(4)])
+    accuracy, total = results.metrics["accuracy"], results.coverage.seen
+    assert results.confusion_matrix is not None and accuracy is not None
+    cells = [(0, 0, 2), (1, 2, 1)]
+    matrix = SparseConfusionMatrix(labels=results.confusion_matrix.labels, cells=cells, omitted=total - 3)
+    plot = draw_confusion_matrix(results.model_copy(update={"confusion_matrix": matrix}))
+    assert plot.axes[0].get_title() == f"{round(accuracy * total)} of {total} correct (accuracy {accuracy:.4f})"
 
 
 def test_equal_plots_are_equal_bytes_and_of_many_classes_the_most_confused_are_drawn() -> None:

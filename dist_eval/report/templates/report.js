@@ -4,7 +4,7 @@
   const byId = (id) => document.getElementById(id);
   window.addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((one) => { one.open = true; }));
   if (!data.rows.length) return;
-  const [list, template, search, label, prediction] = ["list", "row", "search", "by-label", "by-prediction"].map(byId);
+  const [list, template, search, label, prediction] = ["list", "row", "search", "filter-label", "filter-prediction"].map(byId);
   const haystacks = data.rows.map((row) => row.join("\n").toLowerCase());
   let found = [], page = 0;
 
