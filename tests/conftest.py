@@ -48,7 +48,7 @@ silence_libraries()
 signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("GOGC", "100")  # Go's default: a run's daemons trade memory for speed, and here are dozens
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each process that is started would compile all libraries again
-torch.set_num_threads(1)  # there are more workers of xdist than cores: further threads would wait for each other
+torch.set_num_threads(1)  # a worker of xdist for each core: more threads would wait for each other
 
 TIMEOUT = 400.0
 FAMILIES = ("llama", "bloom", "falcon")
