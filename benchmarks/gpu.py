@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import contextlib
+import inspect
 import json
 import subprocess
 import sys
@@ -157,6 +158,7 @@ def measure_whole(folder: Path, seconds: float) -> None:
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
     model.to(device)
     say("one process: loaded", seconds=time.monotonic() - start)
+    cache_name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
     ids = token_ids(_ROWS, _LENGTH).to(device)
     torch.save(model(ids, use_cache=False).logits[:, -1].float().cpu(), folder / "logits.pt")
 
@@ -166,11 +168,11 @@ def measure_whole(folder: Path, seconds: float) -> None:
     rate = forwards_per_second(forward, seconds)
     say("one process: forwards", tokens_per_s=rate * ids.numel())
     for rows in (1, 16):
-        cache = DynamicCache()
-        model(token_ids(rows, _PREFIX).to(device), past_key_values=cache)
+        cache = {cache_name: DynamicCache()}
+        model(token_ids(rows, _PREFIX).to(device), **cache)
         step, start = token_ids(rows, 1).to(device), time.monotonic()
         for _ in range(_STEPS):
-            model(step, past_key_values=cache).logits.argmax(-1).cpu()
+            model(step, **cache).logits.argmax(-1).cpu()
         say(f"one process: steps of {rows} rows", steps_per_s=_STEPS / (time.monotonic() - start))
     say("one process: memory of the GPU", gib=gpu_memory() - before)
 

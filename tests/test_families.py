@@ -15,8 +15,8 @@ from tiny_models import LAYERS, VOCABULARY, save_tiny_models
 
 from dist_eval.swarm.private import PrivateSwarm
 
-MODELS = ("qwen3", "gemma3", pytest.param("llama31", marks=pytest.mark.slow), "qwen3_next")
-"""The last one has recurrent layers, which have no sessions."""
+MODELS = ("gemma3", "qwen3_next", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3", "llama31")))
+"""Of them qwen3_next has recurrent layers, which have no sessions."""
 
 LOCAL = ("--backend", "local")
 PROMPT = ("--prompt", "Question: {question}\\nAnswer:")

@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from dist_eval.options.config import EvaluationConfig
 from dist_eval.swarm.private import PrivateSwarm
 
 WORKER = str(Path(__file__).parents[1] / "workers" / "world_size_worker.py")
-SIZES = {2: [1, 3, 97], 3: [2, 3, 4, 97]}
+SIZES = {2: [1, 97], 3: [2, 3, 4, 97]}
 """Numbers of examples to try with so many ranks: fewer than ranks, as many, one more, many."""
 DEAD_PEER = "/ip4/127.0.0.1/tcp/9/p2p/QmZmNRxpVSgwCUQ1ncBqnmjUUzotKCQj6JPvWEd2YpBd57"
 
@@ -284,7 +283,7 @@ def test_blocks_that_no_server_holds(
     tmp_path: Path, launcher: Launcher, demo_swarm: PrivateSwarm, capfd: pytest.CaptureFixture[str]
 ) -> None:
     options = swarm_options(demo_swarm, tmp_path / "out")
-    result = launcher.run("-m", "dist_eval", *options, "--dht-prefix", "elsewhere", "--swarm-timeout", "8", ranks=2)
+    result = launcher.run("-m", "dist_eval", *options, "--dht-prefix", "elsewhere", "--swarm-timeout", "5", ranks=2)
     assert result.returncode == 1
     message = results_of(tmp_path / "out")["error"]["message"]
     assert "serves no block of 'elsewhere'" in message
@@ -336,11 +335,9 @@ def test_ranks_with_different_base_models_are_told_apart(launcher: Launcher, tmp
         changed = {name: tensor * factor if ".layers." in name else tensor for name, tensor in tensors.items()}
         save_file(changed, folder / "model.safetensors", metadata={"format": "pt"})
     options = ["--dataset", csv_file(tmp_path, "123,1"), "--checkpoint", str(demo.CHECKPOINT), "--backend", "local"]
-    each_its_own = f'exec "$0" -m dist_eval --model {tmp_path}/model-$RANK "$@"'
+    each_its_own = f'exec "$PYTHON_EXEC" -m dist_eval --model {tmp_path}/model-$RANK "$@"'
     output = tmp_path / "out"
-    result = launcher.run(
-        "--no-python", "sh", "-c", each_its_own, sys.executable, *options, "--output", str(output), ranks=2
-    )
+    result = launcher.run("--no-python", "sh", "-c", each_its_own, "-", *options, "--output", str(output), ranks=2)
     assert result.returncode == 1
     assert "The base model differs between ranks" in results_of(output)["error"]["message"]
 

@@ -14,7 +14,7 @@ from dist_eval import demo
 from dist_eval.runs.files import PREDICTIONS
 from dist_eval.swarm.private import PrivateSwarm
 
-ROWS = 120
+ROWS = 60
 
 
 @pytest.fixture
