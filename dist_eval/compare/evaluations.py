@@ -173,10 +173,14 @@ class EvaluationRun(ComparedRun):
 
     @classmethod
     def choose_metrics(
-        cls, runs: Sequence[EvaluationRun], asked: Sequence[str], custom_metrics: Sequence[CustomMetric]
+        cls,
+        pairs: Sequence[tuple[EvaluationRun, EvaluationRun]],
+        asked: Sequence[str],
+        custom_metrics: Sequence[CustomMetric],
     ) -> list[str]:
         """Returns the names of the metrics to compare; a custom metric may have several."""
-        first, *others = runs
+        first = pairs[0][0]
+        others = [other for baseline, other in pairs if baseline is first]
         if not asked:
             shared = [name for name in first.results.custom_metrics if all(name in other.metrics for other in others)]
             usual = metric_names(first.results.problem_type, "compared")

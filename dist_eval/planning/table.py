@@ -5,7 +5,7 @@ from __future__ import annotations
 from dist_eval.distributed.time_left import in_words
 from dist_eval.planning.record import LabelCount, PlannedRun, TimeEstimate
 from dist_eval.printable import printable_lines
-from dist_eval.report.table import format_selection
+from dist_eval.report.phrases import format_selection
 from dist_eval.tables import format_count, text_table
 
 _LABELS_IN_TABLE, _NAMES_SHOWN = 40, 10

@@ -8,7 +8,7 @@ from dist_eval.data.problem_types import REGRESSION
 from dist_eval.errors import RunError
 from dist_eval.options.groups import DataOptions
 from dist_eval.report.naming import dataset_name
-from dist_eval.report.table import format_selection, metrics_shown
+from dist_eval.report.phrases import format_selection, metrics_shown
 from dist_eval.results.harness import GroupMetric, TaskMetric
 from dist_eval.results.run import CompleteHarnessRun, CompleteRun
 

@@ -13,15 +13,14 @@ _SLOW = 1.2  # times the median duration
 
 def format_speed(results: Results, unit: str) -> str:
     """Returns the speed of all ranks together, with what was evaluated in the plural."""
-    return f"{results.throughput.examples_per_second:.1f} {unit}/s on {format_count(len(results.ranks), 'rank')}"
+    speed, ranks = results.throughput, format_count(len(results.ranks), "rank")
+    return f"{speed.examples_per_second:.1f} {unit}/s, {speed.tokens_per_second:.0f} tokens/s on {ranks}"
 
 
 def work_section(results: Results, unit: str, *, with_hosts: bool) -> Section:
     """Returns what each rank and each server did."""
-    speed = results.throughput
-    line = f"{speed.examples_per_second:.1f} {unit} and {speed.tokens_per_second:.0f} tokens a second."
     tables = [_rank_table(results, unit, with_hosts=with_hosts), *_server_tables(results)]
-    return Section("Ranks and servers", tables, [line])
+    return Section("Ranks and servers", tables)
 
 
 def _rank_table(results: Results, unit: str, *, with_hosts: bool) -> Table:

@@ -213,6 +213,6 @@ def test_wrong_options_are_one_clear_message(arguments: list[str], words: str, t
 
 
 def test_it_starts_without_large_libraries() -> None:
-    program = "import sys, dist_eval.cluster.job, dist_eval.summary; print(*sys.modules)"
+    program = "import sys, dist_eval.cluster.job, dist_eval.summary.__main__; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert {"numpy", "torch", "hivemind", "petals", "transformers"}.isdisjoint(done.stdout.split())
