@@ -40,12 +40,7 @@ Load = Callable[[Any], "tuple[RunFunction, type[RunFolder]]"]
 
 
 def main(command: Command[Any], load: Load) -> NoReturn:
-    """Runs one rank and ends the process.
-
-    Args:
-        command: the options of the command line.
-        load: imports what the run needs; called once the command line is known to be valid.
-    """
+    """Runs one rank and ends the process."""
     tolerate_broken_output()
     try:
         config: RunConfig = parse_args(sys.argv[1:], command)

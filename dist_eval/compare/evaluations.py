@@ -132,12 +132,7 @@ class EvaluationRun(ComparedRun):
         return np.union1d(self.predictions.index, failed)
 
     def restricted(self, rows: np.ndarray, sampling_fraction: float) -> EvaluationRun:
-        """Returns this run on some rows of the dataset, with metrics and intervals computed from its predictions.
-
-        Args:
-            rows: the rows, at least one of them with a prediction, int64 of shape [rows].
-            sampling_fraction: share of the dataset that they are a random sample of, else 0 (see `metric_intervals`).
-        """
+        """Returns this run on some rows of the dataset, with metrics and intervals computed from its predictions."""
         import numpy as np
 
         from dist_eval.metrics.computing import compute_metrics

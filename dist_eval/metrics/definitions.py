@@ -130,12 +130,7 @@ def statistic_of_outputs(predictions: PredictionsLike, units: Units | Callable[[
 
 
 def rank_correlations(label: np.ndarray, output: np.ndarray) -> np.ndarray:
-    """Computes Spearman's correlation of each output, NaN where all labels or all outputs are equal.
-
-    Args:
-        label: true values, float64 of shape [outputs, n].
-        output: predicted values, of the same shape.
-    """
+    """Computes Spearman's correlation of each output, NaN where all labels or all outputs are equal."""
     from scipy.stats import spearmanr
 
     correlations = np.full(len(label), np.nan)
@@ -148,22 +143,15 @@ def rank_correlations(label: np.ndarray, output: np.ndarray) -> np.ndarray:
 def _error_rows(predictions: PredictionsLike) -> list[np.ndarray]:
     """Returns the addends of `ErrorSums`."""
     label, output = predictions.label, predictions.prediction.astype(np.float64)
-    y, x = label - label.mean(axis=0), output - output.mean(axis=0)  # centred, to avoid cancellation
     error = output - label
-    of_outputs = (np.abs(error), error**2, y, x, y**2, x**2, x * y)
+    with np.errstate(over="ignore"):  # the reason of what is then undefined says so
+        y, x = label - label.mean(axis=0), output - output.mean(axis=0)  # centred, to avoid cancellation
+        of_outputs = (np.abs(error), error**2, y, x, y**2, x**2, x * y)
     return [*(column.T for column in of_outputs), predictions.loss, np.ones(len(label))]
 
 
 def metrics_of_margins(sums: np.ndarray) -> dict[str, np.ndarray]:
-    """Computes the metrics of confusion matrices.
-
-    Args:
-        sums: true positives, examples and predictions of each class, in the order of `margins`, float64 of shape
-            [3 * classes, matrices].
-
-    Returns:
-        By name, float64 of shape [matrices], NaN where undefined.
-    """
+    """Computes the metrics of confusion matrices."""
     return _evaluate(SINGLE_LABEL, "counts", ClassCounts.of_classes(sums))
 
 

@@ -28,15 +28,7 @@ _DIGITS = 8
 def describe_summary(
     outcomes: Sequence[Outcome], names: Mapping[Path, str], metrics: Sequence[str], *, with_options: bool, folder: Path
 ) -> Document:
-    """Describes runs.
-
-    Args:
-        outcomes: the runs.
-        names: name of each run by its folder.
-        metrics: names of the metrics to show.
-        with_options: whether to show the options that differ.
-        folder: the folder of a page, relative to which runs' own pages are named.
-    """
+    """Describes runs."""
     complete = sum(outcome.status == "complete" for outcome in outcomes)
     verdict = f"{complete} of {format_count(len(outcomes), 'run is', 'runs are')} complete"
     rows = [_cells(outcome, metrics, folder, names) for outcome in outcomes]

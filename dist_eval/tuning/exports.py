@@ -36,11 +36,7 @@ _BIAS = f"bias of {HEAD}"
 def convert(
     files: Sequence[Path], model: str, label_names: Sequence[str] | None = None
 ) -> tuple[TunedCheckpoint, list[str]]:
-    """Reads older exports.
-
-    Returns:
-        The checkpoint, and the names of all tensors that are not part of it.
-    """
+    """Reads older exports."""
     base, left = read_base_config(model), []
     found: dict[str, torch.Tensor] = {}
     for path in files:

@@ -53,7 +53,7 @@ def test_options_that_contradict_each_other_are_refused(runs: dict[str, Path], o
         main([str(runs["single"]), *options])
 
 
-@pytest.mark.parametrize("kind", ["single", "multi", "regression", "many"])
+@pytest.mark.parametrize("kind", ["single", "multi", "regression"])
 def test_the_summary_has_the_figures_and_their_intervals(
     runs: dict[str, Path], capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
@@ -70,7 +70,7 @@ def test_the_summary_has_the_figures_and_their_intervals(
     ends, form = row["intervals"][first], "#.4g" if kind == "regression" else ".4f"
     words = f"{row[first]:{form}} [{ends['low']:{form}}, {ends['high']:{form}}]"
     assert f"| `{row['label']}` | {words} |" in printed
-    if kind in ("regression", "many"):
+    if kind == "regression":
         reasons = (one["reason"] for row in results["per_class"] for one in row["intervals"].values())
         reason = next(filter(None, reasons))
         assert " (1) |" in printed and f"\n\n- `(1) {reason}`\n" in printed
