@@ -226,10 +226,10 @@ class EvaluationRun(ComparedRun):
         """Returns the largest difference of predictions of a regression, or of probabilities: column by column."""
         import numpy as np
 
-        def columns(found: SavedPredictions) -> Iterable[np.ndarray]:
+        def columns(predictions: SavedPredictions) -> Iterable[np.ndarray]:
             if self.results.problem_type == _REGRESSION:
-                return np.atleast_2d(found.prediction.T)
-            return found.probabilities_of(range(found.num_labels))
+                return np.atleast_2d(predictions.prediction.T)
+            return predictions.probabilities_of(range(predictions.num_labels))
 
         pairs = zip(columns(self.predictions), columns(other.predictions), strict=True)
         return max((float(abs(before - after).max(initial=0.0)) for before, after in pairs), default=0.0)

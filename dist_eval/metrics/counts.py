@@ -117,7 +117,7 @@ class ErrorSums:
     examples: np.ndarray
 
     @classmethod
-    def of(cls, sums: np.ndarray) -> ErrorSums:
+    def from_sums(cls, sums: np.ndarray) -> ErrorSums:
         """Takes the sums of the addends in this order, of shape [7 * outputs + 2, resamples]."""
         return cls(*sums[:-2].reshape(7, len(sums) // 7, -1), *sums[-2:])
 

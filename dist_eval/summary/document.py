@@ -98,15 +98,15 @@ def differing_options(runs: Sequence[Results]) -> dict[str, list[str]]:
     """
     names = dict.fromkeys(name for run in runs for name in run.config if name not in _OF_A_FOLDER)
     public = [options_of(run) for run in runs]
-    found = {}
+    differing = {}
     for name in names:
         values = [run.config.get(name) for run in runs]
         if any(value != values[0] for value in values):
-            found[name] = _format_values(values, [options.get(name) for options in public])
+            differing[name] = _format_values(values, [options.get(name) for options in public])
     digests = [_weights_digest(run)[:_DIGITS] for run in runs]
-    if len(set(digests)) > 1 and not found.keys() & set(_OF_THE_MODEL):
-        found["digest of the weights"] = digests
-    return found
+    if len(set(digests)) > 1 and not differing.keys() & set(_OF_THE_MODEL):
+        differing["digest of the weights"] = digests
+    return differing
 
 
 def _format_values(values: Sequence[Any], public: Sequence[Any]) -> list[str]:
