@@ -40,9 +40,6 @@ def browser() -> Iterator[Any]:
         browser.close()
 
 
-KINDS = ("single", "multi", "regression", "many", "sliced", "labels")
-
-
 class Made(dict[str, Path]):
     """Files or folders by kind, each made when it is first asked for."""
 
@@ -53,9 +50,6 @@ class Made(dict[str, Path]):
     def __missing__(self, kind: str) -> Path:
         self[kind] = self._make(kind)
         return self[kind]
-
-    def all(self) -> list[Path]:
-        return [self[kind] for kind in KINDS]
 
 
 @pytest.fixture(scope="session")
