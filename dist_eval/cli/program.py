@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from dist_eval.distributed.rank_store import RankStore, Topology
     from dist_eval.runs.run_folder import RunFolder
 
+# runs one rank: called with its context (see `dist_eval.evaluation.context`)
 RunFunction = Callable[..., Any]
-"""Runs one rank: called with its context (see `dist_eval.evaluation.context`)."""
 
+# imports the run function, and the class of the run's folder, for the options of a run
 Load = Callable[[Any], "tuple[RunFunction, type[RunFolder]]"]
-"""Imports the run function, and the class of the run's folder, for the options of a run."""
 
 
 def main(command: Command[Any], load: Load) -> NoReturn:

@@ -19,8 +19,8 @@ _MOST_FILES = 1 << 16
 _NO_FILE = (errno.ENOENT, errno.ELOOP, errno.ENXIO)  # What opening one that is missing, a link, or a socket gives
 
 
+# modes of new files: readable only for this user, whatever the umask; or as this user's umask says
 PRIVATE, BY_UMASK = 0o600, 0o666
-"""Modes of new files: readable only for this user, whatever the umask; or as this user's umask says."""
 
 
 def is_utf8(name: object) -> bool:

@@ -67,8 +67,8 @@ def _load(path: Path) -> Any:
         ) from error
 
 
+# path of a tensor: the file's name without its extension, then the keys that lead to it, split at dots
 Name = tuple[str, ...]
-"""Path of a tensor: the file's name without its extension, then the keys that lead to it, split at dots."""
 
 
 def _tensors(name: Name, value: Any, base: Any) -> Iterator[tuple[Name, torch.Tensor]]:
