@@ -84,7 +84,7 @@ def test_texts_are_those_of_transformers_and_compared_with_references(
     output = tmp_path / "out"
     assert run_here(*command(model, dataset, output, *LOCAL)) == 0
     out, err = capfd.readouterr()
-    assert "exact_match           0.5000 [0.3520, 0.6480]" in out and "Warning" not in err
+    assert "rows/exact_match      0.5000 [0.3520, 0.6480]" in out and "Warning" not in err
     rows, results = predictions(output), results_of(output)
     assert [row["text"] for row in rows] == expected and [row["index"] for row in rows] == list(range(ROWS))
     assert [row["exact_match"] for row in rows] == [number % 2 == 0 for number in range(ROWS)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import Iterator
@@ -97,7 +98,7 @@ def test_it_answers_as_the_harness_own_backend(
 ) -> None:
     assert run_here(*command(models[family], tasks, tmp_path / "out", *LOCAL)) == 0
     out, err = capfd.readouterr()
-    assert "words: 24 documents, 2 examples in front of each" in out
+    assert re.search(r"^words/acc .* 24 +2$", out, re.MULTILINE), "documents, and examples in front of each"
     notices = [line.removeprefix("notice: ") for line in err.splitlines() if line.startswith("notice: ")]
     assert all(line.startswith(("evaluating: ", "notice: ")) for line in err.splitlines()), err
     results, (written, samples) = results_of(tmp_path / "out"), of_harness(tmp_path / "out")
