@@ -33,7 +33,7 @@ from dist_eval.report.phrases import (
     metrics_shown,
     slice_name,
 )
-from dist_eval.report.work import format_speed, work_section
+from dist_eval.report.work import format_speed, work_details, work_section
 from dist_eval.results.inputs import DatasetSummary, PromptSummary
 from dist_eval.results.run import CompleteRun, EvaluationResults
 from dist_eval.results.scores import Calibration, CalibrationBin, ClassResults, ConfusionMatrix, OutputResults, Slice
@@ -294,7 +294,7 @@ def _failures(results: CompleteRun) -> list[Section]:
 
 
 def _details(results: CompleteRun) -> list[tuple[str, str]]:
-    options, data, environment = options_of(results), results.data, results.environment
+    options, data = options_of(results), results.data
     where_from = (dataset_name(data), options.get("subset"), options.get("split"))
     details = {
         "base model": base_name(results.model),
@@ -309,14 +309,9 @@ def _details(results: CompleteRun) -> list[tuple[str, str]]:
         "--confidence": options.get("confidence"),
         "--group-column": options.get("group_column"),
         "--slice-by": ", ".join(options.get("slice_by") or ()),
-        "ranks": f"{len(results.ranks)} on {format_count(len({rank.host for rank in results.ranks}), 'host')}",
-        "started": results.started,
-        "finished": results.finished,
-        "swarm": results.swarm and results.swarm.dht_prefix,
+        **work_details(results),
         "precision of the servers": ", ".join((results.swarm and results.swarm.precisions) or ()),
         "audit": "; ".join(line.removeprefix("audit: ") for line in audit_lines(results.audit)),
-        "versions": ", ".join(f"{name} {version}" for name, version in environment.packages.items()),
-        "git commit": environment.git_commit,
         "digest of texts and labels": data.text_digest,
     }
     return [(name, str(value)) for name, value in details.items() if value]

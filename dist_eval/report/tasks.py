@@ -17,7 +17,7 @@ from dist_eval.report.document import (
     metric_number,
 )
 from dist_eval.report.naming import name_of
-from dist_eval.report.work import format_speed, work_section
+from dist_eval.report.work import format_speed, work_details, work_section
 from dist_eval.results.harness import HarnessResults
 from dist_eval.results.inputs import Decoding
 from dist_eval.runs.files import RESULTS
@@ -153,12 +153,7 @@ def _details(run: TaskRun) -> list[tuple[str, str]]:
         "decoding": prompts and "; ".join(_decoding(metric) for metric in prompts.decodings[:_CARDS]),
         "longest": requests.texts
         and f"{requests.longest} tokens; {requests.truncated or 'none'} had to be cut to {requests.max_length}",
-        "ranks": len(results.ranks),
-        "started": results.started,
-        "finished": results.finished,
-        "swarm": results.swarm and results.swarm.dht_prefix,
-        "versions": ", ".join(f"{name} {version}" for name, version in results.environment.packages.items()),
-        "git commit": results.environment.git_commit,
+        **work_details(results),
         "digest of the token ids": requests.digest if requests.texts else "",
         "digest of the prompts": prompts and prompts.digest,
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from dist_eval.report.document import Number, Results, Rows, Section, Table
@@ -15,6 +17,19 @@ def format_speed(results: Results, unit: str) -> str:
     """Returns the speed of all ranks together, with what was evaluated in the plural."""
     speed, ranks = results.throughput, format_count(len(results.ranks), "rank")
     return f"{speed.examples_per_second:.1f} {unit}/s, {speed.tokens_per_second:.0f} tokens/s on {ranks}"
+
+
+def work_details(results: Results) -> dict[str, Any]:
+    """Returns where, when and with what a run was made, by name."""
+    environment = results.environment
+    return {
+        "ranks": f"{len(results.ranks)} on {format_count(len({rank.host for rank in results.ranks}), 'host')}",
+        "started": results.started,
+        "finished": results.finished,
+        "swarm": results.swarm and results.swarm.dht_prefix,
+        "versions": ", ".join(f"{name} {version}" for name, version in environment.packages.items()),
+        "git commit": environment.git_commit,
+    }
 
 
 def work_section(results: Results, unit: str, *, with_hosts: bool) -> Section:
