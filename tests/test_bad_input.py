@@ -184,7 +184,7 @@ KINDS = (
     Kind("a pickle", "unknown kind of file", lambda s: s.data(pickle.dumps([1, 2]), "data.pkl")),
     Kind("an empty file", "is empty", lambda s: s.data("")),
     Kind("a header only", "has no rows: there is nothing to evaluate.", lambda s: s.data("text,label\n")),
-    Kind("one row", "coverage: 1 of 1 example, each exactly once", lambda s: s.data("text,label\n12,1\n"), 0),
+    Kind("one row", "1 of 1 example, each exactly once", lambda s: s.data("text,label\n12,1\n"), 0),
     Kind("a truncated Parquet file", "cannot be read: Parquet magic bytes not found in footer", truncated_parquet),
     Kind(
         "a truncated JSON file", "is no valid JSON", lambda s: s.data('[{"text": "12", "label": 1}, {"te', "data.json")
@@ -206,13 +206,13 @@ KINDS = (
     ),
     Kind(
         "a byte order mark",
-        "coverage: 2 of 2 examples, each exactly once",
+        "2 of 2 examples, each exactly once",
         lambda s: s.data(b"\xef\xbb\xbftext,label\n" + ROWS.encode()),
         0,
     ),
     Kind(
         "Windows line ends",
-        "coverage: 2 of 2 examples, each exactly once",
+        "2 of 2 examples, each exactly once",
         lambda s: s.data(b"text,label\r\n12,1\r\n34,2\r\n"),
         0,
     ),
@@ -296,16 +296,14 @@ KINDS = (
     ),
     Kind("an empty text", "1 text has no token of its own", lambda s: s.texts("12", ""), 0),
     Kind("a text of blanks only", "1 text has no token that the tokenizer knows", lambda s: s.texts("12", "   "), 0),
-    Kind("emoji", "coverage: 1 of 1 example, each exactly once", lambda s: s.texts("12 \U0001f600"), 0),
+    Kind("emoji", "1 of 1 example, each exactly once", lambda s: s.texts("12 \U0001f600"), 0),
     Kind(
         "only characters that the tokenizer does not know",
         "1 text has no token that the tokenizer knows",
         lambda s: s.texts("\u4e2d\u6587"),
         0,
     ),
-    Kind(
-        "the text of a special token", "coverage: 1 of 1 example, each exactly once", lambda s: s.texts("<s>12</s>"), 0
-    ),
+    Kind("the text of a special token", "1 of 1 example, each exactly once", lambda s: s.texts("<s>12</s>"), 0),
     Kind(
         "a text that is too long, with --strict",
         "has 5001 tokens, more than --max-length 496, and --strict forbids to cut it.",

@@ -238,7 +238,7 @@ def test_a_complete_run_is_analysed_again_without_a_forward(
     assert after["config"]["slice_by"] == ["source", "length"]
     assert after["groups"] == {"column": "doc", "count": 21, "largest": 2}
     for printed in (fresh["printed"], after["printed"]):
-        assert "source: web" in printed and "source: (empty)" in printed and " tokens " in printed
+        assert "\nweb " in printed and "\n(empty) " in printed and " tokens " in printed
         assert "intervals: 21 groups of 'doc' are resampled as clusters" in printed
     page = (output / "report.html").read_text(encoding="utf-8")
     assert "<caption>By source</caption>" in page and "21 groups of" in page

@@ -97,13 +97,7 @@ def _numbers(values: pa.Array) -> np.ndarray | None:
 
 
 def _ranges(numbers: np.ndarray, counts: np.ndarray, unit: str = "") -> tuple[list[Part], np.ndarray]:
-    """Splits numbers into ranges with about the same number of rows; equal numbers are never separated.
-
-    Args:
-        numbers: the values, float64 of shape [values]; NaN for a blank one.
-        counts: number of rows with each value, int64 of shape [values].
-        unit: suffix of the ranges as text.
-    """
+    """Splits numbers into ranges with about the same number of rows; equal numbers are never separated."""
     order = np.argsort(numbers, kind="stable")  # NaN last
     order = order[~np.isnan(numbers[order])]
     upto = np.cumsum(counts[order])
@@ -152,20 +146,7 @@ def compute_slices(
     groups: np.ndarray | None = None,
     sampling_fraction: float = 0.0,
 ) -> list[Slice]:
-    """Computes the entries of a slicing in the section `slices` of `results.json`.
-
-    Args:
-        predictions: at least one example.
-        slicing: a slicing of their dataset.
-        label_names: names of the classes, labels or outputs.
-        confidence: confidence level of the intervals. Small slices have Wilson's intervals only. Means over classes are
-            undefined unless each class that occurs in the data has `FEW_UNITS` examples in the slice.
-        groups: the group (cluster) of each example, of shape [n] (see `metric_intervals`).
-        sampling_fraction: see `metric_intervals`.
-
-    Returns:
-        One entry for each slice, in order, including those whose examples have all failed.
-    """
+    """Computes the entries of a slicing in the section `slices` of `results.json`."""
     part_of = slicing.part_of[places_of(predictions.index, slicing.rows)]
     needed, entries = np.flatnonzero(_support(predictions)), []
     for number, part in enumerate(slicing.parts):

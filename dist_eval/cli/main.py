@@ -49,7 +49,7 @@ COMMANDS = {
     "swarm": Program("start a private swarm, or show one (swarm status)", "dist_eval.swarm.__main__"),
     "compare": Program("test whether runs differ by more than chance", "dist_eval.compare.__main__"),
     "report": Program("show a run as a page, a summary or model card metadata", "dist_eval.report.__main__"),
-    "summary": Program("show many runs in one table", "dist_eval.summary"),
+    "summary": Program("show many runs in one table", "dist_eval.summary.__main__"),
     "schema": Program("print the JSON Schema of results.json", "dist_eval.schema"),
     "convert": Program("make a checkpoint of pickled prompts and heads", "dist_eval.tuning.convert"),
     "job": Program("run one of these as a batch job of a scheduler", "dist_eval.cluster.job"),

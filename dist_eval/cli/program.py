@@ -13,12 +13,13 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import closing, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dist_eval.distributed.stop import Stop, asked_by_a_person
-from dist_eval.errors import ConfigError, CoverageError, EvaluationError, RunStopped, error_summary
+from dist_eval.errors import ConfigError, CoverageError, EvaluationError, RunStopped, error_summary, print_error
 from dist_eval.options.commandline import Command, end_for_wrong_options, parse_args
 from dist_eval.options.config import RunConfig
 from dist_eval.process.exit_status import COMPLETE, FAILED, INTERRUPTED, STOPPED, STOPPED_BY_A_PERSON
@@ -28,22 +29,18 @@ from dist_eval.process.logging_setup import silence_libraries
 from dist_eval.process.output import lost_output, tolerate_broken_output
 
 if TYPE_CHECKING:
+    from dist_eval.distributed.rank_store import RankStore, Topology
     from dist_eval.runs.run_folder import RunFolder
 
+# runs one rank: called with its context (see `dist_eval.evaluation.context`)
 RunFunction = Callable[..., Any]
-"""Runs one rank: called with its context (see `dist_eval.evaluation.context`)."""
 
+# imports the run function, and the class of the run's folder, for the options of a run
 Load = Callable[[Any], "tuple[RunFunction, type[RunFolder]]"]
-"""Imports the run function, and the class of the run's folder, for the options of a run."""
 
 
 def main(command: Command[Any], load: Load) -> NoReturn:
-    """Runs one rank and ends the process.
-
-    Args:
-        command: the options of the command line.
-        load: imports what the run needs; called once the command line is known to be valid.
-    """
+    """Runs one rank and ends the process."""
     tolerate_broken_output()
     try:
         config: RunConfig = parse_args(sys.argv[1:], command)
@@ -92,43 +89,64 @@ def run(config: RunConfig, scratch_dir: Path, stop: Stop | None, load: Load) -> 
         return _run_in(folder, config, scratch_dir, stop, run_function)
 
 
+@dataclass(frozen=True)
+class _Failure:
+    """Why a rank did not reach its end."""
+
+    message: str
+    exit_status: int = FAILED
+    transient: bool = True  # an unexpected error may be due to the host, not to the input
+    details: str = ""  # the traceback, if it is wanted
+    coverage: dict[str, Any] | None = None
+
+    @classmethod
+    def from_error(cls, error: BaseException, *, is_verbose: bool) -> _Failure:
+        traceback_text = "".join(traceback.format_exception(error))
+        if isinstance(error, KeyboardInterrupt):
+            return cls("interrupted before the end", INTERRUPTED)
+        if isinstance(error, EvaluationError):
+            coverage = error.coverage.model_dump() if isinstance(error, CoverageError) else None
+            return cls(str(error), FAILED, error.transient, traceback_text if is_verbose else "", coverage)
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            where = error.filename or "a temporary file or for shared memory (/dev/shm)"  # semaphores have no name
+            message = f"There is no space left for {where}: make some, or give the container more."
+            return cls(message, details=traceback_text if is_verbose else "")
+        return cls(error_summary(error), details=traceback_text)
+
+
 def _run_in(
     folder: RunFolder, config: RunConfig, scratch_dir: Path, stop: Stop | None, run_function: RunFunction
 ) -> int:
     """Runs one rank in a folder, which nobody else may open before its end is recorded there."""
     from dist_eval.distributed.rank_store import RankStore, Topology
-    from dist_eval.errors import print_error
     from dist_eval.evaluation.context import RunContext
 
-    topology, rank_store, coverage, details = None, None, None, ""
-    transient = True  # an unexpected error may be due to the host, not to the input
+    topology, rank_store = Topology(rank=int(os.environ.get("RANK", 0))), None
     end: Callable[..., bool] = folder.fail
     try:
         topology = Topology.from_environment()
         rank_store = RankStore(topology)
         run_function(RunContext(config, topology, rank_store, scratch_dir, folder, stop or Stop()))
         return COMPLETE
-    except KeyboardInterrupt as signalled:
-        message, code = "interrupted before the end", INTERRUPTED
-        # torchrun sends SIGTERM to the other ranks when one has died, and may restart them all
-        end = partial(folder.stop, may_restart=signalled.args == ("SIGTERM",))
     except RunStopped as error:
-        if topology is not None and topology.is_leader:  # all ranks stop together
+        if topology.is_leader:  # all ranks stop together
             print_error(str(error))
         return STOPPED_BY_A_PERSON if asked_by_a_person(str(error)) else STOPPED
-    except EvaluationError as error:
-        message, code, transient = str(error), FAILED, error.transient
-        details = traceback.format_exc() if config.verbose else ""
-        coverage = error.coverage.model_dump() if isinstance(error, CoverageError) else None
-    except Exception as error:
-        message, details, code = error_summary(error), traceback.format_exc(), FAILED
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            where = error.filename or "a temporary file or for shared memory (/dev/shm)"  # semaphores have no name
-            message = f"There is no space left for {where}: make some, or give the container more."
-            details = details if config.verbose else ""
-    topology = topology or Topology(rank=int(os.environ.get("RANK", 0)))
-    reason = {"message": message, "rank": topology.rank, "host": topology.host, "transient": transient}
-    reason["coverage"] = coverage
+    except (KeyboardInterrupt, Exception) as error:
+        failure = _Failure.from_error(error, is_verbose=config.verbose)
+        if isinstance(error, KeyboardInterrupt):
+            # torchrun sends SIGTERM to the other ranks when one has died, and may restart them all
+            end = partial(folder.stop, may_restart=error.args == ("SIGTERM",))
+    _report(failure, folder, topology, rank_store, end)
+    return failure.exit_status
+
+
+def _report(
+    failure: _Failure, folder: RunFolder, topology: Topology, rank_store: RankStore | None, end: Callable[..., bool]
+) -> None:
+    """Tells why a run ended, to people and in its folder; of several ranks that failed, the first one does."""
+    reason = {"message": failure.message, "rank": topology.rank, "host": topology.host}
+    reason |= {"transient": failure.transient, "coverage": failure.coverage}
     try:
         reports = rank_store is None or rank_store.claim_failure(reason)
         first = reason if reports or rank_store is None else rank_store.failure() or reason
@@ -139,14 +157,13 @@ def _run_in(
             if folder.is_ours and folder.is_resumable and folder.is_running:
                 source = folder.resume_source
                 print_error(f"What was finished before is in {source}: the same command resumes from there.")
-        print_error(details + message)
-        _report_to_torchrun(message)
+        print_error(failure.details + failure.message)
+        _report_to_torchrun(failure.message)
     if reports or topology.is_leader:  # the leader, too: the failed rank may be on a host with other disks
         try:
-            (end if first["message"] == message else folder.fail)(**first)  # another rank may have the root cause
+            (end if first["message"] == failure.message else folder.fail)(**first)  # another may have the root cause
         except OSError as error:
             print_error(f"{folder.results_name} could not be marked as failed: {error}")
-    return code
 
 
 def _report_to_torchrun(message: str) -> None:

@@ -36,14 +36,7 @@ _SIGNALLED, _LOOPBACK = 128, "127.0.0.1"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the ranks of this host to their end.
-
-    Args:
-        arguments: the command line of torchrun, without its name.
-
-    Returns:
-        The exit status.
-    """
+    """Runs the ranks of this host to their end."""
     from torch.distributed import DistError, run
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError

@@ -18,11 +18,11 @@ from dist_eval.process.output import run_program
 
 _ELSEWHERE = "192.0.2.1"  # an address that no host has (RFC 5737): its route is the default route
 
+# IP addresses by the name of the network interface
 Interfaces = Mapping[str, Sequence[str]]
-"""IP addresses by the name of the network interface."""
 
+# resolves the name of a host to IP addresses
 Resolver = Callable[[str], Sequence[str]]
-"""Resolves the name of a host to IP addresses."""
 
 
 class Place(NamedTuple):

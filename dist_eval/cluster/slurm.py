@@ -37,10 +37,6 @@ def task(environment: Mapping[str, str]) -> tuple[int, int, str]:
     """Returns this task's number in its step (from 1), the number of tasks, and its node's address, or a name for it.
 
     The address is the one that Slurm itself uses (NodeAddr): on the node its name may resolve to loopback.
-
-    Raises:
-        ConfigError: this is not a task started by srun.
-        RunError: Slurm does not say where the node is.
     """
     number, count = (_variable(environment, name, "srun") for name in ("SLURM_PROCID", "SLURM_NTASKS"))
     node = _variable(environment, "SLURMD_NODENAME", "srun")

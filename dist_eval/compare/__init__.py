@@ -5,5 +5,5 @@ reason, because a difference between them would not be attributable to the model
 (`--group-column`), whole groups are resampled; McNemar's test, which assumes independent examples, is then not used.
 
 `comparison` compares runs of any kind: `evaluations` on a dataset, `tasks` of the lm-evaluation-harness or prompts.
-`tables` formats the results.
+`tables` shows them as a document, as JSON, and as CSV.
 """

@@ -78,7 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.resamples is not None and options.resamples < 99:
             raise ConfigError(f"--resamples must be at least 99, not {options.resamples}.")
         from dist_eval.compare.comparison import compare, load_run
-        from dist_eval.compare.tables import format_comparisons, to_json, write_changed
+        from dist_eval.compare.tables import describe_comparisons, to_json, write_changed
+        from dist_eval.report.text import render_text
 
         runs = [load_run(folder) for folder in options.runs]
         with contextlib.redirect_stdout(sys.stderr):  # custom metrics may print
@@ -99,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.json:
         print(json.dumps(to_json(comparisons), indent=2, allow_nan=False))
     else:
-        print(format_comparisons(comparisons))
+        print(render_text(describe_comparisons(comparisons)))
     return 0
 
 

@@ -90,9 +90,9 @@ class ComparedRun(ABC):
     @classmethod
     @abstractmethod
     def choose_metrics(
-        cls, runs: Sequence[Self], asked: Sequence[str], custom_metrics: Sequence[CustomMetric]
+        cls, pairs: Sequence[tuple[Self, Self]], asked: Sequence[str], custom_metrics: Sequence[CustomMetric]
     ) -> list[str]:
-        """Returns the names of the metrics to compare; raises ConfigError if there is none of a name."""
+        """Returns the names of the metrics of pairs to compare; raises ConfigError if there is none of a name."""
 
     @abstractmethod
     def compare_with(self, other: Self, metrics: Sequence[str], confidence: float, resamples: int | None) -> Comparison:
@@ -145,8 +145,8 @@ def compare(
                 "of the lm-evaluation-harness or on prompts."
             )
     prepared = kind.prepare(runs, custom_metrics)
-    names = kind.choose_metrics(prepared, metrics, custom_metrics)
-    pairs = itertools.combinations(prepared, 2) if all_pairs else ((prepared[0], other) for other in prepared[1:])
+    pairs = [*itertools.combinations(prepared, 2)] if all_pairs else [(prepared[0], run) for run in prepared[1:]]
+    names = kind.choose_metrics(pairs, metrics, custom_metrics)
     comparisons = [first.compare_with(other, names, confidence, resamples) for first, other in pairs]
     return _adjust(comparisons)
 

@@ -132,12 +132,7 @@ class EvaluationRun(ComparedRun):
         return np.union1d(self.predictions.index, failed)
 
     def restricted(self, rows: np.ndarray, sampling_fraction: float) -> EvaluationRun:
-        """Returns this run on some rows of the dataset, with metrics and intervals computed from its predictions.
-
-        Args:
-            rows: the rows, at least one of them with a prediction, int64 of shape [rows].
-            sampling_fraction: share of the dataset that they are a random sample of, else 0 (see `metric_intervals`).
-        """
+        """Returns this run on some rows of the dataset, with metrics and intervals computed from its predictions."""
         import numpy as np
 
         from dist_eval.metrics.computing import compute_metrics
@@ -173,10 +168,14 @@ class EvaluationRun(ComparedRun):
 
     @classmethod
     def choose_metrics(
-        cls, runs: Sequence[EvaluationRun], asked: Sequence[str], custom_metrics: Sequence[CustomMetric]
+        cls,
+        pairs: Sequence[tuple[EvaluationRun, EvaluationRun]],
+        asked: Sequence[str],
+        custom_metrics: Sequence[CustomMetric],
     ) -> list[str]:
         """Returns the names of the metrics to compare; a custom metric may have several."""
-        first, *others = runs
+        first = pairs[0][0]
+        others = [other for baseline, other in pairs if baseline is first]
         if not asked:
             shared = [name for name in first.results.custom_metrics if all(name in other.metrics for other in others)]
             usual = metric_names(first.results.problem_type, "compared")
@@ -227,10 +226,10 @@ class EvaluationRun(ComparedRun):
         """Returns the largest difference of predictions of a regression, or of probabilities: column by column."""
         import numpy as np
 
-        def columns(found: SavedPredictions) -> Iterable[np.ndarray]:
+        def columns(predictions: SavedPredictions) -> Iterable[np.ndarray]:
             if self.results.problem_type == _REGRESSION:
-                return np.atleast_2d(found.prediction.T)
-            return found.probabilities_of(range(found.num_labels))
+                return np.atleast_2d(predictions.prediction.T)
+            return predictions.probabilities_of(range(predictions.num_labels))
 
         pairs = zip(columns(self.predictions), columns(other.predictions), strict=True)
         return max((float(abs(before - after).max(initial=0.0)) for before, after in pairs), default=0.0)

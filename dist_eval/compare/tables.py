@@ -1,4 +1,4 @@
-"""Formats comparisons: as text tables, as JSON, and as a CSV file of the changed predictions."""
+"""Shows comparisons: as a document, as JSON, and as a CSV file of the changed predictions."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from dist_eval.compare.comparison import ComparedRun, Comparison, GroupedTest
 from dist_eval.errors import RunError, os_reason
-from dist_eval.printable import printable_lines
-from dist_eval.tables import Footnotes, csv_text, format_count, text_table
+from dist_eval.metrics.words import format_metric
+from dist_eval.report.document import Cell, Document, Number, Rows, Section, Table, metric_number
+from dist_eval.report.naming import distinct_ends
+from dist_eval.tables import Footnotes, csv_text, format_count
 
 if TYPE_CHECKING:
     from dist_eval.statistics import PairedDifference
@@ -20,63 +22,52 @@ _HEAD_WIDTH = 28
 _ROUNDING = 1 + 1e-9
 
 
-def format_comparisons(comparisons: Sequence[Comparison]) -> str:
-    """Returns the comparisons as text tables."""
+def describe_comparisons(comparisons: Sequence[Comparison]) -> Document:
+    """Describes comparisons: a table of differences for each of them."""
     first = comparisons[0].first
     runs = list({run.folder: run for pair in comparisons for run in (pair.first, pair.run)}.values())
     names = dict(zip([run.folder for run in runs], short_names([run.folder for run in runs]), strict=True))
     has_baseline = all(comparison.first is first for comparison in comparisons)
     with_whom = f"compared with {first.folder}" if has_baseline else f"{len(comparisons)} pairs of runs"
-    lines = [f"{first.describe_runs(runs)}; {with_whom}"]
     family = sum(value is not None for comparison in comparisons for value in comparison.corrected.values())
+    sections = []
     for comparison in comparisons:
+        pair = str(comparison.run.folder) + ("" if has_baseline else f" against {comparison.first.folder}")
+        caption = ": ".join([pair, *(["; ".join(comparison.remarks)] if comparison.remarks else [])])
+        tests = _test_lines(comparison, len(comparisons), "runs" if has_baseline else "pairs")
         notes = Footnotes()
         confidence = next((difference.interval.confidence for difference in comparison.differences.values()), None)
         heads = [_with_confidence(names[run.folder], run.confidence) for run in (comparison.first, comparison.run)]
-        head = ["", *heads, _with_confidence("difference", confidence), "p", f"p (Holm, {family})"]
-        table = [[*head, *(["documents"] if comparison.samples else [])], *_rows(comparison, notes)]
-        pair = (
-            f"{comparison.run.folder}" if has_baseline else f"{comparison.run.folder} against {comparison.first.folder}"
-        )
-        lines += [
-            "",
-            f"{pair}: {'; '.join(comparison.remarks)}".removesuffix(" "),
-            *_test_lines(comparison, len(comparisons), "runs" if has_baseline else "pairs"),
-        ]
-        lines += [*text_table(table), *notes.lines()]
-    return printable_lines("\n".join(lines))
+        columns = ["metric", *heads, _with_confidence("difference", confidence), "p", f"p (Holm, {family})"]
+        columns += ["documents"] * bool(comparison.samples)
+        rows = _rows(comparison, notes)
+        table = Table(caption, columns, rows, [*tests, *notes.lines()], summary_rows=len(rows))
+        sections.append(Section(pair, [table]))
+    return Document("Comparison", [f"{first.describe_runs(runs)}; {with_whom}"], sections)
 
 
-def _rows(comparison: Comparison, notes: Footnotes) -> list[list[str]]:
+def _rows(comparison: Comparison, notes: Footnotes) -> Rows:
     """Returns for each metric: name, values in both runs, difference, p-value before and after Holm's procedure."""
-    rows = []
+    rows: Rows = []
     for name, difference in comparison.differences.items():
-        cells = [
-            *(_metric(run, name, notes) for run in (comparison.first, comparison.run)),
+        adjusted = format_p(comparison.corrected[name], difference)
+        row: list[Cell] = [
+            name,
+            *(metric_number(name, run.results, notes) for run in (comparison.first, comparison.run)),
             _signed(name, difference, notes),
-            format_p(difference.p_value, difference),
-            format_p(comparison.corrected[name], difference) + _too_coarse(comparison, name, notes),
+            Number(format_p(difference.p_value, difference)),
+            Number(adjusted, _too_coarse(comparison, name, notes)),
         ]
         if name in comparison.samples:
             paired, unpaired = comparison.samples[name]
-            cells.append(f"{paired} of {paired + unpaired}" if unpaired else f"{paired}")
-        rows.append([name, *cells])
+            row.append(Number(f"{paired}", f" of {paired + unpaired}" if unpaired else ""))
+        rows.append(row)
     return rows
 
 
 def short_names(folders: Sequence[Path]) -> list[str]:
     """Returns the shortest distinct suffixes of paths, abbreviated if they are too long."""
     return [end if len(end) <= _HEAD_WIDTH else f"...{end[3 - _HEAD_WIDTH :]}" for end in distinct_ends(folders)]
-
-
-def distinct_ends(paths: Sequence[Path]) -> list[str]:
-    """Returns the shortest distinct suffixes of paths."""
-    ends = [str(path) for path in paths]
-    for parts in range(1, max((len(path.parts) for path in paths), default=0) + 1):
-        ends = [str(Path(*path.parts[-parts:])) for path in paths]
-        if len(set(ends)) == len(set(paths)):
-            break
-    return ends
 
 
 def _test_lines(comparison: Comparison, num_comparisons: int, unit: str) -> list[str]:
@@ -100,29 +91,17 @@ def _with_confidence(words: str, confidence: float | None) -> str:
     return words if confidence is None else f"{words} [{100 * confidence:g}%]"
 
 
-def _metric(run: ComparedRun, name: str, notes: Footnotes) -> str:
-    from dist_eval.metrics.words import format_interval, format_metric
-
-    value, interval = run.results.metrics[name], run.results.intervals.get(name)
-    if value is None:
-        return f"-{notes.mark(run.results.undefined.get(name))}"
-    return format_metric(name, value) + (format_interval(name, interval, notes) if interval else "")
-
-
-def _signed(name: str, difference: PairedDifference, notes: Footnotes) -> str:
+def _signed(name: str, difference: PairedDifference, notes: Footnotes) -> Number:
     """Returns a difference with its sign and its interval, or the number of the footnote with the reason."""
-    from dist_eval.metrics.words import format_metric
 
     def signed(value: float) -> str:
         return ("+" if value >= 0 else "") + format_metric(name, value)
 
     value, interval = difference.value, difference.interval
-    if value is None:
-        return f"-{notes.mark(interval.reason)}"
-    if interval.limits is None:
-        return f"{signed(value)}{notes.mark(interval.reason)}"
+    if interval.limits is None or value is None:
+        return Number("–" if value is None else signed(value), notes.mark(interval.reason))
     low, high = interval.limits
-    return f"{signed(value)} [{signed(low)}, {signed(high)}]"
+    return Number(signed(value), f" [{signed(low)}, {signed(high)}]")
 
 
 def _least_p(difference: PairedDifference) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -42,20 +41,19 @@ class TasksRun(TaskRun, ComparedRun):
 
     @classmethod
     def choose_metrics(
-        cls, runs: Sequence[TasksRun], asked: Sequence[str], custom_metrics: Sequence[CustomMetric]
+        cls, pairs: Sequence[tuple[TasksRun, TasksRun]], asked: Sequence[str], custom_metrics: Sequence[CustomMetric]
     ) -> list[str]:
-        """Returns the names of metrics to compare, as TASK/METRIC: those that at least two of the runs have."""
-        named = [
-            (f"{name}/{metric.key}", metric.metric)
-            for run in runs
-            for name, task in run.results.tasks.items()
-            for metric in task.metrics
-        ]
-        counts = Counter(name for name, _ in named)
-        known = {name: metric for name, metric in named if counts[name] > 1}
+        """Returns the names of metrics to compare, as TASK/METRIC: those that both runs of a pair have."""
+        known = {
+            f"{task}/{key}": metric.metric
+            for first, other in pairs
+            for task in first.results.tasks.keys() & other.results.tasks.keys()
+            for key, metric in first._metrics(task).items()
+            if key in other._metrics(task)
+        }
         for name in asked:
             if name not in (*known, *known.values()):
-                raise ConfigError(f"--metric {name}: no two of the runs have such a metric.")
+                raise ConfigError(f"--metric {name}: no two of the runs that are compared have such a metric.")
         return [name for name, metric in known.items() if not asked or name in asked or metric in asked]
 
     def compare_with(

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import os
-import resource
 import shutil
 import tempfile
 import time
-from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dist_eval.cluster.hosts import address_among, interface_of, interfaces, is_loopback, resolve
 from dist_eval.data.readers import open_rows
@@ -23,22 +21,11 @@ from dist_eval.doctor.config import DoctorConfig
 from dist_eval.doctor.findings import Fault
 from dist_eval.evaluation.task import target_of
 from dist_eval.model.base_model_spec import BaseModelSpec, EvalTarget
-from dist_eval.model.pretrained_classifier import PretrainedClassifier, local_device
 from dist_eval.options.groups import ModelOptions
-from dist_eval.process.files import most_open_files, samples_of
+from dist_eval.process.files import samples_of
 from dist_eval.tables import format_count
 
-_FILES_OF_A_PROCESS = 256  # libraries, and sockets of the swarm
-_FILES_OF_STORE_FOR_A_RANK = 3
 _LEAST_FREE = 20 << 20
-_CGROUP = Path("/sys/fs/cgroup")
-_MEMORY_FILES = {  # limit and use, by controllers in /proc/self/cgroup: those of version 2, and of version 1
-    "": ("memory.max", "memory.current"),
-    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-}
-_FLOAT_BYTES = 4
-_RANK_BYTES, _SERVER_BYTES = 650 << 20, 600 << 20  # besides weights: measured, see benchmarks/README.md
-_FULL = 0.9
 
 
 class Equal(NamedTuple):
@@ -66,21 +53,6 @@ def file_digest(*paths: Path) -> str:
         for sample in samples_of(path):
             digest.update(sample)
     return digest.hexdigest()
-
-
-def check_open_files(topology: Topology) -> str:
-    """Checks the limit of open files: a rank's, which raises its own, or torchrun's, where it has the ranks' store."""
-    process, allowed, needed = "a rank", most_open_files(), _FILES_OF_A_PROCESS + topology.world_size
-    if "TORCHELASTIC_RUN_ID" in os.environ and topology.is_leader:
-        with suppress(OSError):  # another user's process, or ended
-            allowed, _ = resource.prlimit(os.getppid(), resource.RLIMIT_NOFILE)
-            process, needed = "torchrun", _FILES_OF_A_PROCESS + _FILES_OF_STORE_FOR_A_RANK * topology.world_size
-    if resource.RLIM_INFINITY != allowed < needed:
-        raise Fault(
-            f"{process} may have {allowed} files open, and needs about {needed}.",
-            f"Raise the limit: `ulimit -n {2 * needed}` before the start, or the hard limit (`ulimit -Hn`).",
-        )
-    return f"{process} may have {'any number' if allowed == resource.RLIM_INFINITY else allowed}"
 
 
 def check_space(output: Path) -> str:
@@ -148,64 +120,6 @@ def check_dataset(config: DoctorConfig) -> Equal:
     next(iter(source.batches), None)
     paths = [shard.path for shard in source.shards]
     return Equal(f"{source.name} can be read", {"dataset": file_digest(*paths)} if paths else {})
-
-
-def check_memory(config: DoctorConfig, topology: Topology, model: Model) -> str:
-    """Compares the memory of this host with what its ranks, and an embedded swarm, will need."""
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-    needed, available = ranks * rank_bytes(config, topology, model), available_memory()
-    what = format_count(ranks, "rank")
-    if config.starts_swarm and topology.node == 0:
-        needed += weight_bytes(model.base.config) + config.servers * _SERVER_BYTES
-        what += " and the servers of --swarm embedded"
-    text = f"{what}: about {needed / (1 << 30):.1f} GiB are needed, {available / (1 << 30):.1f} GiB are available"
-    if needed > _FULL * available:
-        level: Any = "error" if needed > available else "warning"
-        raise Fault(f"{text}.", "Start fewer ranks, or let other programs end.", level)
-    return text
-
-
-def rank_bytes(config: DoctorConfig, topology: Topology, model: Model) -> int:
-    """Returns the bytes of memory that a rank will need, besides those on a GPU."""
-    base, needed = model.base.config, _RANK_BYTES
-    if config.uses_swarm and not isinstance(model.target, PretrainedClassifier):
-        needed += base.vocab_size * base.hidden_size * _FLOAT_BYTES  # a client holds the embeddings
-    if config.backend == "local" and local_device(topology.local_rank).type == "cpu":
-        needed += weight_bytes(base)
-    return needed
-
-
-def weight_bytes(config: Any) -> int:
-    """Returns the bytes of the model that a `transformers` config describes, in float32 and without its head."""
-    import torch
-    from transformers import AutoModel
-
-    with torch.device("meta"):  # needs no memory
-        model = AutoModel.from_config(config)
-    return _FLOAT_BYTES * sum(parameter.numel() for parameter in model.parameters())
-
-
-def available_memory() -> int:
-    """Returns the bytes that new processes on this host may use: free memory, or what a control group has left.
-
-    Source: "Memory Interface Files" in the kernel's admin-guide/cgroup-v2, and admin-guide/cgroup-v1/memory.
-    """
-    import psutil
-
-    available = [int(psutil.virtual_memory().available)]
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        _, controllers, place = line.split(":", 2)
-        if controllers not in _MEMORY_FILES:
-            continue
-        inner = Path(place.strip("/"))
-        for folder in (_CGROUP / controllers / part for part in (inner, *inner.parents)):
-            try:
-                limit, used = (int((folder / name).read_text()) for name in _MEMORY_FILES[controllers])
-                entries = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
-            except (OSError, ValueError):  # the root has none, and "max" is no limit
-                continue
-            available.append(max(0, limit - used + int(entries.get("inactive_file", 0))))  # the kernel reclaims that
-    return min(available)
 
 
 def check_swarm(config: DoctorConfig, topology: Topology, base: BaseModelSpec, sockets: Path) -> str:

@@ -72,7 +72,6 @@ class Examination:
         """Runs the checks, and on rank 0 reports what all ranks found; returns the exit status."""
         topology, limit = self.topology, self.limit
         self.check("versions", checks.check_versions)
-        self.check("open files", partial(checks.check_open_files, topology))
         self.check("space", partial(checks.check_space, self.config.output_folder))
         stack = ExitStack()  # closed within a limit too; what an abandoned thread leaves, the workspace removes
         probe = self.attempt("output folder", lambda: stack.enter_context(written_probe(self.probe)))
@@ -115,8 +114,6 @@ class Examination:
         if model is None:
             return
         self.check("model", partial(checks.check_model, config, model))
-        if topology.is_host_leader:
-            self.check("memory", partial(checks.check_memory, config, topology, model))
         if config.uses_swarm:
             swarm = partial(checks.check_swarm, config, topology, model.base, self.scratch_dir)
             self.check("swarm", swarm, 2 * self.limit + _SWARM_SECONDS)

@@ -23,8 +23,7 @@ from dist_eval.evaluation.requests import Answered, RequestContext, answer_reque
 from dist_eval.metrics.exact_match import NORMALIZED, RAW, exact_match
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.language_model import CausalModel
-from dist_eval.report.page import report_on
-from dist_eval.report.table import format_tasks
+from dist_eval.report.page import format_run, report_on
 from dist_eval.results.harness import (
     HarnessFiles,
     HarnessResults,
@@ -98,7 +97,7 @@ class _Leader:
         if results is not None:
             if answered is not None or not (folder.path / REPORT).exists():
                 report_on(folder.path, context.config.report)
-            print(format_tasks(results, folder.path), flush=True)
+            print(format_run(folder.path), flush=True)
         return results
 
     def _write(self, folder: Path) -> dict[str, str]:

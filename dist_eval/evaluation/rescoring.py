@@ -9,14 +9,13 @@ from typing import Any, TypeVar
 from dist_eval.analysis.options import AnalysisOptions, analyse
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.errors import RunError, one_line
-from dist_eval.evaluation.results import scores_of
 from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.custom_metrics import CustomMetric, CustomResults, Inputs, custom_results
 from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.metrics.words import format_metric
 from dist_eval.options.config import EvaluationConfig
-from dist_eval.report.page import report_on
-from dist_eval.report.table import format_metrics, format_slices, group_lines, headline, metrics_shown
+from dist_eval.report.page import format_run, report_on
+from dist_eval.report.phrases import headline
 from dist_eval.results.run import CompleteRun
 from dist_eval.results.scores import Analysis, Interval, Intervals
 from dist_eval.runs.evaluation_folder import EvaluationFolder
@@ -64,21 +63,16 @@ def rescore_complete(
             custom = custom_results(custom_metrics, Inputs.of(predictions))
             intervals = _intervals_of(custom, metrics, predictions, options, extra_statistics)
             results = _revise_metrics(results, config, custom_metrics, custom, intervals)
-        shown, lines = dict(custom.values), []
         if is_new_analysis:
             analysis = analyse(predictions, metrics, options)
             results = _merge_analysis(results, analysis, config, custom.values)
             folder.revise(results, predictions, options.groups(predictions))
-            lines = [*format_slices(results.slices, results.problem_type), *group_lines(results.groups)]
-            intervals = results.intervals
-            shown = {name: metrics.values[name] for name in metrics_shown(scores_of(metrics))} | shown
         else:
             folder.revise(results)
-        notes = {name: why for name, why in {**metrics.undefined, **custom.undefined}.items() if name in shown}
-        print(f"Computed from its predictions, with {100 * config.confidence:g}% intervals:")
-        print("\n".join([*format_metrics(shown, notes, intervals), *lines]), flush=True)
     if custom_metrics or is_new_analysis or not (folder.path / REPORT).exists():
         report_on(folder.path, config.report)
+    if custom_metrics or is_new_analysis:
+        print(f"Computed from its predictions:{format_run(folder.path)}", flush=True)
     return results.metrics
 
 

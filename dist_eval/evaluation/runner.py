@@ -26,8 +26,8 @@ from dist_eval.model.backbone import ModelOnBackbone
 from dist_eval.model.backends import LoadedModel
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.options.groups import DataOptions
-from dist_eval.report.page import report_on
-from dist_eval.report.table import format_results, format_selection
+from dist_eval.report.page import format_run, report_on
+from dist_eval.report.phrases import format_selection
 from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.journal import Journal
 from dist_eval.statistics.custom import statistics_of_functions
@@ -138,7 +138,7 @@ def finish(
     folder.complete(predictions, results, analysis.groups(predictions))
     context.announce_results()
     report_on(folder.path, config.report)
-    print(format_results(results, folder.path), flush=True)
+    print(format_run(folder.path), flush=True)
     return metrics.values
 
 

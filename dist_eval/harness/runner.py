@@ -18,8 +18,7 @@ from dist_eval.evaluation.requests import Answered, RequestContext, answer_reque
 from dist_eval.harness.metrics import group_results, task_results
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.language_model import CausalModel
-from dist_eval.report.page import report_on
-from dist_eval.report.table import format_tasks
+from dist_eval.report.page import format_run, report_on
 from dist_eval.results.harness import HarnessResults
 from dist_eval.runs.files import REPORT
 
@@ -152,7 +151,7 @@ class Leader:
         context.folder.save(results)
         context.announce_results()
         report_on(context.folder.path, context.config.report)
-        print(format_tasks(results, context.folder.path), flush=True)
+        print(format_run(context.folder.path), flush=True)
         return results
 
     def _show_recorded(self) -> HarnessResults | None:
@@ -161,6 +160,6 @@ class Leader:
         if results is not None:
             if not (folder.path / REPORT).exists():
                 report_on(folder.path, self._context.config.report)
-            print(format_tasks(results, folder.path), flush=True)
+            print(format_run(folder.path), flush=True)
         self._context.announce_results()
         return results

@@ -49,7 +49,7 @@ class Confidences:
     brier: np.ndarray  # Brier score of each example, float64 of shape [n]
 
     @classmethod
-    def of(cls, predictions: PredictionsLike) -> Iterator[Confidences]:
+    def from_predictions(cls, predictions: PredictionsLike) -> Iterator[Confidences]:
         """Yields those of the predicted classes, or in a multi-label problem of one label after the other."""
         label, numbers = predictions.label, range(predictions.num_labels)
         columns = zip(numbers, predictions.probabilities_of(numbers), strict=True)

@@ -23,6 +23,8 @@ from dist_eval.metrics.units import Units
 from dist_eval.results.record import MetricValues, Reasons
 from dist_eval.results.scores import ClassResults, OutputResults, PerClass
 
+_TOO_LARGE = "squares of the values are larger than any number of 64 bits"
+
 
 @dataclass(frozen=True)
 class Metrics:
@@ -135,17 +137,22 @@ def _regression_metrics(
         f"{number}/spearman": float(rank) for number, rank in enumerate(rank_correlations(label.T, output.T))
     }
     reasons = [reasons_of_output(*columns) for columns in zip(label.T, output.T, strict=True)]
+    for number, of_output in enumerate(reasons):
+        for metric in OF_OUTPUT:
+            if not np.isfinite(of_outputs[f"{number}/{metric}"]):
+                of_output.setdefault(metric, _TOO_LARGE)
     undefined = reasons_of_means(reasons, names)
-    values: MetricValues = {"loss": float(predictions.loss.mean())}
+    loss = float(predictions.loss.mean())
+    if not np.isfinite(loss):
+        undefined["loss"] = _TOO_LARGE
+    values: MetricValues = {"loss": loss}
     for metric in OF_OUTPUT:
         if metric not in undefined:
             values[metric] = float(np.mean([of_outputs[f"{number}/{metric}"] for number in range(len(names))]))
     rows = [
-        # unchecked: a square may overflow
-        OutputResults.model_construct(
-            None,
-            label=name,
-            **{metric: None if metric in reasons[number] else of_outputs[f"{number}/{metric}"] for metric in OF_OUTPUT},
+        OutputResults.model_validate(
+            {"label": name}
+            | {metric: None if metric in reasons[number] else of_outputs[f"{number}/{metric}"] for metric in OF_OUTPUT}
         )
         for number, name in enumerate(names)
     ]

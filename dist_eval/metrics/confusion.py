@@ -14,15 +14,7 @@ MOST_DENSE_CLASSES = 256
 
 
 def confusion_matrix(predictions: PredictionsLike) -> Any:
-    """Counts examples by truth (row) and prediction (column).
-
-    Args:
-        predictions: possibly of no example.
-
-    Returns:
-        int64: see `confusion_of`; in a multi-label problem for each label, in the order false, true, as
-        `sklearn.metrics.multilabel_confusion_matrix` does; in a regression an array of shape [0, 0].
-    """
+    """Counts examples by truth (row) and prediction (column)."""
     outputs = predictions.num_labels
     if predictions.problem is REGRESSION:
         return np.zeros((0, 0), dtype=np.int64)
@@ -78,13 +70,7 @@ def class_totals(cells: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def margins(label: np.ndarray, prediction: np.ndarray) -> Any:
     """Returns the addends of each example: whether it is a true positive, an example and a prediction of each class.
 
-    Args:
-        label: true classes, int64 of shape [n].
-        prediction: predicted classes, int64 of shape [n].
-
-    Returns:
-        A SciPy sparse array, float64 of shape [3 * classes, n], for the classes that occur; no metric depends on the
-        others.
+    They are a SciPy sparse array, float64 of shape [3 * classes, n], for the classes that occur.
     """
     from scipy import sparse
 

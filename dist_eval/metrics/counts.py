@@ -41,11 +41,15 @@ class ClassCounts:
 
     @classmethod
     def of_matrix(cls, cells: Any) -> ClassCounts:
-        """Takes a confusion matrix (see `confusion_matrix`): one column with all classes or labels."""
+        """Takes a confusion matrix (see `confusion_matrix`): one column with all classes or labels.
+
+        A matrix of labels does not say how many examples are correct in all of them: that is NaN.
+        """
         hits, support, predicted = (column.astype(np.float64)[:, np.newaxis] for column in class_totals(cells))
         examples = np.array([cells.sum() / (len(hits) if cells.ndim == 3 else 1)])
         counted = support + predicted > 0 if cells.ndim == 2 else np.ones(hits.shape, dtype=bool)
-        return cls(hits, support, predicted, counted, hits.sum(axis=0), examples)
+        right = hits.sum(axis=0) if cells.ndim == 2 else np.full(1, np.nan)
+        return cls(hits, support, predicted, counted, right, examples)
 
     @functools.cached_property
     def ratios(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -113,7 +117,7 @@ class ErrorSums:
     examples: np.ndarray
 
     @classmethod
-    def of(cls, sums: np.ndarray) -> ErrorSums:
+    def from_sums(cls, sums: np.ndarray) -> ErrorSums:
         """Takes the sums of the addends in this order, of shape [7 * outputs + 2, resamples]."""
         return cls(*sums[:-2].reshape(7, len(sums) // 7, -1), *sums[-2:])
 

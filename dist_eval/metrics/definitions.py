@@ -66,7 +66,7 @@ def statistics_of_classes(
     columns = losses_of(predictions)
     losses = losses or units
     yield Sums(losses or functools.partial(Units.by_quantile, columns[0], *columns), [*columns, ones], _mean_losses)
-    (confidences,) = Confidences.of(predictions)
+    (confidences,) = Confidences.from_predictions(predictions)
     yield CalibrationError(units or alone, lambda: iter([confidences]))
     brier = confidences.brier
     yield Sums(units or functools.partial(Units.by_quantile, brier, brier), [brier, ones], _mean_brier)
@@ -92,9 +92,9 @@ def _statistics_of_labels(predictions: PredictionsLike, units: Units) -> Iterato
     label, given, labels = predictions.label, predictions.prediction, predictions.num_labels
     ones, exact = np.ones(len(label)), (label == given).all(axis=1)
     yield Sums(units, [(label & given).T, label.T, given.T, exact, predictions.loss, ones], _metrics_of_labels)
-    yield CalibrationError(units, functools.partial(Confidences.of, predictions))
+    yield CalibrationError(units, functools.partial(Confidences.from_predictions, predictions))
     brier = np.zeros(len(label))
-    for confidences in Confidences.of(predictions):
+    for confidences in Confidences.from_predictions(predictions):
         brier += confidences.brier / labels
     yield Sums(units, [brier, ones], _mean_brier)
 
@@ -130,12 +130,7 @@ def statistic_of_outputs(predictions: PredictionsLike, units: Units | Callable[[
 
 
 def rank_correlations(label: np.ndarray, output: np.ndarray) -> np.ndarray:
-    """Computes Spearman's correlation of each output, NaN where all labels or all outputs are equal.
-
-    Args:
-        label: true values, float64 of shape [outputs, n].
-        output: predicted values, of the same shape.
-    """
+    """Computes Spearman's correlation of each output, NaN where all labels or all outputs are equal."""
     from scipy.stats import spearmanr
 
     correlations = np.full(len(label), np.nan)
@@ -148,22 +143,15 @@ def rank_correlations(label: np.ndarray, output: np.ndarray) -> np.ndarray:
 def _error_rows(predictions: PredictionsLike) -> list[np.ndarray]:
     """Returns the addends of `ErrorSums`."""
     label, output = predictions.label, predictions.prediction.astype(np.float64)
-    y, x = label - label.mean(axis=0), output - output.mean(axis=0)  # centred, to avoid cancellation
     error = output - label
-    of_outputs = (np.abs(error), error**2, y, x, y**2, x**2, x * y)
+    with np.errstate(over="ignore"):  # the reason of what is then undefined says so
+        y, x = label - label.mean(axis=0), output - output.mean(axis=0)  # centred, to avoid cancellation
+        of_outputs = (np.abs(error), error**2, y, x, y**2, x**2, x * y)
     return [*(column.T for column in of_outputs), predictions.loss, np.ones(len(label))]
 
 
 def metrics_of_margins(sums: np.ndarray) -> dict[str, np.ndarray]:
-    """Computes the metrics of confusion matrices.
-
-    Args:
-        sums: true positives, examples and predictions of each class, in the order of `margins`, float64 of shape
-            [3 * classes, matrices].
-
-    Returns:
-        By name, float64 of shape [matrices], NaN where undefined.
-    """
+    """Computes the metrics of confusion matrices."""
     return _evaluate(SINGLE_LABEL, "counts", ClassCounts.of_classes(sums))
 
 
@@ -182,12 +170,12 @@ def _mean_brier(sums: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _mean_errors(sums: np.ndarray) -> dict[str, np.ndarray]:
-    metrics = _evaluate(REGRESSION, "errors", ErrorSums.of(sums))
+    metrics = _evaluate(REGRESSION, "errors", ErrorSums.from_sums(sums))
     return {name: values.mean(axis=0) if values.ndim > 1 else values for name, values in metrics.items()}
 
 
 def _errors_of_outputs(sums: np.ndarray) -> dict[str, np.ndarray]:
-    metrics = _evaluate(REGRESSION, "errors", ErrorSums.of(sums))
+    metrics = _evaluate(REGRESSION, "errors", ErrorSums.from_sums(sums))
     of_outputs = {name: values for name, values in metrics.items() if name in OF_OUTPUT}
     return {f"{number}/{name}": row for name, values in of_outputs.items() for number, row in enumerate(values)}
 

@@ -24,7 +24,7 @@ class _RocCurve:
     upto: np.ndarray  # for each positive, the number of negatives with a lower or equal score
 
     @classmethod
-    def of(cls, is_positive: np.ndarray, scores: np.ndarray) -> _RocCurve:
+    def from_scores(cls, is_positive: np.ndarray, scores: np.ndarray) -> _RocCurve:
         """Sorts the scores."""
         positive, negative = (
             positions[np.argsort(scores[positions])] for positions in map(np.flatnonzero, (is_positive, ~is_positive))
@@ -79,7 +79,7 @@ class _PrecisionCurve:
     last: np.ndarray  # the last occurrence of each distinct score in this order
 
     @classmethod
-    def of(cls, is_positive: np.ndarray, scores: np.ndarray) -> _PrecisionCurve:
+    def from_scores(cls, is_positive: np.ndarray, scores: np.ndarray) -> _PrecisionCurve:
         """Sorts the scores."""
         order = np.argsort(-scores)  # which of equal scores comes first makes no difference
         return cls(order, is_positive[order], np.flatnonzero(np.append(np.diff(scores[order]) != 0, True)))
@@ -87,7 +87,7 @@ class _PrecisionCurve:
     @classmethod
     def observed(cls, is_positive: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the average precision and the number of positives with weights of 1."""
-        return cls.of(is_positive, scores).areas(np.ones((len(scores), 1)))
+        return cls.from_scores(is_positive, scores).areas(np.ones((len(scores), 1)))
 
     def areas(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns average precision and number of positives in each resample, for weights of shape [n, resamples]."""
@@ -120,7 +120,7 @@ class _AverageAreas(Statistic):
 
     def values(self, weights: np.ndarray) -> dict[str, np.ndarray]:
         """See `Statistic.values`; the first call caches the sort orders of the scores."""
-        self._curves = self._curves or [self._curve.of(*column) for column in self._columns()]
+        self._curves = self._curves or [self._curve.from_scores(*column) for column in self._columns()]
         of_examples = weights if self.units.are_examples else weights[self.units.kind_of]
         return self._averages(curve.areas(of_examples) for curve in self._curves)
 
@@ -158,7 +158,7 @@ class AreasUnderCurves(_AverageAreas):
         examples = len(self.units.kind_of)
         plain, weighted, supports = np.zeros(examples), np.zeros(examples), np.zeros(examples)
         for is_positive, scores in self._columns():
-            left = _RocCurve.of(is_positive, scores).areas_without_each()
+            left = _RocCurve.from_scores(is_positive, scores).areas_without_each()
             plain += left / self._classes
             support = is_positive.sum() - is_positive  # without each example
             weighted += left * support

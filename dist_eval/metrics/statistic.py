@@ -100,7 +100,6 @@ class Sums(Statistic):
         rows: the addends, of shape [k, n]: an array, a SciPy sparse array, or a list of arrays of shape [n] or [any,
             n]. As groups may differ in size, the denominator of a metric has to be one of the rows.
         function: sums of shape [k, any] → metrics by name, of shape [any], NaN where undefined.
-        no_interval: see `Statistic`.
         of_kinds: whether the rows are addends of an example of each kind instead, of shape [k, kinds].
     """
 
@@ -109,13 +108,11 @@ class Sums(Statistic):
         units: Units | Callable[[], Units],
         rows: Any,
         function: Callable[[np.ndarray], dict[str, np.ndarray]],
-        no_interval: str | None = None,
         *,
         of_kinds: bool = False,
     ) -> None:
         super().__init__(units)
-        self._rows, self._of_kinds = rows, of_kinds
-        self._function, self.no_interval = function, no_interval
+        self._rows, self._of_kinds, self._function = rows, of_kinds, function
         self.names = tuple(self.observed())
 
     @functools.cached_property

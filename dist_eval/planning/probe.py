@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Container
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from dist_eval.data.answers import RouteSegment
 from dist_eval.data.plan import Plan, shard_batches
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.inference.forward import TextModel, Texts, predict_batches
@@ -30,7 +28,6 @@ class Probed:
     seconds: np.ndarray  # when each batch was answered, ascending, float64 of shape [n]
     tokens: np.ndarray  # of each batch, with prompts and padding, int64 of shape [n]
     stopped: float = math.inf  # when it stopped sending; infinite if it has sent all batches of its shard
-    routes: Counter[RouteSegment] = field(default_factory=Counter)  # tokens that took each segment of a route
 
 
 def probe(
@@ -57,7 +54,6 @@ def probe(
     enough = answers_wanted(len(plan), topology.world_size)
     moments: list[float] = []
     tokens: list[int] = []
-    routes: Counter[RouteSegment] = Counter()
 
     def stopping() -> bool:
         nonlocal stopped, counted
@@ -74,10 +70,9 @@ def probe(
     ):
         moments.append(time.monotonic() - start)
         tokens.append(int(plan.tokens[outcome.batch]))
-        routes.update(dict.fromkeys(outcome.route, tokens[-1]))
     if len(moments) == len(shard):
         stopped = math.inf
-    return Probed(np.asarray(moments), np.asarray(tokens, dtype=np.int64), stopped, routes)
+    return Probed(np.asarray(moments), np.asarray(tokens, dtype=np.int64), stopped)
 
 
 def answers_wanted(batches: int, ranks: int) -> int:

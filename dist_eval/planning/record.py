@@ -48,18 +48,6 @@ class HopValues(Record):
     prompts: Count  # deep prompts of one block, once for each batch
 
 
-class RangeTraffic(Record):
-    """What goes to and from the servers of a range of blocks."""
-
-    start: Count
-    end: Count  # one past the last block
-    servers: Count  # that computed it in the probe
-    share: Share  # of the tokens that took this range in the probe
-    requests: Count
-    bytes_sent: Count  # to them: activations and deep prompts
-    bytes_received: Count
-
-
 class TimeEstimate(Record):
     """The time that the forwards of a run are expected to take, if the swarm remains as it was in the probe."""
 
@@ -89,5 +77,4 @@ class PlannedRun(Record):
     targets: list[TargetRange]  # of a regression's head, else empty
     plan: PlanSummary
     hop: HopValues | None  # null without a swarm
-    traffic: list[RangeTraffic]  # by range of blocks, empty without a probe or a swarm
     time: TimeEstimate | None  # null without a probe

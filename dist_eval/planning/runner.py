@@ -6,14 +6,12 @@ import json
 import os
 import sys
 import time
-from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, cast
 
 import psutil
 
-from dist_eval.data.answers import RouteSegment
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan
 from dist_eval.data.problem_types import REGRESSION
@@ -26,7 +24,7 @@ from dist_eval.evaluation.task import EvalTask
 from dist_eval.model.backbone import ModelOnBackbone
 from dist_eval.model.backends import LoadedModel
 from dist_eval.planning.config import PlanConfig
-from dist_eval.planning.contents import cut_texts, label_counts, range_traffic, target_ranges, text_lengths
+from dist_eval.planning.contents import cut_texts, label_counts, target_ranges, text_lengths
 from dist_eval.planning.estimate import expected_time
 from dist_eval.planning.probe import Probed, probe
 from dist_eval.planning.record import HopValues, PlannedRun
@@ -97,8 +95,6 @@ def _describe(
     width, tokens = task.base.config.hidden_size, int(plan.tokens.sum())
     deep = target.pre_seq_len if target.tuning_mode == "deep_ptune" else 0
     hop = HopValues(activations=tokens * width, prompts=len(plan) * deep * width)
-    is_sent = config.backend == "petals"
-    routes: Counter[RouteSegment] = sum((found.routes for found in probes), start=Counter())
     of_labels: tuple[Any, ...] = data.labels, target.label_names, target.problem
     margin = None
     if target.problem is not REGRESSION and not config.group_column:
@@ -115,8 +111,7 @@ def _describe(
         labels=label_counts(*of_labels),
         targets=target_ranges(*of_labels),
         plan=plan.summary(),
-        hop=hop if is_sent else None,
-        traffic=range_traffic(routes, hop, len(plan), config.compression) if is_sent else [],
+        hop=hop if config.backend == "petals" else None,
         time=expected_time(probes, tokens, confidence=config.confidence, start_up=start_up) if probes else None,
     )
 

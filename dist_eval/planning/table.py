@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dist_eval.distributed.time_left import in_words
-from dist_eval.planning.record import LabelCount, PlannedRun, TimeEstimate
+from dist_eval.planning.record import HopValues, LabelCount, PlannedRun, TimeEstimate
 from dist_eval.printable import printable_lines
-from dist_eval.report.table import format_selection
+from dist_eval.report.phrases import format_selection
 from dist_eval.tables import format_count, text_table
 
 _LABELS_IN_TABLE, _NAMES_SHOWN = 40, 10
@@ -49,7 +49,7 @@ def format_plan(planned: PlannedRun) -> str:
     lines += [
         f"tokens: {plan.padded_tokens} to be sent, of them {padding} padding ({padding / plan.padded_tokens:.1%})",
         f"batches: {plan.batches}{each}",
-        *_traffic_lines(planned),
+        *_traffic_lines(planned.hop),
         "",
         *_label_lines(planned.labels),
         *_target_lines(planned),
@@ -59,31 +59,26 @@ def format_plan(planned: PlannedRun) -> str:
     return printable_lines("\n".join(lines))
 
 
-def _traffic_lines(planned: PlannedRun) -> list[str]:
-    hop = planned.hop
+def _traffic_lines(hop: HopValues | None) -> list[str]:
     if hop is None:
         return []
-    if not planned.traffic:
-        deep = f", and {format_bytes(2 * hop.prompts)} of deep prompts for each of its blocks" if hop.prompts else ""
-        small = format_bytes(2 * hop.activations)
-        return [f"bytes: {small} to and from each server on the way{deep}; in float32 twice that"]
-    rows = [["blocks", "servers", "batches", "to them", "from them"]]
-    for hop_range in planned.traffic:
-        sizes = format_bytes(hop_range.bytes_sent), format_bytes(hop_range.bytes_received)
-        rows.append([f"{hop_range.start}:{hop_range.end}", str(hop_range.servers), str(hop_range.requests), *sizes])
-    return ["", *text_table(rows, ["<", ">", ">", ">", ">"])]
+    deep = f", and {format_bytes(2 * hop.prompts)} of deep prompts for each of its blocks" if hop.prompts else ""
+    small = format_bytes(2 * hop.activations)
+    return [f"bytes: {small} to and from each server on the way{deep}; in float32 twice that"]
 
 
 def _label_lines(labels: list[LabelCount]) -> list[str]:
     if not labels:
         return []
-    found = [one for one in labels if one.examples]
-    shown = found if len(found) <= _LABELS_IN_TABLE else sorted(found, key=lambda one: -one.examples)[:_LABELS_IN_TABLE]
-    rows = [["label", "examples", "share"], *([one.label, str(one.examples), f"{one.share:.4f}"] for one in shown)]
+    present = [row for row in labels if row.examples]
+    shown = present
+    if len(present) > _LABELS_IN_TABLE:
+        shown = sorted(present, key=lambda row: -row.examples)[:_LABELS_IN_TABLE]
+    rows = [["label", "examples", "share"], *([row.label, str(row.examples), f"{row.share:.4f}"] for row in shown)]
     lines = text_table(rows, ["<", ">", ">"])
-    if len(shown) < len(found):
-        lines.append(f"... and {len(found) - len(shown)} rarer ones")
-    missing = [one.label for one in labels if not one.examples]
+    if len(shown) < len(present):
+        lines.append(f"... and {len(present) - len(shown)} rarer ones")
+    missing = [row.label for row in labels if not row.examples]
     if missing:
         more = f" and {len(missing) - _NAMES_SHOWN} more" if len(missing) > _NAMES_SHOWN else ""
         lines.append(f"without any example: {', '.join(missing[:_NAMES_SHOWN])}{more}")
@@ -92,8 +87,8 @@ def _label_lines(labels: list[LabelCount]) -> list[str]:
 
 def _target_lines(planned: PlannedRun) -> list[str]:
     rows = [["target", "lowest", "mean", "highest"]] if planned.targets else []
-    for one in planned.targets:
-        rows.append([one.output, *(f"{value:.5g}" for value in (one.lowest, one.mean, one.highest))])
+    for target in planned.targets:
+        rows.append([target.output, *(f"{value:.5g}" for value in (target.lowest, target.mean, target.highest))])
     return text_table(rows, ["<", ">", ">", ">"])
 
 

@@ -19,8 +19,8 @@ _MOST_FILES = 1 << 16
 _NO_FILE = (errno.ENOENT, errno.ELOOP, errno.ENXIO)  # What opening one that is missing, a link, or a socket gives
 
 
+# modes of new files: readable only for this user, whatever the umask; or as this user's umask says
 PRIVATE, BY_UMASK = 0o600, 0o666
-"""Modes of new files: readable only for this user, whatever the umask; or as this user's umask says."""
 
 
 def is_utf8(name: object) -> bool:
@@ -100,12 +100,6 @@ def samples_of(path: Path) -> Iterator[bytes]:
 def allow_many_files() -> None:
     """Raises this process' limit on open files and connections to what the system allows, often more than 1024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = most_open_files()
+    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
-
-
-def most_open_files() -> int:
-    """Returns how many files, at least, a process may have open after `allow_many_files`."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)

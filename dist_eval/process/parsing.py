@@ -9,8 +9,8 @@ from typing import Any
 
 from dist_eval.errors import one_line
 
+# levels of nesting; readers and writers have a stack to overflow
 DEEPEST = 200
-"""Levels of nesting; readers and writers have a stack to overflow."""
 
 _MOST_VALUES = 100_000
 

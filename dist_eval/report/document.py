@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from dist_eval.metrics.words import format_interval, format_limits, format_metric
 from dist_eval.results.run import CompleteHarnessRun, CompleteRun
 from dist_eval.results.scores import Slice
-from dist_eval.tables import Footnotes
+from dist_eval.tables import Footnotes, format_count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,6 +52,15 @@ class Table:
     # whether rows begin with a label and a prediction, whose mistakes a reader may want to see
     filters_mistakes: bool = False
 
+    def summary(self) -> Sequence[Sequence[Cell]]:
+        """Returns the rows that are part of a summary."""
+        return self.rows[: self.summary_rows]
+
+    def omission(self) -> list[str]:
+        """Returns a line on the rows that are not part of a summary; none if all are."""
+        omitted = len(self.rows) - len(self.summary())
+        return [f"{format_count(omitted, 'more is', 'more are')} in results.json."] if omitted else []
+
 
 @dataclass(frozen=True)
 class Plot:
@@ -69,6 +78,11 @@ class Section:
     parts: Sequence[Table | Plot]  # tables and plots
     lines: Sequence[str] = ()  # what is said above these
     notes: Sequence[str] = ()  # what is said below these; they are part of a summary
+
+    def summary(self) -> list[tuple[str, Table]]:
+        """Returns the tables that are part of a summary, with their captions; "" for one that has this title."""
+        tables = [part for part in self.parts if isinstance(part, Table) and part.summary_rows]
+        return [("" if table.caption == self.title else table.caption, table) for table in tables]
 
 
 @dataclass(frozen=True)
@@ -95,6 +109,7 @@ class Document:
     # lists the mistakes, which takes reading all predictions; None if there is nothing to list
     find_mistakes: Callable[[], Mistakes] | None = None
     details: Sequence[tuple[str, str]] = ()  # further facts by name
+    files: Sequence[str] = ()  # names of the files in the run's folder
 
 
 @dataclass(frozen=True)

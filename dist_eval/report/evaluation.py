@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL
-from dist_eval.metrics.catalogue import metric_names
+from dist_eval.metrics.catalogue import OF_CLASS, metric_names
 from dist_eval.metrics.words import format_interval, format_metric
 from dist_eval.report.document import (
     Contents,
@@ -23,7 +23,7 @@ from dist_eval.report.document import (
 )
 from dist_eval.report.mistakes import find_mistakes
 from dist_eval.report.naming import base_name, checkpoint_name, dataset_name, name_of, options_of
-from dist_eval.report.table import (
+from dist_eval.report.phrases import (
     audit_lines,
     caveats,
     class_columns,
@@ -33,16 +33,26 @@ from dist_eval.report.table import (
     metrics_shown,
     slice_name,
 )
-from dist_eval.report.work import format_speed, work_section
+from dist_eval.report.work import format_speed, work_details, work_section
 from dist_eval.results.inputs import DatasetSummary, PromptSummary
 from dist_eval.results.run import CompleteRun, EvaluationResults
 from dist_eval.results.scores import Calibration, CalibrationBin, ClassResults, ConfusionMatrix, OutputResults, Slice
-from dist_eval.runs.plots import POINTS, confusion_cells, draw_confusion_matrix, draw_reliability, draw_scatter
+from dist_eval.runs.files import PREDICTIONS, RESULTS
+from dist_eval.runs.plots import (
+    POINTS,
+    RELIABILITY,
+    confusion_cells,
+    draw_confusion_matrix,
+    draw_reliability,
+    draw_scatter,
+    plot_name,
+)
 from dist_eval.runs.reading import FinishedRun
 from dist_eval.tables import Footnotes, format_count
 
 _CLASSES_IN_MATRIX, _CONFUSIONS, _LABELS_SHOWN, _LONG_TABLE = 24, 20, 10, 40
 _ROWS_IN_SUMMARY, _CONFUSIONS_IN_SUMMARY = 30, 5
+_AVERAGES = ("macro", "micro", "weighted")
 
 
 def describe_evaluation(run: FinishedRun, contents: Contents) -> Document:
@@ -65,6 +75,7 @@ def describe_evaluation(run: FinishedRun, contents: Contents) -> Document:
         model=checkpoint_name(results.model) or base_name(results.model),
         data=dataset_name(results.data),
         facts=[format_coverage(results), format_speed(results, "examples")],
+        files=[RESULTS, PREDICTIONS, plot_name(results.problem_type), *([RELIABILITY] if results.calibration else [])],
         cards=[metric_card(name, name, results) for name in metric_names(results.problem_type, "cards")],
         sections=sections,
         find_mistakes=lambda: find_mistakes(run, [(row, column) for row, column, _ in confusions], contents),
@@ -74,13 +85,26 @@ def describe_evaluation(run: FinishedRun, contents: Contents) -> Document:
 
 def _metrics(results: CompleteRun) -> Section:
     shown = metrics_shown(results)
-    others = [name for name in results.metrics if name not in shown]
-    tables = [_metric_table("Metrics of all examples", shown, results, summary_rows=len(shown))]
+    tables = [_metric_table("Metrics", shown, results, summary_rows=len(shown)), *_averages(results)]
+    in_tables = {*shown, *(f"{ratio}_{average}" for ratio in OF_CLASS for average in _AVERAGES)}
+    others = [name for name in results.metrics if name not in in_tables]
     if others:
         tables.append(_metric_table(f"{len(others)} more metrics", others, results, is_folded=True))
     share = results.majority_share
     majority = [f"Always guessing the most frequent class would have an accuracy of {share:.4f}."] if share else []
     return Section("Metrics", tables, notes=[*majority, *caveats(results)])
+
+
+def _averages(results: CompleteRun) -> list[Table]:
+    """Returns the averages over classes or labels; none of the outputs of a regression."""
+    if results.problem_type == REGRESSION.name:
+        return []
+    notes = Footnotes()
+    rows: Rows = [
+        [average, *(metric_number(f"{ratio}_{average}", results, notes) for ratio in OF_CLASS)] for average in _AVERAGES
+    ]
+    caption = f"Averages over {'classes' if results.problem_type == SINGLE_LABEL.name else 'labels'}"
+    return [Table(caption, ["average", *OF_CLASS], rows, notes.lines(), summary_rows=len(rows))]
 
 
 def _metric_table(caption: str, names: Sequence[str], results: CompleteRun, **options: Any) -> Table:
@@ -270,7 +294,7 @@ def _failures(results: CompleteRun) -> list[Section]:
 
 
 def _details(results: CompleteRun) -> list[tuple[str, str]]:
-    options, data, environment = options_of(results), results.data, results.environment
+    options, data = options_of(results), results.data
     where_from = (dataset_name(data), options.get("subset"), options.get("split"))
     details = {
         "base model": base_name(results.model),
@@ -285,14 +309,9 @@ def _details(results: CompleteRun) -> list[tuple[str, str]]:
         "--confidence": options.get("confidence"),
         "--group-column": options.get("group_column"),
         "--slice-by": ", ".join(options.get("slice_by") or ()),
-        "ranks": f"{len(results.ranks)} on {format_count(len({rank.host for rank in results.ranks}), 'host')}",
-        "started": results.started,
-        "finished": results.finished,
-        "swarm": results.swarm and results.swarm.dht_prefix,
+        **work_details(results),
         "precision of the servers": ", ".join((results.swarm and results.swarm.precisions) or ()),
         "audit": "; ".join(line.removeprefix("audit: ") for line in audit_lines(results.audit)),
-        "versions": ", ".join(f"{name} {version}" for name, version in environment.packages.items()),
-        "git commit": environment.git_commit,
         "digest of texts and labels": data.text_digest,
     }
     return [(name, str(value)) for name, value in details.items() if value]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from html import escape
 
 from dist_eval.report.document import Cell, Document, Link, Number, Table
-from dist_eval.tables import format_count, markdown_table
+from dist_eval.tables import markdown_table
 
 _ROWS_UNFOLDED = 5
 
@@ -17,10 +17,10 @@ def render_markdown(document: Document) -> str:
     facts = "; ".join(document.facts)
     subject = f"{code(document.model)} on {code(document.data)}: {facts}" if document.model else facts
     blocks = [f"### {code(document.title)}", f"{subject}."]
-    for number, section in enumerate(document.sections):
-        tables = [part for part in section.parts if isinstance(part, Table) and part.summary_rows]
-        for table in tables:
-            blocks += _table_blocks(table, is_main=number == 0)
+    for section in document.sections:
+        tables = section.summary()
+        for caption, table in tables:
+            blocks += _table_blocks(caption, table)
         if tables:
             blocks += _notes(section.notes)
     return "\n\n".join(blocks) + "\n"
@@ -34,20 +34,17 @@ def code(text: object) -> str:
     return f"{fence}{pad}{plain}{pad}{fence}"
 
 
-def _table_blocks(table: Table, *, is_main: bool) -> list[str]:
-    """Returns a table with its notes; below its caption, and folded if it is long, unless it is the main one."""
-    rows = [list(map(_cell, row)) for row in table.rows[: table.summary_rows]]
+def _table_blocks(caption: str, table: Table) -> list[str]:
+    """Returns a table with its notes; below its caption, if any, and then folded if it is long."""
+    rows = [list(map(_cell, row)) for row in table.summary()]
     formats = [">" if isinstance(cell, Number) else "<" for cell in table.rows[0]] if rows else ()
     head = [code(name) if "|" in name or "`" in name else escape(name) for name in table.columns]
-    blocks = ["\n".join(markdown_table([head, *rows], formats)), *_notes(table.notes)]
-    if len(rows) < len(table.rows):
-        blocks.append(f"{format_count(len(table.rows) - len(rows), 'more is', 'more are')} in results.json.")
-    if is_main:
+    blocks = ["\n".join(markdown_table([head, *rows], formats)), *_notes(table.notes), *table.omission()]
+    if not caption:
         return blocks
-    caption = escape(" ".join(table.caption.split()))
     if len(rows) <= _ROWS_UNFOLDED:
-        return [f"{code(table.caption)}:", *blocks]
-    return [f"<details>\n<summary>{caption}</summary>", *blocks, "</details>"]
+        return [f"{code(caption)}:", *blocks]
+    return [f"<details>\n<summary>{escape(' '.join(caption.split()))}</summary>", *blocks, "</details>"]
 
 
 def _notes(lines: Sequence[str]) -> list[str]:

@@ -8,7 +8,7 @@ from dist_eval.data.problem_types import REGRESSION
 from dist_eval.errors import RunError
 from dist_eval.options.groups import DataOptions
 from dist_eval.report.naming import dataset_name
-from dist_eval.report.table import format_selection, metrics_shown
+from dist_eval.report.phrases import format_selection, metrics_shown
 from dist_eval.results.harness import GroupMetric, TaskMetric
 from dist_eval.results.run import CompleteHarnessRun, CompleteRun
 
@@ -25,18 +25,18 @@ def model_index(results: CompleteRun | CompleteHarnessRun, model_name: str) -> s
     """Builds the metadata of a model card."""
     from huggingface_hub import ModelCardData
 
-    found = _of_tasks(results) if isinstance(results, CompleteHarnessRun) else _of_dataset(results)
-    if not found:
+    eval_results = _task_results(results) if isinstance(results, CompleteHarnessRun) else _dataset_results(results)
+    if not eval_results:
         raise RunError("All metrics of this run are undefined: there is nothing for a model card.")
-    return ModelCardData(model_name=model_name, eval_results=found).to_yaml() + "\n"
+    return ModelCardData(model_name=model_name, eval_results=eval_results).to_yaml() + "\n"
 
 
-def _of_tasks(results: CompleteHarnessRun) -> list[EvalResult]:
+def _task_results(results: CompleteHarnessRun) -> list[EvalResult]:
     from huggingface_hub import EvalResult
 
-    found: list[tuple[str, TaskMetric | GroupMetric]] = []
-    found += [(name, metric) for name, task in results.tasks.items() for metric in task.metrics]
-    found += [(name, metric) for name, group in results.groups.items() for metric in group.metrics]
+    metrics: list[tuple[str, TaskMetric | GroupMetric]] = []
+    metrics += [(name, metric) for name, task in results.tasks.items() for metric in task.metrics]
+    metrics += [(name, metric) for name, group in results.groups.items() for metric in group.metrics]
     return [
         EvalResult(
             task_type="text-generation",
@@ -46,12 +46,12 @@ def _of_tasks(results: CompleteHarnessRun) -> list[EvalResult]:
             metric_name=metric.key,
             metric_value=metric.value,
         )
-        for name, metric in found
+        for name, metric in metrics
         if metric.value is not None
     ]
 
 
-def _of_dataset(results: CompleteRun) -> list[EvalResult]:
+def _dataset_results(results: CompleteRun) -> list[EvalResult]:
     from huggingface_hub import EvalResult
 
     part_words = f"({format_selection(results.data)})" if results.data.selection else ""
@@ -64,7 +64,7 @@ def _of_dataset(results: CompleteRun) -> list[EvalResult]:
             dataset_name=" ".join(part for part in (dataset, options.subset, options.split, part_words) if part),
             dataset_config=options.subset,
             dataset_split=options.split,
-            metric_type=_type_of(name),
+            metric_type=_metric_type(name),
             metric_name=name,
             metric_value=results.metrics[name],
         )
@@ -73,6 +73,6 @@ def _of_dataset(results: CompleteRun) -> list[EvalResult]:
     ]
 
 
-def _type_of(name: str) -> str:
+def _metric_type(name: str) -> str:
     stem = next((stem for stem in _AVERAGED if name.startswith(f"{stem}_")), name)
     return _TYPES.get(stem, "roc_auc" if stem.startswith("roc_auc") else stem)

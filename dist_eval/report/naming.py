@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,16 @@ def checkpoint_name(model: ModelSummary) -> str | None:
 def without_directories(message: str) -> str:
     """Returns a message in which absolute paths have no directories."""
     return _DIRECTORIES.sub("", message)
+
+
+def distinct_ends(paths: Sequence[Path]) -> list[str]:
+    """Returns the shortest distinct suffixes of paths."""
+    ends = [str(path) for path in paths]
+    for parts in range(1, max((len(path.parts) for path in paths), default=0) + 1):
+        ends = [str(Path(*path.parts[-parts:])) for path in paths]
+        if len(set(ends)) == len(set(paths)):
+            break
+    return ends
 
 
 def options_of(results: CompleteRun | CompleteHarnessRun) -> dict[str, Any]:

@@ -1,10 +1,11 @@
-"""`report.html`, and whatever else is made of a run's document."""
+"""A complete run as a document, its page `report.html`, and what is printed of it."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from dist_eval.errors import one_line, print_error
+from dist_eval.printable import printable_lines
 from dist_eval.process.files import BY_UMASK, PRIVATE, write_atomically
 from dist_eval.report.document import Contents, Document
 from dist_eval.report.html import render_html
@@ -33,6 +34,16 @@ def write_report(folder: Path, contents: Contents | None = None, path: Path | No
     page = render_html(describe_run(folder, contents))
     write_atomically(path or folder / REPORT, page.encode(), BY_UMASK if path else PRIVATE)
     return path or folder / REPORT
+
+
+def format_run(folder: Path) -> str:
+    """Formats a complete run of any kind for the terminal, with the names of its files."""
+    from dist_eval.report.text import render_text
+
+    document = describe_run(folder)
+    names = [*document.files, *([REPORT] if (folder / REPORT).exists() else [])]
+    files = "\n".join(f"  {folder / name}" for name in names)
+    return printable_lines(f"\n{render_text(document)}\nfiles:\n{files}")
 
 
 def report_on(folder: Path, wanted: str) -> None:

@@ -17,9 +17,10 @@ from dist_eval.report.document import (
     metric_number,
 )
 from dist_eval.report.naming import name_of
-from dist_eval.report.work import format_speed, work_section
+from dist_eval.report.work import format_speed, work_details, work_section
 from dist_eval.results.harness import HarnessResults
 from dist_eval.results.inputs import Decoding
+from dist_eval.runs.files import RESULTS
 from dist_eval.runs.task_samples import Sample, TaskRun
 from dist_eval.tables import Footnotes, format_count
 
@@ -28,7 +29,7 @@ _CARDS = 4
 
 def describe_tasks(run: TaskRun, contents: Contents) -> Document:
     """Describes a run."""
-    results, unit = run.results, unit_of(run.results)
+    results, unit = run.results, _unit_of(run.results)
     data = "texts after the rows of a dataset, by exact match"
     if results.harness_version:
         data = f"tasks of the lm-evaluation-harness {results.harness_version}"
@@ -38,25 +39,26 @@ def describe_tasks(run: TaskRun, contents: Contents) -> Document:
         kind="language modeling",
         model=name_of(results.model.base, results.model.base_is_path),
         data=data,
-        facts=[format_requests(results), format_speed(results, unit)],
+        facts=[_format_requests(results), format_speed(results, unit)],
         cards=[metric_card(f"{task}: {metric.key}", f"{task}/{metric.key}", results) for task, metric in firsts],
         sections=[_metrics(run), work_section(results, unit, with_hosts=contents.texts)],
         find_mistakes=lambda: _find_missed(run, contents),
         details=_details(run),
+        files=[name for name in (RESULTS, results.files.results, *results.files.samples.values()) if name],
     )
 
 
-def unit_of(results: HarnessResults) -> str:
+def _unit_of(results: HarnessResults) -> str:
     """Returns what the harness asked for, in the plural."""
     if results.prompts is None:
         return "log-likelihoods"
     return "requests" if results.requests.texts else "texts"
 
 
-def format_requests(results: HarnessResults) -> str:
+def _format_requests(results: HarnessResults) -> str:
     """Returns how many requests were answered, and what that took."""
     coverage, requests, prompts = results.coverage, results.requests, results.prompts
-    parts = [f"{coverage.seen} of {format_count(coverage.expected, unit_of(results)[:-1])}, each exactly once"]
+    parts = [f"{coverage.seen} of {format_count(coverage.expected, _unit_of(results)[:-1])}, each exactly once"]
     if requests.texts:
         parts[0] += f", by {format_count(requests.forwards, 'forward')}"
     if prompts:
@@ -83,7 +85,7 @@ def _metrics(run: TaskRun) -> Section:
     ]
     head = f"value [{100 * run.results.confidence:g} % interval]"
     columns = ["metric", head, "documents", "examples in front"]
-    tables = [Table("Metrics of all documents", columns, rows, notes.lines(), summary_rows=len(rows))]
+    tables = [Table("Metrics", columns, rows, notes.lines(), summary_rows=len(rows))]
     of_groups: Rows = [
         [f"{name}/{metric.key}", Number("–" if metric.value is None else format_metric(metric.metric, metric.value))]
         for name, group in results.groups.items()
@@ -151,12 +153,7 @@ def _details(run: TaskRun) -> list[tuple[str, str]]:
         "decoding": prompts and "; ".join(_decoding(metric) for metric in prompts.decodings[:_CARDS]),
         "longest": requests.texts
         and f"{requests.longest} tokens; {requests.truncated or 'none'} had to be cut to {requests.max_length}",
-        "ranks": len(results.ranks),
-        "started": results.started,
-        "finished": results.finished,
-        "swarm": results.swarm and results.swarm.dht_prefix,
-        "versions": ", ".join(f"{name} {version}" for name, version in results.environment.packages.items()),
-        "git commit": results.environment.git_commit,
+        **work_details(results),
         "digest of the token ids": requests.digest if requests.texts else "",
         "digest of the prompts": prompts and prompts.digest,
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from dist_eval.report.document import Number, Results, Rows, Section, Table
@@ -13,15 +15,27 @@ _SLOW = 1.2  # times the median duration
 
 def format_speed(results: Results, unit: str) -> str:
     """Returns the speed of all ranks together, with what was evaluated in the plural."""
-    return f"{results.throughput.examples_per_second:.1f} {unit}/s on {format_count(len(results.ranks), 'rank')}"
+    speed, ranks = results.throughput, format_count(len(results.ranks), "rank")
+    return f"{speed.examples_per_second:.1f} {unit}/s, {speed.tokens_per_second:.0f} tokens/s on {ranks}"
+
+
+def work_details(results: Results) -> dict[str, Any]:
+    """Returns where, when and with what a run was made, by name."""
+    environment = results.environment
+    return {
+        "ranks": f"{len(results.ranks)} on {format_count(len({rank.host for rank in results.ranks}), 'host')}",
+        "started": results.started,
+        "finished": results.finished,
+        "swarm": results.swarm and results.swarm.dht_prefix,
+        "versions": ", ".join(f"{name} {version}" for name, version in environment.packages.items()),
+        "git commit": environment.git_commit,
+    }
 
 
 def work_section(results: Results, unit: str, *, with_hosts: bool) -> Section:
     """Returns what each rank and each server did."""
-    speed = results.throughput
-    line = f"{speed.examples_per_second:.1f} {unit} and {speed.tokens_per_second:.0f} tokens a second."
     tables = [_rank_table(results, unit, with_hosts=with_hosts), *_server_tables(results)]
-    return Section("Ranks and servers", tables, [line])
+    return Section("Ranks and servers", tables)
 
 
 def _rank_table(results: Results, unit: str, *, with_hosts: bool) -> Table:

@@ -44,7 +44,7 @@ def compute_calibration(
             "brier": float(confidences.brier.mean()),
             "bins": _bins(confidences, confidence, units, sampling_fraction),
         }
-        for confidences in Confidences.of(predictions)
+        for confidences in Confidences.from_predictions(predictions)
     ]
     if predictions.label.ndim == 1:
         return Calibration(**parts[0], per_label=None)

@@ -6,7 +6,7 @@ import numpy as np
 
 from dist_eval.metrics.units import FEW_UNITS
 from dist_eval.results.scores import Interval, IntervalMethod
-from dist_eval.statistics.sampling import effective_size
+from dist_eval.statistics.sampling import effective_size, normal_quantile
 
 # relative rounding error up to which values count as equal
 SAME = 1e-12
@@ -55,9 +55,7 @@ def wilson(
         >>> print(f"{low:.3f} to {high:.3f}")
         0.490 to 0.943
     """
-    from scipy.special import ndtri
-
-    z, size = float(ndtri(0.5 + confidence / 2)), effective_size(trials, sampling_fraction)
+    z, size = normal_quantile(confidence), effective_size(trials, sampling_fraction)
     share, spread = successes / trials, z * z / size
     center = share + spread / 2
     half = z * float(np.sqrt(share * (1 - share) / size + spread / (4 * size)))
@@ -159,7 +157,5 @@ def jackknife(
     For so many units that resampling would take long; what the bootstrap would correct is then a small part of the
     width (of the order 1/√n).
     """
-    from scipy.special import ndtri
-
-    half = float(ndtri(0.5 + confidence / 2)) * error
+    half = normal_quantile(confidence) * error
     return max(bounds[0], value - half), min(bounds[1], value + half)

@@ -20,6 +20,7 @@ from dist_eval.metrics.units import SEED, Units
 from dist_eval.results.scores import Interval
 from dist_eval.statistics.evidence import gather_evidence
 from dist_eval.statistics.intervals import make_interval
+from dist_eval.statistics.sampling import normal_quantile
 
 _EXACT_UP_TO = 1_000
 
@@ -74,11 +75,9 @@ def bonett_price(only_first: int, only_second: int, examples: int, confidence: f
     Returns:
         Its lower and upper limit.
     """
-    from scipy.special import ndtri
-
     first, second = (only_first + 1) / (examples + 2), (only_second + 1) / (examples + 2)
     error = float(np.sqrt((first + second - (second - first) ** 2) / (examples + 2)))
-    half = float(ndtri(0.5 + confidence / 2)) * error
+    half = normal_quantile(confidence) * error
     return max(-1.0, second - first - half), min(1.0, second - first + half)
 
 

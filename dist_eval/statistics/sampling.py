@@ -54,7 +54,7 @@ def half_width(examples: int, confidence: float = 0.95, population: int | None =
         population: number of rows of the dataset that they are a random sample of; None if that is not to be taken
             into account.
     """
-    z, size = _quantile(confidence), effective_size(examples, examples / population if population else 0.0)
+    z, size = normal_quantile(confidence), effective_size(examples, examples / population if population else 0.0)
     return z / (2 * math.sqrt(size + z * z))
 
 
@@ -78,7 +78,7 @@ def examples_for_precision(precision: float, confidence: float = 0.95, populatio
         >>> examples_for_precision(0.01, population=10_000)
         4899
     """
-    needed = _quantile(confidence) ** 2 * (0.25 / precision**2 - 1)
+    needed = normal_quantile(confidence) ** 2 * (0.25 / precision**2 - 1)
     if population is not None:
         needed = needed * population / (needed + population - 1)
     examples = max(1, math.ceil(needed))
@@ -90,7 +90,8 @@ def examples_for_precision(precision: float, confidence: float = 0.95, populatio
     return examples
 
 
-def _quantile(confidence: float) -> float:
+def normal_quantile(confidence: float) -> float:
+    """Returns how many standard deviations from its mean an interval of this confidence ends."""
     from scipy.special import ndtri
 
     return float(ndtri(0.5 + confidence / 2))

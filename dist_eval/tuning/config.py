@@ -14,8 +14,8 @@ from dist_eval.options.groups import Options, flag, option, unwrap_single
 from dist_eval.tracking import TRACKERS
 
 PROGRAM = "dist-eval tune"
+# name of the project in trackers
 PROJECT = "dist_eval-tuning"
-"""Name of the project in trackers."""
 
 
 @dataclass(kw_only=True)

@@ -36,11 +36,7 @@ _BIAS = f"bias of {HEAD}"
 def convert(
     files: Sequence[Path], model: str, label_names: Sequence[str] | None = None
 ) -> tuple[TunedCheckpoint, list[str]]:
-    """Reads older exports.
-
-    Returns:
-        The checkpoint, and the names of all tensors that are not part of it.
-    """
+    """Reads older exports."""
     base, left = read_base_config(model), []
     found: dict[str, torch.Tensor] = {}
     for path in files:
@@ -71,8 +67,8 @@ def _load(path: Path) -> Any:
         ) from error
 
 
+# path of a tensor: the file's name without its extension, then the keys that lead to it, split at dots
 Name = tuple[str, ...]
-"""Path of a tensor: the file's name without its extension, then the keys that lead to it, split at dots."""
 
 
 def _tensors(name: Name, value: Any, base: Any) -> Iterator[tuple[Name, torch.Tensor]]:

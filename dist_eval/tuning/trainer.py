@@ -1,8 +1,8 @@
 """Updates of the tuned tensors: each rank's gradients, their sum over the ranks, one step of AdamW.
 
-Every rank takes its part of the same joint batch, and gradients are summed over examples before they are divided by
-their number. So N ranks make the same updates as one process does with the joint batch, up to the rounding of sums, and
-the tensors are bit-identical on all ranks.
+Every rank takes its part of the same global batch, and gradients are summed over examples before they are divided by
+their number. So N ranks make the same updates as one process does with the global batch, up to the rounding of sums,
+and the tensors are bit-identical on all ranks.
 """
 
 from __future__ import annotations
@@ -59,11 +59,6 @@ def initial_parameters(empty: TunedCheckpoint, words: torch.Tensor, seed: int) -
 
     Prompts start as embeddings of random words (Lester et al., 2021, "The power of scale for parameter-efficient prompt
     tuning"), deep prompts at zero, the head with small random values.
-
-    Args:
-        empty: a checkpoint of zeros.
-        words: the base model's embeddings, of shape [vocabulary, hidden].
-        seed: equal seeds give equal values.
     """
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randint(len(words), (empty.pre_seq_len,), generator=generator)
@@ -87,17 +82,7 @@ def _tensors_of(tuned: TunedCheckpoint) -> dict[str, Any]:
 
 
 def global_batches(examples: int, size: int, *, seed: int, epoch: int) -> list[np.ndarray]:
-    """Divides all examples of an epoch into joint batches, shuffled differently in each epoch.
-
-    Args:
-        examples: number of examples.
-        size: examples in a batch; the last one may have fewer.
-        seed: equal on all ranks.
-        epoch: number of the epoch, from 0.
-
-    Returns:
-        Positions in the dataset, int64 of shape [size] each.
-    """
+    """Divides all examples of an epoch into global batches, shuffled differently in each epoch."""
     order = np.random.default_rng([seed, epoch]).permutation(examples)
     return [order[start : start + size] for start in range(0, examples, size)]
 
@@ -119,12 +104,7 @@ def precision_of(precision: str, device: torch.device) -> str:
 
 
 class Trainer:
-    """Makes updates of the tuned tensors.
-
-    Attributes:
-        tuned: the tensors that are tuned, on `device`; updates change them in place.
-        precision: precision of local computation.
-    """
+    """Makes updates of the tuned tensors."""
 
     def __init__(
         self,
@@ -165,19 +145,7 @@ class Trainer:
         return float(self._optimizer.param_groups[0]["lr"])
 
     def update(self, rows: np.ndarray, stopping: Callable[[], bool] = lambda: False) -> Update:
-        """Makes one update; every rank calls it with the same rows.
-
-        Args:
-            rows: positions of the joint batch's examples in the dataset, int64 of shape [examples].
-            stopping: returns, after the gradients, whether this rank was asked to stop.
-
-        Returns:
-            The result, equal on all ranks.
-
-        Raises:
-            ModelOutputError: a loss or gradient is not finite.
-            SwarmError: a part of the batch got no answer.
-        """
+        """Makes one update; every rank calls it with the same rows."""
         mine = rows[self._topology.rank :: self._topology.world_size]
         gradient, loss_sum = self._gradient(mine)
         facts = torch.tensor([loss_sum, len(mine), float(stopping())], dtype=torch.float64)

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from conftest import TIMEOUT, wait_for
 
-from dist_eval.cluster.job import judge
+from dist_eval.cluster.job import judge, main
+from dist_eval.distributed.stop import SIGNALS
 from dist_eval.options.commandline import EVALUATION, parse_args
 from dist_eval.runs.outcome import Outcome
 
 USR1, TERM = signal.SIGUSR1, signal.SIGTERM
 RUN = Path("runs/a")
+JobHere = Callable[..., tuple[int, str]]
 
 COMMAND = """
 import json, pathlib, sys, time
@@ -107,6 +109,15 @@ def start(*arguments: Any, **kwargs: Any) -> subprocess.Popen[str]:
     )
 
 
+@pytest.fixture
+def job_here(capfd: pytest.CaptureFixture[str]) -> Iterator[JobHere]:
+    """Runs a job in this process, whose signals it does not need; returns the exit status and what was printed."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield lambda *arguments: (main([*map(str, arguments)]), capfd.readouterr().err)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.mark.parametrize("number", [USR1, TERM, signal.SIGINT])
 def test_a_run_that_is_just_starting_is_stopped_too(number: signal.Signals, tmp_path: Path) -> None:
     run = tmp_path / "run"
@@ -156,14 +167,17 @@ def test_with_slurm_it_is_requeued_even_if_the_run_does_not_end_in_time(
     assert ("not complete" in err) == (patience < 1)
 
 
-def test_a_requeued_job_does_not_overwrite(in_slurm: dict[str, str], tmp_path: Path) -> None:
-    program = "import json, sys; json.dump(sys.argv[2:], open(sys.argv[1], 'w')); sys.exit(1)"
-    for count, further in ((None, []), ("0", []), ("2", ["--no-overwrite"])):
-        environment = {**in_slurm, **({} if count is None else {"SLURM_RESTART_COUNT": count})}
-        command = (sys.executable, "-c", program, tmp_path / "got", "--overwrite")
-        job = start("--slurm", "--output", "run", "--", *command, env=environment, cwd=tmp_path)
-        job.communicate(timeout=TIMEOUT)
-        assert json.loads((tmp_path / "got").read_text()) == ["--overwrite", "--output", "run", *further]
+def test_a_requeued_job_does_not_overwrite(
+    in_slurm: dict[str, str], tmp_path: Path, job_here: JobHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, value in in_slurm.items():
+        monkeypatch.setenv(name, value)
+    for count, further in ((None, ""), ("0", ""), ("2", " --no-overwrite")):
+        if count is not None:
+            monkeypatch.setenv("SLURM_RESTART_COUNT", count)
+        job_here("--slurm", "--output", "run", "--", "sh", "-c", 'echo "$@" > got; exit 1', "sh", "--overwrite")
+        assert (tmp_path / "got").read_text() == f"--overwrite --output run{further}\n"
     run = ["--model", "m", "--checkpoint", "c", "--dataset", "d", "--backend", "local", "--overwrite", "--no-overwrite"]
     assert parse_args(run, EVALUATION).overwrite is False
 
@@ -172,28 +186,24 @@ def test_a_requeued_job_does_not_overwrite(in_slurm: dict[str, str], tmp_path: P
     ("words", "status"),
     [("dist_eval.doctor", 1), ("dist_eval.planning", 0), ("bin/dist-eval doctor", 2), ("dist-eval plan", 0)],
 )
-def test_the_exit_status_of_what_comes_before_a_run_is_passed_on(words: str, status: int, tmp_path: Path) -> None:
+def test_the_exit_status_of_what_comes_before_a_run_is_passed_on(
+    words: str, status: int, tmp_path: Path, job_here: JobHere
+) -> None:
     command = ("sh", "-c", f"exit {status}", *words.split())
-    job = start("--output", tmp_path / "run", "--", *command)
-    assert job.communicate(timeout=TIMEOUT)[1] == ""
-    assert job.returncode == status
+    assert job_here("--output", tmp_path / "run", "--", *command) == (status, "")
 
 
-def test_a_line_of_the_list_determines_the_run(tmp_path: Path) -> None:
-    listed = tmp_path / "runs.txt"
+def test_a_line_of_the_list_determines_the_run(tmp_path: Path, job_here: JobHere) -> None:
+    listed, got = tmp_path / "runs.txt", tmp_path / "got"
     listed.write_text("# name\nb --checkpoint 'tuned b'\n")
-    program = "import json, sys; json.dump(sys.argv[1:], open(sys.argv[1], 'w'))"
     asked = ("--output", tmp_path / "runs", "--list", listed, "--line", 2)
-    job = start(*asked, "--", sys.executable, "-c", program, tmp_path / "got")
-    _, err = job.communicate(timeout=TIMEOUT)
-    got = (tmp_path / "got").read_text()
-    assert f'"--output", "{tmp_path / "runs" / "b"}", "--checkpoint", "tuned b"]' in got
-    assert job.returncode == 1
-    assert "does it evaluate at all?" in err
-    beyond = start(*asked[:-1], 3, "--", "false")
-    assert (beyond.wait(TIMEOUT), "has no line 3: it has 2" in beyond.communicate()[1]) == (2, True)
-    nothing = start(*asked[:-1], 1, "--", "false")
-    assert (nothing.wait(TIMEOUT), "names no run" in nothing.communicate()[1]) == (0, True)
+    status, err = job_here(*asked, "--", "sh", "-c", f"printf '%s\\n' \"$@\" > {got}; exit 1", "sh")
+    assert got.read_text().splitlines() == ["--output", str(tmp_path / "runs" / "b"), "--checkpoint", "tuned b"]
+    assert status == 1 and "the command ended with status 1 before it opened" in err
+    status, err = job_here(*asked[:-1], 3, "--", "false")
+    assert status == 2 and "has no line 3: it has 2" in err
+    status, err = job_here(*asked[:-1], 1, "--", "false")
+    assert status == 0 and "names no run" in err
 
 
 @pytest.mark.parametrize(
@@ -204,15 +214,17 @@ def test_a_line_of_the_list_determines_the_run(tmp_path: Path) -> None:
         (["--output", "x", "--slurm", "--", "true"], "there is no variable SLURM_JOB_NODELIST"),
     ],
 )
-def test_wrong_options_are_one_clear_message(arguments: list[str], words: str, tmp_path: Path) -> None:
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_")}
-    job = start(*arguments, cwd=tmp_path, env={**variables, "PYTHONPATH": os.pathsep.join(sys.path)})
-    _, err = job.communicate(timeout=TIMEOUT)
-    assert job.returncode == 2
+def test_wrong_options_are_one_clear_message(
+    arguments: list[str], words: str, tmp_path: Path, job_here: JobHere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("SLURM_JOB_NODELIST", raising=False)
+    status, err = job_here(*arguments)
+    assert status == 2
     assert words in err and len(err.splitlines()) == 1
 
 
 def test_it_starts_without_large_libraries() -> None:
-    program = "import sys, dist_eval.cluster.job, dist_eval.summary; print(*sys.modules)"
+    program = "import sys, dist_eval.cluster.job, dist_eval.summary.__main__; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert {"numpy", "torch", "hivemind", "petals", "transformers"}.isdisjoint(done.stdout.split())

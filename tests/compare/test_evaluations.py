@@ -17,7 +17,7 @@ from samples import config_for, folder_of, rewrite_results
 from dist_eval.compare.__main__ import main
 from dist_eval.compare.comparison import compare
 from dist_eval.compare.evaluations import EvaluationRun
-from dist_eval.compare.tables import format_comparisons
+from dist_eval.compare.tables import describe_comparisons
 from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, Problem
 from dist_eval.errors import RunError
 from dist_eval.metrics.computing import compute_metrics
@@ -70,10 +70,8 @@ def test_a_run_on_a_sample_is_compared_with_one_on_all_rows_row_by_row(folders: 
     hits = round(whole.values["accuracy"] * len(SAMPLE))
     assert accuracy.limits == wilson(hits, len(SAMPLE), sampling_fraction=len(SAMPLE) / 300)
     assert found.differences["accuracy"].value == found.run.metrics["accuracy"] - whole.values["accuracy"]
-    words = format_comparisons([found])
-    assert words.startswith(
-        f"42 examples of test.csv, those that all of the runs evaluated; compared with {folders[0]}"
-    )
+    [fact] = describe_comparisons([found]).facts
+    assert fact == f"42 examples of test.csv, those that all of the runs evaluated; compared with {folders[0]}"
 
 
 def test_two_parts_are_compared_on_the_rows_that_they_have_in_common(

@@ -51,17 +51,3 @@ def test_a_reader_that_has_read_enough_ends_it_quietly(folders: list[Path]) -> N
     running.stderr.close()
     assert running.wait() == 0
     assert errors == ""
-
-
-def test_its_help_needs_no_large_library() -> None:
-    program = "import sys, dist_eval.compare.__main__ as c; c.build_parser().format_help(); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert {"numpy", "torch", "scipy", "pyarrow", "sklearn"}.isdisjoint(done.stdout.split())
-
-
-def test_it_runs_as_a_program(folders: list[Path]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "dist_eval.compare", *map(str, folders[:2])], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert "McNemar's test (exact)" in done.stdout

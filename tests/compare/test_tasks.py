@@ -62,10 +62,10 @@ def test_only_documents_that_both_have_are_compared(tmp_path: Path) -> None:
 def test_the_command_prints_tables_and_json(folders: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(folder) for folder in folders]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == f"tasks of the lm-evaluation-harness; compared with {folders[0]}"
-    assert lines[2] == f"{folders[1]}: only {folders[1]} has endings"
-    assert lines[3].split()[:5] == ["a", "[95%]", "b", "[95%]", "difference"]
-    assert lines[4].startswith("words/acc") and lines[4].endswith("  60")
+    assert lines[0] == f"{folders[1]}: only {folders[1]} has endings:"
+    assert lines[1].split()[:6] == ["metric", "a", "[95%]", "b", "[95%]", "difference"]
+    assert lines[2].startswith("words/acc") and lines[2].endswith("  60")
+    assert lines[-1] == f"tasks of the lm-evaluation-harness; compared with {folders[0]}"
     assert main([*map(str, folders), "--json"]) == 0
     [found] = json.loads(capsys.readouterr().out)["runs"]
     assert found["differences"]["words/acc"]["mcnemar"]["method"] == "exact"
@@ -91,17 +91,14 @@ def test_changed_documents_are_written_with_what_was_answered(folders: list[Path
         assert row["change"] == ("gained" if RIGHT[1][number] else "lost")
 
 
-@pytest.mark.parametrize(
-    ("options", "status", "message"),
-    [
-        (["--metric", "f1"], 2, "--metric f1: no two of the runs have such a metric."),
-    ],
-)
-def test_wrong_options_are_named(
-    options: list[str], status: int, message: str, folders: list[Path], capsys: pytest.CaptureFixture[str]
+def test_a_metric_that_only_later_runs_have_needs_all_pairs(
+    folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([*map(str, folders), *options]) == status
+    runs = [*map(str, folders), str(run(tmp_path / "c", 0, endings={"acc": [0.0] * 5}))]
+    assert main([*runs, "--metric", "endings/acc"]) == 2
+    message = "--metric endings/acc: no two of the runs that are compared have such a metric."
     assert message in capsys.readouterr().err
+    assert main([*runs, "--metric", "endings/acc", "--all-pairs"]) == 0
 
 
 def test_runs_without_anything_in_common_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 import time
@@ -31,29 +30,6 @@ def config_of(where: str, **more: Any) -> DoctorConfig:
     return DoctorConfig(model=model, checkpoint=checkpoint, dataset=dataset, **BACKENDS[where], **more)
 
 
-def test_a_model_in_this_process_needs_memory_for_its_weights() -> None:
-    model = checks.read_model(config_of("local"))
-    weights = checks.weight_bytes(model.base.config)
-    size = (demo.BASE_MODEL / "model.safetensors").stat().st_size
-    assert weights == pytest.approx(size, rel=0.05)
-    needed = {where: checks.rank_bytes(config_of(where), Topology(), model) for where in BACKENDS}
-    assert needed["local"] - weights < needed["public"] == needed["embedded"]
-    assert checks.available_memory() > 0
-
-
-def test_too_little_memory_is_an_error_and_hardly_enough_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    config, topology = config_of("embedded"), Topology(host="here")
-    model = checks.read_model(config)
-    said = checks.check_memory(config, topology, model)
-    assert said.startswith("1 rank and the servers of --swarm embedded: about 1.8 GiB are needed, ")
-    for ranks, available, level in ((1, 1 << 30, "error"), (1, int(1.9 * 2**30), "warning"), (9, 3 << 30, "error")):
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
-        monkeypatch.setattr(checks, "available_memory", lambda available=available: available)
-        with pytest.raises(Fault, match="are needed") as caught:
-            checks.check_memory(config, topology, model)
-        assert caught.value.level == level
-
-
 def test_an_embedded_swarm_is_for_one_host(tmp_path: Path) -> None:
     config = config_of("embedded")
     base = checks.read_model(config).base
@@ -77,45 +53,6 @@ def test_a_large_file_is_not_read_as_a_whole(tmp_path: Path) -> None:
     with large.open("wb") as file:
         file.truncate(1 << 40)  # takes no space; to read it would take many minutes
     assert checks.file_digest(large) != checks.file_digest(Path(__file__))
-
-
-def test_the_limit_of_open_files_is_the_one_that_a_rank_can_have() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, hard), hard))
-        assert checks.check_open_files(Topology()) == f"a rank may have {min(hard, 1 << 16)}"
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    with pytest.raises(Fault, match=r"a rank may have \d+ files open, and needs about 1000256"):
-        checks.check_open_files(Topology(world_size=10**6))
-
-
-RANK = """
-import os
-from dist_eval.distributed.rank_store import Topology
-from dist_eval.doctor.checks import check_open_files
-from dist_eval.process.files import allow_many_files
-allow_many_files()
-os.environ["TORCHELASTIC_RUN_ID"] = "x"
-check_open_files(Topology(world_size=100, rank=1))
-check_open_files(Topology(world_size=100))
-"""
-
-
-def test_the_limit_of_torchrun_counts_where_the_store_is() -> None:
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:  # this process takes the place of torchrun
-        resource.setrlimit(resource.RLIMIT_NOFILE, (500, before[1]))
-        done = subprocess.run([sys.executable, "-c", RANK], capture_output=True, text=True)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    assert done.stderr.endswith("Fault: torchrun may have 500 files open, and needs about 556.\n")
-
-
-def test_another_users_torchrun_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
-    monkeypatch.setattr(resource, "prlimit", lambda *_: (_ for _ in ()).throw(PermissionError(1, "not permitted")))
-    assert checks.check_open_files(Topology()).startswith("a rank may have")
 
 
 def test_a_disk_that_is_nearly_full_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,17 +131,3 @@ def test_a_report_that_cannot_be_written_in_time_delays_no_verdict(
 def test_a_rank_that_came_late_says_so(tmp_path: Path) -> None:
     with pytest.raises(Fault, match="came after rank 0 had stopped waiting"):
         examination_in(tmp_path).check_group({1: "there"})
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_the_limit_of_a_control_group_counts(version: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    controllers = ("memory", "")[version - 1]
-    for line in Path("/proc/self/cgroup").read_text().splitlines():
-        if line.split(":")[1] == controllers:
-            folder = tmp_path / controllers / line.split(":")[2].strip("/")
-            folder.mkdir(parents=True, exist_ok=True)
-            limit, used = checks._MEMORY_FILES[controllers]
-            for name, content in {limit: "5000", used: "2000", "memory.stat": "inactive_file 500\n"}.items():
-                (folder / name).write_text(content)
-            monkeypatch.setattr(checks, "_CGROUP", tmp_path)
-            assert checks.available_memory() == 3500

@@ -84,7 +84,7 @@ def test_texts_are_those_of_transformers_and_compared_with_references(
     output = tmp_path / "out"
     assert run_here(*command(model, dataset, output, *LOCAL)) == 0
     out, err = capfd.readouterr()
-    assert "exact_match           0.5000 [0.3520, 0.6480]" in out and "Warning" not in err
+    assert "rows/exact_match      0.5000 [0.3520, 0.6480]" in out and "Warning" not in err
     rows, results = predictions(output), results_of(output)
     assert [row["text"] for row in rows] == expected and [row["index"] for row in rows] == list(range(ROWS))
     assert [row["exact_match"] for row in rows] == [number % 2 == 0 for number in range(ROWS)]
@@ -111,7 +111,7 @@ def test_a_prompt_that_begins_with_the_tokenizers_own_first_token_has_it_once(
     assert run_here(*command(model, dataset, tmp_path, *prompt, *LOCAL)) == 0
     assert [row["text"] for row in predictions(tmp_path)] == expected
     said = f"{ROWS} prompts have the tokenizer's BOS in front already, which is not doubled"
-    assert results_of(tmp_path)["notices"] == [said] and f"\nnotice: {said}\n" in capfd.readouterr().out
+    assert results_of(tmp_path)["notices"] == [said] and f"\n{said}\n" in capfd.readouterr().out
 
 
 def test_samples_depend_on_the_seed_and_runs_are_compared_by_row(

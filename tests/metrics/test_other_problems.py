@@ -154,3 +154,15 @@ def test_the_output_that_leaves_a_mean_undefined_is_named() -> None:
     metrics = compute_metrics(regression(label, label + np.array([[0.1, 1], [0.2, 2], [0.1, 3]])), ["a", "b"])
     assert metrics.undefined["r2"] == "all labels are equal (output 'b')"
     assert metrics.per_class[0].r2 is not None and metrics.per_class[1].r2 is None
+
+
+def test_squares_that_are_too_large_are_a_reason() -> None:
+    label = np.array([[1e155], [2e155], [-1e155], [3.0]])
+    found = compute_metrics(regression(label, np.zeros((4, 1))), ["score"])
+    assert found.values["mae"] == pytest.approx(1e155)
+    squares = ("mse", "rmse", "r2", "loss")
+    assert [found.values[name] for name in squares] == [None] * 4
+    assert {found.undefined[name] for name in squares} == {
+        "squares of the values are larger than any number of 64 bits"
+    }
+    assert found.per_class[0].mse is None

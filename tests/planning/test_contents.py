@@ -10,7 +10,7 @@ from samples import FACTS, tokenized_digits
 
 from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from dist_eval.planning.contents import cut_texts, label_counts, target_ranges, text_lengths
-from dist_eval.planning.record import HopValues, LabelCount, PlannedRun, RangeTraffic, TargetRange, TimeEstimate
+from dist_eval.planning.record import HopValues, LabelCount, PlannedRun, TargetRange, TimeEstimate
 from dist_eval.planning.table import format_plan
 
 NAMES = ["neg", "pos", "mixed"]
@@ -32,7 +32,7 @@ def planned(**changes: Any) -> PlannedRun:
     cut = {"texts": 0, "tokens": 0, "share": 0.0, "median": 0.0, "most": 0}
     known = {"ranks": 3, "data": FACTS["data"], "lengths": lengths, "cut": cut, "labels": [], "targets": []}
     known |= {"confidence": 0.95, "half_width": 0.0982}
-    return PlannedRun(**{**known, "plan": FACTS["plan"], "hop": None, "traffic": [], "time": TIME, **changes})
+    return PlannedRun(**{**known, "plan": FACTS["plan"], "hop": None, "time": TIME, **changes})
 
 
 def test_what_texts_have_lost_is_known(tmp_path: Path) -> None:
@@ -64,10 +64,9 @@ def test_every_class_of_the_head_is_counted() -> None:
 
 
 def test_the_text_has_time_and_traffic() -> None:
-    traffic = RangeTraffic(start=0, end=40, servers=2, share=1, requests=2, bytes_sent=5_000_000, bytes_received=4e9)
-    said = format_plan(planned(hop=HopValues(activations=1, prompts=1), traffic=[traffic]))
+    said = format_plan(planned(hop=HopValues(activations=2_500_000, prompts=1)))
     assert "batches: 2, up to 1 for each of 3 ranks" in said
-    assert "blocks  servers  batches  to them  from them\n0:40          2        2     5 MB       4 GB\n" in said
+    assert "bytes: 5 MB to and from each server on the way, and 2 B of deep prompts for each of its blocks;" in said
     assert (
         "time: about 3 h 3 min (95% interval 2 h 47 min to 3 h 25 min, if the swarm stays as it is), after 14 s" in said
     )

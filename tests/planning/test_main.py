@@ -36,7 +36,7 @@ def test_ranks_probe_a_swarm_together_and_leave_nothing(
     planned = PlannedRun.model_validate_json(done.stdout)
     assert (planned.ranks, planned.data.examples, planned.cut.texts) == (2, 596, 0)
     assert {one.label: one.examples for one in planned.labels}["3"] == 61
-    assert [(one.start, one.end, one.requests) for one in planned.traffic] == [(0, 2, 45), (2, 4, 45)]
+    assert planned.hop is not None and planned.hop.activations == planned.plan.padded_tokens * 96
     assert planned.time is not None
     assert planned.time.probe_batches >= 20, "24 are wanted, and one rank's last may come when the other has ended"
     assert 0 < planned.time.first_answer < planned.time.seconds
@@ -79,7 +79,7 @@ def test_a_model_in_this_process_is_probed_without_any_traffic(
     status, said, _ = plan_here(capsys, *rows, "--backend", "local", "--json")
     planned = json.loads(said)
     assert status == 0
-    assert (planned["hop"], planned["traffic"]) == (None, [])
+    assert planned["hop"] is None
     assert planned["time"]["seconds"] > 0
 
 

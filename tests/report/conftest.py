@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,17 +40,31 @@ def browser() -> Iterator[Any]:
         browser.close()
 
 
+class Made(dict[str, Path]):
+    """Files or folders by kind, each made when it is first asked for."""
+
+    def __init__(self, make: Callable[[str], Path]) -> None:
+        super().__init__()
+        self._make = make
+
+    def __missing__(self, kind: str) -> Path:
+        self[kind] = self._make(kind)
+        return self[kind]
+
+
 @pytest.fixture(scope="session")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Made:
     """Complete runs: synthetic ones of every problem type and with many classes; real ones with slices and groups."""
     folder = tmp_path_factory.mktemp("finished")
-    return {
-        "single": synthetic_run(folder / "single", ["negative", "neutral", "positive"]),
-        "multi": synthetic_run(folder / "multi", ["sport", "politics", "weather"], problem=MULTI_LABEL, skill=1.0),
-        "regression": synthetic_run(folder / "regression", ["stars", "price"], problem=REGRESSION),
-        "many": synthetic_run(folder / "many", [f"intent number {n}" for n in range(150)], 3000, skill=1.0),
-        "sliced": sliced_run(folder),
-        "labels": real_run(
+    makers = {
+        "single": lambda: synthetic_run(folder / "single", ["negative", "neutral", "positive"]),
+        "multi": lambda: synthetic_run(
+            folder / "multi", ["sport", "politics", "weather"], problem=MULTI_LABEL, skill=1.0
+        ),
+        "regression": lambda: synthetic_run(folder / "regression", ["stars", "price"], problem=REGRESSION),
+        "many": lambda: synthetic_run(folder / "many", [f"intent number {n}" for n in range(150)], 3000, skill=1.0),
+        "sliced": lambda: sliced_run(folder),
+        "labels": lambda: real_run(
             folder / "labels",
             [f"topic {n}" for n in range(6)],
             [(text, f"topic {n % 6}|topic {(n + n % 4 + 1) % 6}") for n, text in enumerate(HOSTILE * 12)],
@@ -59,6 +73,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             spread=1.0,
         ),
     }
+    return Made(lambda kind: makers[kind]())
 
 
 def sliced_run(folder: Path) -> Path:

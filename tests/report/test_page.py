@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import shutil
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from task_runs import task_run
 from dist_eval.errors import DataError
 from dist_eval.report.document import Contents
 from dist_eval.report.page import report_on, write_report
-from dist_eval.summary import main as summary
+from dist_eval.summary.__main__ import main as summary
 
 PHONE, DESKTOP = {"width": 360, "height": 740}, {"width": 1100, "height": 900}
 KINDS = ["single", "multi", "regression", "many", "sliced", "labels"]
@@ -49,8 +48,8 @@ def visit(browser: Any, request: pytest.FixtureRequest) -> Iterator[Visit]:
 
 
 @pytest.fixture(scope="session")
-def pages(runs: dict[str, Path]) -> dict[str, Path]:
-    return {name: write_report(folder) for name, folder in runs.items()}
+def pages(runs: Any) -> Any:
+    return type(runs)(lambda kind: write_report(runs[kind]))
 
 
 class Ids(HTMLParser):
@@ -65,10 +64,11 @@ class Ids(HTMLParser):
         self.found += [value for name, value in attrs if name == "id"]
 
 
-def test_ids_are_unique(pages: dict[str, Path], hostile_run: Path, runs: dict[str, Path], tmp_path: Path) -> None:
+def test_ids_are_unique(pages: Any, hostile_run: Path, runs: Any, tmp_path: Path) -> None:
     tasks = write_report(task_run(tmp_path / "tasks", {"words": {"acc": [1.0, 0.0]}}, {}))
-    assert summary([*map(str, runs.values()), "--options", "--write", str(tmp_path / "runs.html")]) == 0
-    for page in (*pages.values(), hostile_run / "report.html", tasks, tmp_path / "runs.html"):
+    shown = [str(runs[kind]) for kind in ("multi", "sliced")]
+    assert summary([*shown, "--options", "--write", str(tmp_path / "runs.html")]) == 0
+    for page in (pages["multi"], pages["sliced"], hostile_run / "report.html", tasks, tmp_path / "runs.html"):
         found = Ids(page).found
         assert len(found) == len(set(found)) > 5, page
 
@@ -333,7 +333,7 @@ def test_long_words_do_not_widen_a_phone(hostile_run: Path, visit: Visit) -> Non
 @pytest.mark.parametrize("kind", ["sliced", "labels", "regression"])
 @pytest.mark.parametrize("visit", [{"viewport": PHONE}], indirect=True)
 def test_main_metrics_fit_on_a_phone(pages: dict[str, Path], visit: Visit, kind: str) -> None:
-    intervals = visit.open(pages[kind]).locator("#metrics td > span:visible").all()
+    intervals = visit.open(pages[kind]).locator("#metrics table").first.locator("td > span:visible").all()
     assert len(intervals) > 5
     for one in intervals:
         box = one.bounding_box()
@@ -375,10 +375,7 @@ def test_dark_is_dark_and_print_is_light(pages: dict[str, Path], visit: Visit) -
 
 @pytest.mark.parametrize(
     ("kind", "visit"),
-    [
-        pytest.param(kind, colors, marks=[pytest.mark.slow] if kind == "many" else [])
-        for kind, colors in itertools.product(KINDS, [{}, {"color_scheme": "dark"}])
-    ],
+    [*((kind, {}) for kind in KINDS if kind != "many"), ("sliced", {"color_scheme": "dark"})],
     indirect=["visit"],
 )
 def test_everybody_can_read_it(pages: dict[str, Path], visit: Visit, kind: str) -> None:
@@ -403,14 +400,14 @@ def test_without_scripts_the_first_mistakes_are_there(pages: dict[str, Path], br
     context.close()
 
 
-def test_a_hundred_thousand_mistakes_do_not_choke_a_browser(tmp_path: Path, visit: Visit) -> None:
-    folder = synthetic_run(tmp_path / "large", ["yes", "no"], 100_000, skill=-1.0)
+def test_many_thousand_mistakes_do_not_choke_a_browser(tmp_path: Path, visit: Visit) -> None:
+    folder = synthetic_run(tmp_path / "large", ["yes", "no"], 20_000, skill=-1.0)
     page = visit.open(write_report(folder))
     assert (folder / "report.html").stat().st_size < 1 << 20
     assert page.evaluate("document.querySelectorAll('*').length") < 5000
     note = page.locator("#mistakes > p").first.inner_text()
     total = int(note.split()[0])
-    assert total > 70_000
+    assert total > 14_000
     assert "1000 of them, up to 250 of each of the most frequent confusions among them, are in this file" in note
     assert page.locator("#where").inner_text() == "1 to 25 of 1000"
 
@@ -438,10 +435,11 @@ def test_each_confusion_that_is_listed_has_mistakes_to_show(
     assert few.locator("#where").inner_text() == "1 to 3 of 3"
 
 
-def test_equal_input_gives_equal_bytes(runs: dict[str, Path], tmp_path: Path) -> None:
-    for kind, folder in runs.items():
-        one, other = (write_report(folder, path=tmp_path / name).read_bytes() for name in ("one", "other"))
-        assert one == other, kind
+@pytest.mark.parametrize("kind", ["multi", "regression", "sliced"])
+def test_equal_input_gives_equal_bytes(
+    runs: dict[str, Path], pages: dict[str, Path], tmp_path: Path, kind: str
+) -> None:
+    assert write_report(runs[kind], path=tmp_path / "again").read_bytes() == pages[kind].read_bytes()
 
 
 def test_a_shareable_page_contains_no_directories_or_host_names(

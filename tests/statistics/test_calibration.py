@@ -111,7 +111,7 @@ def test_two_calibration_errors_differ_by_nothing_that_resamples_could_judge() -
 def test_a_bin_of_few_groups_has_no_interval() -> None:
     predictions = overconfident(600)
     groups = np.arange(600) // 6
-    (confidences,) = Confidences.of(predictions)
+    (confidences,) = Confidences.from_predictions(predictions)
     bins = compute_calibration(predictions, ["a", "b", "c"], groups=groups).bins
     assert bins
     counts = [len(np.unique(groups[confidences.bins == number])) for number in range(len(bins))]

@@ -19,11 +19,12 @@ from dist_eval.data.problem_types import REGRESSION
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.metric_loading import synthetic_predictions
 from dist_eval.report.__main__ import main as report
-from dist_eval.report.differences import differing_options
 from dist_eval.results.run import CompleteRun
 from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.reading import read_results
-from dist_eval.summary import main, on_same_data
+from dist_eval.summary.__main__ import main
+from dist_eval.summary.document import differing_options
+from dist_eval.summary.rows import on_same_data
 from dist_eval.tables import format_count
 
 

@@ -1,7 +1,8 @@
-"""The table and the files of a run."""
+"""What a run prints at the end."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,20 @@ from dist_eval.report.document import Contents
 from dist_eval.report.evaluation import describe_evaluation
 from dist_eval.report.markdown import render_markdown
 from dist_eval.report.model_card import model_index
-from dist_eval.report.table import format_results
+from dist_eval.report.page import format_run
+from dist_eval.report.text import render_text
 from dist_eval.results.inputs import DatasetSummary
 from dist_eval.runs.reading import FinishedRun, read_results
 from dist_eval.statistics import metric_intervals
 
 
 def table_of(folder: Path, metrics: Metrics = METRICS, **changes: Any) -> str:
-    return format_results(sections(metrics, **{"per_class": metrics.per_class, **changes}), folder)
+    """Returns what is printed of a run with these results, as if it were in a folder."""
+    if not (folder / RESULTS).exists():
+        complete_run(folder)
+    results = sections(metrics, **{"per_class": metrics.per_class, **changes})
+    run = read_results(folder).model_copy(update=dict(results))
+    return render_text(describe_evaluation(FinishedRun(folder, run), Contents()))
 
 
 def line_of(table: str, start: str) -> str:
@@ -33,28 +40,32 @@ def test_the_table_contains_the_figures(tmp_path: Path) -> None:
     for name in ("accuracy", "balanced_accuracy", "f1_macro", "f1_weighted", "mcc", "loss", "log_loss", "roc_auc"):
         digits = "#.4g" if "loss" in name else ".4f"
         assert line_of(table, name + " ").split()[1] == format(METRICS.values[name], digits)
-    assert "(always guessing the most frequent class: 0.6000)" in line_of(table, "accuracy ")
-    assert line_of(table, "neg ").split()[1:] == ["0.6667", "1.0000", "0.8000", "2"]
-    assert line_of(table, "pos ").split()[1:] == ["1.0000", "0.6667", "0.8000", "3"]
+    assert "\nAlways guessing the most frequent class would have an accuracy of 0.6000." in table
+    assert re.findall(r"\d\.\d+(?= [\[(]|  )", line_of(table.partition("By class")[2], "neg ")) == [
+        "0.6667",
+        "1.0000",
+        "0.8000",
+    ]
+    assert line_of(table.partition("By class")[2], "pos ").endswith(" 3")
     for average in ("macro", "micro", "weighted"):
-        figures = [f"{METRICS.values[f'{name}_{average}']:.4f}" for name in ("precision", "recall", "f1")]
-        assert line_of(table, f"{average} avg").split()[2:] == [*figures, "5"]
+        numbers = [f"{METRICS.values[f'{name}_{average}']:.4f}" for name in ("precision", "recall", "f1")]
+        assert re.findall(r"\d\.\d+(?= [\[(]|  )", line_of(table, f"{average} ")) == numbers
 
 
 def test_the_table_shows_coverage_speed_and_files(tmp_path: Path) -> None:
-    table = table_of(tmp_path)
-    assert "coverage: 5 of 5 examples, each exactly once\n" in table
-    assert "speed: 10.0 examples/s, 90 tokens/s on 1 rank\n" in table
+    complete_run(tmp_path)
+    table = format_run(tmp_path)
+    assert "\n5 of 5 examples, each exactly once\n" in table
+    assert "\n10.0 examples/s, 90 tokens/s on 1 rank\n" in table
     for name in (RESULTS, "predictions.parquet", "confusion_matrix.png"):
         assert str(tmp_path / name) in table
 
 
-def test_the_table_shows_the_adapter_and_what_the_servers_computed_in_if_it_differed(tmp_path: Path) -> None:
-    assert "servers computed" not in table_of(tmp_path) and "adapter" not in table_of(tmp_path)
+def test_the_table_shows_what_the_servers_computed_in_if_it_differed(tmp_path: Path) -> None:
+    assert "servers computed" not in table_of(tmp_path)
     swarm = {**FACTS["swarm"], "precisions": ["bfloat16", "float16 (nf4)"]}
-    table = table_of(tmp_path, swarm=swarm, model={**FACTS["model"], "adapter": "org/lora"})
+    table = table_of(tmp_path, swarm=swarm)
     assert "servers computed in bfloat16 and float16 (nf4): the figures depend on" in table
-    assert "adapter: org/lora\n" in table
 
 
 @pytest.mark.parametrize(
@@ -96,7 +107,7 @@ def test_one_is_not_several(tmp_path: Path) -> None:
     ones = dict.fromkeys(("truncated", "multiline", "blank", "unknown", "mended_labels"), 1)
     coverage = {**FACTS["coverage"], "expected": 1, "seen": 1}
     assert (
-        "coverage: 1 of 1 example, each exactly once; 1 text cut to 64 tokens; 1 text has several lines; 1 text has no "
+        "\n1 of 1 example, each exactly once; 1 text cut to 64 tokens; 1 text has several lines; 1 text has no "
         "token of its own; 1 text has no token that the tokenizer knows; 1 label mended, "
     ) in table_of(tmp_path, data={**FACTS["data"], **ones}, coverage=coverage)
 
@@ -111,43 +122,37 @@ def test_the_table_shows_the_number_of_multiline_texts(tmp_path: Path) -> None:
 
 def test_the_table_shows_intervals_or_why_there_are_none(tmp_path: Path) -> None:
     table = table_of(tmp_path)
-    assert "95% interval" in table
+    assert "[95 % interval]" in table
     low, high = (FACTS["intervals"]["accuracy"][end] for end in ("low", "high"))
-    assert f"{METRICS.values['accuracy']:.4f} [{low:.4f}, {high:.4f}]  (always guessing" in line_of(table, "accuracy ")
+    assert f"{METRICS.values['accuracy']:.4f} [{low:.4f}, {high:.4f}]" in line_of(table, "accuracy ")
     perfect = predictions_of([0, 1] * 10, [0, 1] * 10, 2)
     metrics = compute_metrics(perfect, ["neg", "pos"])
     table = table_of(tmp_path, metrics, intervals=metric_intervals(perfect, metrics, confidence=0.9))
-    assert "90% interval" in table
-    assert "(no interval: all resamples give the same value" in line_of(table, "f1_macro ")
+    assert line_of(table, "f1_macro ").endswith("1.0000 (1)")
+    assert line_of(table, "(1) ").startswith("(1) all resamples give the same value")
 
 
 def test_the_table_shows_undefined_figures_as_a_dash_with_the_reason(tmp_path: Path) -> None:
     metrics = compute_metrics(predictions_of([1, 1, 1], [1, 1, 1], 2), ["neg", "pos"])
     table = table_of(tmp_path, metrics)
-    assert line_of(table, "mcc ").split(maxsplit=2)[1:] == ["-", f"({metrics.undefined['mcc']})"]
-    assert line_of(table, "roc_auc ").split(maxsplit=2)[1:] == ["-", "(class 'neg' without examples)"]
-    assert line_of(table, "neg ").split()[1:] == ["-", "-", "-", "0"]
+    number = line_of(table, "mcc ").removeprefix("mcc ").strip().removeprefix("– ")
+    assert f"\n{number} {metrics.undefined['mcc']}\n" in table
+    number = line_of(table, "roc_auc ").removeprefix("roc_auc ").strip().removeprefix("– ")
+    assert f"\n{number} class 'neg' without examples\n" in table
+    assert line_of(table, "neg ").split()[1:] == ["–", "–", "–", "0"]
 
 
 def test_an_average_that_is_undefined_is_a_dash_with_its_reason_somewhere(tmp_path: Path) -> None:
     metrics = compute_metrics(predictions_of([0, 1, 2, 0], [0, 1, 1, 0], 3), ["a", "b", "c"])
     table = table_of(tmp_path, metrics)
-    assert line_of(table, "macro avg").split()[2] == "-"
+    assert line_of(table, "macro ").split()[1] == "–"
     assert "class 'c' was never predicted" in table
 
 
 def test_of_many_classes_the_table_shows_the_first(tmp_path: Path) -> None:
     table = table_of(tmp_path, metrics_for([f"class-{number}" for number in range(60)]))
-    assert "class-39 " in table
-    assert "class-40 " not in table
-    assert "... and 20 more classes in results.json" in table
-
-
-def test_the_columns_of_the_table_are_aligned(tmp_path: Path) -> None:
-    table = table_of(tmp_path, metrics_for(["a", "a rather long name of a class", "b"]))
-    header = line_of(table, "class ")
-    rows = [line_of(table, start) for start in ("a ", "a rather", "b ", "macro avg", "weighted avg")]
-    assert {len(row) for row in rows} == {len(header)}
+    assert "class-29 " in table and "\nclass-30 " not in table
+    assert "\n30 more are in results.json." in table
 
 
 def test_an_error_goes_to_stderr_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,15 +204,15 @@ def test_the_table_shows_slices(tmp_path: Path) -> None:
     values = ["web", "", None, "two\nlines", "x" * 90]
     slices = [slice_of(value) for value in values] + [slice_of("tv", f1=0.5), slice_of("book", f1=0.25)]
     table = table_of(tmp_path, slices=slices)
-    assert line_of(table, "slice ").split() == ["slice", "n", "accuracy", "f1_macro"]
-    assert line_of(table, "source: web").split()[2:] == ["40", "0.8750", "[0.7000,", "0.9500]", "-", "(1)"]
-    assert line_of(table, "source: tv").endswith("  0.5000 (2)") and line_of(table, "source: book").endswith("(2)")
+    assert line_of(table, "source ").split() == ["source", "examples", "accuracy", "f1_macro"]
+    assert line_of(table, "web ").split()[1:] == ["40", "0.8750", "[0.7000,", "0.9500]", "–", "(1)"]
+    assert line_of(table, "tv ").endswith("  0.5000 (2)") and line_of(table, "book ").endswith("(2)")
     assert "\n(1) no class\n(2) too few\n" in table
-    for shown in ("source: (empty) ", "source: (missing) ", "source: two lines ", "source: " + "x" * 29 + "..."):
+    for shown in ("(empty) ", "(missing) ", "two lines ", "x" * 77 + "... "):
         assert line_of(table, shown)
     many = [slice_of(str(number)) for number in range(70)]
-    assert "... and 10 more slices in results.json" in table_of(tmp_path, slices=many)
-    assert "slice " not in table_of(tmp_path, slices=[])
+    assert "\n40 more are in results.json.\n" in table_of(tmp_path, slices=many)
+    assert "By source" not in table_of(tmp_path, slices=[])
 
 
 @pytest.mark.parametrize(("count", "warned"), [(7, True), (40, False)])
