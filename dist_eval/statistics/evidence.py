@@ -54,19 +54,31 @@ def affordable_resamples(statistic: Statistic, most: int | None = None) -> int |
 
 @dataclass(frozen=True)
 class Evidence:
-    """The bootstrap distribution of a metric, or its jackknife where resampling would take too long."""
+    """The bootstrap distribution of a metric, or its jackknife where resampling would take too long.
 
-    value: float  # the metric on the data
-    bounds: tuple[float, float]  # its smallest and largest possible value
-    multiplicity: np.ndarray  # units of each kind, int64 of shape [kinds]
-    influence: np.ndarray | None  # see `Statistic.influence`; None if unknown
-    # the metric on each resample, float64 of shape [resamples], NaN where undefined; None without resamples
+    Attributes:
+        value: the metric on the data.
+        bounds: its smallest and largest possible value.
+        multiplicity: units of each kind, int64 of shape [kinds].
+        influence: see `Statistic.influence`; None if unknown.
+        distribution: the metric on each resample, float64 of shape [resamples], NaN where undefined; None
+            without resamples.
+        are_groups: whether the units are groups of examples.
+        scale: magnitude of the operands if the metric is a difference, whose rounding error it inherits; else
+            0.
+        no_interval: see `Statistic.no_interval`.
+        is_difference: whether it is a difference; its interval is then the one that is consistent with its
+            p-value.
+    """
+
+    value: float
+    bounds: tuple[float, float]
+    multiplicity: np.ndarray
+    influence: np.ndarray | None
     distribution: np.ndarray | None
-    are_groups: bool = False  # whether the units are groups of examples
-    # magnitude of the operands if the metric is a difference, whose rounding error it inherits; else 0
+    are_groups: bool = False
     scale: float = 0.0
-    no_interval: str | None = None  # see `Statistic.no_interval`
-    # whether it is a difference; its interval is then the one that is consistent with its p-value
+    no_interval: str | None = None
     is_difference: bool = False
 
     def interval(self, confidence: float = 0.95, sampling_fraction: float = 0.0) -> Interval:

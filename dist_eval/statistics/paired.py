@@ -27,12 +27,19 @@ _EXACT_UP_TO = 1_000
 
 @dataclass(frozen=True)
 class McNemar:
-    """The result of McNemar's test of equal accuracy."""
+    """The result of McNemar's test of equal accuracy.
 
-    only_first: int  # examples that only the first model gets right
-    only_second: int  # examples that only the second model gets right
-    p_value: float  # two-sided p-value
-    method: str  # "exact" or "chi-square"
+    Attributes:
+        only_first: examples that only the first model gets right.
+        only_second: examples that only the second model gets right.
+        p_value: two-sided p-value.
+        method: "exact" or "chi-square".
+    """
+
+    only_first: int
+    only_second: int
+    p_value: float
+    method: str
 
 
 def mcnemar(first_right: np.ndarray, second_right: np.ndarray) -> McNemar:
@@ -100,11 +107,17 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """The difference of a metric between two models: the second one's minus the first one's."""
+    """The difference of a metric between two models: the second one's minus the first one's.
 
-    value: float | None  # the difference, None if either metric is undefined
-    interval: Interval  # its confidence interval
-    p_value: float | None  # two-sided p-value of the hypothesis of no difference; None if unknown
+    Attributes:
+        value: the difference, None if either metric is undefined.
+        interval: its confidence interval.
+        p_value: two-sided p-value of the hypothesis of no difference; None if unknown.
+    """
+
+    value: float | None
+    interval: Interval
+    p_value: float | None
 
 
 def paired_differences(

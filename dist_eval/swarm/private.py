@@ -50,6 +50,10 @@ class PrivateSwarm:
         initial_peers: addresses of other servers, whose swarm the first server joins; by default it starts one.
         program: arguments of the interpreter that runs a server, before those of the server itself.
 
+    Attributes:
+        servers: the servers' processes, once started.
+        addresses: of the servers, with the identities of their peers.
+
     Raises:
         ConfigError: Petals is not installed or cannot hold an adapter, or a span is outside the model.
     """
