@@ -7,17 +7,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from dist_eval.data.plan import SharedBeginning
 from dist_eval.errors import NoCacheError
 from dist_eval.model.text_session import TextSession
-from dist_eval.swarm.router import Routing
-
-if TYPE_CHECKING:
-    from dist_eval.model.backbone import Backbone
+from dist_eval.swarm.routes import RouteRecord
 
 # Seconds to wait for room, because a plain forward would have other bits; and as long a time without attempts then
 _LONGEST_WAIT, _BETWEEN_TRIES = 60.0, 1.0
@@ -79,28 +77,34 @@ class SessionPool:
     So the bits of an answer depend neither on what the session was used for before, nor on the rank.
 
     Args:
-        backbone: opens the sessions.
-        sessions: how many may be open at a time.
+        open_session: opens one for a number of rows, most tokens of a text, prompts and deep prompts (see
+            `Backbone.session`).
+        limit: how many may be open at a time.
     """
 
-    def __init__(self, backbone: Backbone, sessions: int) -> None:
-        self._backbone, self._limit = backbone, sessions
+    def __init__(
+        self, open_session: Callable[[int, int, torch.Tensor | None, torch.Tensor | None], TextSession], limit: int
+    ) -> None:
+        self._open_session, self._limit = open_session, limit
         self._changed = threading.Condition()
         self._open: list[_Open] = []
         self._waiting: dict[int, _Beginnings] = {}
         self._paused_until = float("-inf")
         self._full_since: float | None = None
 
-    def hidden_states(self, input_ids: torch.Tensor, prompts: Prompts, routing: Routing) -> torch.Tensor:
+    def hidden_states(
+        self, shared: SharedBeginning, input_ids: torch.Tensor, prompts: Prompts, record: RouteRecord
+    ) -> torch.Tensor:
         """Runs the base model on texts that begin alike.
 
         If all begin with the same tokens, each row of the session holds these, and is continued by one text after the
         other. Otherwise, each row holds one of the beginnings, and is continued by the texts that have it.
 
         Args:
+            shared: what the texts begin with.
             input_ids: int64 of shape [batch, length].
             prompts: the prompts, the same in all calls.
-            routing: has the session that is needed; records the route.
+            record: records the route.
 
         Returns:
             Outputs of the last block before the final norm, of shape [batch, prompts + length, hidden]; NaN for what
@@ -110,14 +114,14 @@ class SessionPool:
             NoCacheError: no server has room for a session, for a minute by now, or this rank may not open one.
             EvaluationError: there is no answer.
         """
-        known = len(routing.route)
+        known = len(record.route)
         while True:
             try:
-                outputs = self._in_session(input_ids, prompts, routing)
-                routing.route[known:] = dict.fromkeys(routing.route[known:])  # each step has the same
+                outputs = self._in_session(shared, input_ids, prompts, record)
+                record.route[known:] = dict.fromkeys(record.route[known:])  # each step has the same
                 return outputs
             except NoCacheError as error:
-                del routing.route[known:]
+                del record.route[known:]
                 if not error.transient or self._has_waited():
                     raise
                 time.sleep(_BETWEEN_TRIES)
@@ -128,24 +132,24 @@ class SessionPool:
             since = self._full_since
             return since is not None and not self._open and time.monotonic() - since > _LONGEST_WAIT
 
-    def _in_session(self, input_ids: torch.Tensor, prompts: Prompts, routing: Routing) -> torch.Tensor:
-        assert routing.session is not None
-        shared, common, rows, length = routing.session
-        held, places = shared - len(prompts), np.arange(len(input_ids))
-        if common == shared:
+    def _in_session(
+        self, shared: SharedBeginning, input_ids: torch.Tensor, prompts: Prompts, record: RouteRecord
+    ) -> torch.Tensor:
+        rows, held, places = shared.rows, shared.tokens - len(prompts), np.arange(len(input_ids))
+        if shared.common == shared.tokens:
             beginnings = input_ids[:1, :held].expand(rows, -1)
         else:
             beginnings, row_of = _distinct(input_ids[:, :held])
             beginnings = torch.cat([beginnings, beginnings[:1].expand(rows - len(beginnings), -1)])
             places = _turns(row_of) * rows + row_of
-        wanted = _Beginnings(beginnings, common - len(prompts), length - len(prompts))
+        wanted = _Beginnings(beginnings, shared.common - len(prompts), shared.length - len(prompts))
         # a row without a text of its own gets the first text, whose outputs are not used
         text_at = np.zeros((int(places.max()) // rows + 1) * rows, dtype=np.int64)
         text_at[places] = np.arange(len(input_ids))
         ways = [input_ids[texts, held:] for texts in np.split(text_at, len(text_at) // rows)]
         with self._session(wanted, prompts) as session:
-            outputs = torch.cat(list(session.continuations(ways, routing)))[places]
-        unknown = outputs.new_full((len(outputs), shared, outputs.shape[2]), torch.nan)
+            outputs = torch.cat(list(session.continuations(ways, record)))[places]
+        unknown = outputs.new_full((len(outputs), shared.tokens, outputs.shape[2]), torch.nan)
         return torch.cat([unknown, outputs], dim=1)
 
     def close(self) -> None:
@@ -180,7 +184,7 @@ class SessionPool:
             session, one.session = one.session, None
             if session is not None:
                 session.close()
-            one.session = self._backbone.session(rows, wanted.length, prompts.tokens, prompts.deep)
+            one.session = self._open_session(rows, wanted.length, prompts.tokens, prompts.deep)
             if wanted.common + len(prompts):
                 one.session.step(wanted.ids[:, : wanted.common])
         if wanted.common < tokens:

@@ -21,7 +21,8 @@ from typing import Any
 from dist_eval.data.answers import RouteSegment
 from dist_eval.errors import EvaluationError, ModelOutputError, NoCacheError, RefusedError, SwarmError, one_line
 from dist_eval.swarm.failures import Failure, classify, stated_limit
-from dist_eval.swarm.router import Router, Span, without
+from dist_eval.swarm.router import Router
+from dist_eval.swarm.routes import Span, without
 from dist_eval.tables import format_count
 
 _FIRST_DELAY, _LONGEST_DELAY = 1.0, 5.0

@@ -16,7 +16,7 @@ from dist_eval.swarm.announcements import announcement_of, mixed_precisions, mix
 from dist_eval.swarm.dht_records import read_blocks, read_models
 from dist_eval.swarm.p2p_daemon import BETWEEN_CONTACTS
 from dist_eval.swarm.petals_version import serves, versions_needed
-from dist_eval.swarm.router import Span
+from dist_eval.swarm.routes import Span
 from dist_eval.tables import format_count, text_table
 
 _POLL_SECONDS, _PING_SECONDS, _MODELS_SECONDS = 0.25, 2.5, 5.0

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from dist_eval.swarm.router import Span
+from dist_eval.swarm.routes import Span
 
 _UPDATE_SECONDS = 15.0
 

@@ -20,7 +20,7 @@ from dist_eval.errors import NoCacheError
 from dist_eval.swarm.attempts import RoutePart, TooLarge
 from dist_eval.swarm.gate import RequestDisplaced
 from dist_eval.swarm.requests import Request, SwarmRequests, tokens_in
-from dist_eval.swarm.router import Routing, Span
+from dist_eval.swarm.routes import RouteRecord, Span
 from dist_eval.swarm.server_cache import CacheLost, SentStep, ServerCache
 
 Result = TypeVar("Result")
@@ -97,14 +97,14 @@ class InferenceSession:
         """How many servers the texts pass one after the other."""
         return sum(1 for _ in self._segments())
 
-    def step(self, hidden: torch.Tensor, start: int | None = None, routing: Routing | None = None) -> torch.Tensor:
+    def step(self, hidden: torch.Tensor, start: int | None = None, record: RouteRecord | None = None) -> torch.Tensor:
         """Sends the next tokens of the texts through all blocks.
 
         Args:
             hidden: the first block's inputs, float tensor of shape [rows, n, hidden].
             start: position of the first of these tokens: whatever was sent from there on is forgotten. By default they
                 follow what was sent. Servers with Petals 2.2 cannot forget: they are sent the whole texts.
-            routing: records the servers that have computed these tokens and those before them.
+            record: records the servers that have computed these tokens and those before them.
 
         Returns:
             The last block's outputs for these tokens, of the same shape and dtype.
@@ -116,16 +116,16 @@ class InferenceSession:
         """
         start = self.position if start is None else start
         self._check(hidden, start)
-        return _run(self._step(hidden, start, routing or Routing())).to(hidden)
+        return _run(self._step(hidden, start, record or RouteRecord())).to(hidden)
 
-    def continuations(self, hidden: Sequence[torch.Tensor], routing: Routing | None = None) -> list[torch.Tensor]:
+    def continuations(self, hidden: Sequence[torch.Tensor], record: RouteRecord | None = None) -> list[torch.Tensor]:
         """Continues the texts in several ways, none of which is kept. May be used by several threads at a time.
 
         The ways do not wait for each other: several are on the way to each server.
 
         Args:
             hidden: for each way the first block's inputs, float tensor of shape [rows, n, hidden].
-            routing: records the servers, as in `step`.
+            record: records the servers, as in `step`.
 
         Returns:
             The last block's outputs for each way, of the same shape and dtype.
@@ -135,7 +135,7 @@ class InferenceSession:
         """
         for one in hidden:
             self._check(one, self.position)
-        outputs = _run(self._continuations(hidden, routing or Routing()))
+        outputs = _run(self._continuations(hidden, record or RouteRecord()))
         return [found.to(one) for found, one in zip(outputs, hidden, strict=True)]
 
     def close(self) -> None:
@@ -162,7 +162,7 @@ class InferenceSession:
     async def _close(self) -> None:
         await asyncio.gather(*(segment.close() for segment in self._segments()), return_exceptions=True)
 
-    async def _step(self, hidden: torch.Tensor, start: int, routing: Routing) -> torch.Tensor:
+    async def _step(self, hidden: torch.Tensor, start: int, record: RouteRecord) -> torch.Tensor:
         self.position = start
         if start == 0:
             self._servers.clear()
@@ -178,10 +178,10 @@ class InferenceSession:
         for passed, sent in inputs:
             passed.sent += sent
         self.position += hidden.shape[1]
-        routing.route.extend(self._servers)
+        record.route.extend(self._servers)
         return torch.cat(chunks, dim=1)
 
-    async def _continuations(self, hidden: Sequence[torch.Tensor], routing: Routing) -> list[torch.Tensor]:
+    async def _continuations(self, hidden: Sequence[torch.Tensor], record: RouteRecord) -> list[torch.Tensor]:
         servers, failed = dict(self._servers), False
 
         async def through_all(one: torch.Tensor) -> torch.Tensor:
@@ -201,7 +201,7 @@ class InferenceSession:
         for one in found:
             if isinstance(one, BaseException):
                 raise one
-        routing.route.extend(servers)
+        record.route.extend(servers)
         return cast(list[torch.Tensor], found)
 
     async def _through(

@@ -39,7 +39,8 @@ from dist_eval.swarm.gate import STEPS, ConcurrencyLimit, Gate, RequestDisplaced
 from dist_eval.swarm.outage import Outage
 from dist_eval.swarm.p2p_daemon import PeerUnreachable
 from dist_eval.swarm.rate_limiter import RateLimiter
-from dist_eval.swarm.router import Router, Routing, Span
+from dist_eval.swarm.router import Router
+from dist_eval.swarm.routes import RouteRecord, Span
 from dist_eval.swarm.servers import SwarmServers
 from dist_eval.swarm.transport import Transport
 
@@ -120,7 +121,11 @@ class SwarmRequests:
         RemoteExpertWorker.run_coroutine(self._measure_round_trips())
 
     def forward(
-        self, hidden: torch.Tensor, prompts: torch.Tensor | None, routing: Routing | None = None
+        self,
+        hidden: torch.Tensor,
+        prompts: torch.Tensor | None,
+        avoided: Sequence[RouteSegment] = (),
+        record: RouteRecord | None = None,
     ) -> torch.Tensor:
         """Sends hidden states through all blocks. Thread-safe.
 
@@ -128,7 +133,8 @@ class SwarmRequests:
             hidden: float tensor of shape [batch, length, hidden].
             prompts: deep prompts of shape [blocks, pre_seq_len, hidden], or None. They are serialized once: pass the
                 same tensor each time.
-            routing: records the route, and names servers to avoid.
+            avoided: segments to avoid if there is another route.
+            record: records the route.
 
         Returns:
             The last block's outputs, of the same shape and dtype.
@@ -142,20 +148,24 @@ class SwarmRequests:
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
         self.transport.use_prompts(prompts)
-        return RemoteExpertWorker.run_coroutine(self._forward(hidden, routing or Routing())).to(hidden)
+        return RemoteExpertWorker.run_coroutine(self._forward(hidden, avoided, record or RouteRecord())).to(hidden)
 
-    async def _forward(self, hidden: torch.Tensor, routing: Routing) -> torch.Tensor:
+    async def _forward(
+        self, hidden: torch.Tensor, avoided: Sequence[RouteSegment], record: RouteRecord
+    ) -> torch.Tensor:
         await self.rate_limiter.wait(tokens_in(hidden))
-        return await self._forward_from(0, hidden, routing)
+        return await self._forward_from(0, hidden, avoided, record)
 
-    async def _forward_from(self, block: int, hidden: torch.Tensor, routing: Routing) -> torch.Tensor:
+    async def _forward_from(
+        self, block: int, hidden: torch.Tensor, avoided: Sequence[RouteSegment], record: RouteRecord
+    ) -> torch.Tensor:
         while block < self.num_blocks:
             try:
-                segment, hidden = await self.send(hidden, block, routing.avoided)
+                segment, hidden = await self.send(hidden, block, avoided)
             except TooLarge as error:
                 halves = self.halves(hidden, error)
-                return torch.cat([await self._forward_from(block, half, routing) for half in halves])
-            routing.route.append(
+                return torch.cat([await self._forward_from(block, half, avoided, record) for half in halves])
+            record.route.append(
                 RouteSegment(str(segment.peer), segment.start, segment.end, segment.announced.precision)
             )
             block = segment.end

@@ -9,23 +9,18 @@ that fails is banned for a while.
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dist_eval.data.answers import RouteSegment
-from dist_eval.data.plan import SessionShape
 from dist_eval.process.shared_state import SharedStates
 from dist_eval.results.work import Announcement, ServerTraffic
 from dist_eval.swarm.failures import Failure
 from dist_eval.swarm.pacing import Pacing
-
-if TYPE_CHECKING:
-    from dist_eval.swarm.findings import Findings
+from dist_eval.swarm.routes import UNKNOWN, Span
 
 _BAN_SECONDS, _LONGEST_BAN_SECONDS = 1.0, 60.0
 _SEGMENT_BLOCKS = 0.25  # Least cost of a segment, in blocks: with no measurements yet, fewer segments are better
@@ -34,88 +29,9 @@ _SEGMENT_BLOCKS = 0.25  # Least cost of a segment, in blocks: with no measuremen
 _OWN_WEIGHT = 0.75
 _JITTER = 0.02  # Relative noise on costs, which breaks ties between equal servers differently on each rank
 _LATENCIES_KEPT = 1_000
-# Bounds of the speeds that servers announce, beyond which a time would not be finite, or no time at all
-_LEAST_RPS, _MOST_RPS = 1e-3, 1e12
 # How many times as fast as the slowest that announces its speed, and as the fastest that is measured, a server without
 # a measurement is expected to be at most, whatever it announces: more would only decide about its first requests
 _MOST_AHEAD = 30.0
-
-
-UNKNOWN = Announcement()
-"""That of a server of which nothing is known."""
-
-
-@dataclass(frozen=True)
-class Span:
-    """Consecutive blocks that one server holds.
-
-    Attributes:
-        peer: the server.
-        start: its first block.
-        end: one past its last block.
-        announced: how it computes.
-        forward_rps: tokens per second through one block, as it announces; None if it does not.
-    """
-
-    peer: Any
-    start: int
-    end: int
-    announced: Announcement = UNKNOWN
-    forward_rps: float | None = None
-
-    @property
-    def dtype(self) -> str | None:
-        """Name of the dtype that it computes in, or None if unknown."""
-        return self.announced.dtype
-
-    @property
-    def seconds_per_work(self) -> float | None:
-        """Seconds for one token through one block, as it announces; None if it does not, or no such number."""
-        rps = self.forward_rps
-        return 1.0 / min(max(rps, _LEAST_RPS), _MOST_RPS) if rps is not None and rps > 0 else None
-
-
-@dataclass
-class Routing:
-    """A batch's routing constraints, and the route it took.
-
-    Attributes:
-        audited: whether other servers recompute it, where there are any.
-        avoided: segments to avoid if there is another route.
-        session: what it needs, None for a plain forward.
-        fell_back: whether it took plain forwards all the same, because no server had room for a session.
-        route: the servers that computed it, filled in as they answer.
-        findings: of the audit.
-    """
-
-    audited: bool = False
-    avoided: Sequence[RouteSegment] = ()
-    session: SessionShape | None = None
-    fell_back: bool = False
-    route: list[RouteSegment] = field(default_factory=list)
-    findings: Findings | None = None
-
-
-def without(spans: Sequence[Span], avoided: Sequence[RouteSegment]) -> list[Span]:
-    """Removes avoided segments from spans where another server holds the same blocks."""
-    if not avoided:
-        return list(spans)
-    held: dict[int, set[str]] = {}
-    for span in spans:
-        for block in range(span.start, span.end):
-            held.setdefault(block, set()).add(str(span.peer))
-    unwanted: dict[int, set[str]] = {}
-    for segment in avoided:
-        for block in range(segment.start, segment.end):
-            if block in held and not held[block] <= unwanted.get(block, set()) | {segment.peer}:
-                unwanted.setdefault(block, set()).add(segment.peer)
-    left = []
-    for span in spans:
-        kept = [block for block in range(span.start, span.end) if str(span.peer) not in unwanted.get(block, ())]
-        for _, run in itertools.groupby(enumerate(kept), key=lambda pair: pair[1] - pair[0]):
-            blocks = [block for _, block in run]
-            left.append(replace(span, start=blocks[0], end=blocks[-1] + 1))
-    return left
 
 
 @dataclass

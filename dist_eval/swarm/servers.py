@@ -11,7 +11,7 @@ from dist_eval.errors import SwarmError
 from dist_eval.swarm.directory import ServerDirectory
 from dist_eval.swarm.p2p_daemon import BETWEEN_CONTACTS, CONTACT_SECONDS
 from dist_eval.swarm.petals_version import serves, versions_needed
-from dist_eval.swarm.router import Span
+from dist_eval.swarm.routes import Span
 from dist_eval.swarm.transport import Transport
 
 

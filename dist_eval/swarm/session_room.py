@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from dist_eval.swarm.petals_version import can_roll_back
-from dist_eval.swarm.router import Span
+from dist_eval.swarm.routes import Span
 
 
 class SessionRoom(NamedTuple):

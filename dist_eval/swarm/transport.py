@@ -18,7 +18,7 @@ from dist_eval.swarm.directory import ServerDirectory
 from dist_eval.swarm.failures import WrongAnswer
 from dist_eval.swarm.limited_p2p import Allowance, LimitedP2P
 from dist_eval.swarm.petals_version import has_petals_sessions
-from dist_eval.swarm.router import Span
+from dist_eval.swarm.routes import Span
 
 NO_TENSOR, NO_ORDER = torch.empty(0), torch.empty(0, dtype=torch.int64)
 """Sent in place of prompts, and of an order of the rows of a session."""

@@ -13,7 +13,8 @@ from dist_eval import demo
 from dist_eval.results.work import ServerTraffic
 from dist_eval.swarm.pace import Ticket
 from dist_eval.swarm.private import PrivateSwarm
-from dist_eval.swarm.router import Router, Span
+from dist_eval.swarm.router import Router
+from dist_eval.swarm.routes import Span
 
 
 def measured(**seconds_per_work: float) -> Router:

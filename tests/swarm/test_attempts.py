@@ -23,7 +23,8 @@ from dist_eval.swarm.attempts import (
 )
 from dist_eval.swarm.failures import Failure, WrongAnswer, classify
 from dist_eval.swarm.pace import Ticket
-from dist_eval.swarm.router import Router, Span
+from dist_eval.swarm.router import Router
+from dist_eval.swarm.routes import Span
 
 BLOCKS, TOKENS, TIMEOUT, LIMIT = 4, 100, 60.0, 4
 REPLICAS = [Span(peer, 0, BLOCKS) for peer in ("a", "b", "c")]

@@ -21,7 +21,9 @@ from dist_eval.model.classifier import Classifier, load_locally
 from dist_eval.swarm.failures import Failure
 from dist_eval.swarm.gradients import through_swarm
 from dist_eval.swarm.requests import SwarmRequests
-from dist_eval.swarm.router import Routing
+from dist_eval.swarm.routes import RouteRecord, SendOptions
+
+AUDITED = SendOptions(audited=True)
 
 LIARS = 2
 """Servers with all blocks, which look like the better route; four honest ones with a half each can do without them."""
@@ -156,8 +158,8 @@ def test_two_servers_that_agree_on_a_lie_do_not_outvote_three_honest_ones(
     requests, excluded = requests_of(classifier), list[str]()
     [accomplice] = {span.peer for span in requests.servers.spans() if str(span.peer) == swarm.liars[1]}
     requests.router.stats(accomplice).failed(time.monotonic(), Failure.WRONG)  # not asked, but for an opinion
-    routing = Routing(audited=True)
-    logits = AuditedModel(classifier, excluded.append).answer(*batch(), routing)["logits"]
+    record = RouteRecord()
+    logits = AuditedModel(classifier, excluded.append).answer(*batch(), AUDITED, record)["logits"]
     assert excluded[:1] == swarm.liars[:1]
-    assert {*excluded} <= {*swarm.liars}, routing
+    assert {*excluded} <= {*swarm.liars}, record
     assert torch.allclose(logits, truth, atol=1e-4)

@@ -21,7 +21,7 @@ from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.swarm.gate import STEPS
 from dist_eval.swarm.inference_session import REQUEST_TOKENS
 from dist_eval.swarm.private import PrivateSwarm
-from dist_eval.swarm.router import Routing
+from dist_eval.swarm.routes import RouteRecord
 from dist_eval.swarm.server_cache import SentStep, ServerCache
 
 ROWS, LENGTH = 3, 24
@@ -66,9 +66,9 @@ def test_pieces_of_a_text_give_the_outputs_of_a_forward(backbone: SwarmBackbone,
         assert close_to(again, whole[:, 10:])
         with pytest.raises(ValueError, match=r"2 tokens at position \d+ of a session of at most"):
             session.step(ids[:, :2], start=23)
-    route = Routing()
+    route = RouteRecord()
     with backbone.session(ROWS, LENGTH) as session:
-        session.step(ids, routing=route)
+        session.step(ids, record=route)
     assert [(segment.start, segment.end) for segment in route.route] == [(0, 2), (2, LAYERS)]
 
 
@@ -155,7 +155,7 @@ def test_a_server_that_stops_under_many_continuations_loses_none(
             os.killpg(group, signal.SIGSTOP)
         return await outputs(cache, step)
 
-    ids, ways, route = some_ids(), [some_ids(length=7, seed=seed) for seed in range(24)], Routing()
+    ids, ways, route = some_ids(), [some_ids(length=7, seed=seed) for seed in range(24)], RouteRecord()
     with backbone.session(ROWS, 2 * LENGTH) as session, torch.no_grad():
         session.step(ids)
         monkeypatch.setattr(ServerCache, "outputs", stopped_meanwhile)
@@ -184,7 +184,7 @@ def test_a_server_that_is_killed_costs_what_it_was_sent_and_nothing_else(
         first = session.step(ids[:, :20])
         requests.servers.excluded = set()
         replicas_swarm.kill_server(2)
-        route = Routing()
+        route = RouteRecord()
         ways = session.continuations([ids[:, 20:], ids[:, 20:22]] * 6, route)
         assert {(segment.start, segment.end) for segment in route.route} == {(0, 4), (0, 2), (2, 4)}
         assert all(close_to(way, whole[:, 20 : 20 + way.shape[1]]) for way in ways)

@@ -14,7 +14,8 @@ from simulated_swarm import TOKENS, Clock, Server, simulate
 from dist_eval.process.shared_state import SharedStates
 from dist_eval.swarm.pace import Ticket
 from dist_eval.swarm.pacing import Pacing
-from dist_eval.swarm.router import Router, Span
+from dist_eval.swarm.router import Router
+from dist_eval.swarm.routes import Span
 
 WORK = 8000
 """Of a request, in tokens times blocks."""

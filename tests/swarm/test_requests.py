@@ -26,7 +26,8 @@ from dist_eval.swarm import attempts
 from dist_eval.swarm.client import join_swarm, rejoin_swarm
 from dist_eval.swarm.private import PrivateSwarm
 from dist_eval.swarm.requests import SwarmRequests
-from dist_eval.swarm.router import UNKNOWN, Router, Routing, Span
+from dist_eval.swarm.router import Router
+from dist_eval.swarm.routes import UNKNOWN, RouteRecord, Span
 
 ROWS, LENGTH, PROMPTS = 6, 20, 5
 NUMBERS = ROWS * (LENGTH + PROMPTS) * HIDDEN
@@ -156,13 +157,13 @@ def test_a_request_too_large_for_a_server_is_split_in_halves(
 ) -> None:
     requests = requests_of(swarm_client.classifier_on_all(three_replicas, make_tuned(None)))
     hidden = hidden_states(swarm_client.backbones[-1], rows=30, length=100)  # servers accept 2048 tokens
-    routing = Routing()
-    whole = requests.forward(hidden, None, routing)
+    record = RouteRecord()
+    whole = requests.forward(hidden, None, record=record)
     assert requests.halved == 1
     assert torch.equal(whole, torch.cat([requests.forward(half, None) for half in hidden.tensor_split(2)]))
     assert requests.retries == 0
     assert not any(is_banned(requests, span) for span in requests.servers.spans())
-    assert {(start, end) for _, start, end, _ in routing.route} == {(0, 4)}
+    assert {(start, end) for _, start, end, _ in record.route} == {(0, 4)}
     with pytest.raises(RefusedError, match=r"a text of 2100 tokens.*max_batch_size \(2048\).*--max-length"):
         requests.forward(hidden_states(swarm_client.backbones[-1], rows=2, length=2100), None)
 

@@ -13,7 +13,8 @@ from simulated_swarm import TOKENS, Clock, Server, simulate
 
 from dist_eval.data.answers import RouteSegment
 from dist_eval.swarm.pace import Ticket
-from dist_eval.swarm.router import Router, Span, without
+from dist_eval.swarm.router import Router
+from dist_eval.swarm.routes import Span, without
 
 
 def seconds_of(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dist_eval.results.work import Announcement
-from dist_eval.swarm.router import Span
+from dist_eval.swarm.routes import Span
 from dist_eval.swarm.session_room import NO_ROOM, SessionRoom, room_for_sessions
 
 MAIN, RELEASE = Announcement(version="2.3.0.dev2"), Announcement(version="2.2.0.post1")
