@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dist_eval.swarm.pace import Ticket
+from dist_eval.swarm.pacing import Ticket
 from dist_eval.swarm.router import Router
 from dist_eval.swarm.routes import Span
 

@@ -130,11 +130,11 @@ class SwarmBackbone(Backbone):
     @property
     def retries(self) -> int:
         """See `HostedModel.retries`."""
-        return self.requests.retries
+        return self.requests.router.retries
 
     def notice(self) -> str:
         """See `HostedModel.notice`."""
-        return self.requests.outage.notice()
+        return self.requests.servers.notice()
 
     def exclude(self, servers: Iterable[str]) -> None:
         """See `HostedModel.exclude`."""

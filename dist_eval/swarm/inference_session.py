@@ -18,7 +18,7 @@ import torch
 from dist_eval.data.answers import RouteSegment
 from dist_eval.errors import NoCacheError
 from dist_eval.swarm.attempts import RoutePart, TooLarge
-from dist_eval.swarm.gate import RequestDisplaced
+from dist_eval.swarm.failures import RequestDisplaced
 from dist_eval.swarm.requests import Request, SwarmRequests, tokens_in
 from dist_eval.swarm.routes import RouteRecord, Span
 from dist_eval.swarm.server_cache import CacheLost, SentStep, ServerCache

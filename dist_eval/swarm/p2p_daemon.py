@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_eval.process.lifetime import die_with_parent
-from dist_eval.swarm.failures import Failure, classify
+from dist_eval.swarm.failures import Failure, PeerUnreachable, classify
 
 # Settings of the daemon's Go runtime: collect when the heap has grown by this many percent, or to this size
 _GARBAGE_COLLECTION = {"GOGC": "1600", "GOMEMLIMIT": "256MiB"}
@@ -32,10 +32,6 @@ CONTACT_SECONDS, BETWEEN_CONTACTS = 12.0, 1.0
 """How long and how often to try a peer before it counts as unreachable: longer than the daemon does not dial."""
 
 Address = tuple[str, int]
-
-
-class PeerUnreachable(ConnectionError):
-    """Nothing listens at a peer's address, so the daemon was not made to dial it."""
 
 
 class ReachabilityCache:

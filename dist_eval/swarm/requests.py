@@ -1,8 +1,8 @@
 """Requests to a swarm: hidden states before the first block → those after the last one.
 
-Petals' own client is made for training. This one is made for many forwards. `SwarmRequests.send_with_retries` is the
-way of a request: choose a server (`attempts.py`, by the measured speeds in `router.py`), wait for its turn (`gate.py`),
-send (`transport.py`), judge the answer, and retry or go elsewhere.
+Petals' own client is made for training. This one is made for many forwards. `SwarmRequests` is the path of a batch,
+from top to bottom, segment by segment: choose a server (`attempts.py`, by the speeds that `router.py` has measured),
+wait for its turn (`gate.py`), send (`transport.py`, which judges the answer), and retry or go elsewhere.
 """
 
 from __future__ import annotations
@@ -19,33 +19,15 @@ import torch
 from dist_eval.data.answers import RouteSegment
 from dist_eval.errors import RefusedError, SwarmError, one_line
 from dist_eval.results.work import Traffic
-from dist_eval.swarm.attempts import (
-    AskAnother,
-    Attempts,
-    Decision,
-    GiveUp,
-    Retry,
-    RoutePart,
-    Send,
-    Skip,
-    Split,
-    TooLarge,
-    WaitForServers,
-)
+from dist_eval.swarm.attempts import Attempts, Choice, NoServer, RoutePart, TooLarge
 from dist_eval.swarm.directory import ServerDirectory
-from dist_eval.swarm.failures import classify, drop_traceback
+from dist_eval.swarm.failures import RequestDisplaced, classify, drop_traceback
 from dist_eval.swarm.families import max_request_tokens
-from dist_eval.swarm.gate import STEPS, ConcurrencyLimit, Gate, RequestDisplaced
-from dist_eval.swarm.outage import Outage
-from dist_eval.swarm.p2p_daemon import PeerUnreachable
-from dist_eval.swarm.rate_limiter import RateLimiter
+from dist_eval.swarm.gate import STEPS, ConcurrencyLimit, Gate, RateLimiter
 from dist_eval.swarm.router import Router
 from dist_eval.swarm.routes import RouteRecord, Span
 from dist_eval.swarm.servers import SwarmServers
 from dist_eval.swarm.transport import Transport
-
-# Time until a displaced request chooses again. If a lost cache displaced it, the failure is recorded then.
-_DISPLACED_SECONDS = 0.01
 
 # How often a server's round trip is measured, and the longest time that this takes
 _ROUND_TRIPS, _ROUND_TRIP_SECONDS = 2, 2.0
@@ -79,9 +61,7 @@ class SwarmRequests:
     Attributes:
         servers: those that may be asked.
         router: chooses servers, and keeps their statistics.
-        outage: waits for servers.
         rate_limiter: spaces batches.
-        retries: requests that had to be repeated.
         halved: requests that were too large for all servers, and were split in halves.
         timeout: seconds to wait for a server's answer.
     """
@@ -100,12 +80,12 @@ class SwarmRequests:
         tokens_per_second: float = math.inf,
     ) -> None:
         self.router = router or Router()
-        self.retries = self.halved = 0
-        self.outage, self.rate_limiter = Outage(outage_timeout, rejoin), RateLimiter(tokens_per_second)
+        self.halved = 0
+        self.rate_limiter = RateLimiter(tokens_per_second)
         self.timeout, self._attempts = request_timeout, max_retries + 1
         self._config, self._compression = config, compression
         self.transport = Transport(directory, timeout=request_timeout, compression=compression)
-        self.servers = SwarmServers(directory, config, self.transport)
+        self.servers = SwarmServers(directory, config, self.transport, outage_timeout=outage_timeout, rejoin=rejoin)
         self.num_blocks = self.servers.num_blocks
         self._gates: dict[tuple[Any, bool], Gate] = {}
 
@@ -171,23 +151,6 @@ class SwarmRequests:
             block = segment.end
         return hidden
 
-    def halves(self, tensor: torch.Tensor, error: TooLarge) -> Sequence[torch.Tensor]:
-        """Splits a request into two that a server may accept.
-
-        Raises:
-            RefusedError: it is a single text.
-        """
-        if len(tensor) == 1:
-            refused = RefusedError(
-                f"a text of {tensor.shape[1]} tokens, prompts included, is more than the servers accept "
-                f"({error}): give a lower --max-length"
-            )
-            # what servers take by default is refused by few: others may be back later
-            refused.transient = tensor.shape[1] <= max_request_tokens(self._config)
-            raise refused from error
-        self.halved += 1
-        return tensor.tensor_split(2)
-
     async def send(
         self, hidden: torch.Tensor, block: int, avoided: Sequence[RouteSegment] = ()
     ) -> tuple[Span, torch.Tensor]:
@@ -224,51 +187,34 @@ class SwarmRequests:
         attempts = Attempts(self.router, part, self._attempts, self.timeout)
         online = self.servers.session_spans if part.in_session else self.servers.spans
         while True:
-            error: Exception | None = None
-            decision: Decision = attempts.next(online(), time.monotonic())
-            if isinstance(decision, Send):
+            try:
+                choice = attempts.choose(online(), time.monotonic())
                 try:
-                    answer = await self._send_in_turn(make_request(decision.segment), decision)
-                    attempts.answered(decision, time.monotonic())
-                    return decision.segment, answer
-                except RequestDisplaced as displaced:
-                    drop_traceback(displaced)
-                    await asyncio.sleep(_DISPLACED_SECONDS)
-                    continue
-                except Exception as reason:  # any of the daemon, the connection or the server
-                    drop_traceback(reason)
-                    error = reason
-                    decision = attempts.after(decision, reason, time.monotonic())
-            if isinstance(decision, AskAnother):
-                continue
-            self.servers.refresh()
-            if isinstance(decision, Split | Skip):
-                raise decision.error from error
-            self.retries += error is not None and not isinstance(error, PeerUnreachable)
-            if isinstance(decision, GiveUp):
-                for peer in decision.cleared_peers:
-                    self.router.stats(peer).retract_wrong_answer()
-                raise decision.error from error
-            if isinstance(decision, Retry):
-                await asyncio.sleep(decision.delay)
-            elif not attempts.has_route(online(), time.monotonic()):
-                await self._wait_for_servers(decision)
+                    answer = await self._send_in_turn(make_request(choice.segment), choice)
+                except Exception as error:  # any of the daemon, the connection or the server
+                    drop_traceback(error)
+                    self.servers.refresh()
+                    await asyncio.sleep(attempts.failed(choice, error, time.monotonic()))
+                else:
+                    attempts.answered(choice, time.monotonic())
+                    return choice.segment, answer
+            except NoServer as outage:
+                self.servers.refresh()
+                if not attempts.has_route(online(), time.monotonic()):
+                    await self.servers.wait(outage)
 
-    async def _send_in_turn(self, request: Request, to: Send) -> Any:
+    async def _send_in_turn(self, request: Request, choice: Choice) -> Any:
         """Sends a request when its server can use it, and records how that went."""
-        segment, server = to.segment, self.router.stats(to.segment.peer)
+        segment, server = choice.segment, self.router.stats(choice.segment.peer)
         server.announced, server.pacing.announced_seconds_per_work = segment.announced, segment.seconds_per_work
-        gate = self._gate(segment.peer, is_for_steps=to.has_cache)
+        gate = self._gate(segment.peer, is_for_steps=choice.has_cache)
         ticket = await gate.enter(request.work)
         sent_at = time.monotonic()
         try:
-            answer = await asyncio.wait_for(request.send(), to.stall_timeout)
+            answer = await asyncio.wait_for(request.send(), choice.stall_timeout)
         except BaseException as error:
             now = time.monotonic()
-            if isinstance(error, PeerUnreachable):
-                server.not_listening(now)
-            elif not isinstance(error, RequestDisplaced):
-                server.failed(now, classify(error))
+            server.failed(now, classify(error))
             gate.failed(ticket, now)
             raise
         now = time.monotonic()
@@ -283,11 +229,22 @@ class SwarmRequests:
             self._gates[key] = Gate(ConcurrencyLimit(STEPS, pacing) if is_for_steps else pacing)
         return self._gates[key]
 
-    async def _wait_for_servers(self, outage: WaitForServers) -> None:
-        why = outage.why
-        if self.servers.excluded:
-            why += f" (not counting {', '.join(sorted(self.servers.excluded))}, which an audit found faulty)"
-        await self.outage.wait(f"{outage.what}: {why}", outage.since)
+    def halves(self, tensor: torch.Tensor, error: TooLarge) -> Sequence[torch.Tensor]:
+        """Splits a request into two that a server may accept.
+
+        Raises:
+            RefusedError: it is a single text.
+        """
+        if len(tensor) == 1:
+            refused = RefusedError(
+                f"a text of {tensor.shape[1]} tokens, prompts included, is more than the servers accept "
+                f"({error}): give a lower --max-length"
+            )
+            # what servers take by default is refused by few: others may be back later
+            refused.transient = tensor.shape[1] <= max_request_tokens(self._config)
+            raise refused from error
+        self.halved += 1
+        return tensor.tensor_split(2)
 
     def ask(self, segment: Span, hidden: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
         """Sends hidden states through blocks of a given server.
@@ -298,12 +255,12 @@ class SwarmRequests:
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
         self.transport.use_prompts(prompts)
-        to = Send(segment, self.timeout, spans=(), at=time.monotonic())
+        choice = Choice(segment, self.timeout, spans=(), at=time.monotonic())
 
         async def send() -> torch.Tensor:
             while True:
                 with contextlib.suppress(RequestDisplaced):  # by the failure of another request
-                    return await self._send_in_turn(self._forward_request(segment, hidden), to)
+                    return await self._send_in_turn(self._forward_request(segment, hidden), choice)
 
         try:
             return RemoteExpertWorker.run_coroutine(send())
@@ -333,7 +290,7 @@ class SwarmRequests:
         return Traffic(
             compression=self._compression,
             round_trips=sum(server.requests for server in self.router.servers.values()),
-            retries=self.retries,
+            retries=self.router.retries,
             halved=self.halved,
             bytes_sent=self.transport.bytes_sent,
             bytes_received=self.transport.bytes_received,

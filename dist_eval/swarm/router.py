@@ -62,8 +62,14 @@ class ServerStats:
     def failed(self, now: float, failure: Failure = Failure.UNREACHABLE) -> None:
         """Records a failed request, and bans the server, longer each time that it fails again after a ban.
 
-        What may be the client's fault bans it briefly or not at all; a wrong answer bans it for the longest time.
+        What may be the client's fault bans it briefly or not at all; a wrong answer bans it for the longest time. What
+        was not sent does not count.
         """
+        if failure is Failure.DISPLACED:
+            return
+        if failure is Failure.NOT_LISTENING:
+            self.ban_longer(now)
+            return
         self.failures += 1
         if failure is Failure.TOO_LARGE:
             return
@@ -73,11 +79,7 @@ class ServerStats:
             self.wrong_answers += 1
             self._ban(_LONGEST_BAN_SECONDS, now)
         else:
-            self.not_listening(now)
-
-    def not_listening(self, now: float) -> None:
-        """Records that nothing listened at the server's address: not counted as a request, but the server is banned."""
-        self.ban_longer(now)
+            self.ban_longer(now)
 
     def refused_size(self, tokens: int, stated: int | None, refusal: str, now: float) -> None:
         """Records that it refused a request as too large: from now on it gets smaller ones only.
@@ -133,6 +135,10 @@ class Router:
 
     Not thread-safe.
 
+    Attributes:
+        servers: statistics by peer.
+        retries: requests that had to be repeated.
+
     Args:
         seed: of the noise that breaks ties between equal servers; different on each rank.
         shared: shares the servers' pacing with the other ranks of this host.
@@ -142,6 +148,7 @@ class Router:
 
     def __init__(self, seed: int = 0, shared: SharedStates | None = None, period: float = math.inf) -> None:
         self.servers: dict[Any, ServerStats] = {}
+        self.retries = 0
         self._shared, self._period, self._random = shared, period, random.Random(seed)
 
     def stats(self, peer: Any) -> ServerStats:

@@ -128,7 +128,7 @@ def test_a_request_that_some_refuse_as_too_large_is_taken_whole_by_others(
     classifier = connect(TOO_LARGE)
     requests = requests_of(classifier)
     assert torch.allclose(classifier.logits(*batch()), truth, atol=1e-4)
-    assert (requests.halved, requests.retries) == (0, 0)
+    assert (requests.halved, requests.router.retries) == (0, 0)
     refusing = {str(peer) for peer, server in requests.router.servers.items() if server.limit < math.inf}
     assert refusing == {*swarm.liars}, "they are not asked for as much again"
     requests.servers.excluded = {str(span.peer) for span in requests.servers.spans()} - refusing
@@ -148,7 +148,7 @@ def test_silent_servers_that_announce_a_high_speed_do_not_get_all_attempts(
     classifier.logits(*batch())  # the others are measured now
     requests.servers.excluded = set()
     assert torch.allclose(classifier.logits(*batch()), truth, atol=1e-4)
-    assert requests.retries
+    assert requests.router.retries
 
 
 def test_two_servers_that_agree_on_a_lie_do_not_outvote_three_honest_ones(
