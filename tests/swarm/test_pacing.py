@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,10 +22,6 @@ PERIOD = 100.0
 
 SECONDS, BLOCKS = 0.2, 4
 """Of a stage of a pipeline, for a batch."""
-
-
-def slow(value: float) -> Any:
-    return pytest.param(value, marks=pytest.mark.slow)
 
 
 def share_of_limit(
@@ -78,7 +73,7 @@ def test_few_batches_pass_without_a_convoy(way: float) -> None:
     assert share > 0.9
 
 
-@pytest.mark.parametrize("way", [slow(0.02), 0.1, slow(0.5)])
+@pytest.mark.parametrize("way", [0.02, 0.1, 0.5])
 def test_a_way_that_was_not_measured_is_learned(way: float) -> None:
     share, servers = share_of_limit(1, 300, way, measured=0.0, announced=None)
     assert share > 0.94
@@ -110,7 +105,7 @@ def test_a_fast_server_is_kept_busy_though_the_way_varies(busy: float) -> None:
     assert all(server.most_held <= 15 for server in servers)
 
 
-@pytest.mark.parametrize("way", [slow(0.0), 0.1])
+@pytest.mark.parametrize("way", [0.0, 0.1])
 def test_servers_of_unsteady_speed_are_kept_busy(way: float) -> None:
     share, servers = share_of_limit(1, 300, way, noise=0.5)
     assert share > 0.93
