@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import torch
@@ -99,7 +99,7 @@ class Generator(ModelOnBackbone):
         servers = RouteRecord()
         with (
             self._room.taken(rows * longest),
-            self.backbone.session(rows, longest, self.prompts, self.deep_prompts) as session,
+            closing(self.backbone.session(rows, longest, self.prompts, self.deep_prompts)) as session,
         ):
             while (open_rows := (ends == 0).nonzero().squeeze(1)).numel():
                 # to where the first text begins or goes on

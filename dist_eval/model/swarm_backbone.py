@@ -14,7 +14,7 @@ from dist_eval.data.plan import SharedBeginning
 from dist_eval.errors import NoCacheError
 from dist_eval.model.backbone import Backbone
 from dist_eval.model.session_pool import Prompts, SessionPool
-from dist_eval.model.text_session import RecomputedTextSession, SwarmTextSession, TextSession
+from dist_eval.model.text_session import RecomputedTextSession, TextSession
 from dist_eval.results.work import Traffic
 from dist_eval.swarm.petals_version import can_roll_back
 from dist_eval.swarm.routes import RouteRecord
@@ -95,9 +95,14 @@ class SwarmBackbone(Backbone):
             return RecomputedTextSession(
                 lambda ids, record: self.hidden_states(ids, prompts, deep_prompts, record=record), rows
             )
-        longest = max_length + (0 if prompts is None else len(prompts))
-        session = InferenceSession(self.requests, rows=rows, max_length=longest, prompts=deep_prompts)
-        return SwarmTextSession(session, self.embedded, prompts)
+        return InferenceSession(
+            self.requests,
+            self.embedded,
+            rows=rows,
+            max_length=max_length,
+            prompts=prompts,
+            deep_prompts=deep_prompts,
+        )
 
     @property
     def _has_sessions(self) -> bool:
@@ -116,8 +121,7 @@ class SwarmBackbone(Backbone):
         spans = self.requests.servers.session_spans()
         if not share or not self._has_sessions or not any(can_roll_back(span.announced.version) for span in spans):
             return NO_ROOM
-        free = self.requests.servers.free_cache()
-        return room_for_sessions(list(free), free, self.requests.num_blocks, share, session_tokens)
+        return room_for_sessions(self.requests.servers.free_cache(), self.requests.num_blocks, share, session_tokens)
 
     def open_sessions(self, limit: int) -> None:
         """See `Backbone.open_sessions`."""

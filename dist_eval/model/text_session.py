@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
 from dist_eval.data.answers import RouteSegment
 from dist_eval.swarm.routes import RouteRecord
 
-if TYPE_CHECKING:
-    from dist_eval.swarm.inference_session import InferenceSession
 
-
-class TextSession(ABC):
-    """Texts of equal length so far. To be used by one thread, but for `continuations`, as a context."""
-
-    def __enter__(self) -> TextSession:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
+class TextSession(Protocol):
+    """Texts of equal length so far. To be used by one thread, but for `continuations`."""
 
     @property
-    @abstractmethod
     def position(self) -> int:
         """Tokens of each text that were sent so far, without prompts."""
+        ...
 
     @property
-    @abstractmethod
     def servers(self) -> int:
         """How many servers the texts pass one after the other, at least 1."""
+        ...
 
-    @abstractmethod
     def step(
         self, input_ids: torch.Tensor, start: int | None = None, record: RouteRecord | None = None
     ) -> torch.Tensor:
@@ -52,8 +41,8 @@ class TextSession(ABC):
         Raises:
             EvaluationError: there is no answer.
         """
+        ...
 
-    @abstractmethod
     def continuations(
         self, input_ids: Sequence[torch.Tensor], record: RouteRecord | None = None
     ) -> Sequence[torch.Tensor]:
@@ -69,63 +58,14 @@ class TextSession(ABC):
         Raises:
             EvaluationError: there is no answer.
         """
+        ...
 
-    @abstractmethod
     def close(self) -> None:
         """Gives the memory of servers back."""
+        ...
 
 
-class SwarmTextSession(TextSession):
-    """Texts whose attention caches are on servers.
-
-    Args:
-        session: sends to them.
-        embedded: returns the first block's inputs for token ids and prompts.
-        prompts: float32 of shape [pre_seq_len, hidden], or None.
-    """
-
-    def __init__(
-        self,
-        session: InferenceSession,
-        embedded: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor],
-        prompts: torch.Tensor | None,
-    ) -> None:
-        self._session, self._embedded, self._prompts = session, embedded, prompts
-        self._prompt_tokens = 0 if prompts is None else len(prompts)
-
-    @property
-    def position(self) -> int:
-        """See `TextSession.position`."""
-        return max(0, self._session.position - self._prompt_tokens)
-
-    @property
-    def servers(self) -> int:
-        """See `TextSession.servers`."""
-        return self._session.servers
-
-    @torch.no_grad()
-    def step(
-        self, input_ids: torch.Tensor, start: int | None = None, record: RouteRecord | None = None
-    ) -> torch.Tensor:
-        """See `TextSession.step`."""
-        is_first = self._session.position < self._prompt_tokens
-        hidden = self._embedded(input_ids, self._prompts if is_first else None)
-        place = None if start is None or is_first else start + self._prompt_tokens
-        return self._session.step(hidden, place, record)[:, hidden.shape[1] - input_ids.shape[1] :]
-
-    @torch.no_grad()
-    def continuations(
-        self, input_ids: Sequence[torch.Tensor], record: RouteRecord | None = None
-    ) -> Sequence[torch.Tensor]:
-        """See `TextSession.continuations`: servers work on different ones at a time."""
-        return self._session.continuations([self._embedded(ids, None) for ids in input_ids], record)
-
-    def close(self) -> None:
-        """See `TextSession.close`."""
-        self._session.close()
-
-
-class RecomputedTextSession(TextSession):
+class RecomputedTextSession:
     """Texts that are computed from their beginning at each step: nothing is kept of them."""
 
     def __init__(self, hidden_states: Callable[[torch.Tensor, RouteRecord | None], torch.Tensor], rows: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import bloombee_server
@@ -56,7 +57,7 @@ def test_sessions_take_another_route(
     prompts = tuned.prompts, tuned.deep_prompts
     with torch.no_grad():
         expected = local.hidden_states(torch.cat(pieces(), dim=1), *prompts)[:, -LENGTH:]
-    with backbone.session(ROWS, LENGTH, *prompts) as session:
+    with closing(backbone.session(ROWS, LENGTH, *prompts)) as session:
         found = torch.cat([session.step(piece, record=route) for piece in pieces()], dim=1)
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=0)
     assert {segment.peer for segment in route.route} == {*swarm.peers[1:]}
@@ -75,7 +76,7 @@ def test_without_another_route_texts_are_sent_in_forwards(
     route = RouteRecord()
     with torch.no_grad():
         expected = local.hidden_states(torch.cat(pieces(), dim=1), None, None)
-    with backbone.session(ROWS, LENGTH) as session:
+    with closing(backbone.session(ROWS, LENGTH)) as session:
         found = torch.cat([session.step(piece, record=route) for piece in pieces()], dim=1)
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=0)
     assert {segment.peer for segment in route.route} == {swarm.peers[0]}

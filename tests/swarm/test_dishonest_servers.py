@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import dishonest_server
@@ -112,7 +113,7 @@ def test_answers_that_are_not_finite_once_cast_count_against_those_who_gave_them
     [gradient] = torch.autograd.grad(through_swarm(requests, hidden, None).sum(), hidden)
     assert only_the_liar_gave_wrong_answers()
 
-    with backbone.session(*ids.shape) as session, torch.no_grad():
+    with closing(backbone.session(*ids.shape)) as session, torch.no_grad():
         outputs = session.step(ids)
     assert only_the_liar_gave_wrong_answers()
 

@@ -17,7 +17,7 @@ def room(*servers: tuple[int, int, int, Announcement], share: float = 0.5) -> Se
         Span(str(n), start, end, announced): tokens * (end - start)
         for n, (start, end, tokens, announced) in enumerate(servers)
     }
-    return room_for_sessions(list(spans), spans, 8, share, 1024)
+    return room_for_sessions(spans, 8, share, 1024)
 
 
 @pytest.mark.parametrize(
