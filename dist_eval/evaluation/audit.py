@@ -24,7 +24,7 @@ from dist_eval.errors import EvaluationError, SwarmError
 from dist_eval.inference.forward import checked_answers
 from dist_eval.model.backbone import HostedModel, ModelOnBackbone
 from dist_eval.model.swarm_backbone import SwarmBackbone
-from dist_eval.results.work import Dispute, Traffic
+from dist_eval.results.work import Dispute
 from dist_eval.swarm.findings import Findings
 from dist_eval.swarm.routes import ANY_ROUTE, RouteRecord, SendOptions, Span
 
@@ -105,30 +105,14 @@ class AuditedModel(HostedModel):
     ) -> None:
         if not isinstance(model.backbone, SwarmBackbone):
             raise TypeError("only a model on a swarm can be audited")
-        self._model, self._backbone, self._tolerance = model, model.backbone, tolerance
+        self._model = self._host = model
+        self._backbone, self._tolerance = model.backbone, tolerance
         self._requests, self._on_faulty = model.backbone.requests, on_faulty
 
     @property
     def columns(self) -> AnswerColumns:
         """Columns of the answer to a text."""
         return self._model.columns
-
-    @property
-    def retries(self) -> int:
-        """Requests that had to be repeated so far."""
-        return self._model.retries
-
-    def traffic(self) -> Traffic | None:
-        """See `HostedModel.traffic`."""
-        return self._model.traffic()
-
-    def notice(self) -> str:
-        """See `HostedModel.notice`."""
-        return self._model.notice()
-
-    def exclude(self, servers: Iterable[str]) -> None:
-        """Sends no more requests to servers, whichever rank found them faulty."""
-        self._model.exclude(servers)
 
     def answer(
         self, input_ids: torch.Tensor, lengths: torch.Tensor, options: SendOptions, record: RouteRecord

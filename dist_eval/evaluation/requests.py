@@ -115,8 +115,8 @@ def run_with_leader(context: RequestContext, lead: Lead) -> HarnessResults | Non
         RunStopped: it was asked to stop before its end; on all ranks.
     """
     with context:
-        target = CausalModel.of(str(context.config.model))
-        base = BaseModelSpec.of(context.config.select(ModelOptions), target)
+        target = CausalModel.read(str(context.config.model))
+        base = BaseModelSpec.read(context.config.select(ModelOptions), target)
         if context.topology.is_leader:
             OutputEmbedding(base.name, base.config)  # before anything is started: does the model have one?
             return lead(context, base, target)

@@ -57,7 +57,7 @@ class EvalTask:
             ConfigError: an option does not fit the model, or a metric cannot be used.
         """
         target = target_of(config)
-        base = BaseModelSpec.of(config.select(ModelOptions), target)
+        base = BaseModelSpec.read(config.select(ModelOptions), target)
         if config.few_shot and isinstance(target, LabelWords):
             tokens = target.prompted.tokens_before()
             if tokens >= base.max_length:

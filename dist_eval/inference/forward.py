@@ -167,8 +167,7 @@ def _bisect_failures(
 ) -> tuple[np.ndarray, dict[int, str]]:
     """Sends a batch; on failure bisects it to find the examples that cause it.
 
-    Returns:
-        The answers, and the reasons of examples without one, by row in the batch.
+    Returns the answers, and the reasons of examples without one, by row in the batch.
     """
     answers = unanswered(len(rows), columns)
     failed: dict[int, str] = {}

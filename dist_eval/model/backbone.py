@@ -22,26 +22,32 @@ from dist_eval.swarm.session_room import NO_ROOM, SessionRoom
 
 
 class HostedModel:
-    """A model, hosted by a swarm or by this process; the methods are those of one that runs in this process."""
+    """A model that a swarm hosts, or this process, or that wraps another one: by default it is in this process."""
+
+    _host: HostedModel | None = None  # the one that it wraps
 
     @property
     def retries(self) -> int:
         """Requests that had to be repeated so far."""
-        return 0
+        return 0 if self._host is None else self._host.retries
 
     def traffic(self) -> Traffic | None:
         """Returns the traffic with a swarm so far, for `results.json`; None without a swarm."""
-        return None
+        return None if self._host is None else self._host.traffic()
 
     def notice(self) -> str:
         """Returns a message about what the model waits for; empty if it does not wait."""
-        return ""
+        return "" if self._host is None else self._host.notice()
 
     def exclude(self, servers: Iterable[str]) -> None:
         """Sends no further requests to servers, given by peer id."""
+        if self._host is not None:
+            self._host.exclude(servers)
 
     def close(self) -> None:
         """Closes connections and processes."""
+        if self._host is not None:
+            self._host.close()
 
 
 class Backbone(HostedModel, ABC):
@@ -148,7 +154,7 @@ class ModelOnBackbone(HostedModel, ABC):
         deep_prompts: torch.Tensor | None = None,
     ) -> None:
         self.backbone, self.prompts, self.deep_prompts = backbone, prompts, deep_prompts
-        self._hidden_size = hidden_size
+        self._host, self._hidden_size = backbone, hidden_size
 
     @property
     @abstractmethod
@@ -196,24 +202,3 @@ class ModelOnBackbone(HostedModel, ABC):
         if tuple(hidden.shape) != expected:
             raise ModelOutputError(f"The model answered with shape {list(hidden.shape)} instead of {list(expected)}.")
         return hidden
-
-    @property
-    def retries(self) -> int:
-        """See `HostedModel.retries`."""
-        return self.backbone.retries
-
-    def traffic(self) -> Traffic | None:
-        """See `HostedModel.traffic`."""
-        return self.backbone.traffic()
-
-    def notice(self) -> str:
-        """See `HostedModel.notice`."""
-        return self.backbone.notice()
-
-    def exclude(self, servers: Iterable[str]) -> None:
-        """See `HostedModel.exclude`."""
-        self.backbone.exclude(servers)
-
-    def close(self) -> None:
-        """See `HostedModel.close`."""
-        self.backbone.close()

@@ -35,7 +35,7 @@ class CausalModel:
     forwards_per_text = 1
 
     @classmethod
-    def of(cls, name: str) -> CausalModel:
+    def read(cls, name: str) -> CausalModel:
         """Reads a model's config.
 
         Raises:

@@ -53,7 +53,7 @@ class PretrainedClassifier:
     problem: Problem
 
     @classmethod
-    def of(cls, name: str, config: Any) -> PretrainedClassifier:
+    def from_config(cls, name: str, config: Any) -> PretrainedClassifier:
         """Reads a model's config.
 
         Args:

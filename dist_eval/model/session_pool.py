@@ -52,7 +52,7 @@ class _Beginnings(NamedTuple):
 
 
 @dataclass(eq=False)
-class _Open:
+class _Slot:
     """A session that is open, or is being opened."""
 
     session: TextSession | None = None  # the session
@@ -87,7 +87,7 @@ class SessionPool:
     ) -> None:
         self._open_session, self._limit = open_session, limit
         self._changed = threading.Condition()
-        self._open: list[_Open] = []
+        self._open: list[_Slot] = []
         self._waiting: dict[int, _Beginnings] = {}
         self._paused_until = float("-inf")
         self._full_since: float | None = None
@@ -95,20 +95,10 @@ class SessionPool:
     def hidden_states(
         self, shared: SharedBeginning, input_ids: torch.Tensor, prompts: Prompts, record: RouteRecord
     ) -> torch.Tensor:
-        """Runs the base model on texts that begin alike.
+        """Runs the base model on texts that begin alike (see `Backbone.hidden_states_after`).
 
         If all begin with the same tokens, each row of the session holds these, and is continued by one text after the
         other. Otherwise, each row holds one of the beginnings, and is continued by the texts that have it.
-
-        Args:
-            shared: what the texts begin with.
-            input_ids: int64 of shape [batch, length].
-            prompts: the prompts, the same in all calls.
-            record: records the route.
-
-        Returns:
-            Outputs of the last block before the final norm, of shape [batch, prompts + length, hidden]; NaN for what
-            the session holds, which nobody may need.
 
         Raises:
             NoCacheError: no server has room for a session, for a minute by now, or this rank may not open one.
@@ -156,61 +146,61 @@ class SessionPool:
         """Gives the servers' memory back; sessions that a thread still uses end with the process."""
         with self._changed:
             self._limit = 0
-            idle = [one for one in self._open if not one.users]
-            self._open = [one for one in self._open if one.users]
+            idle = [slot for slot in self._open if not slot.users]
+            self._open = [slot for slot in self._open if slot.users]
             self._changed.notify_all()
-        for one in idle:
-            if one.session is not None:
-                one.session.close()
+        for slot in idle:
+            if slot.session is not None:
+                slot.session.close()
 
     @contextmanager
     def _session(self, wanted: _Beginnings, prompts: Prompts) -> Iterator[TextSession]:
         """Lends a session that holds the beginnings, perhaps to several threads at a time."""
-        one, held = self._take(wanted)
+        slot, held = self._take(wanted)
         try:
-            if one.held is None:
-                self._prepare(one, held, wanted, prompts)
-            assert one.session is not None
-            yield one.session
+            if slot.held is None:
+                self._prepare(slot, held, wanted, prompts)
+            assert slot.session is not None
+            yield slot.session
         except BaseException as error:
-            self._give_back(one, error)
+            self._give_back(slot, error)
             raise
-        self._give_back(one)
+        self._give_back(slot)
 
-    def _prepare(self, one: _Open, held: _Beginnings | None, wanted: _Beginnings, prompts: Prompts) -> None:
+    def _prepare(self, slot: _Slot, held: _Beginnings | None, wanted: _Beginnings, prompts: Prompts) -> None:
         """Has the servers of a session compute the beginnings, as far as they do not hold them."""
         rows, tokens = wanted.ids.shape
         if held is None or not held.start_like(wanted):
-            session, one.session = one.session, None
+            session, slot.session = slot.session, None
             if session is not None:
                 session.close()
-            one.session = self._open_session(rows, wanted.length, prompts.tokens, prompts.deep)
+            slot.session = self._open_session(rows, wanted.length, prompts.tokens, prompts.deep)
             if wanted.common + len(prompts):
-                one.session.step(wanted.ids[:, : wanted.common])
+                slot.session.step(wanted.ids[:, : wanted.common])
         if wanted.common < tokens:
-            assert one.session is not None
-            one.session.step(wanted.ids[:, wanted.common :], start=wanted.common)
+            assert slot.session is not None
+            slot.session.step(wanted.ids[:, wanted.common :], start=wanted.common)
         with self._changed:
-            one.held = wanted
+            slot.held = wanted
             self._changed.notify_all()
 
-    def _give_back(self, one: _Open, error: BaseException | None = None) -> None:
+    def _give_back(self, slot: _Slot, error: BaseException | None = None) -> None:
         with self._changed:
-            one.users -= 1
+            slot.users -= 1
             if error is None:
                 self._full_since = None
             else:
-                one.failed = True
-            unused = not one.users
+                slot.failed = True
+            unused = not slot.users
             self._changed.notify_all()
-        if not one.failed or not unused:
+        if not slot.failed or not unused:
             return
         try:
-            if one.session is not None:
-                one.session.close()
+            if slot.session is not None:
+                slot.session.close()
         finally:
             with self._changed:
-                self._open.remove(one)
+                self._open.remove(slot)
                 if isinstance(error, NoCacheError) and error.transient:
                     now = time.monotonic()
                     self._full_since = self._full_since or now
@@ -218,7 +208,7 @@ class SessionPool:
                     self._paused_until = now + (_LONGEST_WAIT if has_waited else _BETWEEN_TRIES)
                 self._changed.notify_all()
 
-    def _take(self, wanted: _Beginnings) -> tuple[_Open, _Beginnings | None]:
+    def _take(self, wanted: _Beginnings) -> tuple[_Slot, _Beginnings | None]:
         """Waits for a session: one with these beginnings, or what they have in common, or any, or leave to open one.
 
         Returns:
@@ -228,15 +218,15 @@ class SessionPool:
             self._waiting[id(wanted)] = wanted
             try:
                 while self._limit > 0:
-                    one = self._fitting(wanted)
-                    if one is not None:
-                        one.users += 1
-                        held = one.held
+                    slot = self._fitting(wanted)
+                    if slot is not None:
+                        slot.users += 1
+                        held = slot.held
                         if held is not None and not held.equal(wanted):
-                            one.held = None
-                        return one, held
+                            slot.held = None
+                        return slot, held
                     if len(self._open) < self._limit and time.monotonic() >= self._paused_until:
-                        self._open.append(_Open())
+                        self._open.append(_Slot())
                         return self._open[-1], None
                     if not self._open:
                         break
@@ -248,23 +238,23 @@ class SessionPool:
             error.transient = self._limit > 0
             raise error
 
-    def _fitting(self, wanted: _Beginnings) -> _Open | None:
+    def _fitting(self, wanted: _Beginnings) -> _Slot | None:
         """Finds the session that fits best; one that does not only if no other can be opened, or is waited for.
 
         So many threads share a session that each server of it has steps to work on while answers are on their way.
         """
-        equal = [one for one in self._open if one.can_serve(wanted.equal) and one.users < _THREADS * one.servers]
+        equal = [slot for slot in self._open if slot.can_serve(wanted.equal) and slot.users < _THREADS * slot.servers]
         if equal:
-            return min(equal, key=lambda one: one.users)
-        idle = [one for one in self._open if not one.users]
-        for one in idle:
-            if one.can_serve(wanted.start_like):
-                return one
+            return min(equal, key=lambda slot: slot.users)
+        idle = [slot for slot in self._open if not slot.users]
+        for slot in idle:
+            if slot.can_serve(wanted.start_like):
+                return slot
         if len(self._open) < self._limit and self._full_since is None:
             return None
-        for one in idle:
-            if one.can_serve(lambda held: not any(other.start_like(held) for other in self._waiting.values())):
-                return one
+        for slot in idle:
+            if slot.can_serve(lambda held: not any(other.start_like(held) for other in self._waiting.values())):
+                return slot
         return None
 
 

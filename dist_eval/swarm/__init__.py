@@ -9,7 +9,7 @@ limits what servers may answer; `findings` are those of audits. `inference_sessi
 `server_cache` on each server of its route; `session_room` decides how many of them a run may hold. `architecture`
 finds out what of a decoder is where, `blocks` computes its blocks, which `petals_server` serves; `families` reads
 configs, `config_keys` checks that all of them was read, `petals_version` knows which models the versions of Petals
-compute; `hivemind_compat` makes it run on a current hivemind, `p2p_daemon` patches its p2p daemon.
+compute; `hivemind_compat` makes it run on a current hivemind, `reachability` knows which peers listen.
 """
 
 import os

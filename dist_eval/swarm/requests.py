@@ -154,15 +154,7 @@ class SwarmRequests:
     async def send(
         self, hidden: torch.Tensor, block: int, avoided: Sequence[RouteSegment] = ()
     ) -> tuple[Span, torch.Tensor]:
-        """Sends hidden states through the next segment of the route from a block to the last one.
-
-        Returns:
-            The segment, and the outputs of its last block.
-
-        Raises:
-            TooLarge: servers accept smaller requests only.
-            EvaluationError: see `forward`.
-        """
+        """Sends hidden states through the next segment of the route from a block on; see `send_with_retries`."""
         part = RoutePart(block, self.num_blocks, tokens_in(hidden), avoided, rows=len(hidden))
         return await self.send_with_retries(lambda segment: self._forward_request(segment, hidden), part)
 
@@ -171,14 +163,7 @@ class SwarmRequests:
         return Request(lambda: self.transport.send(segment, hidden), work)
 
     async def send_with_retries(self, make_request: MakeRequest, part: RoutePart) -> tuple[Span, Any]:
-        """Sends a request to one server after another until one has answered.
-
-        Args:
-            make_request: returns the request to a server.
-            part: the blocks that are to answer, from the first one on.
-
-        Returns:
-            The segment that answered, and its answer.
+        """Sends a request to one server after another until one has answered; returns the segment and its answer.
 
         Raises:
             TooLarge: servers accept smaller requests only.

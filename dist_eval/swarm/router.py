@@ -160,18 +160,8 @@ class Router:
     def next_segment(self, spans: Sequence[Span], start: int, end: int, tokens: int, now: float) -> Span | None:
         """Chooses the first segment of the route from block `start` to `end` that should be fastest.
 
-        A request may change servers wherever a server's blocks start or end. Banned servers are used only where there
-        is no other route.
-
-        Args:
-            spans: the blocks that are online.
-            start: block to start with.
-            end: one past the last block.
-            tokens: of the request, counting padding and prompts.
-            now: current time, in seconds of `time.monotonic()`.
-
-        Returns:
-            The server and the blocks that it should run; None if there is no route.
+        A request, of so many tokens with padding and prompts, may change servers wherever a server's blocks start or
+        end. Banned servers are used only where there is no other route.
         """
         healthy = [span for span in spans if not self.stats(span.peer).is_banned(now)]
         return self._fastest(healthy, start, end, tokens, now) or self._fastest(spans, start, end, tokens, now)

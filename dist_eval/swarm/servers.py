@@ -10,8 +10,8 @@ from typing import Any
 from dist_eval.errors import OutageError, SwarmError
 from dist_eval.swarm.attempts import NoServer
 from dist_eval.swarm.directory import ServerDirectory
-from dist_eval.swarm.p2p_daemon import BETWEEN_CONTACTS, CONTACT_SECONDS
 from dist_eval.swarm.petals_version import serves, versions_needed
+from dist_eval.swarm.reachability import BETWEEN_CONTACTS, CONTACT_SECONDS
 from dist_eval.swarm.routes import Span
 from dist_eval.swarm.transport import Transport
 
@@ -31,8 +31,6 @@ class SwarmServers:
     Attributes:
         excluded: peer ids of servers that are no longer used.
         num_blocks: blocks of the model.
-        outage_timeout: as given.
-        rejoin: as given.
     """
 
     def __init__(

@@ -71,7 +71,7 @@ def saved(folder: Path, family: str, **changes: Any) -> Path:
 def full(folder: Path) -> PretrainedClassifier:
     from transformers import AutoConfig
 
-    return PretrainedClassifier.of(str(folder), AutoConfig.from_pretrained(folder))
+    return PretrainedClassifier.from_config(str(folder), AutoConfig.from_pretrained(folder))
 
 
 def alone(folder: Path, ids: torch.Tensor, lengths: list[int]) -> torch.Tensor:
@@ -143,7 +143,7 @@ def test_a_text_gets_the_inputs_that_its_own_tokenizer_makes(family: str, column
     )
     target = full(folder)
     (tmp_path / "data").mkdir()
-    write_dataset(tmp_path / "data", config.select(DataOptions), BaseModelSpec.of(config, target), target)
+    write_dataset(tmp_path / "data", config.select(DataOptions), BaseModelSpec.read(config, target), target)
     ids, lengths = map(torch.from_numpy, TokenizedDataset(tmp_path / "data").padded(np.arange(len(rows))))
     logits = load_full_model(target, CPU).answer(ids, lengths)["logits"]
 
@@ -236,7 +236,7 @@ def test_weights_that_differ_anywhere_have_another_digest(tmp_path: Path) -> Non
 def test_texts_may_be_as_long_as_there_are_positions(family: str, longest: int | None, tmp_path: Path) -> None:
     folder = saved(tmp_path, family)
     options: dict[str, Any] = {"model": str(folder), "dataset": "x.csv", "backend": "local"}
-    base, classifier = BaseModelSpec.of(EvaluationConfig(**options), full(folder)), load_full_model(full(folder), CPU)
+    base, classifier = BaseModelSpec.read(EvaluationConfig(**options), full(folder)), load_full_model(full(folder), CPU)
     if longest is None:
         assert base.max_length > 10**5
         return
@@ -245,7 +245,7 @@ def test_texts_may_be_as_long_as_there_are_positions(family: str, longest: int |
     with pytest.raises(ModelOutputError, match=f"failed on 1 text of {longest + 1} tokens"):
         classifier.answer(torch.full((1, longest + 1), 5), torch.tensor([longest + 1]))
     with pytest.raises(ConfigError, match=f"give --max-length of at most {longest}"):
-        BaseModelSpec.of(EvaluationConfig(**options, max_length=longest + 1), full(folder))
+        BaseModelSpec.read(EvaluationConfig(**options, max_length=longest + 1), full(folder))
 
 
 def test_answers_that_are_not_finite_are_an_error(tmp_path: Path) -> None:
