@@ -21,7 +21,6 @@ from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.pretrained_classifier import PretrainedClassifier, load_full_model, local_device
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.options.groups import DataOptions
-from dist_eval.swarm.routes import RouteRecord
 
 CPU = torch.device("cpu")
 SMALL = {"vocab_size": VOCABULARY, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -252,7 +251,7 @@ def test_answers_that_are_not_finite_are_an_error(tmp_path: Path) -> None:
     classifier = load_full_model(full(saved(tmp_path, "BertConfig")), CPU)
     classifier._model.classifier.bias.data[1] = float("nan")
     with pytest.raises(ModelOutputError, match="not finite for 2 of 2 texts"):
-        checked_answers(classifier, torch.ones(2, 4).long(), torch.tensor([4, 2]), RouteRecord())
+        checked_answers(classifier, torch.ones(2, 4).long(), torch.tensor([4, 2]))
 
 
 def test_ranks_get_the_gpus_of_their_host_round_robin(monkeypatch: pytest.MonkeyPatch) -> None:
