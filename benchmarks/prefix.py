@@ -26,7 +26,7 @@ from benchmarks.hosting import swarm_of
 from benchmarks.models import PROMPT_TOKENS, SMALL, TINY, Model, make_model
 from benchmarks.program import BenchmarkError, run_program
 from benchmarks.text import SEED, make_corpus
-from dist_eval.data.shared_prefixes import Beginnings, plan_with_sessions
+from dist_eval.data.shared_prefixes import Beginnings, plan_with_shared_beginnings
 from dist_eval.swarm.private import PrivateSwarm
 
 QUESTION = "How much faster are texts that begin alike, if servers compute their beginning once?"
@@ -239,8 +239,8 @@ def shortest_prefix(rows: int) -> int:
         lengths = np.full(rows, prefix + TEXT_TOKENS)
         common = np.full(rows, prefix)
         begun = Beginnings(common, lengths - 1, lambda row, size: np.zeros(size, dtype=np.int32))
-        plan = plan_with_sessions(lengths, token_budget=1024, session_tokens=1024, beginnings=begun)
-        if plan.session_plan is not None:
+        plan = plan_with_shared_beginnings(lengths, token_budget=1024, cache_tokens=1024, beginnings=begun)
+        if plan.shared is not None:
             return prefix
     return _SWITCH_UP_TO
 

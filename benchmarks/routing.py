@@ -28,7 +28,8 @@ from benchmarks.text import make_corpus
 from dist_eval.inference.window import Window
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.swarm.private import PrivateSwarm
-from dist_eval.swarm.router import Router, Span
+from dist_eval.swarm.router import Router
+from dist_eval.swarm.routes import Span
 
 QUESTION = "Of two replicas one is five times slower: how fast is a run, by the way its servers are chosen?"
 GROUP = "one replica five times slower"

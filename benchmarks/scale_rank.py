@@ -26,11 +26,11 @@ from dist_eval.options.commandline import parse_args
 from dist_eval.process.lifetime import die_with_parent, temporary_files_in, workspace
 from dist_eval.process.logging_setup import silence_libraries
 from dist_eval.runs import evaluation_folder, journal
-from dist_eval.swarm.router import Routing
+from dist_eval.swarm.routes import ANY_ROUTE, RouteRecord, SendOptions
 
 PHASES = {
     "tokenizing": (runner, "write_dataset"),
-    "planning": (task, "plan_with_sessions"),
+    "planning": (task, "plan_with_shared_beginnings"),
     "sharding": (worker, "assign_batches"),
     "forwards": (worker, "predict_batches"),
     "journal": (journal.Journal, "append"),
@@ -51,7 +51,13 @@ class StubClassifier(Classifier):
     def __init__(self, tuned: TunedCheckpoint) -> None:
         super().__init__(cast(Backbone, HostedModel()), tuned)
 
-    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing | None = None) -> torch.Tensor:
+    def logits(
+        self,
+        input_ids: torch.Tensor,
+        lengths: torch.Tensor,
+        options: SendOptions = ANY_ROUTE,
+        record: RouteRecord | None = None,
+    ) -> torch.Tensor:
         """See `Classifier.logits`."""
         score = torch.sin(input_ids.sum(dim=1).float())
         return torch.stack([-score, score], dim=1)

@@ -18,7 +18,8 @@ from benchmarks.program import run_program
 from dist_eval import demo
 from dist_eval.inference.window import Window
 from dist_eval.results.work import ServerTraffic
-from dist_eval.swarm.router import Router, Span
+from dist_eval.swarm.router import Router
+from dist_eval.swarm.routes import Span
 
 QUESTION = "What does this swarm sustain, and which of its servers limit it?"
 _TIMEOUT = 120.0

@@ -41,7 +41,7 @@ from dist_eval.schema import results_schema
 from dist_eval.swarm import private
 from dist_eval.swarm.private import PrivateSwarm
 from dist_eval.swarm.requests import SwarmRequests
-from dist_eval.swarm.router import Span
+from dist_eval.swarm.routes import Span
 
 silence_libraries()
 # in the background of a script it is ignored, and whatever is started from here would ignore it, too

@@ -9,8 +9,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dist_eval.swarm.pace import Ticket
-from dist_eval.swarm.router import Router, Span
+from dist_eval.swarm.pacing import Ticket
+from dist_eval.swarm.router import Router
+from dist_eval.swarm.routes import Span
 
 TOKENS = 1000
 """Of a batch."""
@@ -112,6 +113,7 @@ class Rank:
         self.blocks, self.window, self.choose = max(span.end for span in spans), window, choose
         self.counts, self.left, self.finished = Counter[str](), 0, 0
         self._waiting: dict[str, deque[Span]] = {peer: deque() for peer in servers}
+        self._timers = Counter[str]()
 
     def start(self, batches: int) -> None:
         self.left = batches
@@ -135,13 +137,21 @@ class Rank:
         self._pump(segment.peer)
 
     def _pump(self, peer: str) -> None:
+        """Sends what may be sent, as `Gate` does, and looks again later; an earlier timer counts no more."""
+        self._timers[peer] += 1
+        timer = self._timers[peer]
+
+        def look_again() -> None:
+            if timer == self._timers[peer]:
+                self._pump(peer)
+
         pacing, waiting = self.router.stats(peer).pacing, self._waiting[peer]
         while waiting:
             work = TOKENS * (waiting[0].end - waiting[0].start)
             admitted = pacing.admit(work, self.clock.now)
             if not isinstance(admitted, Ticket):
                 if self.clock.now < self.servers[peer].stops_at + _WATCHED_SECONDS:
-                    self.clock.after(max(1e-6, min(admitted, 0.02)), lambda: self._pump(peer))
+                    self.clock.after(max(1e-6, min(admitted, 0.02)), look_again)
                 return
             pacing.add_waiting(-work)
             self._pass_on(waiting.popleft(), admitted)

@@ -6,7 +6,7 @@
 rows, if not all are wanted. `prompts` are filled in, with examples (`few_shot`), `dataset` tokenizes the `texts` with
 what `tokenizer_files` loads, each with one beginning (`token_ids`), and `plan` forms batches, whose `answers` have the
 columns that a model declares; `shared_prefixes` plans those of texts that begin alike, `shared_contexts` of contexts
-that are continued in several ways, where `session_costs` says that it is cheaper; `collector` puts columns together.
+that are continued in several ways, where `sharing_costs` says that it is cheaper; `collector` puts columns together.
 `continuations` are the data of a language model, planned by distinct `forwards`, and so are the prompts of
 `generation`, whose answers `generated_text` makes texts of, to be compared with `references`; `token_file` holds the
 token ids of all, with their `token_types`. Nothing here depends on process groups or models.

@@ -43,7 +43,7 @@ class BatchOutcome:
         route: the servers that computed it. Empty without a swarm.
         failed: the reasons of examples without an answer, by row in the batch.
         audit: findings of an audit (see `dist_eval.swarm.findings.Findings.to_record`), None without one.
-        fell_back: whether it took plain forwards instead of a session, because no server had room for one.
+        fell_back: whether its texts were to share a beginning, and took plain forwards: no server had room for caches.
     """
 
     batch: int

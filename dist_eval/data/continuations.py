@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from dist_eval.data.plan import Plan, expand_plan
-from dist_eval.data.shared_prefixes import Beginnings, CommonTokens, plan_with_sessions
+from dist_eval.data.shared_prefixes import Beginnings, CommonTokens, plan_with_shared_beginnings
 from dist_eval.data.token_file import TokenFile, write_tokens
 from dist_eval.results.inputs import ContinuationsSummary
 
@@ -65,8 +65,8 @@ class TokenizedContinuations:
         lengths = np.asarray(self.lengths[indices], dtype=np.int64)
         return self._tokens.padded(indices, lengths[:, 1]), lengths
 
-    def plan(self, token_budget: int, session_tokens: int = 0) -> Plan:
-        """Plans batches that fill a token budget with distinct forwards (see `plan_with_sessions`)."""
+    def plan(self, token_budget: int, cache_tokens: int = 0) -> Plan:
+        """Plans batches that fill a token budget with distinct forwards (see `plan_with_shared_beginnings`)."""
         lengths = np.empty(self.facts.forwards, dtype=np.int64)
         lengths[self.forward_of] = np.asarray(self.lengths[:, 1]) - 1
         unused, text_of = lengths.copy(), lengths.copy()
@@ -77,8 +77,8 @@ class TokenizedContinuations:
             unused,
             lambda forward, size: self._tokens.input_ids(int(text_of[forward]))[:size],
         )
-        plan = plan_with_sessions(
-            lengths, token_budget=token_budget, session_tokens=session_tokens, beginnings=beginnings
+        plan = plan_with_shared_beginnings(
+            lengths, token_budget=token_budget, cache_tokens=cache_tokens, beginnings=beginnings
         )
         return expand_plan(plan, np.asarray(self.forward_of))
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from dist_eval.data.answers import AnswerColumns, generation_columns
 from dist_eval.data.plan import Plan, join_plans, plan_batches
-from dist_eval.data.session_costs import SESSION_TOKENS
+from dist_eval.data.sharing_costs import CACHE_TOKENS
 from dist_eval.data.token_file import TokenFile, write_tokens
 from dist_eval.results.inputs import Decoding, PromptsSummary
 
@@ -67,7 +67,7 @@ class TokenizedPrompts:
         return self._tokens.padded(indices, lengths[:, 0]), np.column_stack([lengths, indices])
 
     def plan(self) -> Plan:
-        """Plans batches that fill `SESSION_TOKENS` with prompts and the longest texts that may follow; see above.
+        """Plans batches that fill `CACHE_TOKENS` with prompts and the longest texts that may follow; see above.
 
         A batch takes a step for each token by which its prompts differ, and one for each token of the longest text: the
         differences may take an eighth more, and no prompt is in a batch with much shorter ones.
@@ -77,7 +77,7 @@ class TokenizedPrompts:
             positions = np.flatnonzero(self.lengths[:, 1] == number)
             sent = self.lengths[positions, 0] + (decoding.max_new_tokens - 1)  # the last token is not
             most_apart = max(1, decoding.max_new_tokens // 8)
-            parts.append((plan_batches(sent, token_budget=SESSION_TOKENS, most_apart=most_apart), positions))
+            parts.append((plan_batches(sent, token_budget=CACHE_TOKENS, most_apart=most_apart), positions))
         return join_plans(parts)
 
 

@@ -17,58 +17,58 @@ from torch.utils.data.distributed import DistributedSampler
 from dist_eval.results.inputs import PlanSummary, SessionsSummary
 
 
-class SessionShape(NamedTuple):
-    """The session that a batch needs.
+class SharedBeginning(NamedTuple):
+    """What the texts of a batch begin with, so that a model which keeps attention caches computes it once.
 
     Attributes:
-        shared: tokens at the beginning of each text, prompts included, that it holds.
+        tokens: at the beginning of each text, prompts included.
         common: those of them that all texts have in common, which are computed once for many batches. If these are
             fewer, each row holds another beginning: a context that is continued in several ways.
-        rows: how many texts it continues at a time.
+        rows: how many texts are continued at a time.
         length: most tokens of a text, prompts included.
     """
 
-    shared: int
+    tokens: int
     common: int
     rows: int
     length: int
 
 
 @dataclass(frozen=True)
-class SessionPlan:
-    """What sessions hold of the texts in a plan."""
+class SharedBeginnings:
+    """What the texts of each batch of a plan begin with."""
 
-    shapes: np.ndarray  # fields of the `SessionShape` of each batch, 0 for plain forwards, int64 of shape [batches, 4]
+    shapes: np.ndarray  # fields of the `SharedBeginning` of each batch, 0 without one, int64 of shape [batches, 4]
     saved: np.ndarray  # tokens that plain forwards would send besides `Plan.tokens`, int64 of shape [batches]
-    session_tokens: int  # most tokens that a session may hold, unless it has a single row
+    cache_tokens: int  # most tokens of the rows that are continued at a time, unless there is a single one
 
     @property
     def batches(self) -> np.ndarray:
-        """Which batches are for sessions, bool of shape [batches]."""
+        """Which batches have one, bool of shape [batches]."""
         return self.shapes[:, 0] > 0
 
     @property
-    def largest(self) -> int:
-        """Tokens of the largest session."""
+    def largest_cache(self) -> int:
+        """Most tokens of the rows that are continued at a time."""
         return int((self.shapes[:, 2] * self.shapes[:, 3]).max(initial=0))
 
     @classmethod
-    def join(cls, plans: Sequence[Plan]) -> SessionPlan | None:
-        """Puts what is held in several plans one after the other."""
-        if all(plan.session_plan is None for plan in plans):
+    def join(cls, plans: Sequence[Plan]) -> SharedBeginnings | None:
+        """Puts those of several plans one after the other."""
+        if all(plan.shared is None for plan in plans):
             return None
-        nothing = [np.zeros((len(plan), len(SessionShape._fields)), dtype=np.int64) for plan in plans]
-        parts = [plan.session_plan or cls(none, none[:, 0], 0) for plan, none in zip(plans, nothing, strict=True)]
+        nothing = [np.zeros((len(plan), len(SharedBeginning._fields)), dtype=np.int64) for plan in plans]
+        parts = [plan.shared or cls(none, none[:, 0], 0) for plan, none in zip(plans, nothing, strict=True)]
         return cls(
             np.concatenate([part.shapes for part in parts]),
             np.concatenate([part.saved for part in parts]),
-            max(part.session_tokens for part in parts),
+            max(part.cache_tokens for part in parts),
         )
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All batches of a run, longest first; those of sessions come before the others.
+    """All batches of a run, longest first; those whose texts share a beginning come before the others.
 
     Attributes:
         order: rows of the dataset, sorted by length, int64 of shape [n].
@@ -76,7 +76,8 @@ class Plan:
         tokens: tokens of each batch, including padding and prompts, int64 of shape [batches].
         real_tokens: the same without padding, int64 of shape [batches].
         prefix: prompt tokens before every example.
-        session_plan: what sessions hold of the texts, None without sessions.
+        shared: what the texts of batches begin with, None if each text is sent whole.
+        sharing_ranks: the first so many ranks get the batches whose texts share a beginning; 0 for all.
     """
 
     order: np.ndarray
@@ -84,7 +85,8 @@ class Plan:
     tokens: np.ndarray
     real_tokens: np.ndarray
     prefix: int
-    session_plan: SessionPlan | None = None
+    shared: SharedBeginnings | None = None
+    sharing_ranks: int = 0
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -98,16 +100,36 @@ class Plan:
         """Returns the rows of the dataset that batch `number` holds, int64 of shape [batch_size]."""
         return self.order[self.starts[number] : self.starts[number + 1]]
 
-    def session_of(self, number: int) -> SessionShape | None:
-        """Returns the session that batch `number` needs, None for a plain forward."""
-        if self.session_plan is None or not self.session_plan.shapes[number, 0]:
+    def shared_by(self, number: int) -> SharedBeginning | None:
+        """Returns what the texts of batch `number` begin with, None for a plain forward."""
+        if self.shared is None or not self.shared.shapes[number, 0]:
             return None
-        return SessionShape(*self.session_plan.shapes[number].tolist())
+        return SharedBeginning(*self.shared.shapes[number].tolist())
+
+    def shard(self, left: np.ndarray, *, rank: int, world_size: int) -> np.ndarray:
+        """Assigns batches to one rank: in turn, or in proportion to their tokens if some are only for a few ranks.
+
+        Args:
+            left: numbers of batches, ascending, int64 of shape [n].
+            rank: this rank.
+            world_size: number of ranks.
+
+        Returns:
+            Those of this rank, ascending, int64 of shape [batches of this rank].
+        """
+        is_sharing = np.zeros(len(left), dtype=bool) if self.shared is None else self.shared.batches[left]
+        if not 0 < self.sharing_ranks < world_size or not is_sharing.any():
+            return left[shard_batches(len(left), rank=rank, world_size=world_size)]
+        owners, tokens = np.empty(len(left), dtype=np.int64), np.zeros(world_size)
+        for place, batch in enumerate(left):
+            owners[place] = tokens[: self.sharing_ranks if is_sharing[place] else world_size].argmin()
+            tokens[owners[place]] += self.tokens[batch]
+        return left[owners == rank]
 
     @property
     def most_tokens(self) -> int:
-        """Tokens of the largest batch, with those that a session holds for each of its texts."""
-        return int((self.tokens if self.session_plan is None else self.tokens + self.session_plan.saved).max(initial=0))
+        """Tokens of the largest batch, with the shared beginning of each of its texts."""
+        return int((self.tokens if self.shared is None else self.tokens + self.shared.saved).max(initial=0))
 
     def summary(self) -> PlanSummary:
         """Returns the section `plan` of `results.json`."""
@@ -120,36 +142,32 @@ class Plan:
 
     @property
     def gain(self) -> float:
-        """How many times the tokens of its own the batches for sessions would send in plain forwards; 1 without any."""
-        if self.session_plan is None:
+        """How many times their own tokens the batches with a shared beginning would take in plain forwards, or 1."""
+        if self.shared is None:
             return 1.0
-        own = self.tokens[self.session_plan.batches].sum()
-        return float((own + self.session_plan.saved.sum()) / own)
+        own = self.tokens[self.shared.batches].sum()
+        return float((own + self.shared.saved.sum()) / own)
 
     def sessions(self, fell_back: int) -> SessionsSummary | None:
-        """Returns the section `sessions` of `results.json`, None without sessions.
-
-        Args:
-            fell_back: batches that took plain forwards all the same.
-        """
-        if self.session_plan is None:
+        """Returns the section `sessions` of `results.json`, where so many batches took plain forwards all the same."""
+        if self.shared is None:
             return None
         return SessionsSummary(
-            session_tokens=self.session_plan.session_tokens,
-            batches=int(self.session_plan.batches.sum()),
-            rows=int(self.sizes[self.session_plan.batches].sum()),
-            saved_tokens=int(self.session_plan.saved.sum()),
+            session_tokens=self.shared.cache_tokens,
+            batches=int(self.shared.batches.sum()),
+            rows=int(self.sizes[self.shared.batches].sum()),
+            saved_tokens=int(self.shared.saved.sum()),
             fell_back=fell_back,
         )
 
     def digest(self) -> str:
         """Returns a hash that is equal for equal plans."""
         digest = hashlib.sha256()
-        for part in (self.order, self.starts, *(() if self.session_plan is None else (self.session_plan.shapes,))):
+        for part in (self.order, self.starts, *(() if self.shared is None else (self.shared.shapes,))):
             digest.update(np.ascontiguousarray(part).data)
         digest.update(self.prefix.to_bytes(8, "little"))
-        if self.session_plan is not None:
-            digest.update(self.session_plan.session_tokens.to_bytes(8, "little"))
+        if self.shared is not None:
+            digest.update(self.shared.cache_tokens.to_bytes(8, "little"))
         return digest.hexdigest()
 
 
@@ -240,7 +258,7 @@ def join_plans(parts: Sequence[tuple[Plan, np.ndarray]]) -> Plan:
         tokens=np.concatenate([plan.tokens for plan in plans]),
         real_tokens=np.concatenate([plan.real_tokens for plan in plans]),
         prefix=plans[0].prefix,
-        session_plan=SessionPlan.join(plans),
+        shared=SharedBeginnings.join(plans),
     )
 
 

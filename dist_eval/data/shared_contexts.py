@@ -1,6 +1,6 @@
-"""Contexts that are continued in several ways each, such as a question with its answers: groups that share a session.
+"""Contexts that are continued in several ways each, such as a question with its answers.
 
-Each row of the session holds one context. A group is a batch: first its contexts are sent, then one continuation of
+Each row holds one context. A group is a batch: first its contexts are sent, then one continuation of
 each after the other.
 """
 
@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dist_eval.data.plan import Plan, SessionPlan, SessionShape
-from dist_eval.data.session_costs import CACHE_READING, MORE_ROWS, REQUEST_OVERHEAD, WORTHWHILE, Costs
+from dist_eval.data.plan import Plan, SharedBeginning, SharedBeginnings
+from dist_eval.data.sharing_costs import CACHE_READING, MORE_ROWS, REQUEST_OVERHEAD, WORTHWHILE, Costs
 
 # Most tokens of the texts in a group, padded, because the client holds all of them at once; a context with more is
 # continued in several batches
@@ -69,7 +69,7 @@ def _contexts(
 
 
 def _groups(contexts: np.ndarray, lengths: np.ndarray, common: int, costs: Costs) -> Iterator[tuple[int, int, int]]:
-    """Splits contexts into groups; yields where each begins, the rows of its session and the most tokens of one."""
+    """Splits contexts into groups; yields where each begins, how many rows it has and the most tokens of one."""
     ways = contexts.shape[1] * costs.copies
     widths = costs.prefix + lengths[contexts].max(axis=1)
     longest_left = np.maximum.accumulate(widths[::-1])[::-1]
@@ -111,18 +111,16 @@ def _plan(
         tokens.append(sent)
         real_tokens.append(len(own) * (shared - common) + whole - forwards * (prompts + shared))
         saved.append(forwards * width - sent)
-        shapes.append(SessionShape(prompts + shared, prompts + common, rows, longest))
+        shapes.append(SharedBeginning(prompts + shared, prompts + common, rows, longest))
     plan = Plan(
         order=np.arange(starts[-1]),
         starts=np.array(starts, dtype=np.int64),
         tokens=np.array(tokens, dtype=np.int64),
         real_tokens=np.array(real_tokens, dtype=np.int64),
         prefix=costs.prefix,
-        session_plan=SessionPlan(
-            np.array(shapes, dtype=np.int64), np.array(saved, dtype=np.int64), costs.session_tokens
-        ),
+        shared=SharedBeginnings(np.array(shapes, dtype=np.int64), np.array(saved, dtype=np.int64), costs.cache_tokens),
     )
-    read = CACHE_READING * count * copies * sum(shape.rows * shape.shared for shape in shapes)
+    read = CACHE_READING * count * copies * sum(shape.rows * shape.tokens for shape in shapes)
     requests = REQUEST_OVERHEAD * (1 + count * copies) * len(plan)
     most_rows, beginning = max(shape.rows for shape in shapes), prompts + common
     openings = costs.of_openings(len(plan), most_rows, beginning) if beginning else 0.0

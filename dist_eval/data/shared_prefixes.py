@@ -1,9 +1,9 @@
-"""Texts that begin alike: which of them are sent in sessions, where servers compute their common beginning once.
+"""Texts that begin alike: which of them share their beginning, so that it is computed once.
 
-A session holds a number of rows, each with its own copy of the common beginning, and continues them with one batch
-after the other. Where contexts are continued in several ways each, a row holds one context, and is continued in one way
-after the other. All of it is decided from the tokens alone, before anything is sent: so a batch is computed in the same
-way on any rank, after any restart, and has the same bits.
+A number of rows, each with its own copy of the common beginning, is continued with one batch after the other. Where
+contexts are continued in several ways each, a row holds one context, and is continued in one way after the other. All
+of it is decided from the tokens alone, before anything is sent: so a batch is computed in the same way on any rank,
+after any restart, and has the same bits.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from functools import partial
 
 import numpy as np
 
-from dist_eval.data.plan import Plan, SessionPlan, SessionShape, join_plans, plan_batches
-from dist_eval.data.session_costs import MORE_ROWS, Costs
+from dist_eval.data.plan import Plan, SharedBeginning, SharedBeginnings, join_plans, plan_batches
 from dist_eval.data.shared_contexts import plan_contexts
+from dist_eval.data.sharing_costs import MORE_ROWS, Costs
 
-_LONGEST = 2048  # Longest text that Petals' servers take in a session by default
+_LONGEST = 2048  # Longest text that Petals' servers keep caches of by default
 
 _Part = tuple[Plan, np.ndarray]  # A plan for some of the texts, and their positions
 
@@ -48,23 +48,23 @@ class CommonTokens:
         return int(differs[0]) if len(differs) else size
 
 
-def plan_with_sessions(
+def plan_with_shared_beginnings(
     lengths: np.ndarray,
     *,
     token_budget: int,
-    session_tokens: int,
+    cache_tokens: int,
     beginnings: Beginnings | None = None,
     prefix: int = 0,
     prompt_tokens: int = 0,
     copies: int = 1,
     rows: np.ndarray | None = None,
 ) -> Plan:
-    """Plans batches as `plan_batches` does, but for texts that are cheaper to send in sessions.
+    """Plans batches as `plan_batches` does, but for texts that are cheaper if they share their beginning.
 
     Args:
         lengths: tokens of each example, at least 1, integers of shape [n].
         token_budget: see `plan_batches`.
-        session_tokens: tokens that a session may hold; 0 for no sessions.
+        cache_tokens: tokens that the rows may hold that are continued at a time; 0 to share nothing.
         beginnings: what the texts have in common; None if that is unknown.
         prefix: see `plan_batches`.
         prompt_tokens: those of `prefix` that are prompts, which all examples begin with.
@@ -72,13 +72,13 @@ def plan_with_sessions(
         rows: see `plan_batches`.
 
     Returns:
-        The plan: batches of sessions come first. Without any it equals that of `plan_batches`.
+        The plan: batches with a shared beginning come first. Without any it equals that of `plan_batches`.
     """
     plan_plain = partial(plan_batches, token_budget=token_budget, prefix=prefix, copies=copies)
-    if not session_tokens:
+    if not cache_tokens:
         return plan_plain(lengths, rows=rows)
     lengths = np.asarray(lengths, dtype=np.int64)
-    costs = Costs(prefix, prompt_tokens, copies, session_tokens)
+    costs = Costs(prefix, prompt_tokens, copies, cache_tokens)
     places = np.flatnonzero(lengths + prefix <= _LONGEST)
     parts: list[_Part] = []
     if beginnings is not None:
@@ -93,7 +93,7 @@ def plan_with_sessions(
 
 
 def _parts(lengths: np.ndarray, beginnings: Beginnings, places: np.ndarray, costs: Costs) -> list[_Part]:
-    """Plans the texts for which sessions are worthwhile."""
+    """Plans the texts for which sharing is worthwhile."""
     lengths, unused = lengths[places], beginnings.unused[places]
     least = np.minimum(unused, np.roll(unused, 1))
     least = np.minimum(least, _common_with_place_before(beginnings.common, places))
@@ -118,7 +118,7 @@ def _parts(lengths: np.ndarray, beginnings: Beginnings, places: np.ndarray, cost
 
 
 def _plan_in_turn(lengths: np.ndarray, texts: np.ndarray, common: int, costs: Costs) -> _Part:
-    """Plans texts with a common beginning of so many tokens, without prompts, whose sessions continue it in turn."""
+    """Plans texts with a common beginning of so many tokens, without prompts, which they continue in turn."""
     copies, beginning = costs.copies, costs.prompt_tokens + common
     texts = texts[np.argsort(-lengths[texts], kind="stable")]
     widths, starts, shapes = costs.prefix + lengths[texts], [0], []
@@ -130,7 +130,7 @@ def _plan_in_turn(lengths: np.ndarray, texts: np.ndarray, common: int, costs: Co
         if fitting >= MORE_ROWS * rows:
             rows, longest = fitting, width
         starts.append(starts[-1] + min(left, max(1, rows // copies)))
-        shapes.append(SessionShape(beginning, beginning, rows, longest))
+        shapes.append(SharedBeginning(beginning, beginning, rows, longest))
     sizes = np.diff(starts)
     saved = beginning * copies * sizes
     plan = Plan(
@@ -139,7 +139,7 @@ def _plan_in_turn(lengths: np.ndarray, texts: np.ndarray, common: int, costs: Co
         tokens=copies * sizes * widths[starts[:-1]] - saved,
         real_tokens=copies * np.add.reduceat(widths, starts[:-1]) - saved,
         prefix=costs.prefix,
-        session_plan=SessionPlan(np.array(shapes, dtype=np.int64), saved, costs.session_tokens),
+        shared=SharedBeginnings(np.array(shapes, dtype=np.int64), saved, costs.cache_tokens),
     )
     return plan, texts
 

@@ -103,7 +103,7 @@ class Model(NamedTuple):
 def read_model(config: DoctorConfig) -> Model:
     """Reads the files of base model and checkpoint, which must fit together."""
     target = target_of(config)
-    return Model(BaseModelSpec.of(config.select(ModelOptions), target), target)
+    return Model(BaseModelSpec.read(config.select(ModelOptions), target), target)
 
 
 def check_model(config: DoctorConfig, model: Model) -> Equal:
@@ -137,7 +137,7 @@ def check_swarm(config: DoctorConfig, topology: Topology, base: BaseModelSpec, s
     from dist_eval.swarm.announcements import mixed_precisions, mixed_versions
     from dist_eval.swarm.client import join_swarm, leave_swarm, public_peers
     from dist_eval.swarm.coverage import measure_distances, wait_until_covered
-    from dist_eval.swarm.p2p_daemon import CONTACT_SECONDS
+    from dist_eval.swarm.reachability import CONTACT_SECONDS
 
     deadline = time.monotonic() + config.check_timeout
     option = "--check-timeout"

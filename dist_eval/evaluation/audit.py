@@ -24,9 +24,9 @@ from dist_eval.errors import EvaluationError, SwarmError
 from dist_eval.inference.forward import checked_answers
 from dist_eval.model.backbone import HostedModel, ModelOnBackbone
 from dist_eval.model.swarm_backbone import SwarmBackbone
-from dist_eval.results.work import Dispute, Traffic
+from dist_eval.results.work import Dispute
 from dist_eval.swarm.findings import Findings
-from dist_eval.swarm.router import Routing, Span
+from dist_eval.swarm.routes import ANY_ROUTE, RouteRecord, SendOptions, Span
 
 TOLERANCES = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
 """Largest relative difference that counts as agreement, by the dtype that servers compute in.
@@ -105,7 +105,8 @@ class AuditedModel(HostedModel):
     ) -> None:
         if not isinstance(model.backbone, SwarmBackbone):
             raise TypeError("only a model on a swarm can be audited")
-        self._model, self._backbone, self._tolerance = model, model.backbone, tolerance
+        self._model = self._host = model
+        self._backbone, self._tolerance = model.backbone, tolerance
         self._requests, self._on_faulty = model.backbone.requests, on_faulty
 
     @property
@@ -113,30 +114,15 @@ class AuditedModel(HostedModel):
         """Columns of the answer to a text."""
         return self._model.columns
 
-    @property
-    def retries(self) -> int:
-        """Requests that had to be repeated so far."""
-        return self._model.retries
-
-    def traffic(self) -> Traffic | None:
-        """See `HostedModel.traffic`."""
-        return self._model.traffic()
-
-    def notice(self) -> str:
-        """See `HostedModel.notice`."""
-        return self._model.notice()
-
-    def exclude(self, servers: Iterable[str]) -> None:
-        """Sends no more requests to servers, whichever rank found them faulty."""
-        self._model.exclude(servers)
-
-    def answer(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing) -> dict[str, torch.Tensor]:
+    def answer(
+        self, input_ids: torch.Tensor, lengths: torch.Tensor, options: SendOptions, record: RouteRecord
+    ) -> dict[str, torch.Tensor]:
         """Computes the columns for a batch (see `ModelOnBackbone.answer`); more than once if it is to be audited."""
-        if not routing.audited:
-            return self._model.answer(input_ids, lengths, routing)
+        if not options.audited:
+            return self._model.answer(input_ids, lengths, options, record)
         answers, route, findings = self._audited(input_ids, lengths)
-        routing.route += route
-        routing.findings = Findings.merged([routing.findings or Findings(), findings]).of_one_batch()
+        record.route += route
+        record.findings = Findings.merged([record.findings or Findings(), findings]).of_one_batch()
         return {name: torch.from_numpy(answers[name].copy()) for name in column_names(answers.dtype)}
 
     def _audited(
@@ -149,11 +135,11 @@ class AuditedModel(HostedModel):
         """
         sent = self._model.forwards(input_ids, lengths)
         for _ in range(_MOST_ROUNDS):
-            own = Routing()
-            first = checked_answers(self._model, input_ids, lengths, own)
-            other = Routing(avoided=tuple(own.route))
+            own, other = RouteRecord(), RouteRecord()
+            first = checked_answers(self._model, input_ids, lengths, ANY_ROUTE, own)
+            elsewhere = SendOptions(avoided=tuple(own.route))
             try:
-                second = checked_answers(self._model, input_ids, lengths, other)
+                second = checked_answers(self._model, input_ids, lengths, elsewhere, other)
             except EvaluationError:
                 return first, own.route, Findings(unanswered=1)
             names = _differing_servers(own.route, other.route)

@@ -23,28 +23,20 @@ from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.distributed.stop import Stop
 from dist_eval.errors import RunStopped
 from dist_eval.inference.window import Window, window_in_memory
-from dist_eval.model.backbone import ModelOnBackbone
 from dist_eval.model.backends import LoadedModel, SwarmPeers, load_model, open_swarm
 from dist_eval.model.base_model_spec import BaseModelSpec, ModelTarget
-from dist_eval.model.session_pool import SessionPool
 from dist_eval.options.config import RunConfig
 from dist_eval.options.groups import SwarmOptions
 from dist_eval.results.inputs import Coverage
 from dist_eval.results.work import Swarm
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.runs.journal import Journal
-from dist_eval.runs.journal_folder import record_sessions, recorded_session_tokens, require_recorded_plan
 from dist_eval.runs.run_folder import RunFolder
-from dist_eval.swarm.families import session_tokens
-from dist_eval.swarm.session_room import NO_ROOM
 
 _OPENING_SECONDS = 120.0
 # Longest wait for the rank that tokenizes; if it dies, torchrun ends the waiting ranks at once. A hundred million long
 # texts take about a day.
 _PREPARATION_SECONDS = 72 * 3600.0
-
-# Least gain of sessions, with the share of servers that they keep busy: plain forwards keep all of them busy
-_WORTHWHILE = 1.2
 
 _TO_DO, _COMPLETE, _RESULTS = "to do", "complete", "results written"
 
@@ -68,7 +60,6 @@ class RunContext(Generic[Config, Folder]):
         swarm: the servers that the run began with, as in the section `swarm` of `results.json`; None without a swarm,
             and before the model is loaded.
         found_results: whether the folder holds a complete run, of this kind at least: then no swarm is needed.
-        session_ranks: the first so many ranks may hold sessions.
     """
 
     config: Config
@@ -79,7 +70,6 @@ class RunContext(Generic[Config, Folder]):
     stop: Stop = field(default_factory=Stop)
     swarm: Swarm | None = None
     found_results: bool = False
-    session_ranks: int = 0
     _closing: ExitStack = field(default_factory=ExitStack, init=False, repr=False)
     _peers: SwarmPeers = field(default_factory=SwarmPeers, init=False, repr=False)
 
@@ -164,51 +154,6 @@ class RunContext(Generic[Config, Folder]):
         self._closing.callback(model.close)
         return model
 
-    def plan_with_sessions(
-        self, make_plan: Callable[[int], Plan], base: BaseModelSpec, model: LoadedModel, share: float
-    ) -> Plan:
-        """Lets the leader decide, once for a run, whether texts that begin alike are sent in sessions.
-
-        That is so if the servers have room for so many sessions that less work outweighs servers that wait. The model
-        gets this rank's part of the sessions; how many there are changes no result.
-
-        Args:
-            make_plan: returns the plan for sessions of a size, 0 for none.
-            base: the base model.
-            model: the model.
-            share: of the servers' free memory that all ranks together may take, 0 to 1.
-
-        Returns:
-            The plan, the same in all starts of the run.
-        """
-        plain = make_plan(0)
-        if self.config.backend != "petals" or not isinstance(model, ModelOnBackbone):
-            return plain
-
-        def decide() -> str:
-            recorded = recorded_session_tokens(self.folder.path)
-            plan = make_plan(session_tokens(base.config) if recorded is None else recorded)
-            if recorded:
-                require_recorded_plan(self.folder.path, plan.digest())
-            if plan.session_plan is None:
-                return "0 0"
-            room = model.backbone.room_for_sessions(share, plan.session_plan.largest) if share else NO_ROOM
-            if recorded is None:
-                if plan.gain * room.busy < _WORTHWHILE:
-                    return "0 0"
-                record_sessions(self.folder.path, plan.session_plan.session_tokens, plan.digest())
-            return f"{plan.session_plan.session_tokens} {room.sessions}"
-
-        self.publish_as_leader("sessions", decide)
-        tokens, sessions = map(int, self.wait_for("sessions").split())
-        if not tokens:
-            return plain
-        rank, ranks = self.topology.rank, self.topology.world_size
-        self.session_ranks = min(sessions, ranks)
-        own = sessions // ranks + (rank < sessions % ranks)
-        model.backbone.sessions = SessionPool(model.backbone, own)
-        return make_plan(tokens)
-
     def is_complete(self) -> bool:
         """Returns what the leader found in `claim`: whether the folder holds this very run, complete."""
         return self.wait_for("claim") == _COMPLETE
@@ -218,7 +163,7 @@ class RunContext(Generic[Config, Folder]):
 
         Args:
             base: the base model.
-            plan: the batches, of which those for sessions may have more tokens than a forward.
+            plan: the batches, of which those with a shared beginning may have more tokens than a forward.
         """
         return window_in_memory(
             self.topology,

@@ -47,7 +47,7 @@ class LocalWork:
     failed: list[tuple[int, str]]  # samples without one: position in the data, and the reason
     findings: Findings  # of audits
     precisions: set[str]  # those in which servers computed the answers
-    fell_back: int  # batches that took plain forwards instead of a session
+    fell_back: int  # batches that took plain forwards against the plan
     work: RankWork
 
 
@@ -128,7 +128,6 @@ def drive(
         drain_timeout=config.stop_grace,
         failures=failures or FailurePolicy(),
         audited=audited,
-        session_ranks=context.session_ranks,
     )
     with progress.shown():
         context.stop.defer_signals()

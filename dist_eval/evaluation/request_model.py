@@ -17,7 +17,7 @@ from dist_eval.data.plan import Plan, join_plans
 from dist_eval.model.backbone import ModelOnBackbone
 from dist_eval.model.generation import Generator
 from dist_eval.model.language_model import LanguageModel
-from dist_eval.swarm.router import Routing
+from dist_eval.swarm.routes import ANY_ROUTE, RouteRecord, SendOptions
 
 FILES = (*continuations.FILES, *generation.FILES)
 """What a folder with requests holds."""
@@ -46,11 +46,11 @@ class Requests:
             return self.continuations.padded(indices)
         return self.prompts.padded(indices - first)
 
-    def plan(self, token_budget: int, session_tokens: int = 0) -> Plan:
+    def plan(self, token_budget: int, cache_tokens: int = 0) -> Plan:
         """Plans the batches; those with prompts come first, because they take longest."""
         first = len(self.continuations)
         parts = [(self.prompts.plan(), np.arange(first, len(self)))] if len(self.prompts) else []
-        return join_plans([*parts, (self.continuations.plan(token_budget, session_tokens), np.arange(first))])
+        return join_plans([*parts, (self.continuations.plan(token_budget, cache_tokens), np.arange(first))])
 
     def digest(self) -> str:
         """Returns a hash of the token ids, and of how texts are generated."""
@@ -79,11 +79,15 @@ class RequestModel(ModelOnBackbone):
         return self._columns
 
     def answer(
-        self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing | None = None
+        self,
+        input_ids: torch.Tensor,
+        lengths: torch.Tensor,
+        options: SendOptions = ANY_ROUTE,
+        record: RouteRecord | None = None,
     ) -> dict[str, torch.Tensor]:
         """Answers a batch (see `LanguageModel.answer` and `Generator.answer`)."""
         is_prompt = lengths.shape[1] == Generator.LENGTHS
         model: Any = self._generator if is_prompt else self._model
-        found = model.answer(input_ids, lengths, routing)
+        found = model.answer(input_ids, lengths, options, record)
         empty = np.zeros(len(lengths), dtype=self._columns)
         return {name: found.get(name, torch.from_numpy(empty[name].copy())) for name in self._columns.names or ()}

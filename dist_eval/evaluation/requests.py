@@ -23,6 +23,7 @@ from dist_eval.evaluation.combination import throughput
 from dist_eval.evaluation.context import RunContext
 from dist_eval.evaluation.drive import LocalWork, RunWork, drive
 from dist_eval.evaluation.request_model import FILES, RequestModel, Requests
+from dist_eval.evaluation.run_plan import plan_run
 from dist_eval.inference.window import Window
 from dist_eval.metrics.predictions import prove_coverage
 from dist_eval.model.base_model_spec import BaseModelSpec
@@ -114,8 +115,8 @@ def run_with_leader(context: RequestContext, lead: Lead) -> HarnessResults | Non
         RunStopped: it was asked to stop before its end; on all ranks.
     """
     with context:
-        target = CausalModel.of(str(context.config.model))
-        base = BaseModelSpec.of(context.config.select(ModelOptions), target)
+        target = CausalModel.read(str(context.config.model))
+        base = BaseModelSpec.read(context.config.select(ModelOptions), target)
         if context.topology.is_leader:
             OutputEmbedding(base.name, base.config)  # before anything is started: does the model have one?
             return lead(context, base, target)
@@ -158,7 +159,7 @@ def answer_requests(
     with context.process_group():
         data = Requests(_folder_on_host(context))
         model = _answering(loaded, data, base, context)
-        plan = context.plan_with_sessions(partial(data.plan, base.token_budget), base, loaded, config.session_share)
+        plan = plan_run(context, partial(data.plan, base.token_budget), base, loaded, config.session_share)
         answered_by = fingerprint_of(config, base, data, plan)
         journal = context.open_journal(plan, model.columns, answered_by)
         window = context.window(base, plan)

@@ -13,7 +13,7 @@ from dist_eval.data.dataset import TokenizedDataset, tokenize_dataset
 from dist_eval.data.plan import Plan
 from dist_eval.data.problem_types import REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.data.selection import Selection, select_rows
-from dist_eval.data.shared_prefixes import plan_with_sessions
+from dist_eval.data.shared_prefixes import plan_with_shared_beginnings
 from dist_eval.data.tokenizer_files import load_tokenizer
 from dist_eval.errors import ConfigError, RunError, translating_os_errors
 from dist_eval.evaluation.prompting import label_words_of
@@ -57,7 +57,7 @@ class EvalTask:
             ConfigError: an option does not fit the model, or a metric cannot be used.
         """
         target = target_of(config)
-        base = BaseModelSpec.of(config.select(ModelOptions), target)
+        base = BaseModelSpec.read(config.select(ModelOptions), target)
         if config.few_shot and isinstance(target, LabelWords):
             tokens = target.prompted.tokens_before()
             if tokens >= base.max_length:
@@ -73,12 +73,12 @@ class EvalTask:
         data = TokenizedDataset(folder)
         return data, self.plan(data)
 
-    def plan(self, data: TokenizedDataset, session_tokens: int = 0) -> Plan:
-        """Plans the batches of a dataset (see `plan_with_sessions`)."""
-        return plan_with_sessions(
+    def plan(self, data: TokenizedDataset, cache_tokens: int = 0) -> Plan:
+        """Plans the batches of a dataset (see `plan_with_shared_beginnings`)."""
+        return plan_with_shared_beginnings(
             data.lengths,
             token_budget=self.base.token_budget,
-            session_tokens=session_tokens,
+            cache_tokens=cache_tokens,
             beginnings=data.beginnings(),
             prefix=self.target.extra_tokens,
             prompt_tokens=self.target.pre_seq_len,

@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 import numpy as np
 
 from dist_eval.data.collector import Collector, Columns
-from dist_eval.data.plan import Plan, shard_batches
+from dist_eval.data.plan import Plan
 from dist_eval.distributed.collectives import all_gather, all_reduce_min
 from dist_eval.distributed.progress import Progress
 from dist_eval.distributed.rank_store import Topology
@@ -55,9 +55,7 @@ class FailurePolicy:
             raise RunError(f"All {format_count(examples, 'example')} failed. One of them: {reason}")
 
 
-def assign_batches(
-    found: np.ndarray, plan: Plan, topology: Topology, session_ranks: int = 0
-) -> tuple[Assignment, int, int]:
+def assign_batches(found: np.ndarray, plan: Plan, topology: Topology) -> tuple[Assignment, int, int]:
     """Assigns the finished and the unfinished batches to the ranks; every rank calls it, in an open process group.
 
     Hosts may share a folder or have their own: a batch that several ranks have found is assigned to the first of them.
@@ -66,7 +64,6 @@ def assign_batches(
         found: which batches this rank's journal has finished, bool of shape [batches].
         plan: all batches.
         topology: this process's place among the ranks.
-        session_ranks: the first so many ranks may hold sessions, and get the batches that are planned for one.
 
     Returns:
         This rank's assignment; of all ranks, how many examples earlier starts have finished, and how many tokens are
@@ -77,22 +74,9 @@ def assign_batches(
     left = np.flatnonzero(~done)
     share = Assignment(
         resumed=np.flatnonzero(owner == topology.rank),
-        shard=_shard(left, plan, topology, session_ranks),
+        shard=plan.shard(left, rank=topology.rank, world_size=topology.world_size),
     )
     return share, int(plan.sizes[done].sum()), int(plan.tokens[left].sum())
-
-
-def _shard(left: np.ndarray, plan: Plan, topology: Topology, session_ranks: int) -> np.ndarray:
-    """Returns the unfinished batches of this rank; where not all ranks hold sessions, in proportion to tokens."""
-    rank, ranks = topology.rank, topology.world_size
-    shared = np.zeros(len(plan), dtype=bool) if plan.session_plan is None else plan.session_plan.batches
-    if not 0 < session_ranks < ranks or not shared[left].any():
-        return left[shard_batches(len(left), rank=rank, world_size=ranks)]
-    owners, tokens = np.empty(len(left), dtype=np.int64), np.zeros(ranks)
-    for place, batch in enumerate(left):
-        owners[place] = tokens[: session_ranks if shared[batch] else ranks].argmin()
-        tokens[owners[place]] += plan.tokens[batch]
-    return left[owners == rank]
 
 
 def require_complete(left: int, finished: int, failed: int, before: int, stop: Stop, examples: int) -> None:
@@ -114,7 +98,7 @@ class BatchWorker:
     """Predicts this rank's batches, and counts what it has done.
 
     Attributes:
-        fell_back: batches that took plain forwards instead of a session, of those that `collect` has read.
+        fell_back: batches that took plain forwards against the plan, of those that `collect` has read.
     """
 
     def __init__(
@@ -130,7 +114,6 @@ class BatchWorker:
         drain_timeout: float,
         failures: FailurePolicy,
         audited: Container[int] = (),
-        session_ranks: int = 0,
     ) -> None:
         self._model, self._data, self._plan, self._journal = model, data, plan, journal
         self._progress, self._window, self._stop = progress, window, stop
@@ -139,7 +122,6 @@ class BatchWorker:
         self._resumed = 0
         self._failed = 0
         self._seconds, self._began = 0.0, datetime.now(timezone.utc)
-        self._session_ranks = session_ranks
         self.fell_back = 0
 
     def run(self, topology: Topology, stall_timeout: float) -> np.ndarray:
@@ -170,7 +152,7 @@ class BatchWorker:
             if topology.is_host_leader:
                 found = self._journal.read(self._audited)
             counted = self._progress.counted()
-            share, done, tokens_left = assign_batches(found, self._plan, topology, self._session_ranks)
+            share, done, tokens_left = assign_batches(found, self._plan, topology)
             assigned_batches = np.concatenate([share.resumed, share.shard])
             if faulty_before is None:
                 self._resumed = int(self._plan.sizes[share.resumed].sum())

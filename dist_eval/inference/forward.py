@@ -13,7 +13,7 @@ from dist_eval.data.plan import Plan
 from dist_eval.errors import EvaluationError, ModelOutputError, OutageError, RefusedError, SwarmError, one_line
 from dist_eval.inference.in_flight import map_in_flight
 from dist_eval.inference.window import Window
-from dist_eval.swarm.router import Routing
+from dist_eval.swarm.routes import ANY_ROUTE, RouteRecord, SendOptions
 from dist_eval.tables import format_count
 
 _ROWS_NAMED = 5
@@ -47,7 +47,9 @@ class TextModel(Protocol):
         """Requests that had to be repeated so far."""
         ...
 
-    def answer(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing) -> Mapping[str, torch.Tensor]:
+    def answer(
+        self, input_ids: torch.Tensor, lengths: torch.Tensor, options: SendOptions, record: RouteRecord
+    ) -> Mapping[str, torch.Tensor]:
         """Computes the columns for a batch, each of shape [batch, ...], on the CPU."""
         ...
 
@@ -91,14 +93,19 @@ def predict_batches(
     """
 
     def outcome_of(number: int) -> BatchOutcome:
-        rows, routing = plan.batch(number), Routing(audited=number in audited, session=plan.session_of(number))
+        rows, record = plan.batch(number), RouteRecord()
+        options = SendOptions(audited=number in audited, shared=plan.shared_by(number))
+
+        def answers_to(rows: np.ndarray) -> np.ndarray:
+            return _answers(model, dataset, number, rows, options, record)
+
         failed: dict[int, str] = {}
         if skip_failed:
-            answers, failed = _bisect_failures(model, dataset, number, rows, routing)
+            answers, failed = _bisect_failures(answers_to, rows, model.columns)
         else:
-            answers = _answers(model, dataset, number, rows, routing)
-        audit = routing.findings.to_record() if routing.findings else None
-        return BatchOutcome(int(number), answers, routing.route, failed, audit, routing.fell_back)
+            answers = answers_to(rows)
+        audit = record.findings.to_record() if record.findings else None
+        return BatchOutcome(int(number), answers, record.route, failed, audit, record.fell_back)
 
     return map_in_flight(
         outcome_of,
@@ -110,14 +117,21 @@ def predict_batches(
     )
 
 
-def checked_answers(model: TextModel, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing) -> np.ndarray:
+def checked_answers(
+    model: TextModel,
+    input_ids: torch.Tensor,
+    lengths: torch.Tensor,
+    options: SendOptions = ANY_ROUTE,
+    record: RouteRecord | None = None,
+) -> np.ndarray:
     """Sends one batch through the model.
 
     Args:
         model: the model.
         input_ids: int64 of shape [batch, length], padded on the right with any id.
         lengths: number of real tokens of each text, at least 1, int64 of shape [batch].
-        routing: records the route through a swarm.
+        options: constrains the route through a swarm.
+        record: records it.
 
     Returns:
         The answers, of shape [batch] and the dtype `model.columns`.
@@ -126,7 +140,7 @@ def checked_answers(model: TextModel, input_ids: torch.Tensor, lengths: torch.Te
         ModelOutputError: they are not one for each text, not of the declared shape and dtype, or not finite.
         EvaluationError: there is no answer.
     """
-    found = model.answer(input_ids, lengths, routing)
+    found = model.answer(input_ids, lengths, options, record or RouteRecord())
     answers, finite = np.empty(len(lengths), dtype=model.columns), np.ones(len(lengths), dtype=bool)
     for name in column_names(model.columns):
         column, declared = found[name].numpy(), answers[name]
@@ -149,20 +163,19 @@ def checked_answers(model: TextModel, input_ids: torch.Tensor, lengths: torch.Te
 
 
 def _bisect_failures(
-    model: TextModel, dataset: Texts, number: int, rows: np.ndarray, routing: Routing
+    answers_to: Callable[[np.ndarray], np.ndarray], rows: np.ndarray, columns: AnswerColumns
 ) -> tuple[np.ndarray, dict[int, str]]:
     """Sends a batch; on failure bisects it to find the examples that cause it.
 
-    Returns:
-        The answers, and the reasons of examples without one, by row in the batch.
+    Returns the answers, and the reasons of examples without one, by row in the batch.
     """
-    answers = unanswered(len(rows), model.columns)
+    answers = unanswered(len(rows), columns)
     failed: dict[int, str] = {}
     parts = [range(len(rows))]
     while parts:
         part = parts.pop()
         try:
-            answers[part.start : part.stop] = _answers(model, dataset, number, rows[part.start : part.stop], routing)
+            answers[part.start : part.stop] = answers_to(rows[part.start : part.stop])
         except OutageError:
             raise
         except (ModelOutputError, RefusedError) as error:  # these depend on what was sent
@@ -176,12 +189,14 @@ def _bisect_failures(
     return answers, failed
 
 
-def _answers(model: TextModel, dataset: Texts, number: int, rows: np.ndarray, routing: Routing) -> np.ndarray:
+def _answers(
+    model: TextModel, dataset: Texts, number: int, rows: np.ndarray, options: SendOptions, record: RouteRecord
+) -> np.ndarray:
     named = ", ".join(map(str, rows[:_ROWS_NAMED])) + (", ..." if len(rows) > _ROWS_NAMED else "")
     name = f"Batch {number} ({dataset.source}, rows {named})"
     input_ids, lengths = dataset.padded(rows)
     try:
-        return checked_answers(model, torch.from_numpy(input_ids), torch.from_numpy(lengths), routing)
+        return checked_answers(model, torch.from_numpy(input_ids), torch.from_numpy(lengths), options, record)
     except EvaluationError as error:
         raise type(error)(f"{name}: {error}") from error
     except Exception as error:  # any of Petals and hivemind

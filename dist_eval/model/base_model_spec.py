@@ -53,7 +53,7 @@ def read_target(checkpoint: str | None, model: str | None) -> EvalTarget:
     if checkpoint:
         return TunedCheckpoint.load(checkpoint)
     name = str(model)
-    return PretrainedClassifier.of(name, read_config(name, "model"))
+    return PretrainedClassifier.from_config(name, read_config(name, "model"))
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class BaseModelSpec:
     adapter: str | None = None
 
     @classmethod
-    def of(cls, options: ModelOptions, tuned: ModelTarget) -> BaseModelSpec:
+    def read(cls, options: ModelOptions, tuned: ModelTarget) -> BaseModelSpec:
         """Reads the base model and checks, before anything is sent, that it fits the checkpoint and the options.
 
         A complete model is its own base.

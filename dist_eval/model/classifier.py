@@ -23,7 +23,8 @@ from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.model.tuned_model import tuned_tensors_of
 from dist_eval.swarm.architecture import Architecture
 from dist_eval.swarm.families import read_base_config
-from dist_eval.swarm.router import Router, Routing
+from dist_eval.swarm.router import Router
+from dist_eval.swarm.routes import ANY_ROUTE, RouteRecord, SendOptions
 
 if TYPE_CHECKING:
     from dist_eval.swarm.requests import SwarmRequests
@@ -54,19 +55,30 @@ class Classifier(ModelOnBackbone):
         return logits_columns(self.num_labels)
 
     def answer(
-        self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing | None = None
+        self,
+        input_ids: torch.Tensor,
+        lengths: torch.Tensor,
+        options: SendOptions = ANY_ROUTE,
+        record: RouteRecord | None = None,
     ) -> dict[str, torch.Tensor]:
         """Computes the columns for a batch (see `logits`)."""
-        return {"logits": self.logits(input_ids, lengths, routing)}
+        return {"logits": self.logits(input_ids, lengths, options, record)}
 
     @torch.no_grad()
-    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing | None = None) -> torch.Tensor:
+    def logits(
+        self,
+        input_ids: torch.Tensor,
+        lengths: torch.Tensor,
+        options: SendOptions = ANY_ROUTE,
+        record: RouteRecord | None = None,
+    ) -> torch.Tensor:
         """Classifies a batch.
 
         Args:
             input_ids: int64 of shape [batch, length], padded on the right with any id.
             lengths: number of real tokens of each text, at least 1, int64 of shape [batch].
-            routing: records the route through a swarm.
+            options: constrains the route through a swarm.
+            record: records it.
 
         Returns:
             Logits, float32 of shape [batch, num_labels], on the CPU; not checked for finite values.
@@ -74,9 +86,15 @@ class Classifier(ModelOnBackbone):
         Raises:
             ModelOutputError: the outputs have the wrong shape.
         """
-        return self.scores(input_ids, lengths, routing).to("cpu", torch.float32)
+        return self.scores(input_ids, lengths, options, record).to("cpu", torch.float32)
 
-    def scores(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing | None = None) -> torch.Tensor:
+    def scores(
+        self,
+        input_ids: torch.Tensor,
+        lengths: torch.Tensor,
+        options: SendOptions = ANY_ROUTE,
+        record: RouteRecord | None = None,
+    ) -> torch.Tensor:
         """Does the same for training: differentiable in the tuned tensors.
 
         Returns:
@@ -86,7 +104,7 @@ class Classifier(ModelOnBackbone):
             ModelOutputError: the outputs have the wrong shape.
         """
         tuned = self.tuned
-        hidden = self.hidden_states(input_ids, routing)
+        hidden = self.hidden_states(input_ids, options, record)
         rows = torch.arange(len(lengths), device=hidden.device)
         last = hidden[rows, tuned.pre_seq_len + lengths.to(hidden.device) - 1]
         return self.backbone.final_norm(last).to(tuned.head) @ tuned.head.T

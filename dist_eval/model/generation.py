@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from dist_eval.model.language_model import LanguageModel
 from dist_eval.model.sampling import Draws, token_probabilities
 from dist_eval.model.text_session import TextSession
 from dist_eval.results.inputs import Decoding
-from dist_eval.swarm.router import Routing
+from dist_eval.swarm.routes import ANY_ROUTE, RouteRecord, SendOptions
 
 # Seconds: other ranks, and others, keep their caches until their texts are complete
 _LONGEST_WAIT_FOR_ROOM, _BETWEEN_TRIES = 600.0, 1.0
@@ -66,7 +66,11 @@ class Generator(ModelOnBackbone):
 
     @torch.no_grad()
     def answer(
-        self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing | None = None
+        self,
+        input_ids: torch.Tensor,
+        lengths: torch.Tensor,
+        options: SendOptions = ANY_ROUTE,
+        record: RouteRecord | None = None,
     ) -> dict[str, torch.Tensor]:
         """Generates a text after each prompt.
 
@@ -74,7 +78,8 @@ class Generator(ModelOnBackbone):
             input_ids: prompts, int64 of shape [batch, length], padded on the right with any id.
             lengths: number of tokens of each prompt, at least 1; number of its decoding, the same for all; and its
                 position in the dataset, int64 of shape [batch, 3].
-            routing: records the route through a swarm.
+            options: constrain nothing here: an audit has forwards to compare, a text has many.
+            record: records the route through a swarm.
 
         Returns:
             `tokens`: of the texts, with the one that ended each, int32 of shape [batch, longest possible], 0 behind a
@@ -91,15 +96,15 @@ class Generator(ModelOnBackbone):
         ends = torch.zeros_like(starts)  # one past the last token of each text that is complete
         position, rows = 0, len(tokens)
         longest = int(starts.max()) + decoding.max_new_tokens - 1  # the last token is not sent
-        servers = Routing()
+        servers = RouteRecord()
         with (
             self._room.taken(rows * longest),
-            self.backbone.session(rows, longest, self.prompts, self.deep_prompts) as session,
+            closing(self.backbone.session(rows, longest, self.prompts, self.deep_prompts)) as session,
         ):
             while (open_rows := (ends == 0).nonzero().squeeze(1)).numel():
                 # to where the first text begins or goes on
                 upto = max(position + 1, int(starts[open_rows].min()))
-                servers = Routing()
+                servers = RouteRecord()
                 hidden = _step_with_room(session, tokens[:, position:upto], servers)
                 position = upto
                 generating = open_rows[starts[open_rows] <= position]
@@ -110,8 +115,8 @@ class Generator(ModelOnBackbone):
                     text = tokens[row, starts[row] : position + 1]
                     if is_end or len(text) == decoding.max_new_tokens or stops.end(text.tolist()):
                         ends[row] = position + 1
-        if routing is not None:
-            routing.route.extend(servers.route)  # each step knows those of all before
+        if record is not None:
+            record.route.extend(servers.route)  # each step knows those of all before
         sizes = ends - starts
         answer = torch.zeros(rows, int(self.columns["tokens"].shape[0]), dtype=torch.int32)
         for row, (start, size) in enumerate(zip(starts.tolist(), sizes.tolist(), strict=True)):
@@ -124,12 +129,12 @@ class Generator(ModelOnBackbone):
         return draws.tokens(token_probabilities(self._output.logits(states), decoding), rows).cpu()
 
 
-def _step_with_room(session: TextSession, input_ids: torch.Tensor, routing: Routing) -> torch.Tensor:
+def _step_with_room(session: TextSession, input_ids: torch.Tensor, record: RouteRecord) -> torch.Tensor:
     """Sends the next tokens; if no server has room for the caches, waits until others have given theirs back."""
     start, give_up = session.position, time.monotonic() + _LONGEST_WAIT_FOR_ROOM
     while True:
         try:
-            return session.step(input_ids, start, routing)
+            return session.step(input_ids, start, record)
         except NoCacheError as error:
             if not error.transient or time.monotonic() > give_up:
                 raise

@@ -26,7 +26,7 @@ from dist_eval.model.classifier import Classifier
 from dist_eval.model.language_model import LanguageModel
 from dist_eval.model.output_embedding import OutputEmbedding
 from dist_eval.results.inputs import PromptSummary
-from dist_eval.swarm.router import Routing
+from dist_eval.swarm.routes import ANY_ROUTE, RouteRecord, SendOptions
 
 
 @dataclass(frozen=True)
@@ -160,19 +160,24 @@ class LabelWordClassifier(ModelOnBackbone):
         return self._model.forwards(*self._with_words(input_ids, lengths))
 
     def answer(
-        self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing | None = None
+        self,
+        input_ids: torch.Tensor,
+        lengths: torch.Tensor,
+        options: SendOptions = ANY_ROUTE,
+        record: RouteRecord | None = None,
     ) -> dict[str, torch.Tensor]:
         """Computes the log-likelihood of each word after each prompt, as `logits` of the classes.
 
         Args:
             input_ids: prompts, int64 of shape [batch, length], padded on the right with any id.
             lengths: number of tokens of each prompt, at least 1, int64 of shape [batch].
-            routing: records the route through a swarm.
+            options: constrains the route through a swarm.
+            record: records it.
 
         Raises:
             ModelOutputError: the outputs have the wrong shape.
         """
-        found = self._model.answer(*self._with_words(input_ids, lengths), routing)["log_likelihood"]
+        found = self._model.answer(*self._with_words(input_ids, lengths), options, record)["log_likelihood"]
         return {"logits": (found.view(len(lengths), -1) / self._divisors).to(torch.float32)}
 
     def _with_words(self, input_ids: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

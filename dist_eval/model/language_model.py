@@ -15,7 +15,7 @@ from dist_eval.model.checkpoint import fingerprint
 from dist_eval.model.output_embedding import OutputEmbedding
 from dist_eval.options.groups import MAX_TOKEN_BUDGET
 from dist_eval.swarm.families import read_base_config
-from dist_eval.swarm.router import Routing
+from dist_eval.swarm.routes import ANY_ROUTE, RouteRecord, SendOptions
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class CausalModel:
     forwards_per_text = 1
 
     @classmethod
-    def of(cls, name: str) -> CausalModel:
+    def read(cls, name: str) -> CausalModel:
         """Reads a model's config.
 
         Raises:
@@ -80,7 +80,11 @@ class LanguageModel(ModelOnBackbone):
 
     @torch.no_grad()
     def answer(
-        self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing | None = None
+        self,
+        input_ids: torch.Tensor,
+        lengths: torch.Tensor,
+        options: SendOptions = ANY_ROUTE,
+        record: RouteRecord | None = None,
     ) -> dict[str, torch.Tensor]:
         """Computes the log-likelihoods of continuations.
 
@@ -92,7 +96,8 @@ class LanguageModel(ModelOnBackbone):
                 id.
             lengths: number of tokens of each context, and of context and continuation together, int64 of shape
                 [batch, 2]. Neither a context nor a continuation is empty.
-            routing: records the route through a swarm.
+            options: constrains the route through a swarm.
+            record: records it.
 
         Returns:
             `log_likelihood`: of each continuation after its context, in nats, float64 of shape [batch];
@@ -103,10 +108,10 @@ class LanguageModel(ModelOnBackbone):
         """
         forwards, which = distinct_forwards(input_ids.numpy(), lengths[:, 1].numpy())
         rows = max(1, self._token_budget // forwards.shape[1])
-        if routing is not None and routing.session:
-            rows = len(forwards)  # a session has rows of its own
+        if options.shared is not None:
+            rows = len(forwards)  # which of them go together follows from what they share
         parts = torch.split(torch.from_numpy(forwards), rows)
-        hidden = torch.cat([self.hidden_states(part, routing) for part in parts])
+        hidden = torch.cat([self.hidden_states(part, options, record) for part in parts])
         # each position predicts the token after it
         counts = (lengths[:, 1] - lengths[:, 0]).numpy()
         rows = np.repeat(np.arange(len(counts)), counts)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import nn
 
+from dist_eval.data.answers import RouteSegment
 from dist_eval.model.backbone import Backbone
 from dist_eval.model.shell import final_norm_of, last_layer_outputs, prompted
 from dist_eval.model.text_session import RecomputedTextSession, TextSession
 from dist_eval.swarm.architecture import Architecture
-from dist_eval.swarm.router import Routing
+from dist_eval.swarm.routes import RouteRecord
 
 
 class LocalBackbone(Backbone):
@@ -42,7 +43,9 @@ class LocalBackbone(Backbone):
         input_ids: torch.Tensor,
         prompts: torch.Tensor | None,
         deep_prompts: torch.Tensor | None,
-        routing: Routing | None = None,
+        *,
+        avoided: Sequence[RouteSegment] = (),
+        record: RouteRecord | None = None,
     ) -> torch.Tensor:
         """See `Backbone.hidden_states`."""
         embeddings = prompted(self.word_embeddings, input_ids, prompts)

@@ -37,7 +37,7 @@ class OutputEmbedding:
         if others := [name for name in config.architectures or () if "Classification" in name or "Answering" in name]:
             raise CheckpointError(f"{model} is no language model, but a {others[0]}.")
         architecture = Architecture(config, model)
-        head = LanguageModelHead.of(architecture)
+        head = LanguageModelHead.find(architecture)
         self._function = head.function
         weights = ModelWeights(model, architecture)
         wanted = f"{head.path}.weight"
@@ -83,17 +83,7 @@ class OutputEmbedding:
         return _finite(torch.cat([logits for _, logits in self._chunks(hidden.to(torch.float32))], dim=1))
 
     def argmax_tokens(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Finds the likeliest token after each position, the one with the lowest id if several are as likely.
-
-        Args:
-            hidden: hidden states after the final norm, floats of shape [positions, hidden].
-
-        Returns:
-            Token ids, int64 of shape [positions], on the CPU.
-
-        Raises:
-            ModelOutputError: logits are not finite.
-        """
+        """Finds the likeliest token after each position, int64 on the CPU; of several the one with the lowest id."""
         best = torch.full((len(hidden),), -torch.inf, device=hidden.device)
         best_tokens = torch.zeros(len(hidden), dtype=torch.int64, device=hidden.device)
         for start, logits in self._chunks(hidden.to(torch.float32)):

@@ -30,7 +30,7 @@ from dist_eval.data.token_types import ANY_TYPE, ids_and_types
 from dist_eval.errors import CheckpointError, ModelOutputError, one_line
 from dist_eval.model.backbone import HostedModel
 from dist_eval.model.weights import load_pretrained
-from dist_eval.swarm.router import Routing
+from dist_eval.swarm.routes import ANY_ROUTE, RouteRecord, SendOptions
 from dist_eval.tables import format_count
 
 _CHUNK_BYTES = 1 << 22
@@ -53,7 +53,7 @@ class PretrainedClassifier:
     problem: Problem
 
     @classmethod
-    def of(cls, name: str, config: Any) -> PretrainedClassifier:
+    def from_config(cls, name: str, config: Any) -> PretrainedClassifier:
         """Reads a model's config.
 
         Args:
@@ -156,7 +156,11 @@ class FullClassifier(HostedModel):
 
     @torch.no_grad()
     def answer(
-        self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing | None = None
+        self,
+        input_ids: torch.Tensor,
+        lengths: torch.Tensor,
+        options: SendOptions = ANY_ROUTE,
+        record: RouteRecord | None = None,
     ) -> dict[str, torch.Tensor]:
         """Classifies a batch (see `dist_eval.model.classifier.Classifier.logits`)."""
         logits = torch.empty(len(lengths), self.num_labels)

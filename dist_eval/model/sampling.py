@@ -14,13 +14,6 @@ def token_probabilities(logits: torch.Tensor, decoding: Decoding) -> torch.Tenso
     Temperature, top k and top p apply in this order, as in `transformers`. Among equal logits at the limit of top k all
     are kept. Top p (nucleus sampling) keeps the fewest tokens, the likeliest first, whose probabilities add up to it;
     source: Holtzman et al. (2020), "The curious case of neural text degeneration", section 3.1.
-
-    Args:
-        logits: floats of shape [n, vocabulary].
-        decoding: with a temperature above 0.
-
-    Returns:
-        float64 of shape [n, vocabulary].
     """
     scaled = logits.to(torch.float64) / decoding.temperature
     if 0 < decoding.top_k < scaled.shape[1]:
@@ -46,15 +39,7 @@ class Draws:
         self._generators = [np.random.default_rng([seed, position]) for position in positions]
 
     def tokens(self, probabilities: torch.Tensor, rows: list[int]) -> torch.Tensor:
-        """Draws one token for some of the texts.
-
-        Args:
-            probabilities: of the tokens, float64 of shape [n, vocabulary].
-            rows: the texts that they are for, by number.
-
-        Returns:
-            Token ids, int64 of shape [n].
-        """
+        """Draws one token for some of the texts, from probabilities of shape [n, vocabulary]."""
         sums = probabilities.cumsum(dim=1)
         uniform = torch.tensor([[self._generators[row].random()] for row in rows], dtype=torch.float64)
         found = torch.searchsorted(sums, uniform.to(sums) * sums[:, -1:], right=True).squeeze(1)

@@ -7,17 +7,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from dist_eval.data.plan import SharedBeginning
 from dist_eval.errors import NoCacheError
 from dist_eval.model.text_session import TextSession
-from dist_eval.swarm.router import Routing
-
-if TYPE_CHECKING:
-    from dist_eval.model.backbone import Backbone
+from dist_eval.swarm.routes import RouteRecord
 
 # Seconds to wait for room, because a plain forward would have other bits; and as long a time without attempts then
 _LONGEST_WAIT, _BETWEEN_TRIES = 60.0, 1.0
@@ -54,7 +52,7 @@ class _Beginnings(NamedTuple):
 
 
 @dataclass(eq=False)
-class _Open:
+class _Slot:
     """A session that is open, or is being opened."""
 
     session: TextSession | None = None  # the session
@@ -79,45 +77,41 @@ class SessionPool:
     So the bits of an answer depend neither on what the session was used for before, nor on the rank.
 
     Args:
-        backbone: opens the sessions.
-        sessions: how many may be open at a time.
+        open_session: opens one for a number of rows, most tokens of a text, prompts and deep prompts (see
+            `Backbone.session`).
+        limit: how many may be open at a time.
     """
 
-    def __init__(self, backbone: Backbone, sessions: int) -> None:
-        self._backbone, self._limit = backbone, sessions
+    def __init__(
+        self, open_session: Callable[[int, int, torch.Tensor | None, torch.Tensor | None], TextSession], limit: int
+    ) -> None:
+        self._open_session, self._limit = open_session, limit
         self._changed = threading.Condition()
-        self._open: list[_Open] = []
+        self._open: list[_Slot] = []
         self._waiting: dict[int, _Beginnings] = {}
         self._paused_until = float("-inf")
         self._full_since: float | None = None
 
-    def hidden_states(self, input_ids: torch.Tensor, prompts: Prompts, routing: Routing) -> torch.Tensor:
-        """Runs the base model on texts that begin alike.
+    def hidden_states(
+        self, shared: SharedBeginning, input_ids: torch.Tensor, prompts: Prompts, record: RouteRecord
+    ) -> torch.Tensor:
+        """Runs the base model on texts that begin alike (see `Backbone.hidden_states_after`).
 
         If all begin with the same tokens, each row of the session holds these, and is continued by one text after the
         other. Otherwise, each row holds one of the beginnings, and is continued by the texts that have it.
-
-        Args:
-            input_ids: int64 of shape [batch, length].
-            prompts: the prompts, the same in all calls.
-            routing: has the session that is needed; records the route.
-
-        Returns:
-            Outputs of the last block before the final norm, of shape [batch, prompts + length, hidden]; NaN for what
-            the session holds, which nobody may need.
 
         Raises:
             NoCacheError: no server has room for a session, for a minute by now, or this rank may not open one.
             EvaluationError: there is no answer.
         """
-        known = len(routing.route)
+        known = len(record.route)
         while True:
             try:
-                outputs = self._in_session(input_ids, prompts, routing)
-                routing.route[known:] = dict.fromkeys(routing.route[known:])  # each step has the same
+                outputs = self._in_session(shared, input_ids, prompts, record)
+                record.route[known:] = dict.fromkeys(record.route[known:])  # each step has the same
                 return outputs
             except NoCacheError as error:
-                del routing.route[known:]
+                del record.route[known:]
                 if not error.transient or self._has_waited():
                     raise
                 time.sleep(_BETWEEN_TRIES)
@@ -128,85 +122,85 @@ class SessionPool:
             since = self._full_since
             return since is not None and not self._open and time.monotonic() - since > _LONGEST_WAIT
 
-    def _in_session(self, input_ids: torch.Tensor, prompts: Prompts, routing: Routing) -> torch.Tensor:
-        assert routing.session is not None
-        shared, common, rows, length = routing.session
-        held, places = shared - len(prompts), np.arange(len(input_ids))
-        if common == shared:
+    def _in_session(
+        self, shared: SharedBeginning, input_ids: torch.Tensor, prompts: Prompts, record: RouteRecord
+    ) -> torch.Tensor:
+        rows, held, places = shared.rows, shared.tokens - len(prompts), np.arange(len(input_ids))
+        if shared.common == shared.tokens:
             beginnings = input_ids[:1, :held].expand(rows, -1)
         else:
             beginnings, row_of = _distinct(input_ids[:, :held])
             beginnings = torch.cat([beginnings, beginnings[:1].expand(rows - len(beginnings), -1)])
             places = _turns(row_of) * rows + row_of
-        wanted = _Beginnings(beginnings, common - len(prompts), length - len(prompts))
+        wanted = _Beginnings(beginnings, shared.common - len(prompts), shared.length - len(prompts))
         # a row without a text of its own gets the first text, whose outputs are not used
         text_at = np.zeros((int(places.max()) // rows + 1) * rows, dtype=np.int64)
         text_at[places] = np.arange(len(input_ids))
         ways = [input_ids[texts, held:] for texts in np.split(text_at, len(text_at) // rows)]
         with self._session(wanted, prompts) as session:
-            outputs = torch.cat(list(session.continuations(ways, routing)))[places]
-        unknown = outputs.new_full((len(outputs), shared, outputs.shape[2]), torch.nan)
+            outputs = torch.cat(list(session.continuations(ways, record)))[places]
+        unknown = outputs.new_full((len(outputs), shared.tokens, outputs.shape[2]), torch.nan)
         return torch.cat([unknown, outputs], dim=1)
 
     def close(self) -> None:
         """Gives the servers' memory back; sessions that a thread still uses end with the process."""
         with self._changed:
             self._limit = 0
-            idle = [one for one in self._open if not one.users]
-            self._open = [one for one in self._open if one.users]
+            idle = [slot for slot in self._open if not slot.users]
+            self._open = [slot for slot in self._open if slot.users]
             self._changed.notify_all()
-        for one in idle:
-            if one.session is not None:
-                one.session.close()
+        for slot in idle:
+            if slot.session is not None:
+                slot.session.close()
 
     @contextmanager
     def _session(self, wanted: _Beginnings, prompts: Prompts) -> Iterator[TextSession]:
         """Lends a session that holds the beginnings, perhaps to several threads at a time."""
-        one, held = self._take(wanted)
+        slot, held = self._take(wanted)
         try:
-            if one.held is None:
-                self._prepare(one, held, wanted, prompts)
-            assert one.session is not None
-            yield one.session
+            if slot.held is None:
+                self._prepare(slot, held, wanted, prompts)
+            assert slot.session is not None
+            yield slot.session
         except BaseException as error:
-            self._give_back(one, error)
+            self._give_back(slot, error)
             raise
-        self._give_back(one)
+        self._give_back(slot)
 
-    def _prepare(self, one: _Open, held: _Beginnings | None, wanted: _Beginnings, prompts: Prompts) -> None:
+    def _prepare(self, slot: _Slot, held: _Beginnings | None, wanted: _Beginnings, prompts: Prompts) -> None:
         """Has the servers of a session compute the beginnings, as far as they do not hold them."""
         rows, tokens = wanted.ids.shape
         if held is None or not held.start_like(wanted):
-            session, one.session = one.session, None
+            session, slot.session = slot.session, None
             if session is not None:
                 session.close()
-            one.session = self._backbone.session(rows, wanted.length, prompts.tokens, prompts.deep)
+            slot.session = self._open_session(rows, wanted.length, prompts.tokens, prompts.deep)
             if wanted.common + len(prompts):
-                one.session.step(wanted.ids[:, : wanted.common])
+                slot.session.step(wanted.ids[:, : wanted.common])
         if wanted.common < tokens:
-            assert one.session is not None
-            one.session.step(wanted.ids[:, wanted.common :], start=wanted.common)
+            assert slot.session is not None
+            slot.session.step(wanted.ids[:, wanted.common :], start=wanted.common)
         with self._changed:
-            one.held = wanted
+            slot.held = wanted
             self._changed.notify_all()
 
-    def _give_back(self, one: _Open, error: BaseException | None = None) -> None:
+    def _give_back(self, slot: _Slot, error: BaseException | None = None) -> None:
         with self._changed:
-            one.users -= 1
+            slot.users -= 1
             if error is None:
                 self._full_since = None
             else:
-                one.failed = True
-            unused = not one.users
+                slot.failed = True
+            unused = not slot.users
             self._changed.notify_all()
-        if not one.failed or not unused:
+        if not slot.failed or not unused:
             return
         try:
-            if one.session is not None:
-                one.session.close()
+            if slot.session is not None:
+                slot.session.close()
         finally:
             with self._changed:
-                self._open.remove(one)
+                self._open.remove(slot)
                 if isinstance(error, NoCacheError) and error.transient:
                     now = time.monotonic()
                     self._full_since = self._full_since or now
@@ -214,7 +208,7 @@ class SessionPool:
                     self._paused_until = now + (_LONGEST_WAIT if has_waited else _BETWEEN_TRIES)
                 self._changed.notify_all()
 
-    def _take(self, wanted: _Beginnings) -> tuple[_Open, _Beginnings | None]:
+    def _take(self, wanted: _Beginnings) -> tuple[_Slot, _Beginnings | None]:
         """Waits for a session: one with these beginnings, or what they have in common, or any, or leave to open one.
 
         Returns:
@@ -224,15 +218,15 @@ class SessionPool:
             self._waiting[id(wanted)] = wanted
             try:
                 while self._limit > 0:
-                    one = self._fitting(wanted)
-                    if one is not None:
-                        one.users += 1
-                        held = one.held
+                    slot = self._fitting(wanted)
+                    if slot is not None:
+                        slot.users += 1
+                        held = slot.held
                         if held is not None and not held.equal(wanted):
-                            one.held = None
-                        return one, held
+                            slot.held = None
+                        return slot, held
                     if len(self._open) < self._limit and time.monotonic() >= self._paused_until:
-                        self._open.append(_Open())
+                        self._open.append(_Slot())
                         return self._open[-1], None
                     if not self._open:
                         break
@@ -244,23 +238,23 @@ class SessionPool:
             error.transient = self._limit > 0
             raise error
 
-    def _fitting(self, wanted: _Beginnings) -> _Open | None:
+    def _fitting(self, wanted: _Beginnings) -> _Slot | None:
         """Finds the session that fits best; one that does not only if no other can be opened, or is waited for.
 
         So many threads share a session that each server of it has steps to work on while answers are on their way.
         """
-        equal = [one for one in self._open if one.can_serve(wanted.equal) and one.users < _THREADS * one.servers]
+        equal = [slot for slot in self._open if slot.can_serve(wanted.equal) and slot.users < _THREADS * slot.servers]
         if equal:
-            return min(equal, key=lambda one: one.users)
-        idle = [one for one in self._open if not one.users]
-        for one in idle:
-            if one.can_serve(wanted.start_like):
-                return one
+            return min(equal, key=lambda slot: slot.users)
+        idle = [slot for slot in self._open if not slot.users]
+        for slot in idle:
+            if slot.can_serve(wanted.start_like):
+                return slot
         if len(self._open) < self._limit and self._full_since is None:
             return None
-        for one in idle:
-            if one.can_serve(lambda held: not any(other.start_like(held) for other in self._waiting.values())):
-                return one
+        for slot in idle:
+            if slot.can_serve(lambda held: not any(other.start_like(held) for other in self._waiting.values())):
+                return slot
         return None
 
 

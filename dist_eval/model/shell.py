@@ -145,7 +145,7 @@ class LanguageModelHead:
     function: Callable[[torch.Tensor], torch.Tensor] | None
 
     @classmethod
-    def of(cls, architecture: Architecture) -> LanguageModelHead:
+    def find(cls, architecture: Architecture) -> LanguageModelHead:
         """Finds it for a decoder."""
         from transformers.modeling_outputs import MoeModelOutputWithPast
 

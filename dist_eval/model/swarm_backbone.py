@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from dist_eval.data.answers import RouteSegment
+from dist_eval.data.plan import SharedBeginning
+from dist_eval.errors import NoCacheError
 from dist_eval.model.backbone import Backbone
-from dist_eval.model.text_session import RecomputedTextSession, SwarmTextSession, TextSession
+from dist_eval.model.session_pool import Prompts, SessionPool
+from dist_eval.model.text_session import RecomputedTextSession, TextSession
 from dist_eval.results.work import Traffic
 from dist_eval.swarm.petals_version import can_roll_back
-from dist_eval.swarm.router import Routing
+from dist_eval.swarm.routes import RouteRecord
 from dist_eval.swarm.session_room import NO_ROOM, SessionRoom, room_for_sessions
 
 if TYPE_CHECKING:
@@ -31,6 +35,7 @@ class SwarmBackbone(Backbone):
 
     def __init__(self, shell: Any, dht: Any, requests: SwarmRequests) -> None:
         self.shell, self.dht, self.requests, self.config = shell, dht, requests, shell.config
+        self._pool: SessionPool | None = None
 
     @property
     def final_norm(self) -> nn.Module:
@@ -47,7 +52,9 @@ class SwarmBackbone(Backbone):
         input_ids: torch.Tensor,
         prompts: torch.Tensor | None,
         deep_prompts: torch.Tensor | None,
-        routing: Routing | None = None,
+        *,
+        avoided: Sequence[RouteSegment] = (),
+        record: RouteRecord | None = None,
     ) -> torch.Tensor:
         """See `Backbone.hidden_states`."""
         embedded = self.embedded(input_ids, prompts)
@@ -55,7 +62,20 @@ class SwarmBackbone(Backbone):
             from dist_eval.swarm.gradients import through_swarm
 
             return through_swarm(self.requests, embedded, deep_prompts)
-        return self.requests.forward(embedded, deep_prompts, routing)
+        return self.requests.forward(embedded, deep_prompts, avoided, record)
+
+    def hidden_states_after(
+        self,
+        shared: SharedBeginning,
+        input_ids: torch.Tensor,
+        prompts: torch.Tensor | None,
+        deep_prompts: torch.Tensor | None,
+        record: RouteRecord,
+    ) -> torch.Tensor:
+        """See `Backbone.hidden_states_after`: servers keep the beginning in sessions."""
+        if self._pool is None:
+            raise NoCacheError("there are no sessions")
+        return self._pool.hidden_states(shared, input_ids, Prompts(prompts, deep_prompts), record)
 
     def embedded(self, input_ids: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
         """Returns the first block's inputs, of shape [batch, pre_seq_len + length, hidden]."""
@@ -73,11 +93,16 @@ class SwarmBackbone(Backbone):
 
         if not self._has_sessions:
             return RecomputedTextSession(
-                lambda ids, routing: self.hidden_states(ids, prompts, deep_prompts, routing), rows
+                lambda ids, record: self.hidden_states(ids, prompts, deep_prompts, record=record), rows
             )
-        longest = max_length + (0 if prompts is None else len(prompts))
-        session = InferenceSession(self.requests, rows=rows, max_length=longest, prompts=deep_prompts)
-        return SwarmTextSession(session, self.embedded, prompts)
+        return InferenceSession(
+            self.requests,
+            self.embedded,
+            rows=rows,
+            max_length=max_length,
+            prompts=prompts,
+            deep_prompts=deep_prompts,
+        )
 
     @property
     def _has_sessions(self) -> bool:
@@ -94,10 +119,13 @@ class SwarmBackbone(Backbone):
     def room_for_sessions(self, share: float, session_tokens: int) -> SessionRoom:
         """See `Backbone.room_for_sessions`."""
         spans = self.requests.servers.session_spans()
-        if not self._has_sessions or not any(can_roll_back(span.announced.version) for span in spans):
+        if not share or not self._has_sessions or not any(can_roll_back(span.announced.version) for span in spans):
             return NO_ROOM
-        free = self.requests.servers.free_cache()
-        return room_for_sessions(list(free), free, self.requests.num_blocks, share, session_tokens)
+        return room_for_sessions(self.requests.servers.free_cache(), self.requests.num_blocks, share, session_tokens)
+
+    def open_sessions(self, limit: int) -> None:
+        """See `Backbone.open_sessions`."""
+        self._pool = SessionPool(self.session, limit)
 
     def traffic(self) -> Traffic:
         """See `HostedModel.traffic`."""
@@ -106,11 +134,11 @@ class SwarmBackbone(Backbone):
     @property
     def retries(self) -> int:
         """See `HostedModel.retries`."""
-        return self.requests.retries
+        return self.requests.router.retries
 
     def notice(self) -> str:
         """See `HostedModel.notice`."""
-        return self.requests.outage.notice()
+        return self.requests.servers.notice()
 
     def exclude(self, servers: Iterable[str]) -> None:
         """See `HostedModel.exclude`."""
@@ -121,9 +149,9 @@ class SwarmBackbone(Backbone):
         self.shell.move(device)
 
     def close(self) -> None:
-        """Closes the sessions, stops the routing thread, then leaves the swarm."""
-        if self.sessions is not None:
-            self.sessions.close()
+        """Closes the sessions, stops the thread that updates the list of servers, then leaves the swarm."""
+        if self._pool is not None:
+            self._pool.close()
         from dist_eval.swarm.client import leave_swarm
 
         leave_swarm(self.dht, self.requests.servers.connection, self.requests.servers.close)

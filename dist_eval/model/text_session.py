@@ -2,47 +2,38 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
 from dist_eval.data.answers import RouteSegment
-from dist_eval.swarm.router import Routing
-
-if TYPE_CHECKING:
-    from dist_eval.swarm.inference_session import InferenceSession
+from dist_eval.swarm.routes import RouteRecord
 
 
-class TextSession(ABC):
-    """Texts of equal length so far. To be used by one thread, but for `continuations`, as a context."""
-
-    def __enter__(self) -> TextSession:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
+class TextSession(Protocol):
+    """Texts of equal length so far. To be used by one thread, but for `continuations`."""
 
     @property
-    @abstractmethod
     def position(self) -> int:
         """Tokens of each text that were sent so far, without prompts."""
+        ...
 
     @property
-    @abstractmethod
     def servers(self) -> int:
         """How many servers the texts pass one after the other, at least 1."""
+        ...
 
-    @abstractmethod
-    def step(self, input_ids: torch.Tensor, start: int | None = None, routing: Routing | None = None) -> torch.Tensor:
+    def step(
+        self, input_ids: torch.Tensor, start: int | None = None, record: RouteRecord | None = None
+    ) -> torch.Tensor:
         """Sends the next tokens of the texts; the first step also sends the prompts.
 
         Args:
             input_ids: int64 of shape [rows, n]; n may be 0, to send the prompts alone.
             start: position of the first of these tokens: whatever was sent from there on is forgotten. By default they
                 follow what was sent.
-            routing: records the route through a swarm.
+            record: records the route through a swarm.
 
         Returns:
             Outputs of the last block before the final norm for these tokens, of shape [rows, n, hidden].
@@ -50,16 +41,16 @@ class TextSession(ABC):
         Raises:
             EvaluationError: there is no answer.
         """
+        ...
 
-    @abstractmethod
     def continuations(
-        self, input_ids: Sequence[torch.Tensor], routing: Routing | None = None
+        self, input_ids: Sequence[torch.Tensor], record: RouteRecord | None = None
     ) -> Sequence[torch.Tensor]:
         """Continues the texts in several ways, none of which is kept. May be used by several threads at a time.
 
         Args:
             input_ids: int64 of shape [rows, n] for each way; something was sent before.
-            routing: records the route through a swarm.
+            record: records the route through a swarm.
 
         Returns:
             For each way the outputs of the last block before the final norm, of shape [rows, n, hidden].
@@ -67,64 +58,17 @@ class TextSession(ABC):
         Raises:
             EvaluationError: there is no answer.
         """
+        ...
 
-    @abstractmethod
     def close(self) -> None:
         """Gives the memory of servers back."""
+        ...
 
 
-class SwarmTextSession(TextSession):
-    """Texts whose attention caches are on servers.
-
-    Args:
-        session: sends to them.
-        embedded: returns the first block's inputs for token ids and prompts.
-        prompts: float32 of shape [pre_seq_len, hidden], or None.
-    """
-
-    def __init__(
-        self,
-        session: InferenceSession,
-        embedded: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor],
-        prompts: torch.Tensor | None,
-    ) -> None:
-        self._session, self._embedded, self._prompts = session, embedded, prompts
-        self._prompt_tokens = 0 if prompts is None else len(prompts)
-
-    @property
-    def position(self) -> int:
-        """See `TextSession.position`."""
-        return max(0, self._session.position - self._prompt_tokens)
-
-    @property
-    def servers(self) -> int:
-        """See `TextSession.servers`."""
-        return self._session.servers
-
-    @torch.no_grad()
-    def step(self, input_ids: torch.Tensor, start: int | None = None, routing: Routing | None = None) -> torch.Tensor:
-        """See `TextSession.step`."""
-        is_first = self._session.position < self._prompt_tokens
-        hidden = self._embedded(input_ids, self._prompts if is_first else None)
-        place = None if start is None or is_first else start + self._prompt_tokens
-        return self._session.step(hidden, place, routing)[:, hidden.shape[1] - input_ids.shape[1] :]
-
-    @torch.no_grad()
-    def continuations(
-        self, input_ids: Sequence[torch.Tensor], routing: Routing | None = None
-    ) -> Sequence[torch.Tensor]:
-        """See `TextSession.continuations`: servers work on different ones at a time."""
-        return self._session.continuations([self._embedded(ids, None) for ids in input_ids], routing)
-
-    def close(self) -> None:
-        """See `TextSession.close`."""
-        self._session.close()
-
-
-class RecomputedTextSession(TextSession):
+class RecomputedTextSession:
     """Texts that are computed from their beginning at each step: nothing is kept of them."""
 
-    def __init__(self, hidden_states: Callable[[torch.Tensor, Routing | None], torch.Tensor], rows: int) -> None:
+    def __init__(self, hidden_states: Callable[[torch.Tensor, RouteRecord | None], torch.Tensor], rows: int) -> None:
         self._hidden_states = hidden_states
         self._ids = torch.empty(rows, 0, dtype=torch.int64)
         self._servers: dict[RouteSegment, None] = {}  # of all steps: each followed from the outputs of those before
@@ -140,27 +84,29 @@ class RecomputedTextSession(TextSession):
         return 1
 
     @torch.no_grad()
-    def step(self, input_ids: torch.Tensor, start: int | None = None, routing: Routing | None = None) -> torch.Tensor:
+    def step(
+        self, input_ids: torch.Tensor, start: int | None = None, record: RouteRecord | None = None
+    ) -> torch.Tensor:
         """See `TextSession.step`."""
         if start == 0:
             self._servers.clear()
         self._ids = torch.cat([self._ids[:, :start], input_ids.to(self._ids)], dim=1)
-        return self._outputs(self._ids, input_ids.shape[1], routing)
+        return self._outputs(self._ids, input_ids.shape[1], record)
 
     @torch.no_grad()
     def continuations(
-        self, input_ids: Sequence[torch.Tensor], routing: Routing | None = None
+        self, input_ids: Sequence[torch.Tensor], record: RouteRecord | None = None
     ) -> Sequence[torch.Tensor]:
         """See `TextSession.continuations`."""
-        return [self._outputs(torch.cat([self._ids, ids], dim=1), ids.shape[1], routing) for ids in input_ids]
+        return [self._outputs(torch.cat([self._ids, ids], dim=1), ids.shape[1], record) for ids in input_ids]
 
-    def _outputs(self, input_ids: torch.Tensor, tokens: int, routing: Routing | None) -> torch.Tensor:
+    def _outputs(self, input_ids: torch.Tensor, tokens: int, record: RouteRecord | None) -> torch.Tensor:
         """Returns the outputs for the last tokens."""
-        own = Routing()
+        own = RouteRecord()
         hidden = self._hidden_states(input_ids, own)
         self._servers.update(dict.fromkeys(own.route))
-        if routing is not None:
-            routing.route.extend(self._servers)
+        if record is not None:
+            record.route.extend(self._servers)
         return hidden[:, hidden.shape[1] - tokens :]
 
     def close(self) -> None:

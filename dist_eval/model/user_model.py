@@ -25,7 +25,6 @@ from dist_eval.inference.window import window_in_memory
 from dist_eval.model.classifier import Classifier, classifier_of
 from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.options.groups import MAX_TOKEN_BUDGET
-from dist_eval.swarm.router import Routing
 
 if TYPE_CHECKING:
     from dist_eval.swarm.requests import SwarmRequests
@@ -227,7 +226,7 @@ def logits_from_swarm(
     def ask(request: tuple[int, int, torch.Tensor, torch.Tensor]) -> tuple[int, int, torch.Tensor]:
         number, place, ids, ends = request
         try:
-            return number, place, torch.from_numpy(checked_answers(classifier, ids, ends, Routing())["logits"])
+            return number, place, torch.from_numpy(checked_answers(classifier, ids, ends)["logits"])
         except EvaluationError as error:
             raise type(error)(f"{name(keys[number])}: {error}") from error
 

@@ -11,7 +11,7 @@ Every rank of every start appends to its own file, and reads the files of all. A
     answers     rows of the columns that the model declares, such as logits float32 of shape [labels]
     notes       JSON, {"route": [[peer, first block, one past the last block, precision if known], ...],
                 "failed": {row: reason}, "audit": the findings of an audit,
-                "fell_back": true if a session was planned, and there was no room for one}
+                "fell_back": true if texts were to share a beginning, and took plain forwards}
 
 All numbers are little-endian. Indices, labels and losses are not written: they follow from the plan, the dataset and
 the answers. The end of a file may be torn if its process died while writing; a record that fails its checksum is

@@ -2,14 +2,14 @@
 
 `client` joins a swarm, `coverage` queries it, by what `dht_records` finds in its DHT and `announcements` believes of
 it, and `status` shows it; `private` starts servers on this host (`server`), `member` one server of a swarm that spans
-hosts. `requests` sends a batch to the `servers` of a model, one after the other: `router` chooses, `attempts` decides
-what follows a failure, which `failures` classifies, `gate` lets a request through when the server can use it by its
-`pacing`, `transport` sends it, and `outage` waits for servers. `gradients` does so backwards. `limited_p2p` limits
-what servers may answer; `findings` are those of audits. `inference_session` sends texts in chunks, to a
+hosts. `requests` sends a batch to the `servers` of a model, one after the other, by `routes` that `router` chooses:
+`attempts` decides whom to ask and what follows a failure, which `failures` classifies, `gate` lets a request through
+when the server can use it by its `pacing`, and `transport` sends it. `gradients` does so backwards. `limited_p2p`
+limits what servers may answer; `findings` are those of audits. `inference_session` sends texts in chunks, to a
 `server_cache` on each server of its route; `session_room` decides how many of them a run may hold. `architecture`
 finds out what of a decoder is where, `blocks` computes its blocks, which `petals_server` serves; `families` reads
 configs, `config_keys` checks that all of them was read, `petals_version` knows which models the versions of Petals
-compute; `hivemind_compat` makes it run on a current hivemind, `p2p_daemon` patches its p2p daemon.
+compute; `hivemind_compat` makes it run on a current hivemind, `reachability` knows which peers listen.
 """
 
 import os

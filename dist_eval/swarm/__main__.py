@@ -153,7 +153,7 @@ def _claim(file: Path, first_peers: Path) -> None:
 
 def _wait_for_peers(file: Path, timeout: float) -> list[str]:
     """Waits until the first part of the swarm has published its addresses, and listens on one of them."""
-    from dist_eval.swarm.p2p_daemon import may_listen
+    from dist_eval.swarm.reachability import may_listen
 
     deadline, peers = time.monotonic() + timeout, []
     while time.monotonic() < deadline:

@@ -14,9 +14,8 @@ from dist_eval.printable import printable_lines
 from dist_eval.results.work import ServerSpan, Swarm
 from dist_eval.swarm.announcements import announcement_of, mixed_precisions, mixed_versions
 from dist_eval.swarm.dht_records import read_blocks, read_models
-from dist_eval.swarm.p2p_daemon import BETWEEN_CONTACTS
 from dist_eval.swarm.petals_version import serves, versions_needed
-from dist_eval.swarm.router import Span
+from dist_eval.swarm.reachability import BETWEEN_CONTACTS
 from dist_eval.tables import format_count, text_table
 
 _POLL_SECONDS, _PING_SECONDS, _MODELS_SECONDS = 0.25, 2.5, 5.0
@@ -117,21 +116,7 @@ def ranges_by_value(values: Sequence[int]) -> str:
 def look_up_coverage(
     dht: Any, dht_prefix: str, num_blocks: int, timeout: float = 30.0, *, adapter: str | None = None
 ) -> SwarmCoverage:
-    """Looks up which servers hold a model's blocks.
-
-    Args:
-        dht: a running `hivemind.DHT`.
-        dht_prefix: name under which the blocks are announced.
-        num_blocks: blocks of the model.
-        timeout: seconds.
-        adapter: a LoRA adapter that servers must hold to count.
-
-    Returns:
-        The current coverage.
-
-    Raises:
-        SwarmError: the swarm did not answer in time.
-    """
+    """Looks up which servers hold a model's blocks, within so many seconds; with an adapter, those that have it."""
     records = read_blocks(dht, dht_prefix, num_blocks, timeout)
     servers = [
         ServerSpan(
@@ -146,20 +131,6 @@ def look_up_coverage(
         for span in records.spans()
     ]
     return SwarmCoverage(dht_prefix, num_blocks, tuple(servers), adapter, records.dropped)
-
-
-def look_up_spans(
-    dht: Any, dht_prefix: str, num_blocks: int, timeout: float, *, adapter: str | None = None
-) -> list[Span]:
-    """Looks up which blocks are online, for requests (see `look_up_coverage`)."""
-    from hivemind.p2p import PeerID
-
-    spans = read_blocks(dht, dht_prefix, num_blocks, timeout).spans()
-    return [
-        Span(PeerID.from_base58(span.peer), span.start, span.end, announcement_of(span.server), span.server.forward_rps)
-        for span in sorted(spans, key=lambda span: (span.start - span.end, span.peer))
-        if span.server.state == "online" and adapter in (None, *span.server.adapters)
-    ]
 
 
 def measure_distances(dht: Any, peers: Sequence[str], timeout: float) -> dict[str, float | None]:

@@ -8,7 +8,9 @@ import weakref
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from dist_eval.swarm.router import Span
+from dist_eval.swarm.announcements import ServerRecord, announcement_of
+from dist_eval.swarm.dht_records import read_blocks
+from dist_eval.swarm.routes import Span
 
 _UPDATE_SECONDS = 15.0
 
@@ -74,13 +76,18 @@ class ServerDirectory:
             self._thread.join()
 
     def _read(self, timeout: float) -> Sequence[Span]:
-        from dist_eval.swarm.coverage import look_up_spans
+        from hivemind.p2p import PeerID
 
-        spans = look_up_spans(self.dht, self.dht_prefix, self.num_blocks, timeout, adapter=self.adapter)
-        return [span for span in spans if self._counts(str(span.peer))]
+        held = read_blocks(self.dht, self.dht_prefix, self.num_blocks, timeout).spans()
+        return [
+            Span(PeerID.from_base58(peer), start, end, announcement_of(server), server.forward_rps)
+            for peer, start, end, server in sorted(held, key=lambda span: (span.start - span.end, span.peer))
+            if self._counts(peer, server)
+        ]
 
-    def _counts(self, peer: str) -> bool:
-        return peer not in self._blocked and (self._allowed is None or peer in self._allowed)
+    def _counts(self, peer: str, server: ServerRecord) -> bool:
+        is_chosen = peer not in self._blocked and (self._allowed is None or peer in self._allowed)
+        return is_chosen and server.state == "online" and self.adapter in (None, *server.adapters)
 
 
 def _keep_up_to_date(reference: weakref.ref[ServerDirectory], outdated: threading.Event) -> None:

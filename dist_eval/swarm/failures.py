@@ -26,10 +26,20 @@ class Failure(Enum):
     WRONG = "the server's answer cannot be right"
     NO_ANSWER = "the server did not answer in time, or the transport failed"
     UNREACHABLE = "the server cannot be reached"
+    NOT_LISTENING = "nothing listens at the server's address, so the request was not sent"
+    DISPLACED = "the request was not computed, because another one failed meanwhile"
 
 
 class WrongAnswer(Exception):
     """A server's answer has the wrong shape, or is not finite."""
+
+
+class PeerUnreachable(ConnectionError):
+    """Nothing listens at a peer's address, so the daemon was not made to dial it."""
+
+
+class RequestDisplaced(Exception):
+    """A request was not computed, because another one failed meanwhile: it may be better to ask another server."""
 
 
 def classify(error: BaseException) -> Failure:
@@ -37,6 +47,10 @@ def classify(error: BaseException) -> Failure:
     text, name = str(error), type(error).__name__
     if isinstance(error, WrongAnswer):
         return Failure.WRONG
+    if isinstance(error, PeerUnreachable):
+        return Failure.NOT_LISTENING
+    if isinstance(error, RequestDisplaced):
+        return Failure.DISPLACED
     if any(words in text for words in _TOO_LARGE):
         return Failure.TOO_LARGE
     if any(words in text for words in _NO_CACHE):

@@ -1,4 +1,4 @@
-"""Lets requests of this process through to a server, in their order. Does no I/O.
+"""Lets requests of this process through to a server, in their order, and batches to the swarm. Does no I/O.
 
 Those that wait here cost nothing, and can still go to another server if this one fails.
 """
@@ -11,8 +11,8 @@ import time
 from collections import deque
 from typing import Protocol
 
-from dist_eval.swarm.pace import Ticket
-from dist_eval.swarm.pacing import Pacing
+from dist_eval.swarm.failures import RequestDisplaced
+from dist_eval.swarm.pacing import Pacing, Ticket
 
 STEPS = 8
 """Requests at a server at a time that are the next steps of sessions. They have few tokens and take about as long as
@@ -20,10 +20,6 @@ the way; and a server works on a session's steps one after the other, so that mo
 
 # Seconds after which a gate looks again: another rank may have had an answer earlier than expected
 _LONGEST_SLEEP = 0.02
-
-
-class RequestDisplaced(Exception):
-    """A request was not computed, because another one failed meanwhile: it may be better to ask another server."""
 
 
 class Admission(Protocol):
@@ -128,3 +124,18 @@ class Gate:
         work, turn = self._waiting.popleft()
         self._admission.add_waiting(-work)
         return turn
+
+
+class RateLimiter:
+    """Spaces batches so that no more than a number of tokens is sent in a second. Belongs to one event loop."""
+
+    def __init__(self, tokens_per_second: float = math.inf) -> None:
+        self._rate, self._free_at = tokens_per_second, -math.inf
+
+    async def wait(self, tokens: int) -> None:
+        """Waits until a batch may be sent."""
+        now = time.monotonic()
+        start = max(now, self._free_at)
+        self._free_at = start + tokens / self._rate
+        if start > now:
+            await asyncio.sleep(start - now)

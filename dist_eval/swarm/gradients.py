@@ -14,7 +14,7 @@ import torch
 
 from dist_eval.swarm.attempts import RoutePart, TooLarge
 from dist_eval.swarm.requests import Request, SwarmRequests, tokens_in
-from dist_eval.swarm.router import Span
+from dist_eval.swarm.routes import Span
 
 _BACKWARD_WORK = 3  # Cost of a backward in forwards: it recomputes one, and costs about two itself
 

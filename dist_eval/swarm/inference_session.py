@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
@@ -18,9 +18,9 @@ import torch
 from dist_eval.data.answers import RouteSegment
 from dist_eval.errors import NoCacheError
 from dist_eval.swarm.attempts import RoutePart, TooLarge
-from dist_eval.swarm.gate import RequestDisplaced
+from dist_eval.swarm.failures import RequestDisplaced
 from dist_eval.swarm.requests import Request, SwarmRequests, tokens_in
-from dist_eval.swarm.router import Routing, Span
+from dist_eval.swarm.routes import RouteRecord, Span
 from dist_eval.swarm.server_cache import CacheLost, SentStep, ServerCache
 
 Result = TypeVar("Result")
@@ -65,88 +65,87 @@ class _Segment:
 
 
 class InferenceSession:
-    """Texts that are sent to a swarm in chunks. To be used by one thread, but for `continuations`, as a context.
+    """Texts that are sent to a swarm in chunks; a `dist_eval.model.text_session.TextSession`.
 
     Args:
         requests: sends to the swarm.
+        embed: returns the first block's inputs for token ids and the prompts before them.
         rows: number of texts.
-        max_length: most tokens of a text, prompts included; servers reserve memory for them.
-        prompts: deep prompts of shape [blocks, pre_seq_len, hidden], or None; the first step has to be longer.
-
-    Attributes:
-        position: tokens of each text that were sent so far.
+        max_length: most tokens of a text, without prompts; servers reserve memory for them.
+        prompts: of shape [pre_seq_len, hidden], or None.
+        deep_prompts: of shape [blocks, pre_seq_len, hidden], or None.
     """
 
     def __init__(
-        self, requests: SwarmRequests, *, rows: int, max_length: int, prompts: torch.Tensor | None = None
+        self,
+        requests: SwarmRequests,
+        embed: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor],
+        *,
+        rows: int,
+        max_length: int,
+        prompts: torch.Tensor | None = None,
+        deep_prompts: torch.Tensor | None = None,
     ) -> None:
-        self.position = 0
-        self._requests, self._rows, self._max_length, self._prompts = requests, rows, max_length, prompts
-        self._chunk = max(1, REQUEST_TOKENS // rows, 0 if prompts is None else prompts.shape[1])
+        self._requests, self._embed, self._rows = requests, embed, rows
+        self._prompts, self._deep_prompts = prompts, deep_prompts
+        self._prompt_tokens = 0 if prompts is None else len(prompts)
+        self._position, self._max_length = 0, max_length + self._prompt_tokens  # of a text after the prompts
+        self._chunk = max(1, REQUEST_TOKENS // rows, 0 if deep_prompts is None else deep_prompts.shape[1])
         self._first = _Segment(0, requests.num_blocks)
         self._servers: dict[RouteSegment, None] = {}
 
-    def __enter__(self) -> InferenceSession:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
+    @property
+    def position(self) -> int:
+        """Tokens of each text that were sent so far, without prompts."""
+        return max(0, self._position - self._prompt_tokens)
 
     @property
     def servers(self) -> int:
         """How many servers the texts pass one after the other."""
         return sum(1 for _ in self._segments())
 
-    def step(self, hidden: torch.Tensor, start: int | None = None, routing: Routing | None = None) -> torch.Tensor:
-        """Sends the next tokens of the texts through all blocks.
-
-        Args:
-            hidden: the first block's inputs, float tensor of shape [rows, n, hidden].
-            start: position of the first of these tokens: whatever was sent from there on is forgotten. By default they
-                follow what was sent. Servers with Petals 2.2 cannot forget: they are sent the whole texts.
-            routing: records the servers that have computed these tokens and those before them.
-
-        Returns:
-            The last block's outputs for these tokens, of the same shape and dtype.
+    @torch.no_grad()
+    def step(
+        self, input_ids: torch.Tensor, start: int | None = None, record: RouteRecord | None = None
+    ) -> torch.Tensor:
+        """See `TextSession.step`. Servers with Petals 2.2 cannot forget: they are sent the whole texts.
 
         Raises:
             ValueError: the texts would become longer than the session, or `start` is behind their end.
             NoCacheError: no server has room for the caches; not a transient one if a server takes smaller steps only.
             EvaluationError: see `SwarmRequests.forward`.
         """
-        start = self.position if start is None else start
-        self._check(hidden, start)
-        return _run(self._step(hidden, start, routing or Routing())).to(hidden)
+        is_first = self._position < self._prompt_tokens
+        hidden = self._embed(input_ids, self._prompts if is_first else None)
+        place = self._position if start is None or is_first else start + self._prompt_tokens
+        self._check(hidden, place)
+        outputs = _run(self._step(hidden, place, record or RouteRecord())).to(hidden)
+        return outputs[:, hidden.shape[1] - input_ids.shape[1] :]
 
-    def continuations(self, hidden: Sequence[torch.Tensor], routing: Routing | None = None) -> list[torch.Tensor]:
-        """Continues the texts in several ways, none of which is kept. May be used by several threads at a time.
-
-        The ways do not wait for each other: several are on the way to each server.
-
-        Args:
-            hidden: for each way the first block's inputs, float tensor of shape [rows, n, hidden].
-            routing: records the servers, as in `step`.
-
-        Returns:
-            The last block's outputs for each way, of the same shape and dtype.
+    @torch.no_grad()
+    def continuations(
+        self, input_ids: Sequence[torch.Tensor], record: RouteRecord | None = None
+    ) -> Sequence[torch.Tensor]:
+        """See `TextSession.continuations`: the ways do not wait for each other, several are on the way to each server.
 
         Raises:
             Exception: see `step`.
         """
-        for one in hidden:
-            self._check(one, self.position)
-        outputs = _run(self._continuations(hidden, routing or Routing()))
-        return [found.to(one) for found, one in zip(outputs, hidden, strict=True)]
+        ways = [self._embed(ids, None) for ids in input_ids]
+        for hidden in ways:
+            self._check(hidden, self._position)
+        outputs = _run(self._continuations(ways, record or RouteRecord()))
+        return [found.to(hidden) for found, hidden in zip(outputs, ways, strict=True)]
 
     def close(self) -> None:
         """Gives the servers' memory back."""
         _run(self._close())
 
     def _check(self, hidden: torch.Tensor, start: int) -> None:
-        if not 0 <= start <= self.position or start + hidden.shape[1] > self._max_length:
+        if not 0 <= start <= self._position or start + hidden.shape[1] > self._max_length:
             raise ValueError(
                 f"{hidden.shape[1]} tokens at position {start} of a session of at most {self._max_length} tokens, of "
-                f"which {self.position} were sent."
+                f"which {self._position} were sent."
             )
 
     def _segments(self) -> Iterator[_Segment]:
@@ -162,8 +161,8 @@ class InferenceSession:
     async def _close(self) -> None:
         await asyncio.gather(*(segment.close() for segment in self._segments()), return_exceptions=True)
 
-    async def _step(self, hidden: torch.Tensor, start: int, routing: Routing) -> torch.Tensor:
-        self.position = start
+    async def _step(self, hidden: torch.Tensor, start: int, record: RouteRecord) -> torch.Tensor:
+        self._position = start
         if start == 0:
             self._servers.clear()
         for old in self._segments():
@@ -177,17 +176,17 @@ class InferenceSession:
             chunks, segment = await self._through(segment, chunks, self._servers)
         for passed, sent in inputs:
             passed.sent += sent
-        self.position += hidden.shape[1]
-        routing.route.extend(self._servers)
+        self._position += hidden.shape[1]
+        record.route.extend(self._servers)
         return torch.cat(chunks, dim=1)
 
-    async def _continuations(self, hidden: Sequence[torch.Tensor], routing: Routing) -> list[torch.Tensor]:
+    async def _continuations(self, hidden: Sequence[torch.Tensor], record: RouteRecord) -> list[torch.Tensor]:
         servers, failed = dict(self._servers), False
 
-        async def through_all(one: torch.Tensor) -> torch.Tensor:
+        async def through_all(way: torch.Tensor) -> torch.Tensor:
             nonlocal failed
-            await self._requests.rate_limiter.wait(tokens_in(one))
-            chunks = self._chunks(one)
+            await self._requests.rate_limiter.wait(tokens_in(way))
+            chunks = self._chunks(way)
             segment: _Segment | None = self._first
             try:
                 while segment is not None and not failed:  # if one has failed, the others need not be sent
@@ -197,12 +196,12 @@ class InferenceSession:
                 raise
             return torch.cat(chunks, dim=1)
 
-        found = await asyncio.gather(*map(through_all, hidden), return_exceptions=True)  # none goes on alone
-        for one in found:
-            if isinstance(one, BaseException):
-                raise one
-        routing.route.extend(servers)
-        return cast(list[torch.Tensor], found)
+        answers = await asyncio.gather(*map(through_all, hidden), return_exceptions=True)  # none goes on alone
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        record.route.extend(servers)
+        return cast(list[torch.Tensor], answers)
 
     async def _through(
         self, segment: _Segment, chunks: list[torch.Tensor], servers: dict[RouteSegment, None]
@@ -213,11 +212,11 @@ class InferenceSession:
             Outputs of the last block of that server, and the segment that begins after it.
         """
         tokens = self._rows * sum(chunk.shape[1] for chunk in chunks)
-        from_beginning = self._rows * self.position + tokens
+        from_beginning = self._rows * self._position + tokens
 
         def cached() -> Span | None:
             cache = segment.cache
-            return cache.segment if cache is not None and cache.can_step(self.position) else None
+            return cache.segment if cache is not None and cache.can_step(self._position) else None
 
         def make_request(span: Span) -> Request:
             if span is cached():
@@ -225,7 +224,7 @@ class InferenceSession:
             unfit, work = segment.cache, from_beginning * (span.end - span.start)
             return Request(lambda: self._begun(span, segment, chunks, unfit), work)
 
-        messages = len(chunks) + -(-self.position // self._chunk)
+        messages = len(chunks) + -(-self._position // self._chunk)
         largest = min(self._rows * self._chunk, from_beginning)
         part = RoutePart(
             *(segment.start, segment.end, from_beginning),
@@ -253,7 +252,7 @@ class InferenceSession:
     async def _continued(self, segment: _Segment, chunks: list[torch.Tensor]) -> tuple[Span, list[torch.Tensor]]:
         """Has the server that holds caches of the texts compute the chunks."""
         async with segment.lock:
-            cache, position, steps = segment.cache, self.position, list[SentStep]()
+            cache, position, steps = segment.cache, self._position, list[SentStep]()
             if cache is None or not cache.can_step(position):
                 raise CacheLost
             try:
@@ -274,7 +273,7 @@ class InferenceSession:
     ) -> tuple[Span, list[torch.Tensor]]:
         """Has a server compute the texts and the chunks."""
         async with segment.lock:
-            if segment.cache in (None, unfit) or not segment.cache.can_step(self.position):
+            if segment.cache in (None, unfit) or not segment.cache.can_step(self._position):
                 return span, await self._opened(span, segment, chunks)
         # another step has found one meanwhile, which only needs the chunks
         raise RequestDisplaced("a server has caches of the texts by now")
@@ -282,7 +281,7 @@ class InferenceSession:
     async def _opened(self, span: Span, segment: _Segment, chunks: list[torch.Tensor]) -> list[torch.Tensor]:
         """Has a server compute the texts so far, and the chunks; if it has fewer blocks, the segment is cut."""
         await segment.close()  # of a server that is no longer used
-        cache = await ServerCache.open(self._requests.transport, span, self._max_length, self._prompts)
+        cache = await ServerCache.open(self._requests.transport, span, self._max_length, self._deep_prompts)
         sent, outputs = self._again(segment.sent), list[torch.Tensor]()
         try:
             for chunk in (*sent, *chunks):

@@ -18,8 +18,8 @@ from dist_eval.errors import ConfigError, SwarmError
 from dist_eval.process.lifetime import adopt_orphans, end_session, workspace
 from dist_eval.process.logging_setup import silence_petals
 from dist_eval.process.ports import free_ports
-from dist_eval.swarm.p2p_daemon import may_listen
 from dist_eval.swarm.petals_version import require_petals
+from dist_eval.swarm.reachability import may_listen
 
 _LOG_LINES_SHOWN, _END_SECONDS, _PROBE_SECONDS = 1, 10.0, 0.5
 PYTHON = [sys.executable]

@@ -1,8 +1,8 @@
 """Requests to a swarm: hidden states before the first block → those after the last one.
 
-Petals' own client is made for training. This one is made for many forwards. `SwarmRequests.send_with_retries` is the
-way of a request: choose a server (`attempts.py`, by the measured speeds in `router.py`), wait for its turn (`gate.py`),
-send (`transport.py`), judge the answer, and retry or go elsewhere.
+Petals' own client is made for training. This one is made for many forwards. `SwarmRequests` is the path of a batch,
+from top to bottom, segment by segment: choose a server (`attempts.py`, by the speeds that `router.py` has measured),
+wait for its turn (`gate.py`), send (`transport.py`, which judges the answer), and retry or go elsewhere.
 """
 
 from __future__ import annotations
@@ -19,32 +19,15 @@ import torch
 from dist_eval.data.answers import RouteSegment
 from dist_eval.errors import RefusedError, SwarmError, one_line
 from dist_eval.results.work import Traffic
-from dist_eval.swarm.attempts import (
-    AskAnother,
-    Attempts,
-    Decision,
-    GiveUp,
-    Retry,
-    RoutePart,
-    Send,
-    Skip,
-    Split,
-    TooLarge,
-    WaitForServers,
-)
+from dist_eval.swarm.attempts import Attempts, Choice, NoServer, RoutePart, TooLarge
 from dist_eval.swarm.directory import ServerDirectory
-from dist_eval.swarm.failures import classify, drop_traceback
+from dist_eval.swarm.failures import RequestDisplaced, classify, drop_traceback
 from dist_eval.swarm.families import max_request_tokens
-from dist_eval.swarm.gate import STEPS, ConcurrencyLimit, Gate, RequestDisplaced
-from dist_eval.swarm.outage import Outage
-from dist_eval.swarm.p2p_daemon import PeerUnreachable
-from dist_eval.swarm.rate_limiter import RateLimiter
-from dist_eval.swarm.router import Router, Routing, Span
+from dist_eval.swarm.gate import STEPS, ConcurrencyLimit, Gate, RateLimiter
+from dist_eval.swarm.router import Router
+from dist_eval.swarm.routes import RouteRecord, Span
 from dist_eval.swarm.servers import SwarmServers
 from dist_eval.swarm.transport import Transport
-
-# Time until a displaced request chooses again. If a lost cache displaced it, the failure is recorded then.
-_DISPLACED_SECONDS = 0.01
 
 # How often a server's round trip is measured, and the longest time that this takes
 _ROUND_TRIPS, _ROUND_TRIP_SECONDS = 2, 2.0
@@ -78,9 +61,7 @@ class SwarmRequests:
     Attributes:
         servers: those that may be asked.
         router: chooses servers, and keeps their statistics.
-        outage: waits for servers.
         rate_limiter: spaces batches.
-        retries: requests that had to be repeated.
         halved: requests that were too large for all servers, and were split in halves.
         timeout: seconds to wait for a server's answer.
     """
@@ -99,12 +80,12 @@ class SwarmRequests:
         tokens_per_second: float = math.inf,
     ) -> None:
         self.router = router or Router()
-        self.retries = self.halved = 0
-        self.outage, self.rate_limiter = Outage(outage_timeout, rejoin), RateLimiter(tokens_per_second)
+        self.halved = 0
+        self.rate_limiter = RateLimiter(tokens_per_second)
         self.timeout, self._attempts = request_timeout, max_retries + 1
         self._config, self._compression = config, compression
         self.transport = Transport(directory, timeout=request_timeout, compression=compression)
-        self.servers = SwarmServers(directory, config, self.transport)
+        self.servers = SwarmServers(directory, config, self.transport, outage_timeout=outage_timeout, rejoin=rejoin)
         self.num_blocks = self.servers.num_blocks
         self._gates: dict[tuple[Any, bool], Gate] = {}
 
@@ -120,7 +101,11 @@ class SwarmRequests:
         RemoteExpertWorker.run_coroutine(self._measure_round_trips())
 
     def forward(
-        self, hidden: torch.Tensor, prompts: torch.Tensor | None, routing: Routing | None = None
+        self,
+        hidden: torch.Tensor,
+        prompts: torch.Tensor | None,
+        avoided: Sequence[RouteSegment] = (),
+        record: RouteRecord | None = None,
     ) -> torch.Tensor:
         """Sends hidden states through all blocks. Thread-safe.
 
@@ -128,7 +113,8 @@ class SwarmRequests:
             hidden: float tensor of shape [batch, length, hidden].
             prompts: deep prompts of shape [blocks, pre_seq_len, hidden], or None. They are serialized once: pass the
                 same tensor each time.
-            routing: records the route, and names servers to avoid.
+            avoided: segments to avoid if there is another route.
+            record: records the route.
 
         Returns:
             The last block's outputs, of the same shape and dtype.
@@ -142,24 +128,91 @@ class SwarmRequests:
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
         self.transport.use_prompts(prompts)
-        return RemoteExpertWorker.run_coroutine(self._forward(hidden, routing or Routing())).to(hidden)
+        return RemoteExpertWorker.run_coroutine(self._forward(hidden, avoided, record or RouteRecord())).to(hidden)
 
-    async def _forward(self, hidden: torch.Tensor, routing: Routing) -> torch.Tensor:
+    async def _forward(
+        self, hidden: torch.Tensor, avoided: Sequence[RouteSegment], record: RouteRecord
+    ) -> torch.Tensor:
         await self.rate_limiter.wait(tokens_in(hidden))
-        return await self._forward_from(0, hidden, routing)
+        return await self._forward_from(0, hidden, avoided, record)
 
-    async def _forward_from(self, block: int, hidden: torch.Tensor, routing: Routing) -> torch.Tensor:
+    async def _forward_from(
+        self, block: int, hidden: torch.Tensor, avoided: Sequence[RouteSegment], record: RouteRecord
+    ) -> torch.Tensor:
         while block < self.num_blocks:
             try:
-                segment, hidden = await self.send(hidden, block, routing.avoided)
+                segment, hidden = await self.send(hidden, block, avoided)
             except TooLarge as error:
                 halves = self.halves(hidden, error)
-                return torch.cat([await self._forward_from(block, half, routing) for half in halves])
-            routing.route.append(
+                return torch.cat([await self._forward_from(block, half, avoided, record) for half in halves])
+            record.route.append(
                 RouteSegment(str(segment.peer), segment.start, segment.end, segment.announced.precision)
             )
             block = segment.end
         return hidden
+
+    async def send(
+        self, hidden: torch.Tensor, block: int, avoided: Sequence[RouteSegment] = ()
+    ) -> tuple[Span, torch.Tensor]:
+        """Sends hidden states through the next segment of the route from a block on; see `send_with_retries`."""
+        part = RoutePart(block, self.num_blocks, tokens_in(hidden), avoided, rows=len(hidden))
+        return await self.send_with_retries(lambda segment: self._forward_request(segment, hidden), part)
+
+    def _forward_request(self, segment: Span, hidden: torch.Tensor) -> Request:
+        work = tokens_in(hidden) * (segment.end - segment.start)
+        return Request(lambda: self.transport.send(segment, hidden), work)
+
+    async def send_with_retries(self, make_request: MakeRequest, part: RoutePart) -> tuple[Span, Any]:
+        """Sends a request to one server after another until one has answered; returns the segment and its answer.
+
+        Raises:
+            TooLarge: servers accept smaller requests only.
+            EvaluationError: see `forward`.
+        """
+        attempts = Attempts(self.router, part, self._attempts, self.timeout)
+        online = self.servers.session_spans if part.in_session else self.servers.spans
+        while True:
+            try:
+                choice = attempts.choose(online(), time.monotonic())
+                try:
+                    answer = await self._send_in_turn(make_request(choice.segment), choice)
+                except Exception as error:  # any of the daemon, the connection or the server
+                    drop_traceback(error)
+                    self.servers.refresh()
+                    await asyncio.sleep(attempts.failed(choice, error, time.monotonic()))
+                else:
+                    attempts.answered(choice, time.monotonic())
+                    return choice.segment, answer
+            except NoServer as outage:
+                self.servers.refresh()
+                if not attempts.has_route(online(), time.monotonic()):
+                    await self.servers.wait(outage)
+
+    async def _send_in_turn(self, request: Request, choice: Choice) -> Any:
+        """Sends a request when its server can use it, and records how that went."""
+        segment, server = choice.segment, self.router.stats(choice.segment.peer)
+        server.announced, server.pacing.announced_seconds_per_work = segment.announced, segment.seconds_per_work
+        gate = self._gate(segment.peer, is_for_steps=choice.has_cache)
+        ticket = await gate.enter(request.work)
+        sent_at = time.monotonic()
+        try:
+            answer = await asyncio.wait_for(request.send(), choice.stall_timeout)
+        except BaseException as error:
+            now = time.monotonic()
+            server.failed(now, classify(error))
+            gate.failed(ticket, now)
+            raise
+        now = time.monotonic()
+        server.answered(request.work, sent_at, now)
+        gate.answered(ticket, now)
+        return answer
+
+    def _gate(self, peer: Any, *, is_for_steps: bool) -> Gate:
+        key = peer, is_for_steps
+        if key not in self._gates:
+            pacing = self.router.stats(peer).pacing
+            self._gates[key] = Gate(ConcurrencyLimit(STEPS, pacing) if is_for_steps else pacing)
+        return self._gates[key]
 
     def halves(self, tensor: torch.Tensor, error: TooLarge) -> Sequence[torch.Tensor]:
         """Splits a request into two that a server may accept.
@@ -178,107 +231,6 @@ class SwarmRequests:
         self.halved += 1
         return tensor.tensor_split(2)
 
-    async def send(
-        self, hidden: torch.Tensor, block: int, avoided: Sequence[RouteSegment] = ()
-    ) -> tuple[Span, torch.Tensor]:
-        """Sends hidden states through the next segment of the route from a block to the last one.
-
-        Returns:
-            The segment, and the outputs of its last block.
-
-        Raises:
-            TooLarge: servers accept smaller requests only.
-            EvaluationError: see `forward`.
-        """
-        part = RoutePart(block, self.num_blocks, tokens_in(hidden), avoided, rows=len(hidden))
-        return await self.send_with_retries(lambda segment: self._forward_request(segment, hidden), part)
-
-    def _forward_request(self, segment: Span, hidden: torch.Tensor) -> Request:
-        work = tokens_in(hidden) * (segment.end - segment.start)
-        return Request(lambda: self.transport.send(segment, hidden), work)
-
-    async def send_with_retries(self, make_request: MakeRequest, part: RoutePart) -> tuple[Span, Any]:
-        """Sends a request to one server after another until one has answered.
-
-        Args:
-            make_request: returns the request to a server.
-            part: the blocks that are to answer, from the first one on.
-
-        Returns:
-            The segment that answered, and its answer.
-
-        Raises:
-            TooLarge: servers accept smaller requests only.
-            EvaluationError: see `forward`.
-        """
-        attempts = Attempts(self.router, part, self._attempts, self.timeout)
-        online = self.servers.session_spans if part.in_session else self.servers.spans
-        while True:
-            error: Exception | None = None
-            decision: Decision = attempts.next(online(), time.monotonic())
-            if isinstance(decision, Send):
-                try:
-                    answer = await self._send_in_turn(make_request(decision.segment), decision)
-                    attempts.answered(decision, time.monotonic())
-                    return decision.segment, answer
-                except RequestDisplaced as displaced:
-                    drop_traceback(displaced)
-                    await asyncio.sleep(_DISPLACED_SECONDS)
-                    continue
-                except Exception as reason:  # any of the daemon, the connection or the server
-                    drop_traceback(reason)
-                    error = reason
-                    decision = attempts.after(decision, reason, time.monotonic())
-            if isinstance(decision, AskAnother):
-                continue
-            self.servers.refresh()
-            if isinstance(decision, Split | Skip):
-                raise decision.error from error
-            self.retries += error is not None and not isinstance(error, PeerUnreachable)
-            if isinstance(decision, GiveUp):
-                for peer in decision.cleared_peers:
-                    self.router.stats(peer).retract_wrong_answer()
-                raise decision.error from error
-            if isinstance(decision, Retry):
-                await asyncio.sleep(decision.delay)
-            elif not attempts.has_route(online(), time.monotonic()):
-                await self._wait_for_servers(decision)
-
-    async def _send_in_turn(self, request: Request, to: Send) -> Any:
-        """Sends a request when its server can use it, and records how that went."""
-        segment, server = to.segment, self.router.stats(to.segment.peer)
-        server.announced, server.pacing.announced_seconds_per_work = segment.announced, segment.seconds_per_work
-        gate = self._gate(segment.peer, is_for_steps=to.has_cache)
-        ticket = await gate.enter(request.work)
-        sent_at = time.monotonic()
-        try:
-            answer = await asyncio.wait_for(request.send(), to.stall_timeout)
-        except BaseException as error:
-            now = time.monotonic()
-            if isinstance(error, PeerUnreachable):
-                server.not_listening(now)
-            elif not isinstance(error, RequestDisplaced):
-                server.failed(now, classify(error))
-            gate.failed(ticket, now)
-            raise
-        now = time.monotonic()
-        server.answered(request.work, sent_at, now)
-        gate.answered(ticket, now)
-        return answer
-
-    def _gate(self, peer: Any, *, is_for_steps: bool) -> Gate:
-        key = peer, is_for_steps
-        if key not in self._gates:
-            pacing = self.router.stats(peer).pacing
-            self._gates[key] = Gate(ConcurrencyLimit(STEPS, pacing) if is_for_steps else pacing)
-        return self._gates[key]
-
-    async def _wait_for_servers(self, outage: WaitForServers) -> None:
-        why = outage.why
-        if self.servers.excluded:
-            why += f" (not counting {', '.join(sorted(self.servers.excluded))}, which an audit found faulty)"
-        await self.outage.wait(f"{outage.what}: {why}", outage.since)
-
     def ask(self, segment: Span, hidden: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
         """Sends hidden states through blocks of a given server.
 
@@ -288,12 +240,12 @@ class SwarmRequests:
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
         self.transport.use_prompts(prompts)
-        to = Send(segment, self.timeout, spans=(), at=time.monotonic())
+        choice = Choice(segment, self.timeout, spans=(), at=time.monotonic())
 
         async def send() -> torch.Tensor:
             while True:
                 with contextlib.suppress(RequestDisplaced):  # by the failure of another request
-                    return await self._send_in_turn(self._forward_request(segment, hidden), to)
+                    return await self._send_in_turn(self._forward_request(segment, hidden), choice)
 
         try:
             return RemoteExpertWorker.run_coroutine(send())
@@ -323,7 +275,7 @@ class SwarmRequests:
         return Traffic(
             compression=self._compression,
             round_trips=sum(server.requests for server in self.router.servers.values()),
-            retries=self.retries,
+            retries=self.router.retries,
             halved=self.halved,
             bytes_sent=self.transport.bytes_sent,
             bytes_received=self.transport.bytes_received,

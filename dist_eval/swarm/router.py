@@ -9,23 +9,18 @@ that fails is banned for a while.
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dist_eval.data.answers import RouteSegment
-from dist_eval.data.plan import SessionShape
 from dist_eval.process.shared_state import SharedStates
 from dist_eval.results.work import Announcement, ServerTraffic
 from dist_eval.swarm.failures import Failure
 from dist_eval.swarm.pacing import Pacing
-
-if TYPE_CHECKING:
-    from dist_eval.swarm.findings import Findings
+from dist_eval.swarm.routes import UNKNOWN, Span
 
 _BAN_SECONDS, _LONGEST_BAN_SECONDS = 1.0, 60.0
 _SEGMENT_BLOCKS = 0.25  # Least cost of a segment, in blocks: with no measurements yet, fewer segments are better
@@ -34,88 +29,9 @@ _SEGMENT_BLOCKS = 0.25  # Least cost of a segment, in blocks: with no measuremen
 _OWN_WEIGHT = 0.75
 _JITTER = 0.02  # Relative noise on costs, which breaks ties between equal servers differently on each rank
 _LATENCIES_KEPT = 1_000
-# Bounds of the speeds that servers announce, beyond which a time would not be finite, or no time at all
-_LEAST_RPS, _MOST_RPS = 1e-3, 1e12
 # How many times as fast as the slowest that announces its speed, and as the fastest that is measured, a server without
 # a measurement is expected to be at most, whatever it announces: more would only decide about its first requests
 _MOST_AHEAD = 30.0
-
-
-UNKNOWN = Announcement()
-"""That of a server of which nothing is known."""
-
-
-@dataclass(frozen=True)
-class Span:
-    """Consecutive blocks that one server holds.
-
-    Attributes:
-        peer: the server.
-        start: its first block.
-        end: one past its last block.
-        announced: how it computes.
-        forward_rps: tokens per second through one block, as it announces; None if it does not.
-    """
-
-    peer: Any
-    start: int
-    end: int
-    announced: Announcement = UNKNOWN
-    forward_rps: float | None = None
-
-    @property
-    def dtype(self) -> str | None:
-        """Name of the dtype that it computes in, or None if unknown."""
-        return self.announced.dtype
-
-    @property
-    def seconds_per_work(self) -> float | None:
-        """Seconds for one token through one block, as it announces; None if it does not, or no such number."""
-        rps = self.forward_rps
-        return 1.0 / min(max(rps, _LEAST_RPS), _MOST_RPS) if rps is not None and rps > 0 else None
-
-
-@dataclass
-class Routing:
-    """A batch's routing constraints, and the route it took.
-
-    Attributes:
-        audited: whether other servers recompute it, where there are any.
-        avoided: segments to avoid if there is another route.
-        session: what it needs, None for a plain forward.
-        fell_back: whether it took plain forwards all the same, because no server had room for a session.
-        route: the servers that computed it, filled in as they answer.
-        findings: of the audit.
-    """
-
-    audited: bool = False
-    avoided: Sequence[RouteSegment] = ()
-    session: SessionShape | None = None
-    fell_back: bool = False
-    route: list[RouteSegment] = field(default_factory=list)
-    findings: Findings | None = None
-
-
-def without(spans: Sequence[Span], avoided: Sequence[RouteSegment]) -> list[Span]:
-    """Removes avoided segments from spans where another server holds the same blocks."""
-    if not avoided:
-        return list(spans)
-    held: dict[int, set[str]] = {}
-    for span in spans:
-        for block in range(span.start, span.end):
-            held.setdefault(block, set()).add(str(span.peer))
-    unwanted: dict[int, set[str]] = {}
-    for segment in avoided:
-        for block in range(segment.start, segment.end):
-            if block in held and not held[block] <= unwanted.get(block, set()) | {segment.peer}:
-                unwanted.setdefault(block, set()).add(segment.peer)
-    left = []
-    for span in spans:
-        kept = [block for block in range(span.start, span.end) if str(span.peer) not in unwanted.get(block, ())]
-        for _, run in itertools.groupby(enumerate(kept), key=lambda pair: pair[1] - pair[0]):
-            blocks = [block for _, block in run]
-            left.append(replace(span, start=blocks[0], end=blocks[-1] + 1))
-    return left
 
 
 @dataclass
@@ -146,8 +62,14 @@ class ServerStats:
     def failed(self, now: float, failure: Failure = Failure.UNREACHABLE) -> None:
         """Records a failed request, and bans the server, longer each time that it fails again after a ban.
 
-        What may be the client's fault bans it briefly or not at all; a wrong answer bans it for the longest time.
+        What may be the client's fault bans it briefly or not at all; a wrong answer bans it for the longest time. What
+        was not sent does not count.
         """
+        if failure is Failure.DISPLACED:
+            return
+        if failure is Failure.NOT_LISTENING:
+            self.ban_longer(now)
+            return
         self.failures += 1
         if failure is Failure.TOO_LARGE:
             return
@@ -157,11 +79,7 @@ class ServerStats:
             self.wrong_answers += 1
             self._ban(_LONGEST_BAN_SECONDS, now)
         else:
-            self.not_listening(now)
-
-    def not_listening(self, now: float) -> None:
-        """Records that nothing listened at the server's address: not counted as a request, but the server is banned."""
-        self.ban_longer(now)
+            self.ban_longer(now)
 
     def refused_size(self, tokens: int, stated: int | None, refusal: str, now: float) -> None:
         """Records that it refused a request as too large: from now on it gets smaller ones only.
@@ -217,6 +135,10 @@ class Router:
 
     Not thread-safe.
 
+    Attributes:
+        servers: statistics by peer.
+        retries: requests that had to be repeated.
+
     Args:
         seed: of the noise that breaks ties between equal servers; different on each rank.
         shared: shares the servers' pacing with the other ranks of this host.
@@ -226,6 +148,7 @@ class Router:
 
     def __init__(self, seed: int = 0, shared: SharedStates | None = None, period: float = math.inf) -> None:
         self.servers: dict[Any, ServerStats] = {}
+        self.retries = 0
         self._shared, self._period, self._random = shared, period, random.Random(seed)
 
     def stats(self, peer: Any) -> ServerStats:
@@ -237,18 +160,8 @@ class Router:
     def next_segment(self, spans: Sequence[Span], start: int, end: int, tokens: int, now: float) -> Span | None:
         """Chooses the first segment of the route from block `start` to `end` that should be fastest.
 
-        A request may change servers wherever a server's blocks start or end. Banned servers are used only where there
-        is no other route.
-
-        Args:
-            spans: the blocks that are online.
-            start: block to start with.
-            end: one past the last block.
-            tokens: of the request, counting padding and prompts.
-            now: current time, in seconds of `time.monotonic()`.
-
-        Returns:
-            The server and the blocks that it should run; None if there is no route.
+        A request, of so many tokens with padding and prompts, may change servers wherever a server's blocks start or
+        end. Banned servers are used only where there is no other route.
         """
         healthy = [span for span in spans if not self.stats(span.peer).is_banned(now)]
         return self._fastest(healthy, start, end, tokens, now) or self._fastest(spans, start, end, tokens, now)

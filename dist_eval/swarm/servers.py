@@ -1,18 +1,21 @@
-"""The servers of a model that may be asked: online, fit for the model, and not excluded."""
+"""The servers of a model that may be asked: online, fit for the model, and not excluded; and waiting for them."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from dist_eval.errors import SwarmError
+from dist_eval.errors import OutageError, SwarmError
+from dist_eval.swarm.attempts import NoServer
 from dist_eval.swarm.directory import ServerDirectory
-from dist_eval.swarm.p2p_daemon import BETWEEN_CONTACTS, CONTACT_SECONDS
 from dist_eval.swarm.petals_version import serves, versions_needed
-from dist_eval.swarm.router import Span
+from dist_eval.swarm.reachability import BETWEEN_CONTACTS, CONTACT_SECONDS
+from dist_eval.swarm.routes import Span
 from dist_eval.swarm.transport import Transport
+
+_POLL_SECONDS, _REJOIN_SECONDS, _NOTICE_SECONDS = 1.0, 3.0, 5.0
 
 
 class SwarmServers:
@@ -22,15 +25,28 @@ class SwarmServers:
         directory: the list of servers.
         config: the model's `transformers` config.
         transport: asks them.
+        outage_timeout: seconds to wait for blocks that no reachable server holds.
+        rejoin: called every few seconds while waiting for such servers.
 
     Attributes:
         excluded: peer ids of servers that are no longer used.
         num_blocks: blocks of the model.
     """
 
-    def __init__(self, directory: ServerDirectory, config: Any, transport: Transport) -> None:
+    def __init__(
+        self,
+        directory: ServerDirectory,
+        config: Any,
+        transport: Transport,
+        *,
+        outage_timeout: float,
+        rejoin: Callable[[], None],
+    ) -> None:
         self.excluded: set[str] = set()
         self.num_blocks = directory.num_blocks
+        self.outage_timeout, self.rejoin = outage_timeout, rejoin
+        self._outage: tuple[str, float, float] | None = None
+        self._noticed_at = self._rejoined_at = float("-inf")
         self._directory, self._config, self._transport = directory, config, transport
 
     def start(self, timeout: float) -> None:
@@ -113,6 +129,37 @@ class SwarmServers:
                 "if the host ran out of memory, start fewer ranks on it"
             )
         self._directory.update()
+
+    async def wait(self, outage: NoServer) -> None:
+        """Waits until it is worth looking for servers again.
+
+        Raises:
+            OutageError: that took too long.
+        """
+        now, deadline = time.monotonic(), outage.since + self.outage_timeout
+        what = f"{outage.what}: {outage.why}"
+        if self.excluded:
+            what += f" (not counting {', '.join(sorted(self.excluded))}, which an audit found faulty)"
+        if now > deadline:
+            raise OutageError(
+                f"for {self.outage_timeout:g} s (--swarm-timeout) there was no server to reach for {what}"
+            )
+        if now - self._rejoined_at > _REJOIN_SECONDS:
+            self._rejoined_at = now
+            await asyncio.to_thread(self.rejoin)
+        self._outage = (f"no server to reach for {what}", now, deadline)
+        await asyncio.sleep(min(_POLL_SECONDS, max(0.0, deadline - now)))
+
+    def notice(self) -> str:
+        """Returns a message about what requests wait for, at most every 5 s; empty if they do not wait."""
+        now = time.monotonic()
+        if self._outage is None or now - self._noticed_at < _NOTICE_SECONDS:
+            return ""
+        what, seen_at, deadline = self._outage
+        if now - seen_at > 2 * _POLL_SECONDS:
+            return ""
+        self._noticed_at = now
+        return f"{what}; the run waits {max(0.0, deadline - now):.0f} s more for one (--swarm-timeout)"
 
     def _hold_all_blocks(self, spans: Sequence[Span]) -> bool:
         return all(any(span.start <= block < span.end for span in spans) for block in range(self.num_blocks))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from dist_eval.swarm.petals_version import can_roll_back
-from dist_eval.swarm.router import Span
+from dist_eval.swarm.routes import Span
 
 
 class SessionRoom(NamedTuple):
@@ -27,19 +27,16 @@ _FOR_A_SERVER = 3
 NO_ROOM = SessionRoom(0, 0.0)
 
 
-def room_for_sessions(
-    spans: Sequence[Span], free: Mapping[Span, int], blocks: int, share: float, session_tokens: int
-) -> SessionRoom:
+def room_for_sessions(free: Mapping[Span, int], blocks: int, share: float, session_tokens: int) -> SessionRoom:
     """Finds how many sessions fit into the servers' memory.
 
     Args:
-        spans: the blocks that are online.
-        free: attention cache that each of them has left, in tokens times blocks.
+        free: attention cache that each server online has left, in tokens times blocks.
         blocks: number of blocks of the model.
         share: of it that the run may take, 0 to 1.
         session_tokens: tokens that a session may hold.
     """
-    able = [span for span in spans if can_roll_back(span.announced.version)]
+    able = [span for span in free if can_roll_back(span.announced.version)]
     fitting = {span: int(share * free[span] / (span.end - span.start)) // session_tokens for span in able}
     sessions = min(sum(fitting[span] for span in able if span.start <= block < span.end) for block in range(blocks))
     if not sessions:

@@ -18,7 +18,7 @@ from dist_eval.swarm.directory import ServerDirectory
 from dist_eval.swarm.failures import WrongAnswer
 from dist_eval.swarm.limited_p2p import Allowance, LimitedP2P
 from dist_eval.swarm.petals_version import has_petals_sessions
-from dist_eval.swarm.router import Span
+from dist_eval.swarm.routes import Span
 
 NO_TENSOR, NO_ORDER = torch.empty(0), torch.empty(0, dtype=torch.int64)
 """Sent in place of prompts, and of an order of the rows of a session."""
@@ -58,11 +58,9 @@ class Transport:
             self._metadata[_FORWARD]["output_compression"] = (self._compression,)
 
     def use_prompts(self, prompts: torch.Tensor | None) -> None:
-        """Sets the deep prompts that are sent with all further requests.
+        """Sets the deep prompts, of shape [blocks, pre_seq_len, hidden], that are sent with all further requests.
 
-        Args:
-            prompts: deep prompts of shape [blocks, pre_seq_len, hidden], or None. They are serialized once, and again
-                after an in-place change: pass the same tensor each time.
+        They are serialized once, and again after an in-place change: pass the same tensor each time.
         """
         version = None
         if prompts is not None:
@@ -97,18 +95,9 @@ class Transport:
 
         Gradients are never compressed: small ones would underflow in float16.
 
-        Args:
-            segment: the server and its blocks.
-            inputs: of the first block, float tensor of shape [batch, length, hidden].
-            gradient: with respect to the last block's outputs, of the same shape.
-
         Returns:
-            The gradient with respect to the inputs, of the same shape, and to the deep prompts of these blocks, of
-            shape [blocks, batch, pre_seq_len, hidden] (None without deep prompts), in the dtype that the server sent.
-
-        Raises:
-            WrongAnswer: see `read_answer`.
-            Exception: any of the daemon, the connection or the server (see `failures.classify`).
+            The gradient with respect to the inputs, of shape [batch, length, hidden], and to the deep prompts of these
+            blocks, of shape [blocks, batch, pre_seq_len, hidden] (None without any), in the dtype that the server sent.
         """
         from hivemind.proto import runtime_pb2
 
@@ -126,23 +115,13 @@ class Transport:
     async def open_inference(
         self, segment: Span, requests: AsyncIterator[Any], metadata: dict[str, Any], allowance: Allowance
     ) -> tuple[AsyncIterator[Any], dict[str, Any]]:
-        """Opens a stream of requests to a server that keeps attention caches between them (see `ServerCache`).
-
-        Returns:
-            The answers, and fields that the first request needs besides its tensors.
-        """
+        """Opens a stream to a `ServerCache`; returns the answers, and what the first request needs besides tensors."""
         opening = self._stub(segment, allowance).rpc_inference(requests)
         answers = await asyncio.wait_for(opening, _STREAM_OPEN_SECONDS)
         return answers, self._head(_INFERENCE, segment, metadata)
 
     async def inference_tensors(self, segment: Span, hidden: torch.Tensor, prompts: torch.Tensor | None) -> list[Any]:
-        """Serializes what a request of `open_inference` has.
-
-        Args:
-            segment: the server and its blocks.
-            hidden: float tensor of shape [batch, length, hidden].
-            prompts: deep prompts of all blocks, of shape [blocks, pre_seq_len, hidden], or None.
-        """
+        """Serializes what a request of `open_inference` has: hidden states, and the deep prompts of all blocks."""
         from hivemind.proto import runtime_pb2
 
         plain = runtime_pb2.CompressionType.NONE
@@ -268,17 +247,10 @@ class Transport:
 
 
 def read_answer(tensors: Sequence[Any], shapes: Sequence[torch.Size]) -> list[torch.Tensor]:
-    """Deserializes a server's answer, and checks that it can be one.
-
-    Args:
-        tensors: as serialized by the server, which chose dtype and compression.
-        shapes: that they have to have.
-
-    Returns:
-        The tensors, in a dtype that servers compute in.
+    """Deserializes a server's answer, in a dtype that servers compute in.
 
     Raises:
-        WrongAnswer: they cannot be read, have other shapes or dtypes, or are not finite.
+        WrongAnswer: the tensors cannot be read, have other shapes or dtypes, or are not finite.
     """
     from hivemind.compression.serialization import deserialize_torch_tensor
 

@@ -21,7 +21,7 @@ from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import base_fingerprint, classifier_of
 from dist_eval.options.commandline import parse_args
 from dist_eval.process.interpreter import has_packages_of_petals
-from dist_eval.swarm.coverage import look_up_spans
+from dist_eval.swarm.coverage import look_up_coverage
 from dist_eval.swarm.families import read_base_config
 
 if TYPE_CHECKING:
@@ -70,9 +70,9 @@ def test_servers_that_the_user_has_blocked_get_no_data(
 ) -> None:
     swarm = family_swarms["llama"]
     dht = swarm_client.join(swarm)
-    first, *_ = look_up_spans(dht, swarm.dht_prefix, swarm.num_blocks, TIMEOUT)
+    first = look_up_coverage(dht, swarm.dht_prefix, swarm.num_blocks, TIMEOUT).servers[0].peer_id
     blocked = load_petals_classifier(
-        swarm.model, dht, dht_prefix=swarm.dht_prefix, blocked_servers=[str(first.peer)], num_labels=2
+        swarm.model, dht, dht_prefix=swarm.dht_prefix, blocked_servers=[first], num_labels=2
     )
     classifier_of(petals_classifier)
     with pytest.raises(SwarmError, match="no server that may be asked"):  # the other one does not hold all blocks

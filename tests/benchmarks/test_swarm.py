@@ -11,9 +11,10 @@ from conftest import Launcher
 from benchmarks.swarm import describe_bottleneck, describe_servers
 from dist_eval import demo
 from dist_eval.results.work import ServerTraffic
-from dist_eval.swarm.pace import Ticket
+from dist_eval.swarm.pacing import Ticket
 from dist_eval.swarm.private import PrivateSwarm
-from dist_eval.swarm.router import Router, Span
+from dist_eval.swarm.router import Router
+from dist_eval.swarm.routes import Span
 
 
 def measured(**seconds_per_work: float) -> Router:

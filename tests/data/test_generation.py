@@ -9,7 +9,7 @@ from harness_tasks import make_tokenizer
 
 from dist_eval.data.generated_text import StopStrings, text_of
 from dist_eval.data.generation import TokenizedPrompts, write_prompts
-from dist_eval.data.session_costs import SESSION_TOKENS
+from dist_eval.data.sharing_costs import CACHE_TOKENS
 from dist_eval.results.inputs import Decoding
 
 SHORT, LONG = Decoding(max_new_tokens=4), Decoding(max_new_tokens=30, stop=["x"])
@@ -43,9 +43,9 @@ def test_a_batch_has_one_decoding_and_fits_the_servers_caches(tmp_path: Path) ->
         own = lengths[plan.batch(number)]
         [decoding] = set(own[:, 1].tolist())
         most = data.facts.decodings[decoding].max_new_tokens
-        assert len(own) * (own[:, 0].max() + most - 1) <= SESSION_TOKENS
+        assert len(own) * (own[:, 0].max() + most - 1) <= CACHE_TOKENS
         assert np.ptp(own[:, 0]) <= max(1, most // 4)
-    assert len(plan) < 3 * (lengths[:, 0] + 29).sum() / SESSION_TOKENS
+    assert len(plan) < 3 * (lengths[:, 0] + 29).sum() / CACHE_TOKENS
 
 
 def test_a_stop_string_may_be_split_in_any_way() -> None:

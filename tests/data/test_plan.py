@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dist_eval.data.plan import Plan, plan_batches, shard_batches
+from dist_eval.data.plan import Plan, SharedBeginnings, plan_batches, shard_batches
 
 text_lengths = st.lists(st.integers(1, 60), max_size=80).map(lambda lengths: np.asarray(lengths, dtype=np.int32))
 budgets = st.integers(1, 300)
@@ -162,3 +164,18 @@ def test_the_digest_tells_prompts_apart_also_where_they_change_no_batch(prompts:
     with_prompts, without = (plan_batches(lengths, token_budget=1000, prefix=prefix) for prefix in (prompts, 0))
     assert with_prompts.starts.tolist() == without.starts.tolist()
     assert with_prompts.digest() != without.digest()
+
+
+@quickly
+@given(st.integers(1, 5), st.integers(0, 5), st.lists(st.booleans(), min_size=12, max_size=12))
+def test_batches_that_share_a_beginning_go_to_the_ranks_for_them(
+    ranks: int, sharing_ranks: int, is_sharing: list[bool]
+) -> None:
+    shapes = np.outer(is_sharing, [5, 5, 2, 30])
+    plan = plan_batches(np.full(12, 10, dtype=np.int32), token_budget=10, prefix=0)
+    plan = replace(plan, shared=SharedBeginnings(shapes, shapes[:, 0], 1024), sharing_ranks=sharing_ranks)
+    shards = [plan.shard(np.arange(12), rank=rank, world_size=ranks).tolist() for rank in range(ranks)]
+    for rank, shard in enumerate(shards):
+        assert not any(is_sharing[batch] for batch in shard) or rank < sharing_ranks or sharing_ranks == 0
+    assert sorted(batch for shard in shards for batch in shard) == list(range(12))
+    assert max(map(len, shards)) - min(map(len, shards)) <= max(1, sum(is_sharing))

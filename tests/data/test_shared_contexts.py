@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_eval.data.plan import Plan, plan_batches
-from dist_eval.data.session_costs import rows_in_session
-from dist_eval.data.shared_prefixes import Beginnings, CommonTokens, plan_with_sessions
+from dist_eval.data.shared_prefixes import Beginnings, CommonTokens, plan_with_shared_beginnings
+from dist_eval.data.sharing_costs import rows_in_cache
 
-SESSION, BUDGET = 1024, 1024
+CACHE, BUDGET = 1024, 1024
 
 
 def plan_of(texts: list[np.ndarray], contexts: list[int], copies: int = 1) -> Plan:
@@ -20,8 +20,8 @@ def plan_of(texts: list[np.ndarray], contexts: list[int], copies: int = 1) -> Pl
     common = np.array([finder.add(text) for text in texts], dtype=np.int32)
     lengths = np.array([len(text) for text in texts])
     beginnings = Beginnings(common, np.array(contexts) - 1, lambda row, size: texts[row][:size])
-    return plan_with_sessions(
-        lengths, token_budget=BUDGET, session_tokens=SESSION, beginnings=beginnings, copies=copies
+    return plan_with_shared_beginnings(
+        lengths, token_budget=BUDGET, cache_tokens=CACHE, beginnings=beginnings, copies=copies
     )
 
 
@@ -49,8 +49,8 @@ def questions(
 def test_contexts_are_sent_once_where_that_is_cheaper(size: int, ways: int, prefix: int, worth: bool) -> None:
     texts, contexts, _ = questions([size] * 40, ways, prefix)
     plan = plan_of(texts, contexts)
-    shapes = [plan.session_of(number) for number in range(len(plan))]
-    held = {(shape.shared, shape.common) if shape else None for shape in shapes}
+    shapes = [plan.shared_by(number) for number in range(len(plan))]
+    held = {(shape.tokens, shape.common) if shape else None for shape in shapes}
     assert held == ({(prefix + size, prefix)} if worth else {None})
     if worth:
         plain = plan_batches(np.array([len(text) for text in texts]), token_budget=BUDGET)
@@ -63,8 +63,8 @@ def test_prompts_before_several_words_are_sent_once() -> None:
     draw = np.random.default_rng(0)
     prompts = [draw.integers(0, 90, size).astype(np.int32) for size in draw.integers(90, 120, 50)]
     plan = plan_of(prompts, [len(prompt) for prompt in prompts], copies=3)
-    shapes = [plan.session_of(number) for number in range(len(plan))]
-    assert all(shape is not None and shape.shared > 80 and shape.common == 0 for shape in shapes)
+    shapes = [plan.shared_by(number) for number in range(len(plan))]
+    assert all(shape is not None and shape.tokens > 80 and shape.common == 0 for shape in shapes)
     assert plan.gain > 1.8
 
 
@@ -86,7 +86,7 @@ def test_every_text_is_in_one_batch_with_those_of_its_context(
     assert sorted(plan.order.tolist()) == list(range(len(texts)))
     own = 0
     for number in range(len(plan)):
-        rows, shape = plan.batch(number), plan.session_of(number)
+        rows, shape = plan.batch(number), plan.shared_by(number)
         shared, common, _, _ = shape or (0, 0, 0, 0)
         assert len({texts[row][:common].tobytes() for row in rows}) == 1
         assert all(shared < contexts[row] for row in rows)
@@ -95,7 +95,7 @@ def test_every_text_is_in_one_batch_with_those_of_its_context(
             assert len(set(map(here.count, here))) == 1, "equally many of each"
             assert all(len({texts[row][:shared].tobytes() for row in rows if which[row] == one}) == 1 for one in here)
             width = max(len(texts[row]) for row in rows)
-            assert width <= shape.length and len(set(here)) <= shape.rows <= rows_in_session(shape.length, SESSION)
+            assert width <= shape.length and len(set(here)) <= shape.rows <= rows_in_cache(shape.length, CACHE)
             ways = here.count(here[0])
             assert plan.tokens[number] == shape.rows * (shared - common + ways * (width - shared))
             assert len(rows) * width <= max(4096, ways * width)

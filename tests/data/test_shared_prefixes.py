@@ -1,4 +1,4 @@
-"""Plans with sessions: texts that begin alike share one, and where that saves nothing, all stays as it was."""
+"""Texts that begin alike share their beginning; where that saves nothing, the plan stays as it was."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from dist_eval.data import shared_prefixes
 from dist_eval.data.plan import Plan, plan_batches
-from dist_eval.data.session_costs import rows_in_session
-from dist_eval.data.shared_prefixes import Beginnings, CommonTokens, plan_with_sessions
+from dist_eval.data.shared_prefixes import Beginnings, CommonTokens, plan_with_shared_beginnings
+from dist_eval.data.sharing_costs import rows_in_cache
 
-SESSION, BUDGET = 1024, 1024
+CACHE, BUDGET = 1024, 1024
 
 
 def some_texts(prefix: int, rows: int, seed: int = 0, shortest: int = 15, longest: int = 35) -> list[np.ndarray]:
@@ -22,17 +22,17 @@ def some_texts(prefix: int, rows: int, seed: int = 0, shortest: int = 15, longes
     return [np.concatenate([common, text]).astype(np.int32) for text in own]
 
 
-def plan_of(texts: list[np.ndarray], cut: frozenset[int] = frozenset(), session: int = SESSION) -> Plan:
+def plan_of(texts: list[np.ndarray], cut: frozenset[int] = frozenset(), cache_tokens: int = CACHE) -> Plan:
     finder = CommonTokens()
     common = np.array([-1 if row in cut else finder.add(text) for row, text in enumerate(texts)], dtype=np.int32)
     lengths = np.array([len(text) for text in texts])
     beginnings = Beginnings(common, lengths - 1, lambda row, size: texts[row][:size])
-    return plan_with_sessions(lengths, token_budget=BUDGET, session_tokens=session, beginnings=beginnings)
+    return plan_with_shared_beginnings(lengths, token_budget=BUDGET, cache_tokens=cache_tokens, beginnings=beginnings)
 
 
 def shared_of(plan: Plan, number: int) -> int:
-    shape = plan.session_of(number)
-    return shape.shared if shape else 0
+    shape = plan.shared_by(number)
+    return shape.tokens if shape else 0
 
 
 def plain(texts: list[np.ndarray]) -> Plan:
@@ -45,19 +45,19 @@ def plain(texts: list[np.ndarray]) -> Plan:
 def test_a_common_beginning_is_sent_once_where_that_is_cheaper(prefix: int, rows: int, worth: bool) -> None:
     texts = some_texts(prefix, rows)
     plan = plan_of(texts)
-    assert (plan.session_plan is not None) is worth
+    assert (plan.shared is not None) is worth
     if worth:
         assert {shared_of(plan, number) for number in range(len(plan))} == {prefix}
         assert plan.real_tokens.sum() == plain(texts).real_tokens.sum() - prefix * rows
         assert plan.sessions(0).rows == rows  # type: ignore[union-attr]
 
 
-def test_without_sessions_the_plan_is_the_one_it_always_was() -> None:
+def test_without_sharing_the_plan_is_the_one_it_always_was() -> None:
     texts = some_texts(300, 50)
-    assert plan_of(texts, session=0).digest() == plain(texts).digest()
+    assert plan_of(texts, cache_tokens=0).digest() == plain(texts).digest()
     assert plan_of(some_texts(0, 50)).digest() == plain(some_texts(0, 50)).digest()
     assert plan_of(texts).digest() != plain(texts).digest()
-    assert plan_of(texts, session=2048).digest() != plan_of(texts).digest()
+    assert plan_of(texts, cache_tokens=2048).digest() != plan_of(texts).digest()
 
 
 def test_texts_that_were_cut_or_begin_otherwise_do_not_part_the_others() -> None:
@@ -81,19 +81,19 @@ def test_several_beginnings_have_batches_of_their_own() -> None:
     plan = plan_of(texts)
     for number in range(len(plan)):
         assert len({row // 30 for row in plan.batch(number).tolist()}) == 1
-        assert plan.sizes[number] <= rows_in_session(200 + 35, SESSION) + 1
+        assert plan.sizes[number] <= rows_in_cache(200 + 35, CACHE) + 1
 
 
 @pytest.mark.parametrize(("length", "worth"), [(25, True), (1000, False), (2100, False)])
 def test_prompts_are_a_beginning_that_all_texts_have(length: int, worth: bool) -> None:
     options = {"token_budget": BUDGET, "prefix": 16, "prompt_tokens": 16}
-    plan = plan_with_sessions(np.full(500, length), session_tokens=SESSION, **options)
-    assert (plan.session_plan is not None) is worth
+    plan = plan_with_shared_beginnings(np.full(500, length), cache_tokens=CACHE, **options)
+    assert (plan.shared is not None) is worth
     if worth:
         assert {shared_of(plan, number) for number in range(len(plan))} == {16}
     ragged = np.random.default_rng(0).integers(15, 36, 2000)
-    plan = plan_with_sessions(ragged, session_tokens=SESSION, **options)
-    assert plan.session_plan is not None and len({tuple(shape) for shape in plan.session_plan.shapes.tolist()}) == 1
+    plan = plan_with_shared_beginnings(ragged, cache_tokens=CACHE, **options)
+    assert plan.shared is not None and len({tuple(shape) for shape in plan.shared.shapes.tolist()}) == 1
 
 
 @given(
@@ -105,14 +105,14 @@ def test_prompts_are_a_beginning_that_all_texts_have(length: int, worth: bool) -
     st.sampled_from([5, 9, 2000]),
 )
 def test_every_text_is_in_one_batch_and_shares_what_the_batch_says(
-    ends: list[tuple[int, list[int]]], prefix: int, session: int, longest: int
+    ends: list[tuple[int, list[int]]], prefix: int, cache_tokens: int, longest: int
 ) -> None:
-    # neighbours often begin alike, with one of three beginnings; texts that are too long for a session stand between
+    # neighbours often begin alike, with one of three beginnings; texts that are too long for caches stand between
     ends = sorted(ends, key=lambda end: end[0])
     texts = [np.array([*range(subject, subject + prefix), *end], dtype=np.int32) for subject, end in ends]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(shared_prefixes, "_LONGEST", prefix + longest)
-        plan = plan_of(texts, session=session)
+        plan = plan_of(texts, cache_tokens=cache_tokens)
     assert sorted(plan.order.tolist()) == list(range(len(texts)))
     assert plan.starts[0] == 0 and plan.starts[-1] == len(texts)
     for number in range(len(plan)):
@@ -121,7 +121,7 @@ def test_every_text_is_in_one_batch_and_shares_what_the_batch_says(
         assert all(len(texts[row]) > shared for row in rows)
         width = max(len(texts[row]) for row in rows)
         if shared:
-            shape = plan.session_of(number)
+            shape = plan.shared_by(number)
             assert shape is not None and shape.common == shared and width <= shape.length
-            assert len(rows) <= shape.rows <= rows_in_session(shape.length, session)
+            assert len(rows) <= shape.rows <= rows_in_cache(shape.length, cache_tokens)
             assert plan.tokens[number] == len(rows) * (width - shared)

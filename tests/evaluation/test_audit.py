@@ -33,7 +33,9 @@ from dist_eval.results.work import AuditedServer, Dispute
 from dist_eval.swarm.findings import Findings
 from dist_eval.swarm.private import PrivateSwarm
 from dist_eval.swarm.requests import SwarmRequests
-from dist_eval.swarm.router import Routing
+from dist_eval.swarm.routes import RouteRecord, SendOptions
+
+AUDITED = SendOptions(audited=True)
 
 LIAR = 2
 
@@ -156,12 +158,12 @@ def test_of_three_servers_the_faulty_one_is_found_named_and_excluded(
     excluded: list[str] = []
     audit, found, number = AuditedModel(classifier, excluded.append), [], 0
     while not excluded or number < 4:  # until it was asked
-        routing = Routing(audited=True)
-        logits = audit.answer(*batch(number), routing)["logits"]
-        assert swarm.liar not in {peer for peer, *_ in routing.route}
-        assert [block for _, start, end, _ in routing.route for block in range(start, end)] == [0, 1, 2, 3]
+        record = RouteRecord()
+        logits = audit.answer(*batch(number), AUDITED, record)["logits"]
+        assert swarm.liar not in {peer for peer, *_ in record.route}
+        assert [block for _, start, end, _ in record.route for block in range(start, end)] == [0, 1, 2, 3]
         assert torch.allclose(logits, local_logits(number), atol=1e-4)
-        found.append(routing.findings)
+        found.append(record.findings)
         number += 1
     audit = Findings.merged(found).summary(1.0)
     assert excluded == [swarm.liar]
@@ -182,10 +184,10 @@ def test_a_batch_that_servers_take_in_halves_shows_the_faulty_one_too(
     truth = load_locally(str(demo.BASE_MODEL), TunedCheckpoint.load(str(demo.CHECKPOINT))).logits(ids, lengths)
     excluded: list[str] = []
     while not excluded:
-        routing = Routing(audited=True)
-        logits = AuditedModel(classifier, excluded.append).answer(ids, lengths, routing)["logits"]
-        assert torch.allclose(logits, truth, atol=1e-4), (routing, swarm.liar)
-        assert (routing.findings.batches, routing.findings.disputes) == (1, [])
+        record = RouteRecord()
+        logits = AuditedModel(classifier, excluded.append).answer(ids, lengths, AUDITED, record)["logits"]
+        assert torch.allclose(logits, truth, atol=1e-4), (record, swarm.liar)
+        assert (record.findings.batches, record.findings.disputes) == (1, [])
     assert excluded == [swarm.liar]
     assert requests.halved >= 1
 
@@ -209,7 +211,7 @@ def test_where_only_the_halves_avoid_the_faulty_server_their_answers_count(
     monkeypatch.setattr(audit, "_by_halves", without_the_liar)
     while len(banned) < 4:  # the wrong answer is that of the first route, or of the second
         monkeypatch.setattr(requests.router.stats(liar), "_banned_until", -math.inf)
-        logits = audit.answer(ids, lengths, Routing(audited=True))["logits"]
+        logits = audit.answer(ids, lengths, AUDITED, RouteRecord())["logits"]
         assert torch.allclose(logits, truth, atol=1e-4)
 
 
@@ -237,9 +239,9 @@ def test_with_two_servers_a_difference_is_a_dispute(swarm: SwarmWithLiar, swarm_
     honest = swarm.addresses[0].rsplit("/", 1)[1]
     requests.servers.excluded |= {str(span.peer) for span in requests.servers.spans()} - {swarm.liar, honest}
     audit = AuditedModel(classifier)
-    routing = Routing(audited=True)
-    audit.answer(*batch(0), routing)
-    found = routing.findings.summary(1.0)
+    record = RouteRecord()
+    audit.answer(*batch(0), AUDITED, record)
+    found = record.findings.summary(1.0)
     assert (found.batches, found.disputes) == (1, 1)
     [dispute] = found.first_disputes
     assert {*dispute.peers} == {swarm.liar, honest}
@@ -247,9 +249,9 @@ def test_with_two_servers_a_difference_is_a_dispute(swarm: SwarmWithLiar, swarm_
     assert 2 in range(*dispute.blocks), "the part with the other weights is named"
 
     requests.servers.excluded |= {swarm.liar}
-    routing = Routing(audited=True)
-    audit.answer(*batch(0), routing)
-    assert routing.findings == Findings(alone=1)
+    record = RouteRecord()
+    audit.answer(*batch(0), AUDITED, record)
+    assert record.findings == Findings(alone=1)
 
 
 def test_a_lost_replica_costs_its_second_answer_and_no_time(swarm: SwarmWithLiar, swarm_client: SwarmClient) -> None:
@@ -258,8 +260,8 @@ def test_a_lost_replica_costs_its_second_answer_and_no_time(swarm: SwarmWithLiar
     requests.servers.excluded |= {str(span.peer) for span in requests.servers.spans()} - {swarm.liar, honest}
     swarm.kill_server(LIAR)
     for number in range(3):
-        routing = Routing(audited=True)
-        logits = AuditedModel(classifier).answer(*batch(number), routing)["logits"]
+        record = RouteRecord()
+        logits = AuditedModel(classifier).answer(*batch(number), AUDITED, record)["logits"]
         assert torch.allclose(logits, local_logits(number), atol=1e-4)
-        assert {peer for peer, *_ in routing.route} == {honest}
-        assert routing.findings in (Findings(unanswered=1), Findings(alone=1))
+        assert {peer for peer, *_ in record.route} == {honest}
+        assert record.findings in (Findings(unanswered=1), Findings(alone=1))

@@ -362,9 +362,9 @@ def test_the_public_swarm_is_joined_only_by_name(
 
 def test_requests_stay_within_what_servers_accept(tmp_path: Path) -> None:
     config = config_for(tmp_path, server_max_tokens=256, max_length=100)
-    base = BaseModelSpec.of(config, TunedCheckpoint.load(demo.CHECKPOINT))
+    base = BaseModelSpec.read(config, TunedCheckpoint.load(demo.CHECKPOINT))
     assert base.token_budget == 256
-    assert BaseModelSpec.of(config_for(tmp_path), TunedCheckpoint.load(demo.CHECKPOINT)).token_budget == 1024
+    assert BaseModelSpec.read(config_for(tmp_path), TunedCheckpoint.load(demo.CHECKPOINT)).token_budget == 1024
 
 
 def test_a_checkpoint_and_a_base_without_a_tokenizer(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

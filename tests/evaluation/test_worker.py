@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,7 @@ from samples import tokenized_digits
 
 from dist_eval.data.answers import BatchOutcome, RouteSegment, logits_columns
 from dist_eval.data.dataset import TokenizedDataset
-from dist_eval.data.plan import Plan, SessionPlan, plan_batches
+from dist_eval.data.plan import Plan, plan_batches
 from dist_eval.distributed.collectives import process_group
 from dist_eval.distributed.progress import Progress
 from dist_eval.distributed.rank_store import RankStore, Topology
@@ -26,7 +25,7 @@ from dist_eval.evaluation import worker
 from dist_eval.evaluation.worker import BatchWorker, FailurePolicy, assign_batches
 from dist_eval.inference.window import Window
 from dist_eval.runs.journal import Journal
-from dist_eval.swarm.router import Routing
+from dist_eval.swarm.routes import RouteRecord, SendOptions
 
 ROWS, CLASSES, FAULTY = 40, 3, "faulty"
 ALONE = Topology()
@@ -48,12 +47,14 @@ class Classifier:
         self._distrusted: set[str] = set()
         self.calls = 0
 
-    def answer(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing) -> dict[str, torch.Tensor]:
+    def answer(
+        self, input_ids: torch.Tensor, lengths: torch.Tensor, options: SendOptions, record: RouteRecord
+    ) -> dict[str, torch.Tensor]:
         self.calls += 1
         server = "honest" if self.calls % 2 or FAULTY in self._distrusted else FAULTY
         if self.calls == self._verdict_at:
             self._journal.exclude(FAULTY)
-        routing.route.append(RouteSegment(server, 0, 4, "float32"))
+        record.route.append(RouteSegment(server, 0, 4, "float32"))
         return {"logits": torch.full((len(lengths), CLASSES), 1.0 if server == "honest" else 666.0)}
 
     def exclude(self, servers: Iterable[str]) -> None:
@@ -143,22 +144,3 @@ def test_every_batch_is_assigned_to_exactly_one_rank(found_by_rank: list[list[bo
     everything = [batch for share in shares for batch in (*share.resumed, *share.shard)]
     assert sorted(everything) == list(range(12))
     assert not any(np.any(found_by_rank, axis=0)[batch] for share in shares for batch in share.shard)
-
-
-@given(st.integers(1, 5), st.integers(0, 5), st.lists(st.booleans(), min_size=12, max_size=12))
-def test_batches_of_sessions_go_to_ranks_that_may_hold_one(
-    ranks: int, session_ranks: int, in_sessions: list[bool]
-) -> None:
-    plan = plan_batches(np.full(12, 10, dtype=np.int32), token_budget=10, prefix=0)
-    shapes = np.outer(in_sessions, [5, 5, 2, 30])
-    plan = replace(plan, session_plan=SessionPlan(shapes, shapes[:, 0], 1024))
-    shards = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker, "all_reduce_min", lambda value: np.full(12, ranks))
-        for rank in range(ranks):
-            topology = Topology(rank=rank, world_size=ranks)
-            share, _, _ = assign_batches(np.zeros(12, dtype=bool), plan, topology, session_ranks)
-            shards.append(share.shard.tolist())
-            assert not any(in_sessions[batch] for batch in shards[-1]) or rank < session_ranks or session_ranks == 0
-    assert sorted(batch for shard in shards for batch in shard) == list(range(12))
-    assert max(map(len, shards)) - min(map(len, shards)) <= max(1, sum(in_sessions))

@@ -18,7 +18,7 @@ from dist_eval.data.plan import Plan
 from dist_eval.errors import ModelOutputError, OutageError, RefusedError, SwarmError
 from dist_eval.inference.forward import predict_batches
 from dist_eval.inference.window import FIRST_SIZE, Window
-from dist_eval.swarm.router import Routing
+from dist_eval.swarm.routes import RouteRecord, SendOptions
 
 ROWS, CLASSES, PATIENCE = 24, 3, 60.0
 LONG = 7
@@ -41,8 +41,10 @@ class Classifier:
         self.active = self.most_active = 0
         self._lock = threading.Lock()
 
-    def answer(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing) -> dict[str, torch.Tensor]:
-        routing.route.append(RouteSegment("server", 0, len(lengths)))
+    def answer(
+        self, input_ids: torch.Tensor, lengths: torch.Tensor, options: SendOptions, record: RouteRecord
+    ) -> dict[str, torch.Tensor]:
+        record.route.append(RouteSegment("server", 0, len(lengths)))
         with self._lock:
             call = len(self.lengths)
             self.lengths.append(lengths.tolist())
@@ -267,8 +269,10 @@ class Scorer(Classifier):
 
     columns = np.dtype([("loglikelihood", np.float64), ("is_long", np.bool_)])
 
-    def answer(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing) -> dict[str, torch.Tensor]:
-        scores = super().answer(input_ids, lengths, routing)["logits"][:, 0].double()
+    def answer(
+        self, input_ids: torch.Tensor, lengths: torch.Tensor, options: SendOptions, record: RouteRecord
+    ) -> dict[str, torch.Tensor]:
+        scores = super().answer(input_ids, lengths, options, record)["logits"][:, 0].double()
         return {"loglikelihood": -scores, "is_long": lengths > LONG}
 
 
@@ -334,9 +338,11 @@ def test_padding_is_on_the_right_and_lengths_are_true(dataset: TokenizedDataset,
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     class Recorder(Classifier):
-        def answer(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing) -> dict[str, torch.Tensor]:
+        def answer(
+            self, input_ids: torch.Tensor, lengths: torch.Tensor, options: SendOptions, record: RouteRecord
+        ) -> dict[str, torch.Tensor]:
             seen.append((input_ids, lengths))
-            return super().answer(input_ids, lengths, routing)
+            return super().answer(input_ids, lengths, options, record)
 
     run(Recorder(), dataset, large_batches, 1)
 
@@ -362,8 +368,10 @@ class Picky(Classifier):
         super().__init__()
         self._refused, self._error = lengths, error
 
-    def answer(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing) -> dict[str, torch.Tensor]:
-        answer = super().answer(input_ids, lengths, routing)
+    def answer(
+        self, input_ids: torch.Tensor, lengths: torch.Tensor, options: SendOptions, record: RouteRecord
+    ) -> dict[str, torch.Tensor]:
+        answer = super().answer(input_ids, lengths, options, record)
         if self._refused & set(lengths.tolist()):
             raise self._error
         return answer

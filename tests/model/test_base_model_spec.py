@@ -29,7 +29,7 @@ def with_adapter(tmp_path: Path) -> str:
 
 def spec(checkpoint: str, **options: Any) -> BaseModelSpec:
     tuned = TunedCheckpoint.load(checkpoint)
-    return BaseModelSpec.of(ModelOptions(model=str(demo.BASE_MODEL), **options), tuned)
+    return BaseModelSpec.read(ModelOptions(model=str(demo.BASE_MODEL), **options), tuned)
 
 
 def test_the_adapter_is_the_one_that_is_asked_for_or_that_the_checkpoint_names(with_adapter: str) -> None:
@@ -71,4 +71,4 @@ def test_weights_that_a_server_would_unpickle_are_refused(files: list[str], tmp_
     for name in files:
         (tmp_path / name).write_text('{"weight_map": {"a": "weights.bin"}}' if name.endswith(".json") else "")
     with pytest.raises(CheckpointError, match="has no weights as safetensors, the only format that is read"):
-        BaseModelSpec.of(ModelOptions(model=str(tmp_path)), TunedCheckpoint.load(demo.CHECKPOINT))
+        BaseModelSpec.read(ModelOptions(model=str(tmp_path)), TunedCheckpoint.load(demo.CHECKPOINT))

@@ -18,7 +18,6 @@ from dist_eval.inference.forward import checked_answers
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_locally
 from dist_eval.swarm.private import PrivateSwarm
-from dist_eval.swarm.router import Routing
 from dist_eval.swarm.transport import Transport
 
 MODES = (None, "ptune", "deep_ptune")
@@ -129,7 +128,7 @@ class StubbornBackbone:
         self.hidden = hidden
         self.final_norm = torch.nn.Identity()
 
-    def hidden_states(self, *_: Any) -> torch.Tensor:
+    def hidden_states(self, *_: Any, **__: Any) -> torch.Tensor:
         return self.hidden
 
 
@@ -139,7 +138,7 @@ def test_values_that_are_not_finite_are_an_error(value: float, make_tuned: MakeT
     hidden[1, 3] = value
     with pytest.raises(ModelOutputError, match="not finite for 1 of 3 texts"):
         classifier = Classifier(StubbornBackbone(hidden), make_tuned(None))  # type: ignore[arg-type]
-        checked_answers(classifier, torch.ones(3, 4).long(), torch.tensor([4, 4, 4]), Routing())
+        checked_answers(classifier, torch.ones(3, 4).long(), torch.tensor([4, 4, 4]))
 
 
 def test_an_answer_of_another_shape_is_an_error(make_tuned: MakeTuned) -> None:

@@ -10,7 +10,7 @@ import torch
 from conftest import FAMILIES
 from tiny_models import LAYERS, VOCABULARY
 
-from dist_eval.data.session_costs import SESSION_TOKENS
+from dist_eval.data.sharing_costs import CACHE_TOKENS
 from dist_eval.errors import ModelOutputError
 from dist_eval.model.classifier import load_local_backbone
 from dist_eval.model.generation import Generator, end_tokens_of
@@ -18,7 +18,7 @@ from dist_eval.model.language_model import LanguageModel
 from dist_eval.model.output_embedding import OutputEmbedding
 from dist_eval.results.inputs import Decoding
 from dist_eval.swarm.families import read_base_config
-from dist_eval.swarm.router import Routing
+from dist_eval.swarm.routes import RouteRecord
 
 if TYPE_CHECKING:
     from conftest import SwarmClient
@@ -92,11 +92,11 @@ def test_a_swarm_gives_the_same_texts(
     family: str, tiny_models: dict[str, Path], family_swarms: dict[str, PrivateSwarm], swarm_client: SwarmClient
 ) -> None:
     ids, lengths = prompts()
-    backbone, routing = swarm_client.backbone(family_swarms[family]), Routing()
-    found = generator(tiny_models[family], backbone=backbone).answer(ids, lengths, routing)
+    backbone, record = swarm_client.backbone(family_swarms[family]), RouteRecord()
+    found = generator(tiny_models[family], backbone=backbone).answer(ids, lengths, record=record)
     assert texts(found) == texts(generator(tiny_models[family]).answer(ids, lengths))
-    assert {block for one in routing.route for block in range(one.start, one.end)} == set(range(LAYERS))
-    assert backbone.cache_tokens() > SESSION_TOKENS
+    assert {block for one in record.route for block in range(one.start, one.end)} == set(range(LAYERS))
+    assert backbone.cache_tokens() > CACHE_TOKENS
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -83,7 +83,9 @@ def test_words_that_share_all_but_the_last_token_share_forwards() -> None:
 def test_many_forwards_of_a_text_are_sent_in_requests_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     backbone, sent = load_local_backbone(str(demo.BASE_MODEL)), []
     run = backbone.hidden_states
-    monkeypatch.setattr(backbone, "hidden_states", lambda ids, *rest: sent.append(ids.numel()) or run(ids, *rest))
+    monkeypatch.setattr(
+        backbone, "hidden_states", lambda ids, *rest, **more: sent.append(ids.numel()) or run(ids, *rest)
+    )
     ids, lengths = batch()
     answers = [label_words(WORDS).on(backbone, budget).answer(ids, lengths)["logits"] for budget in (1024, 60)]
     assert len(sent) > 2 and max(sent[1:]) <= 60

@@ -94,7 +94,9 @@ def test_a_swarm_gives_the_same_log_likelihoods(
 def test_equal_forwards_are_computed_once(tiny_models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     model, sent = language_model(tiny_models["llama"]), []
     run = model.backbone.hidden_states
-    monkeypatch.setattr(model.backbone, "hidden_states", lambda ids, *rest: sent.append(len(ids)) or run(ids, *rest))
+    monkeypatch.setattr(
+        model.backbone, "hidden_states", lambda ids, *rest, **more: sent.append(len(ids)) or run(ids, *rest)
+    )
     ids, lengths = texts()
     model.answer(ids, lengths)
     assert sent == [len(PARTS) + 1]

@@ -21,7 +21,6 @@ from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.pretrained_classifier import PretrainedClassifier, load_full_model, local_device
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.options.groups import DataOptions
-from dist_eval.swarm.router import Routing
 
 CPU = torch.device("cpu")
 SMALL = {"vocab_size": VOCABULARY, "num_hidden_layers": 2, "num_attention_heads": 2}
@@ -71,7 +70,7 @@ def saved(folder: Path, family: str, **changes: Any) -> Path:
 def full(folder: Path) -> PretrainedClassifier:
     from transformers import AutoConfig
 
-    return PretrainedClassifier.of(str(folder), AutoConfig.from_pretrained(folder))
+    return PretrainedClassifier.from_config(str(folder), AutoConfig.from_pretrained(folder))
 
 
 def alone(folder: Path, ids: torch.Tensor, lengths: list[int]) -> torch.Tensor:
@@ -143,7 +142,7 @@ def test_a_text_gets_the_inputs_that_its_own_tokenizer_makes(family: str, column
     )
     target = full(folder)
     (tmp_path / "data").mkdir()
-    write_dataset(tmp_path / "data", config.select(DataOptions), BaseModelSpec.of(config, target), target)
+    write_dataset(tmp_path / "data", config.select(DataOptions), BaseModelSpec.read(config, target), target)
     ids, lengths = map(torch.from_numpy, TokenizedDataset(tmp_path / "data").padded(np.arange(len(rows))))
     logits = load_full_model(target, CPU).answer(ids, lengths)["logits"]
 
@@ -236,7 +235,7 @@ def test_weights_that_differ_anywhere_have_another_digest(tmp_path: Path) -> Non
 def test_texts_may_be_as_long_as_there_are_positions(family: str, longest: int | None, tmp_path: Path) -> None:
     folder = saved(tmp_path, family)
     options: dict[str, Any] = {"model": str(folder), "dataset": "x.csv", "backend": "local"}
-    base, classifier = BaseModelSpec.of(EvaluationConfig(**options), full(folder)), load_full_model(full(folder), CPU)
+    base, classifier = BaseModelSpec.read(EvaluationConfig(**options), full(folder)), load_full_model(full(folder), CPU)
     if longest is None:
         assert base.max_length > 10**5
         return
@@ -245,14 +244,14 @@ def test_texts_may_be_as_long_as_there_are_positions(family: str, longest: int |
     with pytest.raises(ModelOutputError, match=f"failed on 1 text of {longest + 1} tokens"):
         classifier.answer(torch.full((1, longest + 1), 5), torch.tensor([longest + 1]))
     with pytest.raises(ConfigError, match=f"give --max-length of at most {longest}"):
-        BaseModelSpec.of(EvaluationConfig(**options, max_length=longest + 1), full(folder))
+        BaseModelSpec.read(EvaluationConfig(**options, max_length=longest + 1), full(folder))
 
 
 def test_answers_that_are_not_finite_are_an_error(tmp_path: Path) -> None:
     classifier = load_full_model(full(saved(tmp_path, "BertConfig")), CPU)
     classifier._model.classifier.bias.data[1] = float("nan")
     with pytest.raises(ModelOutputError, match="not finite for 2 of 2 texts"):
-        checked_answers(classifier, torch.ones(2, 4).long(), torch.tensor([4, 2]), Routing())
+        checked_answers(classifier, torch.ones(2, 4).long(), torch.tensor([4, 2]))
 
 
 def test_ranks_get_the_gpus_of_their_host_round_robin(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import torch
 from conftest import wait_for
 from tiny_models import random_checkpoint
 
-from dist_eval.data.plan import SessionShape
+from dist_eval.data.plan import SharedBeginning
 from dist_eval.errors import NoCacheError
 from dist_eval.model import session_pool
 from dist_eval.model.classifier import Classifier, load_local_backbone
@@ -21,9 +21,9 @@ from dist_eval.model.local_backbone import LocalBackbone
 from dist_eval.model.session_pool import Prompts, SessionPool
 from dist_eval.model.text_session import RecomputedTextSession, TextSession
 from dist_eval.swarm.architecture import Architecture
-from dist_eval.swarm.router import Routing
+from dist_eval.swarm.routes import RouteRecord, SendOptions
 
-TOKENS = 64
+TOKENS, NO_PROMPTS = 64, Prompts()
 
 
 class CountedBackbone(LocalBackbone):
@@ -50,9 +50,15 @@ def texts(rows: int, own: int, seed: int, common: int = 10) -> torch.Tensor:
     return torch.cat([beginning.expand(rows, -1), ends], dim=1)
 
 
-def alike(tokens: int, rows: int = 2) -> Routing:
+def alike(tokens: int, rows: int = 2) -> SharedBeginning:
     """All texts begin with the same tokens."""
-    return Routing(session=SessionShape(tokens, tokens, rows, TOKENS // rows))
+    return SharedBeginning(tokens, tokens, rows, TOKENS // rows)
+
+
+def outputs_of(
+    pool: SessionPool, ids: torch.Tensor, shared: SharedBeginning, prompts: Prompts = NO_PROMPTS
+) -> torch.Tensor:
+    return pool.hidden_states(shared, ids, prompts, RouteRecord())
 
 
 @pytest.mark.parametrize("mode", [None, "deep_ptune"])
@@ -61,13 +67,13 @@ def test_outputs_are_those_of_forwards_and_nothing_stands_for_the_beginning(
 ) -> None:
     tuned = random_checkpoint(mode)
     prompts = Prompts(tuned.prompts, tuned.deep_prompts)
-    pool = SessionPool(backbone, 1)
+    pool = SessionPool(backbone.session, 1)
     shared = len(prompts) + 10
     for rows, own in ((3, 6), (1, 6), (7, 5)):  # the last one takes several steps
         ids = texts(rows, own, seed=own)
         with torch.no_grad():
             whole = backbone.hidden_states(ids, tuned.prompts, tuned.deep_prompts)
-        found = pool.hidden_states(ids, prompts, alike(shared, rows=2 if own == 6 else 3))
+        found = outputs_of(pool, ids, alike(shared, rows=2 if own == 6 else 3), prompts)
         assert found.shape == whole.shape
         assert torch.allclose(found[:, shared:], whole[:, shared:], atol=2e-5)
         assert found[:, :shared].isnan().all()
@@ -77,7 +83,7 @@ def test_outputs_are_those_of_forwards_and_nothing_stands_for_the_beginning(
 
 @pytest.mark.parametrize("common", [0, 4])
 def test_contexts_are_sent_once_and_continued_in_turn(backbone: CountedBackbone, common: int) -> None:
-    pool = SessionPool(backbone, 1)
+    pool = SessionPool(backbone.session, 1)
     draw = torch.Generator().manual_seed(3)
     for ways in ((2, 2, 2), (3, 1, 2), (1, 2)):  # the sessions of three contexts follow each other
         beginning = torch.randint(0, 100, (1, common), generator=torch.Generator().manual_seed(1))
@@ -86,18 +92,18 @@ def test_contexts_are_sent_once_and_continued_in_turn(backbone: CountedBackbone,
         ids = torch.cat([contexts[which], torch.randint(0, 100, (len(which), 5), generator=draw)], dim=1)
         with torch.no_grad():
             whole = backbone.hidden_states(ids, None, None)
-        found = pool.hidden_states(ids, Prompts(), Routing(session=SessionShape(common + 8, common, 3, TOKENS)))
+        found = outputs_of(pool, ids, SharedBeginning(common + 8, common, 3, TOKENS))
         assert torch.allclose(found[:, common + 8 :], whole[:, common + 8 :], atol=2e-5)
         assert found[:, : common + 8].isnan().all()
     assert backbone.opened == [(3, TOKENS)], "one session is used for one group after the other"
 
 
 def test_threads_wait_for_a_session_and_other_beginnings_take_its_place(backbone: CountedBackbone) -> None:
-    pool = SessionPool(backbone, 2)
+    pool = SessionPool(backbone.session, 2)
     batches = [texts(2, 6, seed, common) for seed in range(6) for common in (9, 10, 11)]
 
     def predict(ids: torch.Tensor) -> torch.Tensor:
-        return pool.hidden_states(ids, Prompts(), alike(ids.shape[1] - 6))
+        return outputs_of(pool, ids, alike(ids.shape[1] - 6))
 
     with ThreadPoolExecutor(6) as threads:
         together = list(threads.map(predict, batches))
@@ -110,13 +116,13 @@ def test_a_session_is_left_to_those_who_wait_for_its_beginnings(
     backbone: CountedBackbone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session_pool, "_THREADS", 1)
-    pool, same, other = SessionPool(backbone, 1), texts(2, 6, seed=1), texts(2, 6, seed=2, common=11)
+    pool, same, other = SessionPool(backbone.session, 1), texts(2, 6, seed=1), texts(2, 6, seed=2, common=11)
     wanted = session_pool._Beginnings(same[:1, :10].expand(2, -1), 10, TOKENS // 2)
     with ThreadPoolExecutor(2) as threads:
         with pool._session(wanted, Prompts()):
-            later = [threads.submit(pool.hidden_states, other, Prompts(), alike(11))]
+            later = [threads.submit(outputs_of, pool, other, alike(11))]
             assert wait_for(lambda: len(pool._waiting) == 1)
-            later.append(threads.submit(pool.hidden_states, same, Prompts(), alike(10)))
+            later.append(threads.submit(outputs_of, pool, same, alike(10)))
             assert wait_for(lambda: len(pool._waiting) == 2)
         for one in later:
             one.result(timeout=30)
@@ -130,7 +136,7 @@ def test_a_session_is_shared_by_threads_for_each_of_its_servers_and_closed_once_
     monkeypatch.setattr(RecomputedTextSession, "servers", 2)
     closed: list[TextSession] = []
     monkeypatch.setattr(RecomputedTextSession, "close", lambda session: closed.append(session))
-    pool, ids = SessionPool(backbone, 2), texts(2, 6, seed=1)
+    pool, ids = SessionPool(backbone.session, 2), texts(2, 6, seed=1)
     wanted = session_pool._Beginnings(ids[:1, :10].expand(2, -1), 10, TOKENS // 2)
     with pool._session(wanted, Prompts()) as first:
         with pytest.raises(ZeroDivisionError), pool._session(wanted, Prompts()) as second:
@@ -145,10 +151,8 @@ def test_a_session_is_shared_by_threads_for_each_of_its_servers_and_closed_once_
     assert [one.users for one in pool._open] == [0]
 
 
-def test_all_who_wait_for_a_session_hear_that_there_is_no_room(
-    backbone: CountedBackbone, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pool, waiting = SessionPool(backbone, 1), threading.Semaphore(0)
+def test_all_who_wait_for_a_session_hear_that_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = threading.Semaphore(0)
 
     def full(rows: int, max_length: int, *prompts: torch.Tensor | None) -> TextSession:
         for _ in range(3):
@@ -157,7 +161,7 @@ def test_all_who_wait_for_a_session_hear_that_there_is_no_room(
 
     def predict(ids: torch.Tensor) -> str:
         try:
-            pool.hidden_states(ids, Prompts(), alike(10))
+            outputs_of(pool, ids, alike(10))
         except NoCacheError as error:
             return str(error)
         return ""
@@ -166,9 +170,9 @@ def test_all_who_wait_for_a_session_hear_that_there_is_no_room(
         waiting.release()
         return wait(*args)
 
+    pool = SessionPool(full, 1)
     wait = pool._changed.wait
     pool._full_since = time.monotonic() - 61  # as if they had waited already
-    monkeypatch.setattr(backbone, "session", full)
     monkeypatch.setattr(pool._changed, "wait", waits)
     with ThreadPoolExecutor(4) as threads:
         found = [threads.submit(predict, texts(2, 6, seed)) for seed in range(4)]
@@ -178,34 +182,40 @@ def test_all_who_wait_for_a_session_hear_that_there_is_no_room(
 def test_a_batch_waits_for_room_because_a_plain_forward_would_have_other_bits(
     backbone: CountedBackbone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool, ids, full = SessionPool(backbone, 2), texts(2, 6, seed=1), [True] * 3
-    open_session = backbone.session
+    ids, full = texts(2, 6, seed=1), [True] * 3
 
     def session(*options: Any) -> TextSession:
         if full and full.pop():
             raise NoCacheError("the server is full")
-        return open_session(*options)
+        return backbone.session(*options)
 
+    pool = SessionPool(session, 2)
     monkeypatch.setattr(session_pool, "_BETWEEN_TRIES", 0.05)
-    monkeypatch.setattr(backbone, "session", session)
     with ThreadPoolExecutor(3) as threads:
-        found = list(threads.map(lambda _: pool.hidden_states(ids, Prompts(), alike(10)), range(3)))
+        found = list(threads.map(lambda _: outputs_of(pool, ids, alike(10)), range(3)))
     assert not full
     for one in found:
         assert torch.equal(one[:, 10:], found[0][:, 10:])
 
 
-def test_without_room_a_batch_takes_a_plain_forward_and_says_so(backbone: CountedBackbone) -> None:
+def test_without_room_a_batch_takes_a_plain_forward_and_says_so(
+    backbone: CountedBackbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
     classifier, ids = Classifier(backbone, random_checkpoint(None)), texts(3, 6, seed=1)
-    lengths = torch.full((3,), 16)
+    lengths, options = torch.full((3,), 16), SendOptions(shared=alike(10))
     plain = classifier.logits(ids, lengths)
-    for pool in (None, SessionPool(backbone, 0)):
-        backbone.sessions, routing = pool, alike(10)
-        assert torch.equal(classifier.logits(ids, lengths, routing), plain)
-        assert routing.fell_back
-    backbone.sessions, routing = SessionPool(backbone, 1), alike(10)
-    assert torch.allclose(classifier.logits(ids, lengths, routing), plain, atol=2e-5)
-    assert not routing.fell_back
-    backbone.sessions.close()
+    for limit in (None, 0, 1):
+        if limit is not None:
+            pool = SessionPool(backbone.session, limit)
+            monkeypatch.setattr(
+                backbone,
+                "hidden_states_after",
+                lambda shared, ids, *prompts, pool=pool: pool.hidden_states(shared, ids, Prompts(), prompts[-1]),
+            )
+        record = RouteRecord()
+        found = classifier.logits(ids, lengths, options, record)
+        assert record.fell_back is not bool(limit)
+        assert torch.allclose(found, plain, atol=2e-5) if limit else torch.equal(found, plain)
+    pool.close()
     with pytest.raises(NoCacheError):
-        backbone.sessions.hidden_states(ids, Prompts(), alike(10))
+        outputs_of(pool, ids, alike(10))

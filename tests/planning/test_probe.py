@@ -20,7 +20,7 @@ from dist_eval.distributed.rank_store import Topology
 from dist_eval.inference.window import Window
 from dist_eval.planning.estimate import expected_time
 from dist_eval.planning.probe import answers_wanted, probe, spread_order
-from dist_eval.swarm.router import Routing
+from dist_eval.swarm.routes import RouteRecord, SendOptions
 
 CLASSES = 10
 
@@ -34,11 +34,13 @@ class Server:
     def __init__(self, seconds: float) -> None:
         self._seconds, self._free, self.batches = seconds, threading.Lock(), 0
 
-    def answer(self, input_ids: torch.Tensor, lengths: torch.Tensor, routing: Routing) -> dict[str, torch.Tensor]:
+    def answer(
+        self, input_ids: torch.Tensor, lengths: torch.Tensor, options: SendOptions, record: RouteRecord
+    ) -> dict[str, torch.Tensor]:
         with self._free:
             time.sleep(self._seconds)
             self.batches += 1
-        routing.route.append(RouteSegment("server", 0, 4, "float32"))
+        record.route.append(RouteSegment("server", 0, 4, "float32"))
         return {"logits": torch.zeros(len(lengths), CLASSES)}
 
     def exclude(self, servers: Iterable[str]) -> None:

@@ -18,14 +18,14 @@ from hypothesis import strategies as st
 
 from dist_eval.data.answers import BatchOutcome, RouteSegment, logits_columns, unanswered
 from dist_eval.errors import RunError
-from dist_eval.runs.files import JOURNAL, SESSIONS
+from dist_eval.runs.files import JOURNAL, RECORDED_PLAN
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.runs.journal import Journal
 from dist_eval.runs.journal_folder import (
     forget_journal,
     has_batches,
-    record_sessions,
-    recorded_session_tokens,
+    record_plan,
+    recorded_cache_tokens,
     require_recorded_plan,
 )
 
@@ -304,26 +304,26 @@ def test_a_forgotten_journal_is_gone(tmp_path: Path) -> None:
 
 
 def test_whether_a_run_has_sessions_is_decided_once(tmp_path: Path) -> None:
-    assert recorded_session_tokens(tmp_path) is None
+    assert recorded_cache_tokens(tmp_path) is None
     Fingerprint({"dataset": "a"}).save(tmp_path)
-    assert recorded_session_tokens(tmp_path) is None
-    record_sessions(tmp_path, 1024, "a digest")
-    assert recorded_session_tokens(tmp_path) == 1024
+    assert recorded_cache_tokens(tmp_path) is None
+    record_plan(tmp_path, 1024, "a digest")
+    assert recorded_cache_tokens(tmp_path) == 1024
     require_recorded_plan(tmp_path, "a digest")
     with pytest.raises(RunError, match="another version of dist_eval planned"):
         require_recorded_plan(tmp_path, "another one")
     forget_journal(tmp_path)
     require_recorded_plan(tmp_path, "another one")
     write(tmp_path, whole(0))
-    assert recorded_session_tokens(tmp_path) == 0, "its batches were planned without"
+    assert recorded_cache_tokens(tmp_path) == 0, "its batches were planned without"
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"plan": "a digest"}'])
 def test_how_batches_were_planned_is_not_guessed(tmp_path: Path, content: str) -> None:
     Fingerprint({"dataset": "a"}).save(tmp_path)
-    (tmp_path / JOURNAL / SESSIONS).write_text(content)
-    assert recorded_session_tokens(tmp_path) is None
+    (tmp_path / JOURNAL / RECORDED_PLAN).write_text(content)
+    assert recorded_cache_tokens(tmp_path) is None
     write(tmp_path, whole(0))
     with pytest.raises(RunError, match=r"sessions\.json, which says how .* is damaged .*--overwrite"):
-        recorded_session_tokens(tmp_path)
+        recorded_cache_tokens(tmp_path)
     assert has_batches(tmp_path)

@@ -36,7 +36,7 @@ from dist_eval.runs.files import JOURNAL
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.runs.folder_lock import HOLDER_FILE, last_holder
 from dist_eval.runs.journal import Journal
-from dist_eval.runs.journal_folder import record_sessions
+from dist_eval.runs.journal_folder import record_plan
 from dist_eval.schema import SCHEMA_VERSION
 
 
@@ -307,7 +307,7 @@ def test_batches_that_were_planned_with_sessions_are_known_without_the_fingerpri
     run.open()
     assert run.claim(planned)
     run.close()
-    record_sessions(tmp_path, 1024, "with sessions")
+    record_plan(tmp_path, 1024, "with sessions")
     journal = Journal(tmp_path, np.array([1]), logits_columns(2), run=planned.with_plan("with sessions").digest())
     journal.append(BatchOutcome(0, np.zeros(1, dtype=logits_columns(2))))
     journal.close()
@@ -472,7 +472,7 @@ def test_files_in_a_folder_that_others_may_read_are_private_all_the_same(tmp_pat
         journal.append(BatchOutcome(0, np.zeros(1, dtype=logits_columns(2))))
         journal.exclude("Qm")
         journal.close()
-        record_sessions(run, 1024, "plan")
+        record_plan(run, 1024, "plan")
         again = folder_of(config_for(run))
         again.open()
         again.stop("this rank got SIGTERM", rank=0, host="here")

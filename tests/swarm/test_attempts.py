@@ -9,21 +9,11 @@ import pytest
 
 from dist_eval.data.answers import RouteSegment
 from dist_eval.errors import ModelOutputError, NoCacheError, RefusedError, SwarmError
-from dist_eval.swarm.attempts import (
-    _MIN_STALL_SECONDS,
-    AskAnother,
-    Attempts,
-    GiveUp,
-    Retry,
-    RoutePart,
-    Send,
-    Skip,
-    Split,
-    WaitForServers,
-)
-from dist_eval.swarm.failures import Failure, WrongAnswer, classify
-from dist_eval.swarm.pace import Ticket
-from dist_eval.swarm.router import Router, Span
+from dist_eval.swarm.attempts import _MIN_STALL_SECONDS, Attempts, Choice, NoServer, RoutePart, TooLarge
+from dist_eval.swarm.failures import Failure, RequestDisplaced, WrongAnswer, classify
+from dist_eval.swarm.pacing import Ticket
+from dist_eval.swarm.router import Router
+from dist_eval.swarm.routes import Span
 
 BLOCKS, TOKENS, TIMEOUT, LIMIT = 4, 100, 60.0, 4
 REPLICAS = [Span(peer, 0, BLOCKS) for peer in ("a", "b", "c")]
@@ -44,58 +34,50 @@ def attempts_of(
     return Attempts(router or Router(), part, limit=LIMIT, timeout=TIMEOUT)
 
 
-def sent(attempts: Attempts, online: list[Span], now: float = 0.0) -> Send:
-    decision = attempts.next(online, now)
-    assert isinstance(decision, Send)
-    return decision
-
-
-def fails(attempts: Attempts, error: Exception, online: list[Span], now: float = 0.0) -> object:
-    """Asks one of the servers, which fails and is banned."""
-    decision, server = sent(attempts, online, now), attempts.router
-    failure = Failure.WRONG if isinstance(error, WrongAnswer) else Failure.NO_ANSWER
-    server.stats(decision.segment.peer).failed(now, failure)
-    return attempts.after(decision, error, now)
+def fails(attempts: Attempts, error: Exception, online: list[Span], now: float = 0.0) -> float:
+    """Asks one of the servers, which fails and is banned; returns the delay until the next attempt."""
+    choice = attempts.choose(online, now)
+    attempts.router.stats(choice.segment.peer).failed(now, classify(error))
+    return attempts.failed(choice, error, now)
 
 
 def test_each_failed_attempt_is_followed_by_one_on_another_server_with_more_time_between_them() -> None:
-    attempts, delays = attempts_of(), []
-    for _ in range(LIMIT - 1):
-        decision = fails(attempts, LATE, REPLICAS)
-        assert isinstance(decision, Retry)
-        delays.append(decision.delay)
-    assert delays == [0.0, 1.0, 2.0]
+    attempts = attempts_of()
+    assert [fails(attempts, LATE, REPLICAS) for _ in range(LIMIT - 1)] == [0.0, 1.0, 2.0]
     assert {peer: server.failures for peer, server in attempts.router.servers.items()} == {"a": 1, "b": 1, "c": 1}
-    last = fails(attempts, LATE, REPLICAS)
-    assert isinstance(last, GiveUp) and isinstance(last.error, SwarmError)
     words = rf"got no answer for blocks 0:4 \(peer (\w)\) in {LIMIT} attempts: blocks 0:4 \(peer \1\): late"
-    assert re.fullmatch(words, str(last.error))
+    with pytest.raises(SwarmError, match=words):
+        fails(attempts, LATE, REPLICAS)
+    assert attempts.router.retries == LIMIT
 
 
 def test_the_delay_is_bounded() -> None:
     attempts = attempts_of()
     attempts.limit = 20
-    delays = [fails(attempts, LATE, REPLICAS) for _ in range(10)]
-    assert max(decision.delay for decision in delays if isinstance(decision, Retry)) == 5.0
+    assert max(fails(attempts, LATE, REPLICAS) for _ in range(10)) == 5.0
 
 
 def test_without_a_server_requests_wait_from_the_first_moment_on_and_no_attempt_is_counted() -> None:
     attempts = attempts_of()
-    first = attempts.next([Span("a", 1, BLOCKS)], 7.0)
-    assert first == WaitForServers("block 0", "no server online holds it, or a block after it", 7.0)
-    unreachable = [attempts.after(sent(attempts, REPLICAS, 8.0), GONE, 8.0) for _ in range(2 * LIMIT)]
-    for decision in unreachable:
-        assert isinstance(decision, WaitForServers)
-        assert (decision.why, decision.since) == ("gone", 7.0)
-    assert fails(attempts, LATE, REPLICAS) == Retry(0.0)
+    with pytest.raises(NoServer, match=r"^block 0: no server online holds it, or a block after it$") as first:
+        attempts.choose([Span("a", 1, BLOCKS)], 7.0)
+    assert first.value.since == 7.0
+    for _ in range(2 * LIMIT):
+        with pytest.raises(NoServer, match=r"^blocks 0:4 \(peer \w\): gone$") as unreachable:
+            attempts.failed(attempts.choose(REPLICAS, 8.0), GONE, 8.0)
+        assert unreachable.value.since == 7.0
+    assert fails(attempts, LATE, REPLICAS) == 0.0
 
 
 def test_an_outage_begins_again_once_a_server_was_reached() -> None:
-    attempts = attempts_of()
-    assert attempts.next([], 10.0).since == 10.0
-    fails(attempts, REFUSED, REPLICAS[:1], now=20.0)
-    assert attempts.next([], 30.0).since == 30.0
-    assert attempts.next([], 40.0).since == 30.0
+    attempts, began = attempts_of(), list[float]()
+    for now in (10.0, 30.0, 40.0):
+        with pytest.raises(NoServer) as outage:
+            attempts.choose([], now)
+        began.append(outage.value.since)
+        if now == 10.0:
+            fails(attempts, REFUSED, REPLICAS[:1], now=20.0)
+    assert began == [10.0, 30.0, 30.0]
 
 
 def test_a_route_counts_only_if_none_of_its_servers_is_banned() -> None:
@@ -109,23 +91,23 @@ def test_a_route_counts_only_if_none_of_its_servers_is_banned() -> None:
 
 def refuses(attempts: Attempts, online: list[Span], now: float, limit: int | None = None) -> str:
     """Has one of the servers refuse the size of the request; returns which."""
-    decision = sent(attempts, online, now)
+    choice = attempts.choose(online, now)
     words = "too large" if limit is None else f"Task size greater than max_batch_size ({limit}), it can't be processed"
-    assert attempts.after(decision, P2PHandlerError(words), now) == AskAnother()
-    return decision.segment.peer
+    assert attempts.failed(choice, P2PHandlerError(words), now) == 0.0
+    return choice.segment.peer
 
 
 def test_a_request_is_split_only_if_all_servers_refuse_its_size() -> None:
     attempts = attempts_of()
     assert {refuses(attempts, REPLICAS, 0.0, TOKENS - 1) for _ in REPLICAS} == {"a", "b", "c"}
-    decision = attempts.next(REPLICAS, 0.0)
-    assert isinstance(decision, Split)
-    assert re.fullmatch(r"peer \w: .* max_batch_size \(99\), it can't be processed", str(decision.error))
+    again = Attempts(attempts.router, attempts.part, limit=LIMIT, timeout=TIMEOUT)  # nobody has to be asked twice
+    for requests in (attempts, again):
+        with pytest.raises(TooLarge, match=r"^peer \w: .* max_batch_size \(99\), it can't be processed$"):
+            requests.choose(REPLICAS, 0.0)
     assert not any(server.is_banned(0.0) for server in attempts.router.servers.values()), "it was too large"
-    again = Attempts(attempts.router, attempts.part, limit=LIMIT, timeout=TIMEOUT)
-    assert isinstance(again.next(REPLICAS, 0.0), Split), "nobody has to be asked twice"
+    assert attempts.router.retries == 0
     smaller = Attempts(attempts.router, RoutePart(0, BLOCKS, TOKENS - 1), limit=LIMIT, timeout=TIMEOUT)
-    assert sent(smaller, REPLICAS)
+    assert smaller.choose(REPLICAS, 0.0)
 
 
 @pytest.mark.parametrize("error", [LATE, GONE])
@@ -137,26 +119,25 @@ def test_while_all_that_did_not_refuse_a_request_fail_it_is_sent_in_halves(error
         nonlocal now
         attempts = Attempts(router, RoutePart(0, BLOCKS, rows * 64, rows=rows), limit=LIMIT, timeout=TIMEOUT)
         while True:
-            decision = attempts.next(online, now)
-            if isinstance(decision, Split):
-                assert re.fullmatch(r"peer a: .* max_batch_size \(1024\), .*", str(decision.error))
+            try:
+                choice = attempts.choose(online, now)
+            except TooLarge as too_large:
+                assert re.fullmatch(r"peer a: .* max_batch_size \(1024\), .*", str(too_large))
                 return rows_answered(rows // 2) + rows_answered(rows - rows // 2)
-            assert isinstance(decision, Send)
-            peer = decision.segment.peer
+            peer = choice.segment.peer
             asked[peer] += 1
             assert asked["b"] <= 20, "it is tried again now and then, after longer and longer bans"
-            now += decision.stall_timeout if (peer, error) == ("b", LATE) else 0.01
+            now += choice.stall_timeout if (peer, error) == ("b", LATE) else 0.01
             if peer == "a" and rows <= 16:
                 router.stats("a").answered(rows, now - 0.01, now)
-                attempts.answered(decision, now)
+                attempts.answered(choice, now)
                 return rows
             reason = P2PHandlerError("Task size greater than max_batch_size (1024), it") if peer == "a" else error
             router.stats(peer).failed(now, classify(reason))
-            after = attempts.after(decision, reason, now)
-            if isinstance(after, WaitForServers):
+            try:
+                attempts.failed(choice, reason, now)
+            except NoServer:
                 assert attempts.has_route(online, now), "it would wait, although halves are taken"
-            else:
-                assert isinstance(after, AskAnother | Retry)
 
     assert sum(rows_answered(32) for _ in range(100)) == 3200
     assert asked["a"] >= 200
@@ -165,24 +146,26 @@ def test_while_all_that_did_not_refuse_a_request_fail_it_is_sent_in_halves(error
 def test_a_single_text_waits_for_the_servers_that_did_not_refuse_it() -> None:
     online, attempts = REPLICAS[:2], attempts_of()
     refusing = refuses(attempts, online, 0.0)
-    assert isinstance(fails(attempts, GONE, online), WaitForServers)
+    with pytest.raises(NoServer):
+        fails(attempts, GONE, online)
     assert not attempts.has_route(online, 0.0)
-    assert sent(attempts, online).segment.peer != refusing
+    assert attempts.choose(online, 0.0).segment.peer != refusing
 
 
 def test_who_refuses_the_size_that_another_one_takes_is_banned_and_never_asked_for_it_again() -> None:
     attempts = attempts_of()
     liar = refuses(attempts, REPLICAS, 5.0)
-    taken = sent(attempts, REPLICAS, 5.0)
+    taken = attempts.choose(REPLICAS, 5.0)
     assert taken.segment.peer != liar
     attempts.answered(taken, 6.0)
     assert {peer for peer, server in attempts.router.servers.items() if server.is_banned(6.5)} == {liar}
     for later in range(1000):
-        assert sent(attempts_of(router=attempts.router), REPLICAS, 100.0 + later).segment.peer != liar
+        assert attempts_of(router=attempts.router).choose(REPLICAS, 100.0 + later).segment.peer != liar
     assert attempts.has_route(REPLICAS, 100.0)
     [alone] = [span for span in REPLICAS if span.peer == liar]
     assert not attempts.has_route([alone], 100.0)
-    assert isinstance(attempts_of(router=attempts.router).next([alone], 100.0), Split)
+    with pytest.raises(TooLarge):
+        attempts_of(router=attempts.router).choose([alone], 100.0)
 
 
 @pytest.mark.parametrize("stated", [None, TOKENS])
@@ -190,7 +173,7 @@ def test_who_refuses_what_it_says_it_takes_or_took_before_is_banned_for_longer_e
     router, lengths, now = Router(), list[float](), 0.0
     if stated is None:
         took = attempts_of(router=router)
-        took.answered(sent(took, REPLICAS[:1]), now)
+        took.answered(took.choose(REPLICAS[:1], 0.0), now)
     for size in (TOKENS, TOKENS - 10, TOKENS - 20):
         attempts = Attempts(router, RoutePart(0, BLOCKS, size), limit=LIMIT, timeout=TIMEOUT)
         refuses(attempts, REPLICAS[:1], now, stated)
@@ -204,60 +187,69 @@ def test_after_a_failure_a_server_that_has_answered_before_is_asked_whatever_oth
     router, online = Router(), [*silent, REPLICAS[0]]
     answer(router, "a", 100.0)  # slowly
     attempts = attempts_of(router=router)
-    assert sent(attempts, online).segment.peer != "a"
+    assert attempts.choose(online, 0.0).segment.peer != "a"
     fails(attempts, LATE, online)
-    assert sent(attempts, online).segment.peer == "a"
+    assert attempts.choose(online, 0.0).segment.peer == "a"
     fails(attempts, LATE, online)
-    assert sent(attempts, online).segment.peer != "a", "it is banned"
+    assert attempts.choose(online, 0.0).segment.peer != "a", "it is banned"
 
 
 @pytest.mark.parametrize(("error", "kind"), [(REFUSED, RefusedError), (WrongAnswer("nan"), ModelOutputError)])
 def test_what_two_servers_agree_on_is_final(error: Exception, kind: type[Exception]) -> None:
     attempts = attempts_of()
-    assert isinstance(fails(attempts, error, REPLICAS), Retry)
-    decision = fails(attempts, error, REPLICAS)
-    assert isinstance(decision, GiveUp) and isinstance(decision.error, kind)
-    assert str(decision.error).count(str(error)) == 2, "both are named"
-    peers = {span.peer for span in REPLICAS if f"(peer {span.peer})" in str(decision.error)}
-    assert len(peers) == 2
-    assert {*decision.cleared_peers} == (peers if kind is ModelOutputError else set())
+    fails(attempts, error, REPLICAS)
+    with pytest.raises(kind) as final:
+        fails(attempts, error, REPLICAS)
+    assert str(final.value).count(str(error)) == 2, "both are named"
+    assert len({span.peer for span in REPLICAS if f"(peer {span.peer})" in str(final.value)}) == 2
+    assert not any(server.wrong_answers for server in attempts.router.servers.values()), "the request caused it"
 
 
 def test_one_server_alone_is_asked_twice_and_stays_accused() -> None:
     attempts = attempts_of()
-    assert isinstance(fails(attempts, WrongAnswer("nan"), REPLICAS[:1]), Retry)
-    decision = fails(attempts, WrongAnswer("nan"), REPLICAS[:1])
-    assert isinstance(decision, GiveUp) and isinstance(decision.error, ModelOutputError)
-    assert not decision.cleared_peers
+    fails(attempts, WrongAnswer("nan"), REPLICAS[:1])
+    with pytest.raises(ModelOutputError):
+        fails(attempts, WrongAnswer("nan"), REPLICAS[:1])
+    assert attempts.router.stats("a").wrong_answers == 2
 
 
 def test_each_wrong_answer_of_servers_that_agree_is_retracted() -> None:
     attempts, wrong = attempts_of(), WrongAnswer("nan")
-    one, other = (Send(span, TIMEOUT, REPLICAS, 0.0) for span in REPLICAS[:2])
-    assert [type(attempts.after(sent, wrong, 0.0)) for sent in (one, one)] == [Retry, Retry]
-    decision = attempts.after(other, wrong, 0.0)
-    assert isinstance(decision, GiveUp)
-    assert [*decision.cleared_peers] == [one.segment.peer, one.segment.peer, other.segment.peer]
+    one, other = (Choice(span, TIMEOUT, REPLICAS, 0.0) for span in REPLICAS[:2])
+    for choice in (one, one, other):
+        attempts.router.stats(choice.segment.peer).failed(0.0, Failure.WRONG)
+    for choice in (one, one):
+        attempts.failed(choice, wrong, 0.0)
+    with pytest.raises(ModelOutputError):
+        attempts.failed(other, wrong, 0.0)
+    assert not any(server.wrong_answers for server in attempts.router.servers.values())
 
 
 def test_one_servers_word_is_not_enough_while_another_one_could_be_asked() -> None:
-    attempts = attempts_of()
-    first = Send(REPLICAS[0], TIMEOUT, REPLICAS, 0.0)
-    assert [type(attempts.after(first, REFUSED, 0.0)) for _ in range(LIMIT)] == [Retry, Retry, Retry, GiveUp]
+    attempts, first = attempts_of(), Choice(REPLICAS[0], TIMEOUT, REPLICAS, 0.0)
+    for _ in range(LIMIT - 1):
+        attempts.failed(first, REFUSED, 0.0)
+    with pytest.raises(SwarmError, match=f"in {LIMIT} attempts"):
+        attempts.failed(first, REFUSED, 0.0)
 
 
 @pytest.mark.parametrize("error", [LATE, GONE])
 def test_a_second_opinion_is_not_waited_for(error: Exception) -> None:
     avoided = [RouteSegment("a", 0, BLOCKS)]
     attempts = attempts_of(avoided)
-    decision = sent(attempts, REPLICAS[:2])
-    assert decision.segment.peer == "b"
-    after = attempts.after(decision, error, 0.0)
-    assert isinstance(after, Skip)
-    assert str(after.error) == "no second opinion for blocks 0:4 (peer b)"
-    without_servers = attempts_of(avoided).next([], 0.0)
-    assert isinstance(without_servers, Skip)
-    assert str(without_servers.error) == "no second opinion for block 0"
+    choice = attempts.choose(REPLICAS[:2], 0.0)
+    assert choice.segment.peer == "b"
+    with pytest.raises(SwarmError, match=r"^no second opinion for blocks 0:4 \(peer b\)$"):
+        attempts.failed(choice, error, 0.0)
+    with pytest.raises(SwarmError, match=r"^no second opinion for block 0$"):
+        attempts_of(avoided).choose([], 0.0)
+
+
+def test_a_displaced_request_chooses_again_and_no_attempt_is_counted() -> None:
+    attempts = attempts_of()
+    for _ in range(2 * LIMIT):
+        assert 0.0 < fails(attempts, RequestDisplaced("by another"), REPLICAS) < 0.1
+    assert attempts.router.retries == 0 and not attempts.router.stats("a").failures
 
 
 def answer(router: Router, peer: str, seconds: float) -> None:
@@ -279,15 +271,15 @@ def router_with_latency(seconds: float) -> Router:
 def test_a_server_gets_less_time_where_another_one_holds_the_blocks_and_more_with_each_attempt() -> None:
     router = router_with_latency(0.01)
     attempts = attempts_of(router=router)
-    assert sent(attempts, REPLICAS).stall_timeout == _MIN_STALL_SECONDS
-    assert sent(attempts, REPLICAS[:1]).stall_timeout == TIMEOUT, "nobody else could answer"
-    waited = sent(attempts_of([RouteSegment("c", 0, BLOCKS)], router=router), REPLICAS[:1])
+    assert attempts.choose(REPLICAS, 0.0).stall_timeout == _MIN_STALL_SECONDS
+    assert attempts.choose(REPLICAS[:1], 0.0).stall_timeout == TIMEOUT, "nobody else could answer"
+    waited = attempts_of([RouteSegment("c", 0, BLOCKS)], router=router).choose(REPLICAS[:1], 0.0)
     assert waited.stall_timeout == _MIN_STALL_SECONDS, "optional"
-    attempts.after(sent(attempts, REPLICAS), LATE, 0.0)
-    assert sent(attempts, REPLICAS).stall_timeout == 2 * _MIN_STALL_SECONDS
-    assert sent(attempts_of(router=router_with_latency(2.0)), REPLICAS).stall_timeout == 20.0
-    assert sent(attempts_of(router=router_with_latency(30.0)), REPLICAS).stall_timeout == TIMEOUT
-    assert sent(attempts_of(), REPLICAS).stall_timeout == TIMEOUT, "no latency is known"
+    attempts.failed(attempts.choose(REPLICAS, 0.0), LATE, 0.0)
+    assert attempts.choose(REPLICAS, 0.0).stall_timeout == 2 * _MIN_STALL_SECONDS
+    assert attempts_of(router=router_with_latency(2.0)).choose(REPLICAS, 0.0).stall_timeout == 20.0
+    assert attempts_of(router=router_with_latency(30.0)).choose(REPLICAS, 0.0).stall_timeout == TIMEOUT
+    assert attempts_of().choose(REPLICAS, 0.0).stall_timeout == TIMEOUT, "no latency is known"
 
 
 def test_a_server_with_all_blocks_is_preferred_unless_it_is_banned() -> None:
@@ -296,31 +288,32 @@ def test_a_server_with_all_blocks_is_preferred_unless_it_is_banned() -> None:
     for peer in ("x", "y"):
         answer(router, peer, 1e-3)
     attempts = attempts_of(prefer_whole=True, router=router)
-    assert sent(attempts, [REPLICAS[0], *halves], 11.0).segment.peer == "a"
-    assert sent(attempts_of(router=router), [REPLICAS[0], *halves], 11.0).segment.peer == "x"
+    assert attempts.choose([REPLICAS[0], *halves], 11.0).segment.peer == "a"
+    assert attempts_of(router=router).choose([REPLICAS[0], *halves], 11.0).segment.peer == "x"
     fails(attempts, LATE, REPLICAS[:1], 11.0)
-    assert sent(attempts, [REPLICAS[0], *halves], 11.0).segment.peer == "x"
+    assert attempts.choose([REPLICAS[0], *halves], 11.0).segment.peer == "x"
 
 
 def test_the_server_with_the_caches_of_the_moment_is_asked_while_it_is_there() -> None:
     holding: Span | None = Span("c", 0, BLOCKS)
     part = RoutePart(0, BLOCKS, TOKENS, cached=lambda: holding, messages=3)
     attempts = Attempts(router_with_latency(1.0), part, limit=LIMIT, timeout=1000.0)
-    first = sent(attempts, REPLICAS)
+    first = attempts.choose(REPLICAS, 0.0)
     assert first.segment is holding and first.has_cache
-    attempts.after(first, LATE, 0.0)
+    attempts.failed(first, LATE, 0.0)
     holding = None
-    second = sent(attempts, REPLICAS)
+    second = attempts.choose(REPLICAS, 0.0)
     assert not second.has_cache
     assert second.stall_timeout == 2 * 3 * first.stall_timeout
     holding = Span("a", 0, BLOCKS)  # another request found a server meanwhile
-    assert sent(attempts, REPLICAS).segment is holding
+    assert attempts.choose(REPLICAS, 0.0).segment is holding
     holding = Span("gone", 0, BLOCKS)
-    assert sent(attempts, REPLICAS).segment.peer in "abc"
+    assert attempts.choose(REPLICAS, 0.0).segment.peer in "abc"
 
 
 def test_servers_without_room_are_asked_by_turns_and_then_it_is_said() -> None:
     attempts, error = attempts_of(), P2PHandlerError("Could not allocate 8192 bytes")
-    found = [fails(attempts, error, REPLICAS) for _ in range(LIMIT)]
-    assert all(isinstance(decision, Retry) for decision in found[:-1])
-    assert isinstance(found[-1], GiveUp) and isinstance(found[-1].error, NoCacheError)
+    for _ in range(LIMIT - 1):
+        fails(attempts, error, REPLICAS)
+    with pytest.raises(NoCacheError):
+        fails(attempts, error, REPLICAS)

@@ -247,7 +247,7 @@ def test_every_language_model_of_transformers_is_served_or_refused_with_a_senten
             continue
         try:
             architecture = Architecture(config, "it")
-            LanguageModelHead.of(architecture)
+            LanguageModelHead.find(architecture)
             served.add(architecture.config.model_type)
         except CheckpointError as error:
             refused[config.model_type] = str(error)

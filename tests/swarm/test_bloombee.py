@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import bloombee_server
@@ -13,7 +14,7 @@ from tiny_models import LAYERS, random_checkpoint
 
 from dist_eval.model.classifier import load_local_backbone
 from dist_eval.swarm.gradients import through_swarm
-from dist_eval.swarm.router import Routing
+from dist_eval.swarm.routes import RouteRecord
 from dist_eval.swarm.session_room import NO_ROOM
 
 ROWS, LENGTH = 2, 12
@@ -52,12 +53,12 @@ def test_sessions_take_another_route(
     swarm: SwarmWithBloomBee, swarm_client: SwarmClient, tiny_models: dict[str, Path]
 ) -> None:
     backbone, local = swarm_client.backbone(swarm), load_local_backbone(str(tiny_models["llama"]))
-    tuned, route = random_checkpoint("deep_ptune"), Routing()
+    tuned, route = random_checkpoint("deep_ptune"), RouteRecord()
     prompts = tuned.prompts, tuned.deep_prompts
     with torch.no_grad():
         expected = local.hidden_states(torch.cat(pieces(), dim=1), *prompts)[:, -LENGTH:]
-    with backbone.session(ROWS, LENGTH, *prompts) as session:
-        found = torch.cat([session.step(piece, routing=route) for piece in pieces()], dim=1)
+    with closing(backbone.session(ROWS, LENGTH, *prompts)) as session:
+        found = torch.cat([session.step(piece, record=route) for piece in pieces()], dim=1)
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=0)
     assert {segment.peer for segment in route.route} == {*swarm.peers[1:]}
     assert {str(span.peer): left > 0 for span, left in backbone.requests.servers.free_cache().items()} == {
@@ -72,11 +73,11 @@ def test_without_another_route_texts_are_sent_in_forwards(
     backbone, local = swarm_client.backbone(swarm), load_local_backbone(str(tiny_models["llama"]))
     backbone.requests.servers.excluded = {*swarm.peers[1:]}
     assert backbone.room_for_sessions(1.0, LENGTH) == NO_ROOM
-    route = Routing()
+    route = RouteRecord()
     with torch.no_grad():
         expected = local.hidden_states(torch.cat(pieces(), dim=1), None, None)
-    with backbone.session(ROWS, LENGTH) as session:
-        found = torch.cat([session.step(piece, routing=route) for piece in pieces()], dim=1)
+    with closing(backbone.session(ROWS, LENGTH)) as session:
+        found = torch.cat([session.step(piece, record=route) for piece in pieces()], dim=1)
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=0)
     assert {segment.peer for segment in route.route} == {swarm.peers[0]}
 

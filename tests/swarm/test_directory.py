@@ -9,7 +9,7 @@ import pytest
 from conftest import TIMEOUT, wait_for
 
 from dist_eval.swarm.directory import ServerDirectory
-from dist_eval.swarm.router import Span
+from dist_eval.swarm.routes import Span
 
 if TYPE_CHECKING:
     from dist_eval.swarm.private import PrivateSwarm

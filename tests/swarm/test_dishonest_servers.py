@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import dishonest_server
@@ -21,7 +22,9 @@ from dist_eval.model.classifier import Classifier, load_locally
 from dist_eval.swarm.failures import Failure
 from dist_eval.swarm.gradients import through_swarm
 from dist_eval.swarm.requests import SwarmRequests
-from dist_eval.swarm.router import Routing
+from dist_eval.swarm.routes import RouteRecord, SendOptions
+
+AUDITED = SendOptions(audited=True)
 
 LIARS = 2
 """Servers with all blocks, which look like the better route; four honest ones with a half each can do without them."""
@@ -110,7 +113,7 @@ def test_answers_that_are_not_finite_once_cast_count_against_those_who_gave_them
     [gradient] = torch.autograd.grad(through_swarm(requests, hidden, None).sum(), hidden)
     assert only_the_liar_gave_wrong_answers()
 
-    with backbone.session(*ids.shape) as session, torch.no_grad():
+    with closing(backbone.session(*ids.shape)) as session, torch.no_grad():
         outputs = session.step(ids)
     assert only_the_liar_gave_wrong_answers()
 
@@ -126,7 +129,7 @@ def test_a_request_that_some_refuse_as_too_large_is_taken_whole_by_others(
     classifier = connect(TOO_LARGE)
     requests = requests_of(classifier)
     assert torch.allclose(classifier.logits(*batch()), truth, atol=1e-4)
-    assert (requests.halved, requests.retries) == (0, 0)
+    assert (requests.halved, requests.router.retries) == (0, 0)
     refusing = {str(peer) for peer, server in requests.router.servers.items() if server.limit < math.inf}
     assert refusing == {*swarm.liars}, "they are not asked for as much again"
     requests.servers.excluded = {str(span.peer) for span in requests.servers.spans()} - refusing
@@ -146,7 +149,7 @@ def test_silent_servers_that_announce_a_high_speed_do_not_get_all_attempts(
     classifier.logits(*batch())  # the others are measured now
     requests.servers.excluded = set()
     assert torch.allclose(classifier.logits(*batch()), truth, atol=1e-4)
-    assert requests.retries
+    assert requests.router.retries
 
 
 def test_two_servers_that_agree_on_a_lie_do_not_outvote_three_honest_ones(
@@ -156,8 +159,8 @@ def test_two_servers_that_agree_on_a_lie_do_not_outvote_three_honest_ones(
     requests, excluded = requests_of(classifier), list[str]()
     [accomplice] = {span.peer for span in requests.servers.spans() if str(span.peer) == swarm.liars[1]}
     requests.router.stats(accomplice).failed(time.monotonic(), Failure.WRONG)  # not asked, but for an opinion
-    routing = Routing(audited=True)
-    logits = AuditedModel(classifier, excluded.append).answer(*batch(), routing)["logits"]
+    record = RouteRecord()
+    logits = AuditedModel(classifier, excluded.append).answer(*batch(), AUDITED, record)["logits"]
     assert excluded[:1] == swarm.liars[:1]
-    assert {*excluded} <= {*swarm.liars}, routing
+    assert {*excluded} <= {*swarm.liars}, record
     assert torch.allclose(logits, truth, atol=1e-4)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from dist_eval.swarm.gate import ConcurrencyLimit, Gate, RequestDisplaced
-from dist_eval.swarm.pace import Ticket
-from dist_eval.swarm.pacing import Pacing
+from dist_eval.swarm.failures import RequestDisplaced
+from dist_eval.swarm.gate import ConcurrencyLimit, Gate
+from dist_eval.swarm.pacing import Pacing, Ticket
 
 WORK = 100
 ALONE = 0.3

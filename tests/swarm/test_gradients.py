@@ -147,7 +147,7 @@ def test_a_server_killed_during_the_backward_only_costs_time(
         while len(killed) < allowed:  # until a backward went to a server with all blocks
             close_to_local(gradients(remote, tuned), local)
     assert sorted(killed) == [0, 1]
-    assert requests.retries >= 2
+    assert requests.router.retries >= 2
     close_to_local(gradients(remote, tuned), local)
     asked = {name for name, number in identities.items() if number >= 2}
     assert asked <= {server.peer for server in requests.traffic().servers}
@@ -178,4 +178,4 @@ def test_retries_of_a_backward_are_bounded(
     with pytest.raises(EvaluationError, match="values that are not finite"):
         gradients(classifier, tuned)
     assert len(sent) == 2
-    assert wait_for(lambda: not requests_of(classifier).outage.notice())
+    assert wait_for(lambda: not requests_of(classifier).servers.notice())

@@ -7,6 +7,7 @@ import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.swarm.gate import STEPS
 from dist_eval.swarm.inference_session import REQUEST_TOKENS
 from dist_eval.swarm.private import PrivateSwarm
-from dist_eval.swarm.router import Routing
+from dist_eval.swarm.routes import RouteRecord
 from dist_eval.swarm.server_cache import SentStep, ServerCache
 
 ROWS, LENGTH = 3, 24
@@ -58,7 +59,7 @@ def test_pieces_of_a_text_give_the_outputs_of_a_forward(backbone: SwarmBackbone,
     tuned, ids = random_checkpoint(mode), some_ids()
     with torch.no_grad():
         whole = backbone.hidden_states(ids, tuned.prompts, tuned.deep_prompts)[:, -LENGTH:]
-    with backbone.session(ROWS, LENGTH, tuned.prompts, tuned.deep_prompts) as session:
+    with closing(backbone.session(ROWS, LENGTH, tuned.prompts, tuned.deep_prompts)) as session:
         pieces = [session.step(piece) for piece in torch.split(ids, [10, 1, 1, 12], dim=1)]
         assert session.position == LENGTH
         assert close_to(torch.cat(pieces, dim=1), whole)
@@ -66,9 +67,9 @@ def test_pieces_of_a_text_give_the_outputs_of_a_forward(backbone: SwarmBackbone,
         assert close_to(again, whole[:, 10:])
         with pytest.raises(ValueError, match=r"2 tokens at position \d+ of a session of at most"):
             session.step(ids[:, :2], start=23)
-    route = Routing()
-    with backbone.session(ROWS, LENGTH) as session:
-        session.step(ids, routing=route)
+    route = RouteRecord()
+    with closing(backbone.session(ROWS, LENGTH)) as session:
+        session.step(ids, record=route)
     assert [(segment.start, segment.end) for segment in route.route] == [(0, 2), (2, LAYERS)]
 
 
@@ -76,7 +77,7 @@ def test_a_session_in_this_process_gives_the_same(backbone: SwarmBackbone, tiny_
     tuned, ids = random_checkpoint("deep_ptune"), some_ids()
     local = load_local_backbone(str(tiny_models["llama"]))
     one, other = (host.session(ROWS, LENGTH, tuned.prompts, tuned.deep_prompts) for host in (local, backbone))
-    with one as here, other as there:
+    with closing(one) as here, closing(other) as there:
         for piece, start in ((ids[:, :0], None), (ids[:, :9], None), (ids[:, 9:], None), (ids[:, 4:7], 4)):
             assert close_to(here.step(piece, start), there.step(piece, start))
             assert here.position == there.position
@@ -96,11 +97,11 @@ def test_what_is_sent_again_is_in_the_same_pieces_but_for_single_tokens(
 
     monkeypatch.setattr(ServerCache, "send", noted)
     ids = some_ids()
-    with backbone.session(ROWS, LENGTH) as session, torch.no_grad():
+    with closing(backbone.session(ROWS, LENGTH)) as session, torch.no_grad():
         for piece in torch.split(ids[:, :20], [10, 5, 1, 1, 3], dim=1):
             session.step(piece)
         sent.clear()
-        for segment in session._session._segments():  # type: ignore[attr-defined]
+        for segment in session._segments():  # type: ignore[attr-defined]
             RemoteExpertWorker.run_coroutine(segment.close())
         assert close_to(session.step(ids[:, 20:]), backbone.hidden_states(ids, None, None)[:, 20:])
     assert sent == 2 * [10, 5, 2, 3, 4]
@@ -108,7 +109,7 @@ def test_what_is_sent_again_is_in_the_same_pieces_but_for_single_tokens(
 
 def test_the_cache_is_given_back(backbone: SwarmBackbone) -> None:
     before = free_cache(backbone)
-    with backbone.session(ROWS, LENGTH) as session:
+    with closing(backbone.session(ROWS, LENGTH)) as session:
         session.step(some_ids())
         assert {before[peer] - left for peer, left in free_cache(backbone).items()} == {ROWS * LENGTH * 2}
     assert wait_for(lambda: free_cache(backbone) == before, 5)
@@ -119,7 +120,10 @@ def test_servers_without_room_say_so_and_keep_nothing(
 ) -> None:
     backbone = swarm_client.backbone(family_swarms["llama"], max_retries=0)
     before = free_cache(backbone)
-    with backbone.session(ROWS, 2000) as session, pytest.raises(NoCacheError, match="no answer for blocks 0:2"):
+    with (
+        closing(backbone.session(ROWS, 2000)) as session,
+        pytest.raises(NoCacheError, match="no answer for blocks 0:2"),
+    ):
         session.step(some_ids())
     assert wait_for(lambda: free_cache(backbone) == before, 5)
     with torch.no_grad():
@@ -131,7 +135,7 @@ def test_a_long_step_takes_several_messages(backbone: SwarmBackbone) -> None:
     ids = some_ids(rows, length)
     parts = [backbone.embedded(part, None) for part in ids.split(4)]
     whole = torch.cat([backbone.requests.forward(part, None) for part in parts])
-    with backbone.session(rows, length) as session:
+    with closing(backbone.session(rows, length)) as session:
         assert close_to(session.step(ids), whole)
 
 
@@ -155,8 +159,8 @@ def test_a_server_that_stops_under_many_continuations_loses_none(
             os.killpg(group, signal.SIGSTOP)
         return await outputs(cache, step)
 
-    ids, ways, route = some_ids(), [some_ids(length=7, seed=seed) for seed in range(24)], Routing()
-    with backbone.session(ROWS, 2 * LENGTH) as session, torch.no_grad():
+    ids, ways, route = some_ids(), [some_ids(length=7, seed=seed) for seed in range(24)], RouteRecord()
+    with closing(backbone.session(ROWS, 2 * LENGTH)) as session, torch.no_grad():
         session.step(ids)
         monkeypatch.setattr(ServerCache, "outputs", stopped_meanwhile)
         try:
@@ -180,11 +184,11 @@ def test_a_server_that_is_killed_costs_what_it_was_sent_and_nothing_else(
     with torch.no_grad():
         whole = backbone.hidden_states(ids, tuned.prompts, tuned.deep_prompts)[:, -LENGTH:]
     requests.servers.excluded = {str(span.peer) for span in everyone if span is not whole_server}
-    with backbone.session(ROWS, LENGTH, tuned.prompts, tuned.deep_prompts) as session:
+    with closing(backbone.session(ROWS, LENGTH, tuned.prompts, tuned.deep_prompts)) as session:
         first = session.step(ids[:, :20])
         requests.servers.excluded = set()
         replicas_swarm.kill_server(2)
-        route = Routing()
+        route = RouteRecord()
         ways = session.continuations([ids[:, 20:], ids[:, 20:22]] * 6, route)
         assert {(segment.start, segment.end) for segment in route.route} == {(0, 4), (0, 2), (2, 4)}
         assert all(close_to(way, whole[:, 20 : 20 + way.shape[1]]) for way in ways)
@@ -199,7 +203,7 @@ def test_a_rolled_back_session_sends_only_what_is_new_and_forgets_what_was(backb
     prefix, texts = some_ids(length=300), [some_ids(length=25, seed=seed) for seed in range(3)]
 
     def outputs(order: list[int]) -> dict[int, torch.Tensor]:
-        with backbone.session(ROWS, 330) as session:
+        with closing(backbone.session(ROWS, 330)) as session:
             session.step(prefix)
             before = backbone.requests.transport.bytes_sent
             found = {number: session.step(texts[number], start=300) for number in order}
@@ -209,7 +213,7 @@ def test_a_rolled_back_session_sends_only_what_is_new_and_forgets_what_was(backb
         return found
 
     one, other = outputs([0, 1, 2]), outputs([2, 1, 0])
-    with backbone.session(ROWS, 330) as session:
+    with closing(backbone.session(ROWS, 330)) as session:
         session.step(prefix)
         ways = session.continuations(texts)
         assert session.position == 300
@@ -236,7 +240,7 @@ def test_several_continuations_are_on_the_way_to_a_server(
             unanswered[first] -= 1
 
     ways = [some_ids(length=7, seed=seed) for seed in range(2 * STEPS)]
-    with backbone.session(ROWS, 2 * LENGTH) as session, ThreadPoolExecutor(2) as threads:
+    with closing(backbone.session(ROWS, 2 * LENGTH)) as session, ThreadPoolExecutor(2) as threads:
         session.step(some_ids())
         before = [session.continuations([way])[0] for way in ways]
         monkeypatch.setattr(ServerCache, "outputs", noted)
@@ -250,7 +254,7 @@ def test_a_continuation_that_fails_fails_all_of_its_call_and_no_other(
     backbone: SwarmBackbone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send, broken = ServerCache.send, some_ids(length=5, seed=8)
-    with backbone.session(ROWS, 2 * LENGTH) as session:
+    with closing(backbone.session(ROWS, 2 * LENGTH)) as session:
         session.step(some_ids())
         expected = session.continuations([broken])
 

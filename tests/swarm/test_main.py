@@ -22,7 +22,8 @@ def test_a_private_swarm_starts_shows_its_status_and_ends(
     end: signal.Signals, launcher: Launcher, tmp_path: Path
 ) -> None:
     peers_file = tmp_path / "peers.txt"
-    options = ["--model", str(demo.BASE_MODEL), "--blocks", "0:4", "1:3", "--peers-file", str(peers_file)]
+    blocks = ["0:4"] if end == signal.SIGKILL else ["0:4", "1:3"]
+    options = ["--model", str(demo.BASE_MODEL), "--blocks", *blocks, "--peers-file", str(peers_file)]
     # as a shell starts jobs in the background of a script
     swarm = launcher.start("-m", "dist_eval.swarm", *options, preexec_fn=_ignore_interrupts)
     assert wait_for(lambda: _content(peers_file) or swarm.poll() is not None)
@@ -37,7 +38,7 @@ def test_a_private_swarm_starts_shows_its_status_and_ends(
     swarm.send_signal(end)
     out, err = swarm.communicate(timeout=TIMEOUT)
     assert swarm.returncode == (-9 if end == signal.SIGKILL else 0)
-    assert "base: 4 blocks, 2 servers" in out
+    assert f"base: 4 blocks, {len(blocks)} server" in out
     assert peers[0] in out
     assert err == ""
     assert not launcher.leftovers()

@@ -14,7 +14,7 @@ from dist_eval import demo
 from dist_eval.process.ports import free_ports
 from dist_eval.swarm.__main__ import main
 from dist_eval.swarm.member import peers_to_join
-from dist_eval.swarm.p2p_daemon import may_listen
+from dist_eval.swarm.reachability import may_listen
 
 NAMES = ["QmZmNRxpVSgwCUQ1ncBqnmjUUzotKCQj6JPvWEd2YpBd57", "QmNYetLanhvQdm9Liu83dwqtTDEdJyTobjsywvVV4hDEDJ"]
 
@@ -83,6 +83,8 @@ def test_servers_come_back_as_the_same_peers_and_the_first_one_joins_those_that_
 
         def is_complete() -> bool:
             nonlocal status
+            for server in servers:  # say why, instead of waiting for one that has ended
+                assert server.poll() is None, server.communicate()
             status = launcher.run("-m", "dist_eval.swarm", "status", "--initial-peers", *(peers[n] for n in of))
             return status.returncode == 0
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,19 +11,17 @@ from hypothesis import strategies as st
 from simulated_swarm import TOKENS, Clock, Server, simulate
 
 from dist_eval.process.shared_state import SharedStates
-from dist_eval.swarm.pace import Ticket
-from dist_eval.swarm.pacing import Pacing
-from dist_eval.swarm.router import Router, Span
+from dist_eval.swarm.pacing import Pace, Pacing, Ticket, forget, settle
+from dist_eval.swarm.router import Router
+from dist_eval.swarm.routes import Span
 
 WORK = 8000
 """Of a request, in tokens times blocks."""
 
+PERIOD = 100.0
+
 SECONDS, BLOCKS = 0.2, 4
 """Of a stage of a pipeline, for a batch."""
-
-
-def slow(value: float) -> Any:
-    return pytest.param(value, marks=pytest.mark.slow)
 
 
 def share_of_limit(
@@ -76,7 +73,7 @@ def test_few_batches_pass_without_a_convoy(way: float) -> None:
     assert share > 0.9
 
 
-@pytest.mark.parametrize("way", [slow(0.02), 0.1, slow(0.5)])
+@pytest.mark.parametrize("way", [0.02, 0.1, 0.5])
 def test_a_way_that_was_not_measured_is_learned(way: float) -> None:
     share, servers = share_of_limit(1, 300, way, measured=0.0, announced=None)
     assert share > 0.94
@@ -108,7 +105,7 @@ def test_a_fast_server_is_kept_busy_though_the_way_varies(busy: float) -> None:
     assert all(server.most_held <= 15 for server in servers)
 
 
-@pytest.mark.parametrize("way", [slow(0.0), 0.1])
+@pytest.mark.parametrize("way", [0.0, 0.1])
 def test_servers_of_unsteady_speed_are_kept_busy(way: float) -> None:
     share, servers = share_of_limit(1, 300, way, noise=0.5)
     assert share > 0.93
@@ -363,3 +360,45 @@ def test_no_order_of_events_closes_a_gate_for_good(
             return
         now += wait
     raise AssertionError("one request without an answer closes the gate")
+
+
+def send(pace: Pace, work: int, now: float) -> Ticket:
+    forget(pace, now, PERIOD)
+    pace.unanswered += 1
+    pace.unanswered_work += work
+    return Ticket(work, now, now, period=pace.period)
+
+
+def test_a_request_counts_until_a_whole_period_later() -> None:
+    pace = Pace()
+    early, late = send(pace, 3, 1.0), send(pace, 5, 90.0)
+    forget(pace, 150.0, PERIOD)
+    assert (pace.unanswered, pace.unanswered_work) == (2, 8)
+    assert settle(pace, late) and (pace.unanswered, pace.unanswered_work) == (1, 3)
+    forget(pace, 250.0, PERIOD)
+    assert (pace.unanswered, pace.unanswered_work) == (0, 0)
+    assert not settle(pace, early) and (pace.unanswered, pace.unanswered_work) == (0, 0)
+
+
+def test_after_a_long_pause_all_is_forgotten() -> None:
+    pace = Pace()
+    ticket = send(pace, 3, 1.0)
+    pace.waiting = 7
+    forget(pace, 1000.0, PERIOD)
+    assert (pace.unanswered, pace.unanswered_work, pace.waiting) == (0, 0, 0)
+    assert not settle(pace, ticket)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.floats(0.0, 150.0), st.integers(1, 1000)), max_size=50))
+def test_what_is_counted_is_what_was_sent_lately_and_not_settled(events: list[tuple[bool, float, int]]) -> None:
+    pace, now, open_tickets = Pace(), 1.0, list[Ticket]()
+    for is_sent, pause, work in events:
+        now += pause
+        if is_sent or not open_tickets:
+            open_tickets.append(send(pace, work, now))
+        else:
+            forget(pace, now, PERIOD)
+            ticket = open_tickets.pop(work % len(open_tickets))
+            assert settle(pace, ticket) or now - ticket.sent_at >= PERIOD
+        counted = [ticket.work for ticket in open_tickets if ticket.period >= pace.period - 1]
+        assert (pace.unanswered, pace.unanswered_work) == (len(counted), sum(counted))

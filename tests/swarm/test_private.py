@@ -49,7 +49,7 @@ def test_a_killed_server_comes_back_under_its_old_address(
 ) -> None:
     from dist_eval.swarm.coverage import wait_until_covered
 
-    phoenix = PrivateSwarm(str(tiny_models["llama"]), num_blocks=4, dht_prefix="phoenix", spans=[(0, 2), (2, 4)])
+    phoenix = ForkedSwarm(str(tiny_models["llama"]), num_blocks=4, dht_prefix="phoenix", spans=[(0, 2), (2, 4)])
     with swarm_client.visiting(phoenix) as swarm:
         classifier = swarm_client.classifier(swarm, make_tuned("ptune"), outage_timeout=3.0)
         batch = torch.arange(1, 9).view(1, 8), torch.tensor([8])

@@ -26,7 +26,8 @@ from dist_eval.swarm import attempts
 from dist_eval.swarm.client import join_swarm, rejoin_swarm
 from dist_eval.swarm.private import PrivateSwarm
 from dist_eval.swarm.requests import SwarmRequests
-from dist_eval.swarm.router import UNKNOWN, Router, Routing, Span
+from dist_eval.swarm.router import Router
+from dist_eval.swarm.routes import UNKNOWN, RouteRecord, Span
 
 ROWS, LENGTH, PROMPTS = 6, 20, 5
 NUMBERS = ROWS * (LENGTH + PROMPTS) * HIDDEN
@@ -156,13 +157,13 @@ def test_a_request_too_large_for_a_server_is_split_in_halves(
 ) -> None:
     requests = requests_of(swarm_client.classifier_on_all(three_replicas, make_tuned(None)))
     hidden = hidden_states(swarm_client.backbones[-1], rows=30, length=100)  # servers accept 2048 tokens
-    routing = Routing()
-    whole = requests.forward(hidden, None, routing)
+    record = RouteRecord()
+    whole = requests.forward(hidden, None, record=record)
     assert requests.halved == 1
     assert torch.equal(whole, torch.cat([requests.forward(half, None) for half in hidden.tensor_split(2)]))
-    assert requests.retries == 0
+    assert requests.router.retries == 0
     assert not any(is_banned(requests, span) for span in requests.servers.spans())
-    assert {(start, end) for _, start, end, _ in routing.route} == {(0, 4)}
+    assert {(start, end) for _, start, end, _ in record.route} == {(0, 4)}
     with pytest.raises(RefusedError, match=r"a text of 2100 tokens.*max_batch_size \(2048\).*--max-length"):
         requests.forward(hidden_states(swarm_client.backbones[-1], rows=2, length=2100), None)
 
@@ -174,7 +175,7 @@ def test_a_request_that_all_servers_refuse_is_an_error_and_bans_them_briefly(
     requests, hidden = requests_of(classifier), hidden_states(classifier.backbone, rows=2, length=10)
     with pytest.raises(RefusedError, match=r"servers refused it, blocks 0:4 \(peer \w+\): .*; blocks 0:4 \(peer"):
         requests.forward(torch.cat([hidden, hidden], dim=2), None)
-    assert requests.retries == 2
+    assert requests.router.retries == 2
     later = time.monotonic() + 1.5
     assert not any(requests.router.stats(span.peer).is_banned(later) for span in requests.servers.spans())
     assert requests.forward(hidden, None).shape == hidden.shape
@@ -208,7 +209,7 @@ def test_a_hanging_replica_does_not_delay_requests(
     try:
         start = time.monotonic()
         with ThreadPoolExecutor(16) as pool:
-            while not requests.retries:  # until it was asked
+            while not requests.router.retries:  # until it was asked
                 for answer in pool.map(lambda _: classifier.logits(ids, lengths), range(16)):
                     assert torch.equal(answer, before)
                 assert time.monotonic() - start < TIMEOUT / 2
@@ -232,7 +233,7 @@ def test_replicas_that_are_all_busy_are_given_more_time(
     try:
         with ThreadPoolExecutor(1) as pool:
             answer = pool.submit(classifier.logits, *batch())
-            assert wait_for(lambda: requests_of(classifier).retries == 1)
+            assert wait_for(lambda: requests_of(classifier).router.retries == 1)
             time.sleep(3.0)  # the second attempt has not given up yet
             for group in groups:
                 os.killpg(group, signal.SIGCONT)
@@ -297,7 +298,7 @@ def test_killed_replicas_cost_retries_and_missing_blocks_are_waited_for(
     before = classifier.logits(ids, lengths)
     for _ in range(5):
         assert torch.equal(classifier.logits(ids, lengths), before)
-    assert (requests.retries, len(requests.router.servers)) == (0, 3)
+    assert (requests.router.retries, len(requests.router.servers)) == (0, 3)
     failures_before = failures(requests)
 
     swarm.kill_server(1)
@@ -309,7 +310,7 @@ def test_killed_replicas_cost_retries_and_missing_blocks_are_waited_for(
             while not any(server.is_banned(time.monotonic()) for server in requests.router.servers.values()):
                 for answer in pool.map(lambda _: classifier.logits(ids, lengths), range(16)):
                     assert torch.equal(answer, before)
-        assert failures(requests) - failures_before == requests.retries
+        assert failures(requests) - failures_before == requests.router.retries
         activations = (ROWS, LENGTH + PROMPTS, HIDDEN)
         assert not [kept for kept in gc.get_objects() if isinstance(kept, torch.Tensor) and kept.shape == activations]
     finally:
@@ -320,13 +321,13 @@ def test_killed_replicas_cost_retries_and_missing_blocks_are_waited_for(
     with pytest.raises(OutageError, match=r"for 4 s \(--swarm-timeout\) .* no server to reach for block.* 0"):
         classifier.logits(ids, lengths)
     assert 4.0 < time.monotonic() - start < TIMEOUT / 2
-    assert "no server to reach for block" in requests.outage.notice()
-    assert requests.outage.notice() == "", "notices are rate-limited"
+    assert "no server to reach for block" in requests.servers.notice()
+    assert requests.servers.notice() == "", "notices are rate-limited"
 
-    requests.outage.timeout = TIMEOUT
-    requests.outage.rejoin = functools.partial(rejoin_swarm, classifier.backbone.dht, [swarm.addresses[0]])
+    requests.servers.outage_timeout = TIMEOUT
+    requests.servers.rejoin = functools.partial(rejoin_swarm, classifier.backbone.dht, [swarm.addresses[0]])
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(classifier.logits, ids, lengths)
-        assert wait_for(lambda: "no server to reach for block" in requests.outage.notice())
+        assert wait_for(lambda: "no server to reach for block" in requests.servers.notice())
         swarm.start_server(0)
         assert torch.equal(answer.result(TIMEOUT), before)

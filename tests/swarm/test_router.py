@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from simulated_swarm import TOKENS, Clock, Server, simulate
 
 from dist_eval.data.answers import RouteSegment
-from dist_eval.swarm.pace import Ticket
-from dist_eval.swarm.router import Router, Span, without
+from dist_eval.swarm.pacing import Ticket
+from dist_eval.swarm.router import Router
+from dist_eval.swarm.routes import Span, without
 
 
 def seconds_of(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dist_eval.results.work import Announcement
-from dist_eval.swarm.router import Span
+from dist_eval.swarm.routes import Span
 from dist_eval.swarm.session_room import NO_ROOM, SessionRoom, room_for_sessions
 
 MAIN, RELEASE = Announcement(version="2.3.0.dev2"), Announcement(version="2.2.0.post1")
@@ -17,7 +17,7 @@ def room(*servers: tuple[int, int, int, Announcement], share: float = 0.5) -> Se
         Span(str(n), start, end, announced): tokens * (end - start)
         for n, (start, end, tokens, announced) in enumerate(servers)
     }
-    return room_for_sessions(list(spans), spans, 8, share, 1024)
+    return room_for_sessions(spans, 8, share, 1024)
 
 
 @pytest.mark.parametrize(

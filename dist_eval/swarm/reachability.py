@@ -1,4 +1,4 @@
-"""Patches for the p2p daemon, hivemind's helper process: its sockets, its lifetime, and when it dials.
+"""Whether something listens at a peer's address, asked before the p2p daemon, hivemind's helper process, dials it.
 
 After a failed dial the daemon does not dial that peer again for 5 s, plus 1 s times the square of the attempts so far,
 up to 5 minutes (libp2p's `DialBackoff`). A server that comes back would stay unreachable for as long. So before a call
@@ -14,16 +14,10 @@ import functools
 import re
 import socket
 import time
-import types
 from collections.abc import Awaitable, Callable, Iterable
-from pathlib import Path
 from typing import Any
 
-from dist_eval.process.lifetime import die_with_parent
-from dist_eval.swarm.failures import Failure, classify
-
-# Settings of the daemon's Go runtime: collect when the heap has grown by this many percent, or to this size
-_GARBAGE_COLLECTION = {"GOGC": "1600", "GOMEMLIMIT": "256MiB"}
+from dist_eval.swarm.failures import Failure, PeerUnreachable, classify
 
 _TCP_ADDRESS = re.compile(r"^/(?:ip4|ip6|dns|dns4|dns6)/([^/]+)/tcp/([0-9]{1,5})(?:/p2p/(\w+))?$")
 _PROBE_SECONDS, _SKIP_PROBE_SECONDS = 0.5, 15.0
@@ -32,10 +26,6 @@ CONTACT_SECONDS, BETWEEN_CONTACTS = 12.0, 1.0
 """How long and how often to try a peer before it counts as unreachable: longer than the daemon does not dial."""
 
 Address = tuple[str, int]
-
-
-class PeerUnreachable(ConnectionError):
-    """Nothing listens at a peer's address, so the daemon was not made to dial it."""
 
 
 class ReachabilityCache:
@@ -85,28 +75,6 @@ class ReachabilityCache:
 
 
 _reachability = ReachabilityCache()  # Of this process; a DHT node, being forked, starts with a copy
-
-
-def patch_p2p_daemon(sockets: Path) -> None:
-    """Sets the daemon's socket folder, ties its lifetime to its parent process, and makes it collect garbage less.
-
-    A daemon that holds little and forwards megabytes spent half of its CPU time on garbage collection.
-    """
-    from hivemind.p2p import p2p_daemon
-
-    p2p_daemon.P2P._UNIX_SOCKET_PREFIX = f"/unix{sockets}/"
-
-    async def create_subprocess_exec(*args: Any, **kwargs: Any) -> asyncio.subprocess.Process:
-        kwargs["env"] = {**_GARBAGE_COLLECTION, **kwargs["env"]}
-        return await asyncio.subprocess.create_subprocess_exec(*args, preexec_fn=die_with_parent, **kwargs)
-
-    # the module's only use of asyncio.subprocess is to start the daemon
-    patched_asyncio = types.ModuleType("asyncio")
-    patched_asyncio.__dict__.update(vars(asyncio))
-    patched_asyncio.subprocess = types.SimpleNamespace(  # type: ignore[attr-defined]
-        **{**vars(asyncio.subprocess), "create_subprocess_exec": create_subprocess_exec}
-    )
-    p2p_daemon.asyncio = patched_asyncio
 
 
 def probe_before_dialing(peers: Iterable[str]) -> None:

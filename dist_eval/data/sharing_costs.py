@@ -1,12 +1,12 @@
-"""What sessions and plain forwards cost, in tokens that servers compute."""
+"""What texts cost in plain forwards, and after a shared beginning, in tokens that servers compute."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-SESSION_TOKENS = 1024
-"""Tokens of a batch of generated texts, and of a forward that takes a session's place."""
+CACHE_TOKENS = 1024
+"""Tokens of a batch of generated texts, and of a plain forward of texts that were to share a beginning."""
 
 REQUEST_OVERHEAD = 80.0
 """What a server does for a request besides its tokens, in tokens (see `benchmarks.prefix`)."""
@@ -14,19 +14,19 @@ REQUEST_OVERHEAD = 80.0
 CACHE_READING = 0.02
 """What attending to a token in a cache costs, in tokens that are computed anew (see `benchmarks.prefix`)."""
 
-SESSIONS = 6
-"""Sessions that a run may open, each of which computes the beginning."""
+OPENINGS = 6
+"""How often a run computes a shared beginning: that many batches are in flight at a time."""
 
 MORE_ROWS = 2
-"""Sessions of another shape are opened for shorter texts once so many times as many rows fit into them."""
+"""Shorter texts are continued in other rows once so many times as many rows fit into the caches."""
 
 WORTHWHILE = 0.9
-"""Sessions have to cost less than this share of the alternative: what is estimated may be wrong."""
+"""Sharing has to cost less than this share of the alternative: what is estimated may be wrong."""
 
 
-def rows_in_session(length: int, session_tokens: int) -> int:
-    """Returns how many texts of a length, prompts included, a session holds; at least 1."""
-    return max(1, session_tokens // length)
+def rows_in_cache(length: int, cache_tokens: int) -> int:
+    """Returns how many texts of a length, prompts included, caches hold; at least 1."""
+    return max(1, cache_tokens // length)
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Costs:
     prefix: int  # see `dist_eval.data.plan.plan_batches`
     prompt_tokens: int  # those of `prefix` that are prompts, which all texts begin with
     copies: int  # see `dist_eval.data.plan.plan_batches`
-    session_tokens: int  # tokens that a session may hold
+    cache_tokens: int  # tokens that caches may hold
 
     def of_forwards(self, count: int, tokens: int) -> float:
         """Estimates plain forwards."""
@@ -45,15 +45,15 @@ class Costs:
     def rows(self, longest: int, requests: int, beginning: int) -> int:
         """Returns how many rows cost least: more of them take fewer requests, but compute the beginning more often.
 
-        With r rows, that is requests / r * REQUEST_OVERHEAD + SESSIONS * r * beginning.
+        With r rows, that is requests / r * REQUEST_OVERHEAD + OPENINGS * r * beginning.
         """
-        most = rows_in_session(longest, self.session_tokens)
+        most = rows_in_cache(longest, self.cache_tokens)
         if beginning:
-            most = min(most, round(math.sqrt(requests * REQUEST_OVERHEAD / (SESSIONS * beginning))))
+            most = min(most, round(math.sqrt(requests * REQUEST_OVERHEAD / (OPENINGS * beginning))))
         return max(1, most)
 
     def of_turns(self, count: int, tokens: int, common: int) -> float:
-        """Estimates sessions that hold a common beginning, and continue it by one text after the other."""
+        """Estimates caches that hold a common beginning, which is continued by one text after the other."""
         sent, forwards, beginning = self._sent(count, tokens), count * self.copies, self.prompt_tokens + common
         rows = self.rows(-(-sent // forwards), forwards, beginning)
         steps = -(-forwards // rows)
@@ -61,11 +61,11 @@ class Costs:
         return sent - forwards * beginning + steps * each + self.of_openings(steps, rows, beginning)
 
     def of_openings(self, steps: int, rows: int, beginning: int) -> float:
-        """Estimates what it costs to open the sessions for so many steps."""
-        return min(steps, SESSIONS) * (rows * beginning + REQUEST_OVERHEAD)
+        """Estimates what it costs to compute the beginning for so many steps."""
+        return min(steps, OPENINGS) * (rows * beginning + REQUEST_OVERHEAD)
 
     def saved(self, count: int, tokens: int, common: int) -> float:
-        """Estimates what sessions save; negative if it is not worth it (see `of_turns` for the arguments)."""
+        """Estimates what sharing saves; negative if it is not worth it (see `of_turns` for the arguments)."""
         if not count:
             return 0.0
         return WORTHWHILE * self.of_forwards(count, tokens) - self.of_turns(count, tokens, common)

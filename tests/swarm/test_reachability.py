@@ -7,9 +7,9 @@ import socket
 
 import pytest
 
-from dist_eval.swarm import p2p_daemon as daemon
-from dist_eval.swarm.failures import Failure, classify
-from dist_eval.swarm.p2p_daemon import PeerUnreachable, ReachabilityCache, tcp_address
+from dist_eval.swarm import reachability
+from dist_eval.swarm.failures import Failure, PeerUnreachable, classify
+from dist_eval.swarm.reachability import ReachabilityCache, tcp_address
 
 
 @pytest.mark.parametrize(
@@ -39,10 +39,10 @@ def test_an_unreachable_peer_is_not_dialed_until_something_listens(monkeypatch: 
         cache.mark_unreachable("peer")
         with pytest.raises(PeerUnreachable, match=f"nothing listens at 127.0.0.1:{address[1]}") as caught:
             await cache.require("peer")
-        assert classify(caught.value) is Failure.UNREACHABLE
+        assert classify(caught.value) is Failure.NOT_LISTENING
         with socket.create_server(address):
             await cache.require("peer")
-        monkeypatch.setattr(daemon, "_SKIP_PROBE_SECONDS", 0.0)
+        monkeypatch.setattr(reachability, "_SKIP_PROBE_SECONDS", 0.0)
         await cache.require("peer")  # it may have moved
 
     asyncio.run(scenario())
