@@ -69,7 +69,7 @@ class Prompts:
                 model=str(self.model.base),
                 prompts=self.prompts,
                 new_tokens=self.new_tokens,
-                threads=threads,
+                in_flight=threads,
                 initial_peers=self.peers if on_swarm else [],
                 dht_prefix=self.model.dht_prefix,
             )

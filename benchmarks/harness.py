@@ -67,11 +67,11 @@ class Program:
 
     def add(self, option: str, default: Any, what: str, **settings: Any) -> None:
         """Adds an option of the type of its default; a tuple takes several values."""
-        if isinstance(default, tuple):
-            settings = {"nargs": "+", "type": type(default[0]), **settings}
-        else:
-            settings = {"type": type(default), **settings}
-        self.parser.add_argument(option, default=default, help=f"{what} (%(default)s)", **settings)
+        several = isinstance(default, tuple)
+        values = default if several else (default,)
+        shown = "; ".join(map(str, values))
+        settings = {"type": type(values[0]), **({"nargs": "+"} if several else {}), **settings}
+        self.parser.add_argument(option, default=default, help=f"{what} (default: {shown})", **settings)
 
     def main(self) -> NoReturn:
         """Runs the command line, and ends the process and all that it started, also on Ctrl-C."""

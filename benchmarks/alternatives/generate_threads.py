@@ -19,7 +19,7 @@ def generate(
     model: str,
     prompts: list[str],
     new_tokens: int,
-    threads: int,
+    in_flight: int,
     initial_peers: list[str],
     dht_prefix: str,
 ) -> dict[str, Any]:
@@ -40,6 +40,6 @@ def generate(
     text_after(prompts[0])  # the warm-up
     gc.disable()  # Petals' session, collected in the event loop's thread, closes itself there and waits for ever
     start = time.perf_counter()
-    with ThreadPoolExecutor(threads) as pool:
+    with ThreadPoolExecutor(in_flight) as pool:
         texts = list(pool.map(text_after, prompts))
     return {"seconds": time.perf_counter() - start, "answers": texts}
