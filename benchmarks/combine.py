@@ -157,7 +157,10 @@ def with_tensors(local: Predictions) -> Gather:
             parts = [torch.empty_like(padded) for _ in everyones]
             dist.all_gather(parts, padded)
             columns[name] = torch.cat([part[:n] for part, n in zip(parts, everyones, strict=True)]).numpy()
-        return local if dist.get_rank() else Predictions(**columns).in_dataset_order()
+        if dist.get_rank():
+            return local
+        order = np.argsort(columns["index"])
+        return Predictions(**{name: column[order] for name, column in columns.items()})
 
     return gather
 
