@@ -22,15 +22,12 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from benchmarks import harness, ranks
-from benchmarks.harness import Report
-from benchmarks.program import BenchmarkError, run_program
+from benchmarks.harness import BenchmarkError, Program, Report
 from dist_eval import demo
 from dist_eval.swarm.private import PrivateSwarm
 
@@ -40,15 +37,13 @@ KILLED, RETURNED = "a server is killed, another one has its blocks", "the only s
 _BAR_SECONDS = 5.0
 _BLOCKS, _REPLICAS, _PREFIX = 4, 2, "chaos"
 _WORLD_SIZES = (1, 2, 3)
-_TOKEN_BUDGET = 400
-"""Small, so that there are hundreds of batches."""
-_REPEATED, _QUICK_REPEATED = 24, 3
+_TOKEN_BUDGET = 400  # small, so that there are hundreds of batches
+_REPEATED = 24
 _FEW_SHOT = [
     *("--prompt", "{text}", "--label-words", *(f"<{digit}>" for digit in range(10)), "--label-delimiter", ""),
     *("--few-shot", "3", "--few-shot-from", str(demo.TRAIN_DATA)),
 ]
-_STEP = 0.015
-"""Share of the batches to finish before the next event."""
+_STEP = 0.015  # share of the batches to finish before the next event
 _ORPHANS_SECONDS = 30.0
 _LAST_CHARACTERS = 5000
 _MOST_RESTARTS = 3
@@ -86,7 +81,7 @@ class Run:
         self.starts += 1
         with (self._scratch_dir / f"start-{self.starts}.log").open("wb") as log:
             self.agent = subprocess.Popen(
-                [sys.executable, *ranks.torchrun(world_size), *self._arguments],
+                [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={world_size}", *self._arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -102,10 +97,14 @@ class Run:
         while (late := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.05)
         self.orphans += len(late)
-        for process in late:
+        self.kill()
+        return status
+
+    def kill(self) -> None:
+        """Kills all that is left of it."""
+        for process in self.processes():
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-        return status
 
     def rank(self, number: int) -> psutil.Process | None:
         """Returns the process of a rank, if it runs."""
@@ -213,33 +212,30 @@ class Chaos:
 
 
 def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
-    """Disturbs runs, then measures how soon a run resumes.
-
-    Args:
-        options: the command line.
-        scratch_dir: folder for temporary files.
-    """
+    """Disturbs runs, then measures how soon a run resumes."""
     report = Report("chaos", QUESTION, unit="s", options=options, more_is_better=False)
-    count, long = 4 if options.quick else options.events, write_rows(scratch_dir / "long.csv", _REPEATED)
-    dataset = write_rows(scratch_dir / "short.csv", _QUICK_REPEATED) if options.quick else long
+    long = write_rows(scratch_dir / "long.csv", _REPEATED)
+    dataset = write_rows(scratch_dir / "rows.csv", options.repeated)
     with replicated_swarm(scratch_dir) as swarm:
-        start = partial(Run, scratch_dir=scratch_dir, peers=swarm.initial_peers, sessions=options.sessions)
+
+        def make_run(name: str, rows: Path, peers: list[str]) -> Run:
+            return Run(rows, scratch_dir / name, scratch_dir, peers, sessions=options.sessions)
+
         # without sessions a swarm gives the very bits of the local model
-        peers = swarm.initial_peers if options.sessions else []
-        undisturbed = start(dataset, scratch_dir / "undisturbed", peers=peers)
+        undisturbed = make_run("undisturbed", dataset, swarm.initial_peers if options.sessions else [])
         at_first = free_cache(swarm) if options.sessions else []
         undisturbed.start(2)
         if undisturbed.wait():
             raise BenchmarkError(f"the undisturbed run failed: {undisturbed.last_message()}")
-        for round_number in range(1 if options.quick else options.rounds):
-            run = start(dataset, scratch_dir / f"disturbed-{round_number}")
-            tally = disturb(run, swarm, random.Random(options.seed + round_number), count, undisturbed.journal_size())
-            judge(report, run, undisturbed, tally)
+        for number in range(options.rounds):
+            run = make_run(f"disturbed-{number}", dataset, swarm.initial_peers)
+            generator = random.Random(options.seed + number)
+            tally = disturb(run, swarm, generator, options.events, undisturbed.journal_size())
+            report.note(judge(run, undisturbed, tally))
             if options.sessions:
                 report.note(judge_caches(run, swarm, at_first))
-        for _ in range(1 if options.quick else options.rounds):
-            run = start(long, scratch_dir / f"watched-{uuid.uuid4().hex}")
-            with_replica, without = watch(run, swarm)
+        for number in range(options.rounds):
+            with_replica, without = watch(make_run(f"watched-{number}", long, swarm.initial_peers), swarm)
             report.add(SOONEST, KILLED, with_replica)
             report.add(SOONEST, RETURNED, without)
     for name in (KILLED, RETURNED):
@@ -317,23 +313,21 @@ def disturb(run: Run, swarm: PrivateSwarm, generator: random.Random, count: int,
                 run.start(world_size)
     finally:
         chaos.thaw(at_once=True)
-        for process in run.processes():
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
+        run.kill()
     for words in others[:_OTHER_ERRORS_SHOWN]:
         print(f"  a start ended with: {words}", flush=True)
     return tally
 
 
-def judge(report: Report, run: Run, undisturbed: Run, tally: Counter[str]) -> None:
-    """Compares a disturbed run with the undisturbed one and notes the tally."""
+def judge(run: Run, undisturbed: Run, tally: Counter[str]) -> str:
+    """Compares a disturbed run with the undisturbed one, and returns the tally as a sentence."""
     results = run.results()
     coverage, events = results["coverage"], {name: n for name, n in tally.items() if "restart" not in name}
     is_equal = run.predictions() == undisturbed.predictions()
     sections = ("metrics", "per_class", "confusion_matrix", "coverage")
     is_equal &= all(results[name] == undisturbed.results()[name] for name in sections)
     verdict = "equal to the undisturbed run's to the last byte" if is_equal else "LOST: other results than undisturbed"
-    report.note(
+    return (
         f"{sum(events.values())} events ({', '.join(f'{n} x {name}' for name, n in sorted(events.items()))}), "
         f"{tally['restarts on another number of ranks']} restarts on another number of ranks, "
         f"{results['plan']['batches']} batches: {coverage['missing']} of {coverage['expected']} examples lost, "
@@ -455,15 +449,11 @@ def wait_for(condition: Callable[[], Any], what: str) -> None:
         time.sleep(0.05)
 
 
-def main() -> None:
-    """Runs the command line."""
-    parser = harness.parser("chaos", QUESTION, rounds=1)
-    parser.add_argument("--events", type=int, default=24, help="minimum number of events (default 24)")
-    parser.add_argument("--sessions", action="store_true", help="texts begin alike")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the schedule (default 0)")
-    options = parser.parse_args()
-    run_program(lambda scratch_dir: measure(options, scratch_dir))
-
+PROGRAM = Program("chaos", QUESTION, measure, rounds=1, quick={"events": 4, "repeated": 3})
+PROGRAM.add("--events", 24, "minimum number of events")
+PROGRAM.add("--repeated", _REPEATED, "how often the rows of the embedded example are evaluated")
+PROGRAM.add("--seed", 0, "seed of the schedule")
+PROGRAM.parser.add_argument("--sessions", action="store_true", help="texts begin alike")
 
 if __name__ == "__main__":
-    main()
+    PROGRAM.main()

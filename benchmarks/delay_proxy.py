@@ -1,13 +1,13 @@
 """Emulates a wide-area network on one machine: TCP connections with a fixed delay in each direction.
 
-`DelayProxy` starts a process (`python -m benchmarks.delay_proxy`) that forwards bytes after half a round trip, without
-limiting the bandwidth. It reads the delay in seconds from stdin, and prints "ready" when a new delay is in effect. Only
-data are delayed: connections are accepted at once, which does not matter if they are long-lived.
+`DelayProxy` starts a process (`python -m benchmarks.delay_proxy LISTEN:TARGET...`) that forwards bytes after half a
+round trip, without limiting the bandwidth. It reads the delay in seconds from stdin, and prints "ready" when a new
+delay is in effect. Only data are delayed: connections are accepted at once, which does not matter if they are
+long-lived.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import contextlib
 import socket
@@ -25,6 +25,7 @@ from dist_eval.process.lifetime import die_with_parent
 
 _READY = b"ready\n"
 _ROOT = Path(__file__).parents[1]
+_HOST = "127.0.0.1"
 _EOF = b""
 _CLOSE_SECONDS, _POLL_SECONDS = 0.05, 0.1
 
@@ -35,18 +36,20 @@ class DelayProxy:
     Args:
         routes: for each port to listen on, the port of the same host to connect to. Until that is open,
             connections are refused.
-        host: the host of all ports.
     """
 
-    def __init__(self, routes: Sequence[tuple[int, int]], host: str = "127.0.0.1") -> None:
-        self.routes, self.host = list(routes), host
+    def __init__(self, routes: Sequence[tuple[int, int]]) -> None:
+        self.routes = list(routes)
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> DelayProxy:
-        command = [sys.executable, "-m", "benchmarks.delay_proxy", "--host", self.host]
-        command += [f"{listen}:{target}" for listen, target in self.routes]
+        routes = [f"{listen}:{target}" for listen, target in self.routes]
         self._process = subprocess.Popen(
-            command, cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+            [sys.executable, "-m", "benchmarks.delay_proxy", *routes],
+            cwd=_ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
         )
         self.set_round_trip(0.0)
         return self
@@ -169,23 +172,22 @@ class _DelayReader(asyncio.Protocol):
             sys.stdout.flush()
 
 
-async def _serve(host: str, routes: Sequence[tuple[int, int]]) -> None:
+async def _serve(routes: Sequence[tuple[int, int]]) -> None:
     """Serves all routes; ports are bound first, so that a port in use fails before anything else starts."""
-    delay, listeners = _Delay(), [_bind(host, listen) for listen, _ in routes]
+    delay, listeners = _Delay(), [_bind(listen) for listen, _ in routes]
     await asyncio.get_running_loop().connect_read_pipe(lambda: _DelayReader(delay), sys.stdin)
-    await asyncio.gather(
-        *(_serve_route(delay, host, listener, target) for listener, (_, target) in zip(listeners, routes, strict=True))
-    )
+    targets = [target for _, target in routes]
+    await asyncio.gather(*(_serve_route(delay, *route) for route in zip(listeners, targets, strict=True)))
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+def _bind(port: int) -> socket.socket:
+    listener = socket.socket()
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind((host, port))
+    listener.bind((_HOST, port))
     return listener
 
 
-async def _serve_route(delay: _Delay, host: str, listener: socket.socket, target: int) -> None:
+async def _serve_route(delay: _Delay, listener: socket.socket, target: int) -> None:
     loop = asyncio.get_running_loop()
     connecting: set[asyncio.Task[None]] = set()
 
@@ -195,7 +197,7 @@ async def _serve_route(delay: _Delay, host: str, listener: socket.socket, target
 
         async def connect() -> None:
             try:
-                await loop.create_connection(lambda: far, host, target)
+                await loop.create_connection(lambda: far, _HOST, target)
             except OSError:  # nothing listens there any more: closes the client's connection
                 near.close()
 
@@ -204,40 +206,33 @@ async def _serve_route(delay: _Delay, host: str, listener: socket.socket, target
         task.add_done_callback(connecting.discard)
         return near
 
-    while not await _is_open(host, target):  # until then connections are refused, as by the target itself
+    while not await _is_open(target):  # until then connections are refused, as by the target itself
         await asyncio.sleep(_POLL_SECONDS)
     server = await loop.create_server(accept, sock=listener)
     await server.serve_forever()
 
 
-async def _is_open(host: str, port: int) -> bool:
+async def _is_open(port: int) -> bool:
     try:
-        transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, host, port)
+        transport, _ = await asyncio.get_running_loop().create_connection(asyncio.Protocol, _HOST, port)
     except OSError:
         return False
     transport.close()
     return True
 
 
-def _route(text: str) -> tuple[int, int]:
-    listen, _, target = text.partition(":")
-    return int(listen), int(target)
-
-
 def main() -> None:
     """Runs the proxy until it is killed."""
     die_with_parent()
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.delay_proxy", description=__doc__.splitlines()[0])
-    parser.add_argument("routes", nargs="+", type=_route, metavar="LISTEN:TARGET", help="ports of the host")
-    parser.add_argument("--host", default="127.0.0.1")
-    arguments = parser.parse_args()
-    try:
+    routes = []
+    for route in sys.argv[1:]:
+        listen, _, target = route.partition(":")
+        routes.append((int(listen), int(target)))
+    with contextlib.suppress(ImportError):
         import uvloop
 
         uvloop.install()
-    except ImportError:
-        pass
-    asyncio.run(_serve(arguments.host, arguments.routes))
+    asyncio.run(_serve(routes))
 
 
 if __name__ == "__main__":

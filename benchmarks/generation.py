@@ -10,34 +10,29 @@ import argparse
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from benchmarks import harness
-from benchmarks.alternatives.generate_threads import Result, Spec
-from benchmarks.contenders import Contender, ContenderError, run_alternative, run_process
-from benchmarks.hosting import distant_swarm_of
-from benchmarks.models import SMALL, TINY, Model, make_model
-from benchmarks.program import run_program
+from benchmarks.contenders import Contender, Outcome, note_agreement, run_round, with_ranks
+from benchmarks.harness import Program, Report
+from benchmarks.models import SIZES, SMALL, Model, make_model
+from benchmarks.processes import call, run_dist_eval
+from benchmarks.swarms import distant_swarm_of
 from benchmarks.text import make_corpus
 
 QUESTION = "How many tokens per second are generated on a swarm, beside Petals' own generate in threads?"
-HEADLINE = 100
-"""Round-trip time in milliseconds to which the required bound applies."""
-
-ROUND_TRIPS, RANKS, THREADS, BAR = (0, HEADLINE), (1, 2), (16, 64), 2.0
+# how many times as fast as the fastest of theirs, by the round trip in milliseconds
+BARS = {100: 2.0}
 LOCAL = "transformers' generate, one process without a swarm"
 _TASK = "stories"
-_SIZES = {str(size): size for size in (TINY, SMALL)}
 
 
 @dataclass(frozen=True)
-class Stage:
-    """Where contenders run.
+class Prompts:
+    """What is continued, and where.
 
     Attributes:
         model: the language model.
         tasks: folder of the task file.
-        prompts: what is continued.
+        prompts: the prompts.
         new_tokens: tokens of each text.
         peers: addresses of the swarm.
         folder: for temporary files.
@@ -50,27 +45,40 @@ class Stage:
     peers: list[str]
     folder: Path
 
-    def ours(self, contender: Contender) -> Result:
-        """Runs dist_eval."""
-        output = self.folder / f"output-{len(list(self.folder.iterdir()))}"
-        arguments: list[Any] = ["-m", "dist_eval.harness", "--model", self.model.base, "--tasks", _TASK]
-        arguments += ["--include-path", self.tasks, "--output", output, "--session-share", 1]  # as Petals' generate
-        run_process(contender, self.folder, *map(str, arguments), "--initial-peers", *self.peers, torchrun=True)
-        results = json.loads((output / "results.json").read_text(encoding="utf-8"))
-        lines = (output / results["files"]["samples"][_TASK]).read_text(encoding="utf-8").splitlines()
-        return Result(results["throughput"]["seconds"], [json.loads(line)["resps"][0][0] for line in lines])
+    def dist_eval(self, ranks: int) -> Contender:
+        """Returns dist_eval as a contender, which may fill the servers' caches, as Petals' generate does."""
 
-    def theirs(self, contender: Contender, *, local: bool = False) -> Result:
-        """Runs Petals' model, or one without a swarm."""
-        spec = Spec(
-            model=str(self.model.base),
-            prompts=self.prompts,
-            new_tokens=self.new_tokens,
-            threads=contender.batch_size,
-            initial_peers=[] if local else self.peers,
-            dht_prefix=self.model.dht_prefix,
-        )
-        return Result(**run_alternative(contender, self.folder, spec, petals=not local))
+        def run() -> Outcome:
+            arguments = ["--model", self.model.base, "--tasks", _TASK, "--include-path", self.tasks]
+            arguments += ["--session-share", 1, "--initial-peers", *self.peers]
+            results, output = run_dist_eval(self.folder, *arguments, ranks=ranks, module="dist_eval.harness")
+            lines = (output / results["files"]["samples"][_TASK]).read_text(encoding="utf-8").splitlines()
+            texts = [json.loads(line)["resps"][0][0] for line in lines]
+            return self._outcome(results["throughput"]["seconds"], texts)
+
+        return Contender(with_ranks(ranks), run)
+
+    def generate(self, name: str, threads: int, *, on_swarm: bool = True) -> Contender:
+        """Returns the model's own `generate` as a contender."""
+
+        def run() -> Outcome:
+            found, *_ = call(
+                "benchmarks.alternatives.generate_threads:generate",
+                self.folder,
+                petals=on_swarm,
+                model=str(self.model.base),
+                prompts=self.prompts,
+                new_tokens=self.new_tokens,
+                in_flight=threads,
+                initial_peers=self.peers if on_swarm else [],
+                dht_prefix=self.model.dht_prefix,
+            )
+            return self._outcome(found["seconds"], found["answers"])
+
+        return Contender(name, run)
+
+    def _outcome(self, seconds: float, texts: list[str]) -> Outcome:
+        return Outcome(seconds, texts, units=len(texts) * self.new_tokens)
 
 
 def make_task(folder: Path, prompts: list[str], new_tokens: int) -> Path:
@@ -100,27 +108,26 @@ def make_task(folder: Path, prompts: list[str], new_tokens: int) -> Path:
 
 
 def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
-    """Measures all contenders.
-
-    Args:
-        options: the command line.
-        scratch_dir: folder for temporary files.
-    """
-    if options.quick:
-        options.rounds, options.prompts, options.tokens = 1, 6, 4
-        options.round_trips, options.ranks, options.threads = [0], [1], [6]
-    report = harness.Report("generation", QUESTION, unit="tokens/s", options=options)
+    """Measures all contenders."""
+    report = Report("generation", QUESTION, unit="tokens/s", options=options)
     sentences = make_corpus(2000).sentences
-    model = make_model(scratch_dir, TINY if options.quick else _SIZES[options.base], sentences)
+    model = make_model(scratch_dir, SIZES[options.base], sentences)
     _never_end(model)
     prompts = sentences[: options.prompts]
     tasks = make_task(scratch_dir / "tasks", prompts, options.tokens)
     with distant_swarm_of(model, scratch_dir) as (swarm, proxy):
-        stage = Stage(model, tasks, prompts, options.tokens, swarm.initial_peers, scratch_dir)
-        for milliseconds in options.round_trips:
-            proxy.set_round_trip(milliseconds / 1000)
-            bar = BAR if milliseconds == HEADLINE else None
-            _measure_cell(report, f"{options.base}, {milliseconds} ms", stage, bar, options)
+        work = Prompts(model, tasks, prompts, options.tokens, swarm.initial_peers, scratch_dir)
+        theirs = [work.generate(f"Petals' generate, {threads} threads", threads) for threads in options.threads]
+        contenders = [work.generate(LOCAL, 1, on_swarm=False), *map(work.dist_eval, options.ranks), *theirs]
+        for far in options.round_trips:
+            proxy.set_round_trip(far / 1000)
+            group = f"{options.base}, {far} ms"
+            for _ in range(options.rounds):
+                run_round(report, group, contenders)
+            for ours in map(with_ranks, options.ranks):
+                best = [(group, contender.name) for contender in theirs]
+                report.compare(f"{group}: {ours} / the best of theirs", (group, ours), *best, bar=BARS.get(far))
+    note_agreement(report, contenders)
     report.finish()
 
 
@@ -131,49 +138,18 @@ def _never_end(model: Model) -> None:
     path.write_text(json.dumps({**config, "eos_token_id": None}), encoding="utf-8")
 
 
-def _measure_cell(
-    report: harness.Report, group: str, stage: Stage, bar: float | None, options: argparse.Namespace
-) -> None:
-    ours = [Contender(f"dist_eval, {n} rank{'s' * (n > 1)}", "dist_eval", ranks=n) for n in options.ranks]
-    theirs = [
-        Contender(f"Petals' generate, {threads} threads", "generate_threads", batch_size=threads)
-        for threads in options.threads
-    ]
-    local = Contender(LOCAL, "generate_threads", batch_size=1)
-    for _ in range(options.rounds):
-        found = {one.name: stage.ours(one) for one in ours}
-        found.update({one.name: stage.theirs(one) for one in theirs})
-        found[LOCAL] = stage.theirs(local, local=True)
-        expected = found[LOCAL].texts
-        for name, result in found.items():
-            if len(result.texts) != len(expected):
-                raise ContenderError(f"{name} has generated {len(result.texts)} of {len(expected)} texts.")
-            equal = sum(one == other for one, other in zip(result.texts, expected, strict=True))
-            if equal < len(expected):
-                report.note(f"{group}: {len(expected) - equal} texts of {name} differ from those of the local model.")
-            tokens = len(expected) * stage.new_tokens
-            details = {"seconds": result.seconds, "tokens": tokens, "equal_texts": equal}
-            report.add(group, name, tokens / result.seconds, details)
-    for one in ours:
-        claim = f"{group}: {one.name} / the best of theirs"
-        report.compare(claim, (group, one.name), [(group, other.name) for other in theirs], bar=bar)
-
-
-def main() -> None:
-    """Runs the command line."""
-    parser = harness.parser("generation", QUESTION, rounds=3)
-    parser.add_argument("--base", choices=_SIZES, default=str(SMALL), help="size of the model (%(default)s)")
-    parser.add_argument("--prompts", type=int, default=64, help="number of prompts (%(default)s)")
-    parser.add_argument("--tokens", type=int, default=32, help="of each text (%(default)s)")
-    for name, values, what in (
-        ("--round-trips", ROUND_TRIPS, "milliseconds"),
-        ("--ranks", RANKS, "numbers of ranks"),
-        ("--threads", THREADS, "prompts at a time of Petals' generate"),
-    ):
-        parser.add_argument(name, nargs="+", type=int, default=values, help=what)
-    options = parser.parse_args()
-    run_program(lambda scratch_dir: measure(options, scratch_dir))
-
+PROGRAM = Program(
+    "generation",
+    QUESTION,
+    measure,
+    quick={"base": "64x4", "prompts": 6, "tokens": 4, "round_trips": [0], "ranks": [1], "threads": [6]},
+)
+PROGRAM.add("--base", str(SMALL), "size of the model", choices=SIZES)
+PROGRAM.add("--prompts", 64, "number of prompts")
+PROGRAM.add("--tokens", 32, "of each text")
+PROGRAM.add("--round-trips", (0, 100), "milliseconds")
+PROGRAM.add("--ranks", (1, 2), "numbers of ranks")
+PROGRAM.add("--threads", (16, 64), "prompts at a time of Petals' generate")
 
 if __name__ == "__main__":
-    main()
+    PROGRAM.main()

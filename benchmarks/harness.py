@@ -1,4 +1,4 @@
-"""Common parts of all benchmarks: options, collected figures, the table, the JSON file and the PNG figure."""
+"""What all benchmarks share: a program with its options and clean-up, and a report as table, JSON and picture."""
 
 from __future__ import annotations
 
@@ -6,31 +6,112 @@ import argparse
 import json
 import os
 import platform
+import signal
 import statistics
+import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from dist_eval.errors import EvaluationError
+from dist_eval.process.lifetime import adopt_orphans, temporary_files_in, workspace
+from dist_eval.process.logging_setup import silence_libraries
 
 SCHEMA_VERSION = 1
+INTERRUPTED = 130
 _PACKAGES = ("torch", "petals", "hivemind", "transformers", "numpy")
 
 
-def parser(name: str, question: str, *, rounds: int) -> argparse.ArgumentParser:
-    """Returns a parser with the options that every benchmark has.
+class BenchmarkError(Exception):
+    """A benchmark cannot continue; the message is shown to the user."""
+
+
+class Program:
+    """A benchmark as a command line, `python -m benchmarks.NAME`.
 
     Args:
         name: the benchmark's name, also that of its default folder under `runs/benchmarks`.
         question: the question that the benchmark answers, in one sentence.
-        rounds: default number of rounds, unless `--rounds` or `--quick` is given.
+        measure: answers it, given the options and a folder for temporary files.
+        rounds: how often everything is measured, unless the command line says otherwise.
+        quick: values of options with `--quick`, besides one round.
+        rows: sentences to classify by default, if the benchmark classifies text: adds `--rows` and `--data`.
     """
-    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=question)
-    parser.add_argument("--quick", action="store_true", help="small and short: a smoke test, not a measurement")
-    parser.add_argument("--rounds", type=int, default=rounds, help=f"number of rounds (default {rounds})")
-    parser.add_argument("--output", type=Path, default=Path("runs/benchmarks") / name, help="folder for JSON and PNG")
-    return parser
+
+    def __init__(
+        self,
+        name: str,
+        question: str,
+        measure: Callable[[argparse.Namespace, Path], None],
+        *,
+        rounds: int = 3,
+        quick: dict[str, Any] | None = None,
+        rows: int | None = None,
+    ) -> None:
+        self._measure, self._quick = measure, quick or {}
+        self.parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}", description=question)
+        self.parser.add_argument("--quick", action="store_true", help="small and short: a smoke test, no measurement")
+        self.add("--rounds", rounds, "number of rounds")
+        self.add("--output", Path("runs/benchmarks") / name, "folder for JSON and PNG")
+        if rows is not None:
+            self.add("--rows", rows, "sentences to classify")
+            self.add_data()
+
+    def add_data(self) -> None:
+        """Adds the option that says where the text is."""
+        self.parser.add_argument("--data", type=Path, metavar="FOLDER", help="folder with SST-2 (see README.md)")
+
+    def add(self, option: str, default: Any, what: str, **settings: Any) -> None:
+        """Adds an option of the type of its default; a tuple takes several values."""
+        several = isinstance(default, tuple)
+        values = default if several else (default,)
+        shown = "; ".join(map(str, values))
+        settings = {"type": type(values[0]), **({"nargs": "+"} if several else {}), **settings}
+        self.parser.add_argument(option, default=default, help=f"{what} (default: {shown})", **settings)
+
+    def main(self) -> NoReturn:
+        """Runs the command line, and ends the process and all that it started, also on Ctrl-C."""
+        options = self.parser.parse_args()
+        if options.quick:
+            vars(options).update(self._quick, rounds=1)
+        silence_libraries()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _interrupt)
+        code = INTERRUPTED
+        try:
+            adopt_orphans()
+            with workspace() as scratch_dir, temporary_files_in(scratch_dir):
+                _share_bytecode(scratch_dir)
+                self._measure(options, scratch_dir)
+                code = 0
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+        except (BenchmarkError, EvaluationError) as error:
+            print(error, file=sys.stderr)
+            code = 1
+        except Exception:
+            traceback.print_exc()
+            code = 1
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)  # everything is closed; see `temporary_files_in`
+
+
+def _share_bytecode(scratch_dir: Path) -> None:
+    """Shares compiled bytecode between the processes of a benchmark, if writing it is disabled."""
+    if sys.dont_write_bytecode:
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+        os.environ["PYTHONPYCACHEPREFIX"] = str(scratch_dir / "bytecode")
+
+
+def _interrupt(number: int, frame: object) -> None:
+    for other in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(other, signal.SIG_IGN)
+    raise KeyboardInterrupt
 
 
 @dataclass
@@ -57,27 +138,18 @@ class Series:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A ratio between two alternatives, and its required bound.
-
-    Attributes:
-        claim: description of the ratio.
-        ratio: median over the rounds of the ratio within a round.
-        lowest: smallest ratio in a round.
-        highest: largest ratio in a round.
-        bar: the lower bound (or, if `at_most`, the upper bound) that is required, or None.
-        at_most: whether the bar is an upper bound.
-    """
+    """A figure of each round, mostly a ratio between two alternatives, and what it should be at least or at most."""
 
     claim: str
-    ratio: float
+    ratio: float  # the median of the rounds
     lowest: float
     highest: float
-    bar: float | None = None
-    at_most: bool = False
+    bar: float | None
+    at_most: bool
 
     @property
     def met(self) -> bool | None:
-        """Whether the ratio meets its bar; None without one."""
+        """Whether the figure meets its bar; None without one."""
         if self.bar is None:
             return None
         return self.ratio <= self.bar if self.at_most else self.ratio >= self.bar
@@ -87,7 +159,7 @@ class Report:
     """Collects a benchmark's figures and shows them.
 
     Args:
-        name: the benchmark's name.
+        name: the benchmark's name, and that of its files.
         question: the question that the benchmark answers.
         unit: unit of the figures, such as "examples/s".
         options: the command line, which is recorded in the JSON file.
@@ -119,37 +191,34 @@ class Report:
         self,
         claim: str,
         first: tuple[str, str],
-        second: tuple[str, str] | Sequence[tuple[str, str]],
-        *,
+        *others: tuple[str, str],
         bar: float | None = None,
         at_most: bool = False,
     ) -> None:
-        """Divides the first alternative's figures by the second's, round by round.
+        """Divides an alternative's figures by another's, round by round.
 
         Args:
             claim: description of the ratio.
             first: group and name of an alternative.
-            second: group and name of another one, or of several, of which the best of each round counts.
-            bar: the required lower bound of the ratio.
+            *others: group and name of another one, or of several, of which the best of each round counts. Those that
+                were not measured are left out; without any there is no comparison.
+            bar: the required lower bound of the ratio; not with `--quick`, which measures nothing.
             at_most: the bar is an upper bound instead.
         """
-        others = [second] if isinstance(second[0], str) else list(second)
-        best: Callable[..., float] = max if self.more_is_better else min
-        rows = zip(self.series[first].values, *(self.series[other].values for other in others), strict=True)  # type: ignore[index]
-        ratios = [value / best(other_values) for value, *other_values in rows]
-        self.comparisons.append(
-            Comparison(claim, statistics.median(ratios), min(ratios), max(ratios), bar=bar, at_most=at_most)
-        )
+        rivals = [self.series[other].values for other in others if other in self.series]
+        if first in self.series and rivals:
+            best: Callable[..., float] = max if self.more_is_better else min
+            rounds = zip(self.series[first].values, *rivals, strict=True)
+            self.bound(claim, [value / best(others) for value, *others in rounds], bar, at_most=at_most)
 
     def bound(self, claim: str, values: Sequence[float], bar: float | None = None, *, at_most: bool = True) -> None:
         """Adds a figure of each round, and its required upper bound, or lower bound unless `at_most`."""
-        self.comparisons.append(
-            Comparison(claim, statistics.median(values), min(values), max(values), bar=bar, at_most=at_most)
-        )
+        bar = None if self.options["quick"] else bar
+        self.comparisons.append(Comparison(claim, statistics.median(values), min(values), max(values), bar, at_most))
 
     def table(self) -> str:
         """Returns the figures and the ratios as text."""
-        lines = ["", f"{self.question}", ""]
+        lines = ["", self.question, ""]
         width = max(len(series.name) for series in self.series.values())
         group = None
         for series in self.series.values():
@@ -161,12 +230,13 @@ class Report:
         if self.comparisons:
             width = max(len(comparison.claim) for comparison in self.comparisons)
             lines += ["", "ratios [median of the rounds' ratios (lowest to highest)]"]
-        for one in self.comparisons:
-            verdict = "" if one.bar is None else f"  {'at most' if one.at_most else 'at least'} {one.bar:g}: "
-            verdict += "" if one.met is None else ("yes" if one.met else "NO")
-            lines.append(
-                f"  {one.claim:<{width}}  {one.ratio:>7.3g}  ({one.lowest:.3g} to {one.highest:.3g}){verdict}".rstrip()
-            )
+        for comparison in self.comparisons:
+            figures = f"{comparison.ratio:>7.3g}  ({comparison.lowest:.3g} to {comparison.highest:.3g})"
+            verdict = ""
+            if comparison.bar is not None:
+                side = "at most" if comparison.at_most else "at least"
+                verdict = f"  {side} {comparison.bar:g}: {'yes' if comparison.met else 'NO'}"
+            lines.append(f"  {comparison.claim:<{width}}  {figures}{verdict}")
         return "\n".join([*lines, *(["", *self.notes] if self.notes else [])])
 
     def finish(self) -> None:
@@ -179,7 +249,7 @@ class Report:
             "unit": self.unit,
             "options": self.options,
             "series": [{**asdict(series), "median": series.median} for series in self.series.values()],
-            "comparisons": [{**asdict(one), "met": one.met} for one in self.comparisons],
+            "comparisons": [{**asdict(comparison), "met": comparison.met} for comparison in self.comparisons],
             "notes": self.notes,
             "environment": environment(),
         }
@@ -198,9 +268,9 @@ class Report:
         groups: dict[str, list[Series]] = {}
         for series in self.series.values():
             groups.setdefault(series.group, []).append(series)
-        most = max(len(members) for members in groups.values())
+        height = 0.32 * max(len(members) for members in groups.values()) + 1.1
         figure, panels = pyplot.subplots(
-            len(groups), 1, figsize=(9, len(groups) * (0.32 * most + 1.1)), squeeze=False, layout="constrained"
+            len(groups), 1, figsize=(9, len(groups) * height), squeeze=False, layout="constrained"
         )
         for panel, (group, members) in zip(panels[:, 0], groups.items(), strict=True):
             medians = [series.median for series in members]

@@ -1,9 +1,9 @@
 """`python -m benchmarks.intervals`: coverage and speed of confidence intervals, and power of paired comparisons.
 
 Five reports. Coverage: the share of intervals that contain the true value, for samples from populations with known
-metrics, and the same for clustered examples (see `clusters`) and for samples of a finite population (see
-`finite_populations`). Speed: the same resampling as `scipy.stats.bootstrap`, in
-one process. Power: how often comparisons find a difference of 2 points in accuracy, next to the theoretical power of
+metrics, for examples that come in groups, such as the sentences of a document, and for samples of a finite population,
+drawn without replacement as `--sample` draws them. Speed: the same resampling as `scipy.stats.bootstrap`, in one
+process. Power: how often comparisons find a difference of 2 points in accuracy, next to the theoretical power of
 McNemar's test.
 """
 
@@ -13,27 +13,55 @@ import argparse
 import functools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks import harness
-from benchmarks.clusters import OURS, cover_groups
-from benchmarks.finite_populations import cover_rows
-from benchmarks.program import run_program
+from benchmarks.harness import Program, Report
+from dist_eval.data.selection import allocate, draw_rows
 from dist_eval.metrics.confusion import margins
 from dist_eval.metrics.definitions import metrics_of_margins, statistics_of
 from dist_eval.metrics.predictions import Predictions
-from dist_eval.statistics import Difference, Sums, Units, gather_evidence, mcnemar, percentile, wilson
+from dist_eval.statistics import Difference, Evidence, Sums, Units, bca, gather_evidence, mcnemar, percentile, wilson
 
 COVERAGE = "How many of the 95% intervals contain the truth?"
+GROUPS = "How many of the 95% intervals contain the truth where examples come in groups?"
+SAMPLES = "How many of the 95% intervals of a sample contain the metric of all rows?"
 SPEED = "How many resamples are computed per second?"
 POWER = "How often is a difference between two models found, at the level of 5%?"
+OURS = "(dist_eval)"
 METRICS = ("f1_macro", "mcc")
 _ALPHA, _RESAMPLES = 0.05, 1_999
 _ACCURACIES = np.linspace(0.5, 0.99, 99)
+# groups of two balanced classes with symmetric errors, which are correlated within a group
+_ACCURACY, _CORRELATION, _GROUP_SIZE, _ENOUGH_GROUPS = 0.85, 0.3, 10, 50
+_TRUTH_OF_GROUPS = {"accuracy": _ACCURACY, "f1_macro": _ACCURACY, "mcc": 2 * _ACCURACY - 1}
+# the finite population
+_ROWS, _SHARES, _RECALLS = 2_000, (0.4, 0.3, 0.2, 0.1), (0.9, 0.85, 0.8, 0.7)
+
+Ends = tuple[float | None, float | None]
+
+
+@dataclass
+class Coverage:
+    """Counts how many intervals contain the truth, by metric and method."""
+
+    hits: dict[str, list[bool]] = field(default_factory=dict)
+
+    def count(self, name: str, ends: Ends | None, truth: float) -> None:
+        """Counts an interval; one that could not be computed contains nothing."""
+        low, high = ends or (None, None)
+        self.hits.setdefault(name, []).append(low is not None and high is not None and low <= truth <= high)
+
+    def add_to(self, report: Report, group: str, bar: float | None) -> None:
+        """Adds the shares in percent; those of dist_eval may be so many points away from 95."""
+        for name, hits in sorted(self.hits.items()):
+            share = 100 * float(np.mean(hits))
+            report.add(group, name, share, {"simulations": len(hits)})
+            if name.endswith(OURS) and bar is not None:
+                report.bound(f"points away from 95: {name}, {group}", [abs(share - 95)], bar)
 
 
 @dataclass(frozen=True)
@@ -49,7 +77,7 @@ class Population:
     cells: np.ndarray
 
     @classmethod
-    def of(cls, shares: Sequence[float], recalls: Sequence[float]) -> Population:
+    def from_recalls(cls, shares: Sequence[float], recalls: Sequence[float]) -> Population:
         """Builds a population from the classes' shares and recalls; errors are distributed by the shares."""
         cells = np.tile(np.asarray(shares), (len(shares), 1))
         np.fill_diagonal(cells, 0)
@@ -70,62 +98,52 @@ class Population:
 
 
 POPULATIONS = (
-    Population.of([0.5, 0.5], [0.92, 0.88]),
-    Population.of([0.7, 0.3], [0.9, 0.7]),
-    Population.of([0.4, 0.3, 0.2, 0.1], [0.9, 0.85, 0.8, 0.7]),
+    Population.from_recalls([0.5, 0.5], [0.92, 0.88]),
+    Population.from_recalls([0.7, 0.3], [0.9, 0.7]),
+    Population.from_recalls(_SHARES, _RECALLS),
 )
 
 
-def cover(options: argparse.Namespace, sizes: Sequence[int], simulations: int) -> harness.Report:
+def cover(options: argparse.Namespace) -> Report:
     """Measures the coverage of intervals."""
-    report = harness.Report("intervals", COVERAGE, unit="%", options=options)
+    report = Report("intervals", COVERAGE, unit="%", options=options)
     for population in POPULATIONS:
-        for examples in sizes:
+        for examples in options.examples:
             group = f"{population.name}, n = {examples:,}"
-            covered = coverage_of(population, examples, simulations)
-            for name, share in covered.items():
-                report.add(group, name, 100 * share, {"simulations": simulations})
-                if name.endswith(OURS):
-                    bar = None if options.quick else 1.0
-                    report.bound(f"points away from 95: {name}, {group}", [abs(100 * share - 95)], bar)
-    for examples in sizes:
-        exact = [100 * exact_coverage(float(accuracy), examples) for accuracy in _ACCURACIES]
+            exact = 100 * exact_coverage(population.truth()["accuracy"], examples)
+            report.add(group, f"accuracy: Wilson {OURS}", exact)
+            report.bound(f"points away from 95: accuracy: Wilson {OURS}, {group}", [abs(exact - 95)], 1.0)
+            coverage_of(population, examples, options.simulations).add_to(report, group, bar=1.0)
+    for examples in options.examples:
+        all_exact = [100 * exact_coverage(float(accuracy), examples) for accuracy in _ACCURACIES]
         group = f"accuracies from {_ACCURACIES[0]:g} to {_ACCURACIES[-1]:g}, n = {examples:,}"
-        for name, one in (("mean", np.mean(exact)), ("lowest", min(exact)), ("highest", max(exact))):
-            report.add(group, f"Wilson, {name} {OURS}", float(one))
-    error = 100 * float(np.sqrt(_ALPHA * (1 - _ALPHA) / simulations))
+        for name, value in (("mean", np.mean(all_exact)), ("lowest", min(all_exact)), ("highest", max(all_exact))):
+            report.add(group, f"Wilson, {name} {OURS}", float(value))
+    error = 100 * float(np.sqrt(_ALPHA * (1 - _ALPHA) / options.simulations))
     report.note(
         "Wilson's coverage is computed exactly; hits are whole numbers, so it jumps with the accuracy. Each other "
-        f"figure rests on {simulations:,} samples, which leaves a standard error of {error:.2f} points, and each "
-        f"interval of the bootstrap on {_RESAMPLES:,} resamples."
+        f"figure rests on {options.simulations:,} samples, which leaves a standard error of {error:.2f} points, and "
+        f"each interval of the bootstrap on {_RESAMPLES:,} resamples."
     )
     return report
 
 
-def coverage_of(population: Population, examples: int, simulations: int) -> dict[str, float]:
-    """Returns the share of intervals that contain the truth, by metric and method."""
-    truth, generator = population.truth(), np.random.default_rng(examples)
-    hits: dict[str, list[bool]] = {}
-
-    def count(name: str, ends: tuple[float | None, float | None], value: float) -> None:
-        low, high = ends
-        hits.setdefault(name, []).append(low is not None and high is not None and low <= value <= high)
-
+def coverage_of(population: Population, examples: int, simulations: int) -> Coverage:
+    """Counts intervals of samples from a population."""
+    truth, generator, coverage = population.truth(), np.random.default_rng(examples), Coverage()
     for number in range(simulations):
         label, prediction = population.sample(examples, generator)
-        right = int((label == prediction).sum())
-        share = right / examples
+        share = float((label == prediction).mean())
         half = 1.959964 * float(np.sqrt(share * (1 - share) / examples))
-        count("accuracy: Wald", (share - half, share + half), truth["accuracy"])
-        statistic = confusion_of(label, prediction)
-        values = {name: float(statistic.values(statistic.units.observed_weights())[name][0]) for name in METRICS}
-        for name, one in gather_evidence(statistic, values, resamples=_RESAMPLES, seed=number).items():
-            interval = one.interval()
-            count(f"{name}: BCa {OURS}", (interval.low, interval.high), truth[name])
-            if one.distribution is not None:
-                count(f"{name}: percentile", percentile(one.distribution[~np.isnan(one.distribution)]), truth[name])
-    covered = {name: float(np.mean(found)) for name, found in sorted(hits.items())}
-    return {f"accuracy: Wilson {OURS}": exact_coverage(truth["accuracy"], examples), **covered}
+        coverage.count("accuracy: Wald", (share - half, share + half), truth["accuracy"])
+        evidence = evidence_of(confusion_of(label, prediction), METRICS, number)
+        for name, found in evidence.items():
+            interval = found.interval()
+            coverage.count(f"{name}: BCa {OURS}", (interval.low, interval.high), truth[name])
+            if found.distribution is not None:
+                ends = percentile(found.distribution[~np.isnan(found.distribution)])
+                coverage.count(f"{name}: percentile", ends, truth[name])
+    return coverage
 
 
 def exact_coverage(accuracy: float, examples: int) -> float:
@@ -137,20 +155,105 @@ def exact_coverage(accuracy: float, examples: int) -> float:
     return float(binom.pmf(hits, examples, accuracy)[(low <= accuracy) & (accuracy <= high)].sum())
 
 
-def confusion_of(label: np.ndarray, prediction: np.ndarray) -> Sums:
-    """Returns the metrics of a confusion matrix as a statistic."""
-    return Sums(Units.by_value(label, prediction), margins(label, prediction), metrics_of_margins)
+def confusion_of(label: np.ndarray, prediction: np.ndarray, units: Units | None = None) -> Sums:
+    """Returns the metrics of a confusion matrix as a statistic, by default of single examples."""
+    units = Units.by_value(label, prediction) if units is None else units
+    return Sums(units, margins(label, prediction), metrics_of_margins)
 
 
-def race(options: argparse.Namespace, examples: int, rounds: int) -> harness.Report:
+def evidence_of(statistic: Sums, metrics: Sequence[str], seed: int) -> dict[str, Evidence]:
+    """Resamples some metrics of a confusion matrix."""
+    observed = statistic.values(statistic.units.observed_weights())
+    values = {name: float(observed[name][0]) for name in metrics}
+    return gather_evidence(statistic, values, resamples=_RESAMPLES, seed=seed)
+
+
+def cover_groups(options: argparse.Namespace) -> Report:
+    """Measures the coverage of intervals from resampling examples and from resampling whole groups."""
+    report = Report("intervals-groups", GROUPS, unit="%", options=options)
+    for groups in options.groups:
+        group = f"{groups} groups of {_GROUP_SIZE} examples"
+        bar = 3.0 if groups >= _ENOUGH_GROUPS else None
+        coverage_of_groups(groups, options.simulations).add_to(report, group, bar)
+    report.note(
+        f"The accuracy of a group is drawn from a beta distribution with mean {_ACCURACY:g}; two examples of a group "
+        f"are both right or both wrong with a correlation of {_CORRELATION:g}. Each figure rests on "
+        f"{options.simulations:,} samples."
+    )
+    return report
+
+
+def coverage_of_groups(groups: int, simulations: int) -> Coverage:
+    """Counts intervals of samples of whole groups."""
+    generator, coverage = np.random.default_rng(groups), Coverage()
+    names = np.repeat(np.arange(groups), _GROUP_SIZE)
+    weight = 1 / _CORRELATION - 1
+    for number in range(simulations):
+        accuracy = generator.beta(_ACCURACY * weight, (1 - _ACCURACY) * weight, size=groups)
+        label = generator.integers(2, size=len(names))
+        is_right = generator.random(len(names)) < accuracy[names]
+        prediction = np.where(is_right, label, 1 - label)
+        coverage.count("accuracy: Wilson, by examples", wilson(int(is_right.sum()), len(names)), _ACCURACY)
+        for kind, units in (("by examples", None), (f"by groups {OURS}", Units.groups(names))):
+            evidence = evidence_of(confusion_of(label, prediction, units), tuple(_TRUTH_OF_GROUPS), number)
+            for name, found in evidence.items():
+                assert found.distribution is not None and found.influence is not None
+                defined = found.distribution[~np.isnan(found.distribution)]
+                # also below the number of groups for which `Evidence.interval` gives an interval: this shows why
+                ends = bca(defined, found.value, found.influence, found.multiplicity)
+                coverage.count(f"{name}: BCa, {kind}", ends, _TRUTH_OF_GROUPS[name])
+    return coverage
+
+
+def cover_samples(options: argparse.Namespace) -> Report:
+    """Measures the coverage of intervals with and without the correction for a finite population."""
+    report = Report("intervals-samples", SAMPLES, unit="%", options=options)
+    for size in options.samples:
+        for is_stratified in (False, True):
+            group = f"{size:,} of {_ROWS:,} rows" + (", stratified" if is_stratified else "")
+            bar = None if is_stratified else 2.0
+            coverage_of_samples(size, options.simulations, is_stratified).add_to(report, group, bar)
+    report.note(
+        f"Rows of {len(_SHARES)} classes with shares {_SHARES} and recalls {_RECALLS}. Each figure rests on "
+        f"{options.simulations:,} samples. The intervals of a stratified sample are those of a plain one, so they are "
+        "wider than need be."
+    )
+    return report
+
+
+def coverage_of_samples(size: int, simulations: int, is_stratified: bool) -> Coverage:
+    """Counts intervals of samples of the same rows."""
+    generator, coverage = np.random.default_rng(0), Coverage()
+    label = generator.choice(len(_SHARES), size=_ROWS, p=_SHARES)
+    is_right = generator.random(_ROWS) < np.asarray(_RECALLS)[label]
+    prediction = np.where(is_right, label, (label + 1) % len(_SHARES))
+    statistic = confusion_of(label, prediction)
+    truth = {name: float(value[0]) for name, value in statistic.values(statistic.units.observed_weights()).items()}
+    quotas = allocate(size, np.bincount(label)) if is_stratified else np.asarray([size])
+    fraction = size / _ROWS
+    for seed in range(simulations):
+        rows = draw_rows(_ROWS, quotas, seed, label if is_stratified else None)
+        right = int(is_right[rows].sum())
+        corrected = wilson(right, size, sampling_fraction=fraction)
+        coverage.count("accuracy: Wilson", wilson(right, size), truth["accuracy"])
+        coverage.count(f"accuracy: Wilson, corrected {OURS}", corrected, truth["accuracy"])
+        evidence = evidence_of(confusion_of(label[rows], prediction[rows]), METRICS, seed)
+        for name, found in evidence.items():
+            coverage.count(f"{name}: BCa", found.interval().limits, truth[name])
+            limits = found.interval(sampling_fraction=fraction).limits
+            coverage.count(f"{name}: BCa, corrected {OURS}", limits, truth[name])
+    return coverage
+
+
+def race(options: argparse.Namespace) -> Report:
     """Resamples the same predictions with dist_eval and with SciPy."""
-    report = harness.Report("intervals-speed", SPEED, unit="resamples/s", options=options)
-    group = f"{examples:,} examples, 2 classes"
-    predictions = synthetic(examples)
+    report = Report("intervals-speed", SPEED, unit="resamples/s", options=options)
+    group = f"{options.resampled:,} examples, 2 classes"
+    predictions = synthetic(options.resampled)
     confusion, losses, *_, areas = statistics_of(predictions)
     few = 20 if options.quick else 200
     by_scipy("f1_macro", predictions, 1)  # warm-up
-    for _ in range(rounds):
+    for _ in range(options.rounds):
         for name, statistic, resamples in (
             ("f1_macro", confusion, 50 * few),
             ("mcc", confusion, 50 * few),
@@ -161,8 +264,8 @@ def race(options: argparse.Namespace, examples: int, rounds: int) -> harness.Rep
             report.add(group, f"{name}: dist_eval", resamples / took)
             report.add(group, f"{name}: scipy", few / seconds(functools.partial(by_scipy, name, predictions, few)))
     for name in ("f1_macro", "mcc", "loss", "roc_auc"):
-        bar = None if options.quick else 1.0
-        report.compare(f"{name}: dist_eval / scipy", (group, f"{name}: dist_eval"), (group, f"{name}: scipy"), bar=bar)
+        ours, theirs = (group, f"{name}: dist_eval"), (group, f"{name}: scipy")
+        report.compare(f"{name}: dist_eval / scipy", ours, theirs, bar=1.0)
     report.note(
         "One process, one thread. SciPy's functions work on many resamples at once, but for the area under the curve, "
         "which is scikit-learn's. The metrics of a confusion matrix come all together with dist_eval, and one by one "
@@ -204,7 +307,7 @@ def by_scipy(name: str, predictions: Predictions, resamples: int) -> None:
         return (2 * tp / (2 * tp + fp + fn) + 2 * tn / (2 * tn + fp + fn)) / 2
 
     def mcc(label: np.ndarray, guess: np.ndarray, axis: int) -> np.ndarray:
-        tp, fp, fn, tn = (one.astype(np.float64) for one in cells(label, guess, axis))
+        tp, fp, fn, tn = (cell.astype(np.float64) for cell in cells(label, guess, axis))
         return (tp * tn - fp * fn) / np.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))
 
     columns: dict[str, tuple[tuple[np.ndarray, ...], Any]] = {
@@ -225,9 +328,10 @@ def by_scipy(name: str, predictions: Predictions, resamples: int) -> None:
     )
 
 
-def find(options: argparse.Namespace, examples: int, simulations: int) -> harness.Report:
+def find(options: argparse.Namespace) -> Report:
     """Measures how often a comparison rejects for a difference of 2 points, and for none."""
-    report = harness.Report("intervals-power", POWER, unit="%", options=options)
+    report = Report("intervals-power", POWER, unit="%", options=options)
+    examples, simulations = options.compared, options.simulations
     for differing in (0.04, 0.06, 0.1):
         for points in (2.0, 0.0):
             group = f"n = {examples:,}, {points:g} points, models differ on {100 * differing:g}%"
@@ -237,9 +341,8 @@ def find(options: argparse.Namespace, examples: int, simulations: int) -> harnes
             found = power_found(examples, better, worse, simulations)
             for name, share in found.items():
                 report.add(group, name, 100 * share, {"simulations": simulations})
-            bar = None if options.quick else 2.0
             distance = abs(100 * (found[_MCNEMAR] - theory))
-            report.bound(f"points away from theory: McNemar's test, {group}", [distance], bar)
+            report.bound(f"points away from theory: McNemar's test, {group}", [distance], 2.0)
     report.note(
         f"Each figure rests on {simulations:,} pairs of models. The theory is that of the exact test: which outcomes "
         "it rejects, and how likely they are. Without a difference, what is found is the share of false alarms."
@@ -264,10 +367,8 @@ def power_found(examples: int, better: float, worse: float, simulations: int) ->
         units = Units.by_value(first.astype(np.int64), second.astype(np.int64))
         pair = [Sums(units, right[np.newaxis].astype(np.float64), _hits) for right in (first, second)]
         value = float(second.sum() - first.sum())
-        evidence = gather_evidence(Difference(*pair), {"accuracy": value}, resamples=_RESAMPLES, seed=number)[
-            "accuracy"
-        ]
-        p_value = evidence.p_value()
+        evidence = gather_evidence(Difference(*pair), {"accuracy": value}, resamples=_RESAMPLES, seed=number)
+        p_value = evidence["accuracy"].p_value()
         rejected[_BOOTSTRAP].append(p_value is not None and p_value <= _ALPHA)
     return {name: float(np.mean(found)) for name, found in rejected.items()}
 
@@ -299,39 +400,30 @@ def power_of_mcnemar(examples: int, better: float, worse: float) -> float:
 
 
 def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
-    """Produces all reports.
-
-    Args:
-        options: the command line.
-        scratch_dir: folder for temporary files.
-    """
-    if options.quick:
-        reports = [
-            cover(options, (200,), 40),
-            cover_groups(options, (20,), 40),
-            cover_rows(options, (500,), 40),
-            race(options, 5_000, 1),
-            find(options, 500, 40),
-        ]
-    else:
-        reports = [
-            cover(options, (200, 5_000), options.simulations),
-            cover_groups(options, (10, 20, 50, 200), options.simulations),
-            cover_rows(options, (200, 1_000, 1_800), options.simulations),
-            race(options, 100_000, options.rounds),
-            find(options, 2_000, options.simulations),
-        ]
-    for report in reports:
-        report.finish()
+    """Produces all reports."""
+    for produce in (cover, cover_groups, cover_samples, race, find):
+        produce(options).finish()
 
 
-def main() -> None:
-    """Runs the command line."""
-    parser = harness.parser("intervals", COVERAGE, rounds=3)
-    parser.add_argument("--simulations", type=int, default=4_000, help="samples for coverage and power (default 4,000)")
-    options = parser.parse_args()
-    run_program(lambda scratch_dir: measure(options, scratch_dir))
-
+PROGRAM = Program(
+    "intervals",
+    COVERAGE,
+    measure,
+    quick={
+        "examples": [200],
+        "groups": [20],
+        "samples": [500],
+        "resampled": 5_000,
+        "compared": 500,
+        "simulations": 40,
+    },
+)
+PROGRAM.add("--simulations", 4_000, "samples for coverage and power")
+PROGRAM.add("--examples", (200, 5_000), "of a sample, for coverage")
+PROGRAM.add("--groups", (10, 20, 50, 200), "of a sample, for coverage")
+PROGRAM.add("--samples", (200, 1_000, 1_800), f"rows of a sample of {_ROWS:,} rows")
+PROGRAM.add("--resampled", 100_000, "examples, for speed")
+PROGRAM.add("--compared", 2_000, "examples, for power")
 
 if __name__ == "__main__":
-    main()
+    PROGRAM.main()

@@ -18,9 +18,8 @@ SEED = 20240302
 PAD, UNKNOWN, BEGIN = "<pad>", "<unk>", "<s>"
 PROMPT_TOKENS = 16
 _VOCABULARY, _POSITIONS, _HEAD_WIDTH = 4000, 512, 64
+# standard deviation of the weights: large enough that the last token's state depends on the whole sentence
 _SPREAD = 0.06
-"""Standard deviation of the weights: large enough that the last token's state depends on the whole sentence."""
-
 _CENTERED_ON = 128
 
 
@@ -41,6 +40,7 @@ class Size:
 
 
 TINY, SMALL, MEDIUM, WIDE = Size(64, 4), Size(256, 8), Size(512, 8), Size(2048, 8)
+SIZES = {str(size): size for size in (TINY, SMALL, MEDIUM, WIDE)}
 
 
 @dataclass(frozen=True)

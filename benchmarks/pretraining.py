@@ -7,7 +7,6 @@ contains the information that prompts and a head need. It is trained on the give
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,43 +20,23 @@ from benchmarks.text import Corpus
 LABELS = ("<negative>", "<positive>")
 _POSITIONS, _HEAD_WIDTH, _BATCH = 512, 32, 32
 _RATE, _DECAY, _LABEL_WEIGHT = 2e-3, 0.1, 100.0
-_MASKED = 0.2
-"""Share of tokens that are masked in each epoch: without it the model memorizes the sentences."""
+_MASKED = 0.2  # share of tokens that are masked in each epoch: without it the model memorizes the sentences
 
 
-@dataclass(frozen=True)
-class Recipe:
-    """Hyperparameters of the pretraining.
-
-    Attributes:
-        size: size of the model.
-        epochs: number of passes over the sentences.
-    """
-
-    size: Size
-    epochs: int
-
-
-def pretrain(folder: Path, corpus: Corpus, recipe: Recipe) -> None:
-    """Pretrains a base model and saves it with its tokenizer.
-
-    Args:
-        folder: created if it does not exist.
-        corpus: labelled sentences.
-        recipe: the hyperparameters.
-    """
+def pretrain(folder: Path, corpus: Corpus, size: Size, *, epochs: int) -> None:
+    """Pretrains a base model on labelled sentences, and saves it with its tokenizer in a folder."""
     torch.manual_seed(SEED)
     generator = np.random.default_rng(SEED)
     tokenizer = train_tokenizer(corpus.sentences)
     tokenizer.add_special_tokens({"additional_special_tokens": list(LABELS)})
-    model = _new_model(recipe.size, tokenizer)
+    model = _new_model(size, tokenizer)
     texts, unknown = tokenizer(corpus.sentences)["input_ids"], tokenizer.convert_tokens_to_ids(UNKNOWN)
     ends = tokenizer.convert_tokens_to_ids(list(LABELS))
-    steps = recipe.epochs * math.ceil(len(texts) / _BATCH)
+    steps = epochs * math.ceil(len(texts) / _BATCH)
     optimizer = torch.optim.AdamW(model.parameters(), lr=_RATE, weight_decay=_DECAY, betas=(0.9, 0.95))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, _RATE, total_steps=steps, pct_start=0.1)
     model.train()
-    for epoch in range(recipe.epochs):
+    for epoch in range(epochs):
         for chosen in _batches([len(text) for text in texts], generator):
             rows = [[*texts[i], ends[corpus.labels[i]]] for i in chosen]
             ids, lengths = _padded(rows, tokenizer.convert_tokens_to_ids(PAD))
@@ -74,7 +53,7 @@ def pretrain(folder: Path, corpus: Corpus, recipe: Recipe) -> None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             schedule.step()
-        print(f"  pretraining: epoch {epoch + 1} of {recipe.epochs}, loss {loss.item():.3f}", flush=True)
+        print(f"  pretraining: epoch {epoch + 1} of {epochs}, loss {loss.item():.3f}", flush=True)
     model.save_pretrained(folder, safe_serialization=True)
     tokenizer.save_pretrained(folder)
 

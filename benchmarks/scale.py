@@ -1,29 +1,33 @@
 """`python -m benchmarks.scale`: seconds and memory of a run's steps, from ten thousand rows to a million.
 
-It runs the evaluator on two ranks under torchrun, from a CSV file to the report, on one host and without a swarm. Only
-the forward passes are stubs, because a million of them would measure the swarm rather than the evaluator.
+It runs the evaluator on two ranks under torchrun, on one host and without a swarm: from one CSV file, and from the same
+rows in 200 files that gzip has compressed, to the report. Only the forward passes are stubs, because a million of them
+would measure the swarm rather than the evaluator.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import gzip
 import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
-from benchmarks import harness, ranks, text
-from benchmarks.harness import Comparison
-from benchmarks.models import TINY, Model, make_model
-from benchmarks.program import BenchmarkError, run_program
-from benchmarks.ranks import MEBIBYTE, Rank
-from benchmarks.text import Corpus
+from benchmarks.harness import BenchmarkError, Program, Report
+from benchmarks.meter import MEBIBYTE, Meter
+from benchmarks.models import TINY, make_model
+from benchmarks.processes import call
+from benchmarks.text import Corpus, load_corpus
 
 QUESTION = "How long do the steps of a run take without its forwards, by the number of rows?"
-MEMORY_QUESTION = "How much memory is resident at most in a rank, by the number of rows?"
+MEMORY_QUESTION = "How much memory is resident at most in a rank, by the number of rows and files?"
 RANKS = 2
-ROWS, QUICK_ROWS = (10_000, 100_000, 1_000_000), (500, 5_000)
-_LEADER, _OTHER = "dist_eval: rank 0", "dist_eval: rank 1"
-_TRAINED_ON = 10_000
-_STEPS = (
+ONE, MANY = "one file", "compressed files"
+STEPS = (
     "tokenizing",
     "planning",
     "sharding",
@@ -37,34 +41,42 @@ _STEPS = (
     "intervals",
     "parquet",
 )
+_TRAINED_ON = 10_000
 _FLAT, _BYTES_PER_ROW = 1.1, 100.0
 
 
 def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
-    """Measures all sizes.
-
-    Args:
-        options: the command line.
-        scratch_dir: folder for temporary files.
-    """
-    sizes = QUICK_ROWS if options.quick else ROWS
-    seconds = harness.Report("scale", QUESTION, unit="s", options=options, more_is_better=False)
-    memory = harness.Report("scale-memory", MEMORY_QUESTION, unit="MiB", options=options, more_is_better=False)
-    corpus = text.load_corpus(max(sizes), options.data)
+    """Measures all sizes, from one file and from many."""
+    seconds = Report("scale", QUESTION, unit="s", options=options, more_is_better=False)
+    memory = Report("scale-memory", MEMORY_QUESTION, unit="MiB", options=options, more_is_better=False)
+    sizes = options.sizes
+    corpus = load_corpus(max(sizes), options.data)
     model = make_model(scratch_dir, TINY, corpus.sentences[:_TRAINED_ON])
+    arguments = ["--model", str(model.base), "--checkpoint", str(model.tuned), "--text-column", "sentence"]
     for rows in sizes:
         group = f"{rows:,} rows"
-        some = Corpus(corpus.sentences[:rows], corpus.labels[:rows], corpus.source)
-        dataset = some.write_csv(scratch_dir / "rows.csv")
-        for _ in range(1 if options.quick else options.rounds):
-            measured = run_once(model, dataset, rows, scratch_dir)
-            for step in _STEPS:
-                seconds.add(group, step, max(rank.phases[step].seconds for rank in measured if step in rank.phases))
-            for name, rank in zip((_LEADER, _OTHER), measured, strict=True):
-                peaks = {step: phase.peak / MEBIBYTE for step, phase in rank.phases.items()}
-                memory.add(group, name, rank.peak / MEBIBYTE, peaks)
+        part = Corpus(corpus.sentences[:rows], corpus.labels[:rows], corpus.source)
+        datasets = {ONE: part.write_csv(scratch_dir / "rows.csv"), MANY: write_files(part, options.files, scratch_dir)}
+        for _ in range(options.rounds):
+            outputs = {name: scratch_dir / name.replace(" ", "-") for name in datasets}
+            for name, dataset in datasets.items():
+                words = [*arguments, "--dataset", str(dataset), "--output", str(outputs[name])]
+                ranks = run_once(words, rows, outputs[name], scratch_dir)
+                steps = {step: max(found["steps"][step]["seconds"] for found in ranks if step in found["steps"])
+                         for step in STEPS}  # fmt: skip
+                for step in STEPS if name == ONE else STEPS[:1]:
+                    seconds.add(group, step if name == ONE else f"{step}, {name}", steps[step])
+                memory.add(group, f"{name}: while tokenizing", ranks[0]["steps"]["tokenizing"]["peak"] / MEBIBYTE)
+                for number, found in enumerate(ranks):
+                    peaks = {step: figures["peak"] / MEBIBYTE for step, figures in found["steps"].items()}
+                    memory.add(group, f"{name}: rank {number}", found["peak"] / MEBIBYTE, peaks)
+            tables = [(output / "predictions.parquet").read_bytes() for output in outputs.values()]
+            if tables[0] != tables[1]:
+                raise BenchmarkError(f"{group}: the predictions from {ONE} and from {MANY} differ.")
     compare(memory, min(sizes), max(sizes))
-    seconds.note(corpus.source)
+    for report in (seconds, memory):
+        report.note(corpus.source)
+        report.note(f"There are {options.files} compressed files. The predictions from them are the same bytes.")
     seconds.note(
         "A step's seconds are the slowest rank's. The forwards are stubs: their seconds are those of "
         "reading and padding, and of the journal, which also stands by itself. tokenizing is done by one rank of the "
@@ -78,49 +90,120 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     memory.finish()
 
 
-def run_once(model: Model, dataset: Path, rows: int, scratch_dir: Path) -> list[Rank]:
-    """Evaluates a dataset on all ranks, once.
+def write_files(corpus: Corpus, count: int, folder: Path) -> Path:
+    """Writes a corpus to compressed files of equal size, and returns their folder."""
+    files = folder / "files"
+    files.mkdir(exist_ok=True)
+    rows = len(corpus.sentences)
+    for number in range(count):
+        here = slice(number * rows // count, (number + 1) * rows // count)
+        part = Corpus(corpus.sentences[here], corpus.labels[here], corpus.source).write_csv(folder / "part.csv")
+        (files / f"part-{number}.csv.gz").write_bytes(gzip.compress(part.read_bytes(), compresslevel=6, mtime=0))
+    return files
+
+
+def run_once(words: list[str], rows: int, output: Path, scratch_dir: Path) -> list[dict[str, Any]]:
+    """Evaluates a dataset, and returns what each rank measured.
 
     Raises:
         BenchmarkError: the run failed, or not all rows were counted.
     """
-    output = scratch_dir / "output"
-    arguments = ["-m", "benchmarks.scale_rank", scratch_dir, "--model", model.base, "--checkpoint", model.tuned]
-    arguments += ["--dataset", dataset, "--text-column", "sentence", "--backend", "local"]
-    arguments += ["--output", output, "--overwrite"]
-    ranks.run([*ranks.torchrun(RANKS), *map(str, arguments)], scratch_dir)
+    words = [*words, "--backend", "local", "--overwrite"]
+    found = call("benchmarks.scale:evaluate_with_stub", scratch_dir, ranks=RANKS, words=words)
     coverage = json.loads((output / "results.json").read_text(encoding="utf-8"))["coverage"]
     if coverage["seen"] != rows:
         raise BenchmarkError(f"{coverage['seen']} of {rows} rows were counted.")
-    return ranks.read_ranks(scratch_dir, RANKS)
+    return found
 
 
-def compare(memory: harness.Report, fewest: int, most: int) -> None:
-    """Compares the memory for the most rows with that for the fewest."""
+def compare(memory: Report, fewest: int, most: int) -> None:
+    """Compares the memory for the most rows with that for the fewest, and that of many files with that of one."""
     small, large = f"{fewest:,} rows", f"{most:,} rows"
-    memory.compare(f"{_OTHER}, {large} / {small}", (large, _OTHER), (small, _OTHER), bar=_FLAT, at_most=True)
-    memory.compare(f"{_LEADER}, {large} / {small}", (large, _LEADER), (small, _LEADER))
-    pairs = zip(memory.series[large, _LEADER].values, memory.series[small, _LEADER].values, strict=True)
-    per_row = sorted((much - little) * MEBIBYTE / (most - fewest) for much, little in pairs)
-    memory.comparisons.append(
-        Comparison(
-            f"{_LEADER}, bytes for each further row",
-            per_row[len(per_row) // 2],
-            per_row[0],
-            per_row[-1],
-            bar=_BYTES_PER_ROW,
-            at_most=True,
-        )
+    for name in (f"{ONE}: rank 1", f"{MANY}: rank 1", f"{MANY}: while tokenizing"):
+        memory.compare(f"{name}, {large} / {small}", (large, name), (small, name), bar=_FLAT, at_most=True)
+    first, second = (large, f"{MANY}: while tokenizing"), (large, f"{ONE}: while tokenizing")
+    memory.compare(f"while tokenizing, {MANY} / {ONE}, {large}", first, second, bar=_FLAT, at_most=True)
+    leader = f"{ONE}: rank 0"
+    rounds = zip(memory.series[large, leader].values, memory.series[small, leader].values, strict=True)
+    per_row = [(much - little) * MEBIBYTE / (most - fewest) for much, little in rounds]
+    memory.bound(f"{leader}, bytes for each further row", per_row, _BYTES_PER_ROW)
+
+
+def evaluate_with_stub(scratch_dir: Path, *, words: list[str]) -> dict[str, Any]:
+    """Runs dist_eval in this process, with a stub for its forwards, and returns what its steps took."""
+    from dist_eval.__main__ import run
+    from dist_eval.evaluation import context
+    from dist_eval.options.commandline import parse_args
+
+    meter = Meter()
+    with ExitStack() as stack:
+        for name, (owner, function) in _functions_of_steps().items():
+            measured = _measured(meter, name, getattr(owner, function))
+            stack.enter_context(mock.patch.object(owner, function, measured))
+        stack.enter_context(mock.patch.object(context, "load_model", _load_stub))
+        if code := run(parse_args(words), scratch_dir):
+            raise SystemExit(code)
+    return meter.results()
+
+
+def _functions_of_steps() -> dict[str, tuple[Any, str]]:
+    """Returns the attribute to patch for each step."""
+    from dist_eval.evaluation import runner, scoring, task, worker
+    from dist_eval.runs import evaluation_folder, journal
+
+    functions = (
+        (runner, "write_dataset"),
+        (task, "plan_with_shared_beginnings"),
+        (worker, "assign_batches"),
+        (worker, "predict_batches"),
+        (journal.Journal, "append"),
+        (worker.BatchWorker, "collect"),
+        (scoring, "gather_columns"),
+        (scoring, "sum_arrays"),
+        (scoring, "prove_coverage"),
+        (scoring, "compute_metrics"),
+        (runner, "analyse"),
+        (evaluation_folder, "write_predictions"),
     )
+    return dict(zip(STEPS, functions, strict=True))
 
 
-def main() -> None:
-    """Runs the command line."""
-    parser = harness.parser("scale", QUESTION, rounds=3)
-    parser.add_argument("--data", type=Path, metavar="FOLDER", help="folder with SST-2 (see benchmarks.throughput)")
-    options = parser.parse_args()
-    run_program(lambda scratch_dir: measure(options, scratch_dir))
+def _load_stub(base: Any, target: Any, *_: Any, **__: Any) -> tuple[Any, None]:
+    """Returns a classifier whose two logits are a hash of the text's tokens, instead of `context.load_model`."""
+    import torch
 
+    from dist_eval.model.backbone import HostedModel
+    from dist_eval.model.classifier import Classifier
+
+    class Stub(Classifier):
+        def logits(self, input_ids: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+            score = torch.sin(input_ids.sum(dim=1).float())
+            return torch.stack([-score, score], dim=1)
+
+    backbone: Any = HostedModel()
+    return Stub(backbone, target), None
+
+
+def _measured(meter: Meter, name: str, step: Callable[..., Any]) -> Callable[..., Any]:
+    measure_step: Callable[[str], AbstractContextManager[None]] = meter.calls if name == "journal" else meter.step
+
+    @functools.wraps(step)
+    def measured(*args: Any, **kwargs: Any) -> Any:
+        with measure_step(name):
+            return step(*args, **kwargs)
+
+    @functools.wraps(step)
+    def measured_items(*args: Any, **kwargs: Any) -> Iterator[Any]:
+        with measure_step(name):
+            yield from step(*args, **kwargs)
+
+    return measured_items if name == "forwards" else measured
+
+
+PROGRAM = Program("scale", QUESTION, measure, quick={"sizes": [500, 5_000], "files": 20})
+PROGRAM.add("--sizes", (10_000, 100_000, 1_000_000), "numbers of rows")
+PROGRAM.add("--files", 200, "compressed files")
+PROGRAM.add_data()
 
 if __name__ == "__main__":
-    main()
+    PROGRAM.main()

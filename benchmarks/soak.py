@@ -8,7 +8,6 @@ and so is the number of finished batches. The run is stopped in the end, as a us
 from __future__ import annotations
 
 import argparse
-import os
 import signal
 import time
 from collections import defaultdict
@@ -19,27 +18,22 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from benchmarks import harness
 from benchmarks.chaos import Run, replicated_swarm, restart, wait_for, wait_until_up, write_rows
-from benchmarks.program import BenchmarkError, run_program
+from benchmarks.harness import BenchmarkError, Program, Report
+from benchmarks.meter import MEBIBYTE
 from dist_eval.swarm.private import PrivateSwarm
 
 QUESTION = "Does a run stay as fast and as small as it began?"
-MEMORY, FILES, THREADS = "memory, MiB", "open files", "threads"
+KINDS = ("memory, MiB", "open files", "threads")
+_GROUP = "all ranks together"
 _SPANS = [(0, 2), (2, 4)] * 2
 _STAGES = len(set(_SPANS))
-_RANKS = 2
+# the first tenth is left out of the slopes, the rest averaged to this many values, which depend less on each other
 _TENTHS, _BLOCKS = 10, 27
-"""The first tenth is left out of the slopes, the rest averaged to this many values, which depend less on each other."""
-
+# rows of the embedded test data, and more than a swarm on one host gets through: the run does not end by itself
 _DEMO_ROWS, _ROWS_PER_SECOND = 596, 800
-"""Rows of the embedded test data, and more than a swarm on one host gets through: the run does not end by itself."""
-
-_RECORD = b"deB1"
-"""With which each batch of a journal begins."""
-
+_RECORD = b"deB1"  # with which each batch of a journal begins
 _MOST_GROWTH, _LEAST_SPEED, _LEAST_REQUESTS = 0.02, 0.95, 100_000
-_MEBIBYTE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -62,20 +56,15 @@ def sample(run: Run, begin: float) -> Sample:
 
     What a DHT node has in common with the rank that it was forked from counts twice: pages that only one of them writes
     to would otherwise look like growth of both.
-
-    Args:
-        run: the run.
-        begin: when its first batch was finished, of `time.monotonic`.
     """
     used: defaultdict[tuple[str, str], float] = defaultdict(float)
     journal = run.journal_size()
     for number in run.processes():
         with suppress(psutil.Error):
             process = psutil.Process(number)
-            role = _role(process, run)
-            memory = process.memory_info()
-            values = ((memory.rss - memory.shared) / _MEBIBYTE, process.num_fds(), process.num_threads())
-            for kind, value in zip((MEMORY, FILES, THREADS), values, strict=True):
+            role, memory = _role(process, run), process.memory_info()
+            values = ((memory.rss - memory.shared) / MEBIBYTE, process.num_fds(), process.num_threads())
+            for kind, value in zip(KINDS, values, strict=True):
                 used[role, kind] += value
     return Sample(time.monotonic() - begin, journal, dict(used))
 
@@ -106,40 +95,32 @@ def growth(samples: list[Sample], kind: tuple[str, str]) -> tuple[float, float, 
 
 
 def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
-    """Runs for the time that is wanted.
-
-    Args:
-        options: the command line.
-        scratch_dir: folder for temporary files.
-    """
-    report = harness.Report("soak", QUESTION, unit="examples/s", options=options)
-    seconds, restart_every = (40.0, 15.0) if options.quick else (60 * options.minutes, options.restart_every)
+    """Runs for the time that is wanted."""
+    report = Report("soak", QUESTION, unit="examples/s", options=options)
+    seconds = 60 * options.minutes
     rows = write_rows(scratch_dir / "rows.csv", int(seconds * _ROWS_PER_SECOND / _DEMO_ROWS) + 1)
     with replicated_swarm(scratch_dir, _SPANS) as swarm:
         run = Run(rows, scratch_dir / "run", scratch_dir, swarm.initial_peers)
-        samples = watch(run, swarm, seconds, restart_every)
+        samples = watch(run, swarm, seconds, options.restart_every)
     finished = run.results()["coverage"]["seen"]
-    per_byte = finished / samples[-1].journal
-    times = np.array([one.seconds for one in samples])
-    done = np.array([one.journal for one in samples]) * per_byte
+    times = np.array([sample.seconds for sample in samples])
+    done = np.array([sample.journal for sample in samples]) * finished / samples[-1].journal
     edges = np.linspace(0, times[-1], _TENTHS + 1)
     speeds = np.diff(np.interp(edges, times, done)) / np.diff(edges)
-    for number, speed in enumerate(speeds, 1):
-        report.add("all ranks together", f"dist_eval, tenth {number}", float(speed))
-    first, last = (("all ranks together", f"dist_eval, tenth {number}") for number in (1, _TENTHS))
-    report.compare("speed of the last tenth / of the first", last, first, bar=_LEAST_SPEED)
-    later = [one for one in samples if one.seconds >= edges[1]]
-    for kind in sorted({kind for one in later for kind in one.used if kind[0] != "torchrun"}):
-        slope, low, high = growth(later, kind)
-        report.bound(f"{' '.join(kind)}: growth of an hour", [slope, low, high], _MOST_GROWTH)
+    names = [f"dist_eval, tenth {number}" for number in range(1, _TENTHS + 1)]
+    for name, speed in zip(names, speeds, strict=True):
+        report.add(_GROUP, name, float(speed))
+    report.compare("speed of the last tenth / of the first", (_GROUP, names[-1]), (_GROUP, names[0]), bar=_LEAST_SPEED)
+    later = [sample for sample in samples if sample.seconds >= edges[1]]
+    for kind in sorted({kind for sample in later for kind in sample.used if kind[0] != "torchrun"}):
+        report.bound(f"{' '.join(kind)}: growth of an hour", growth(later, kind), _MOST_GROWTH)
     requests = _STAGES * sum(path.read_bytes().count(_RECORD) for path in (run.output / "journal").glob("*.batches"))
-    report.bound("requests", [requests], None if options.quick else _LEAST_REQUESTS, at_most=False)
+    report.bound("requests", [requests], _LEAST_REQUESTS, at_most=False)
     report.note(
         f"{finished} examples in {times[-1]:.0f} s. A growth is a share of the mean, without the first tenth of the "
         "time, with its 95% interval."
     )
     report.finish()
-    _draw(samples, per_byte, report.folder / "soak-curves.png")
 
 
 def watch(run: Run, swarm: PrivateSwarm, seconds: float, restart_every: float) -> list[Sample]:
@@ -151,7 +132,7 @@ def watch(run: Run, swarm: PrivateSwarm, seconds: float, restart_every: float) -
         seconds: how long, from the first finished batch.
         restart_every: seconds between two kills.
     """
-    agent = run.start(_RANKS)
+    agent = run.start(2)
     try:
         wait_for(lambda: run.journal_size() > 0 or agent.poll() is not None, "the run to begin")
         begin, number = time.monotonic(), 0
@@ -169,48 +150,13 @@ def watch(run: Run, swarm: PrivateSwarm, seconds: float, restart_every: float) -
         agent.send_signal(signal.SIGTERM)
         run.wait()
     finally:
-        for process in run.processes():
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
+        run.kill()
     return samples
 
 
-def _draw(samples: list[Sample], per_byte: float, path: Path) -> None:
-    """Draws speed, memory, open files and threads over time."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    minutes = np.array([one.seconds for one in samples]) / 60
-    figure, panels = pyplot.subplots(4, 1, figsize=(9, 11), sharex=True, layout="constrained")
-    step = max(1, len(samples) // 60)
-    speed = np.diff([one.journal for one in samples[::step]]) * per_byte / np.diff(minutes[::step]) / 60
-    panels[0].plot((minutes[::step][1:] + minutes[::step][:-1]) / 2, speed)
-    panels[0].set_title("examples per second, all ranks together", loc="left", fontsize="medium")
-    for panel, kind in zip(panels[1:], (MEMORY, FILES, THREADS), strict=True):
-        for role in sorted({role for one in samples for role, found in one.used if found == kind}):
-            panel.plot(minutes, [one.used.get((role, kind), np.nan) for one in samples], label=role)
-        panel.set_title(kind, loc="left", fontsize="medium")
-        panel.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    for panel in panels:
-        panel.set_ylim(bottom=0)
-        panel.grid(alpha=0.3)
-    panels[-1].set_xlabel("minutes")
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
-
-
-def main() -> None:
-    """Runs the command line."""
-    parser = harness.parser("soak", QUESTION, rounds=1)
-    parser.add_argument("--minutes", type=float, default=60.0, help="how long (default 60)")
-    parser.add_argument(
-        "--restart-every", type=float, default=120.0, help="seconds between kills of a server (default 120)"
-    )
-    options = parser.parse_args()
-    run_program(lambda scratch_dir: measure(options, scratch_dir))
-
+PROGRAM = Program("soak", QUESTION, measure, rounds=1, quick={"minutes": 2 / 3, "restart_every": 15.0})
+PROGRAM.add("--minutes", 60.0, "how long")
+PROGRAM.add("--restart-every", 120.0, "seconds between kills of a server")
 
 if __name__ == "__main__":
-    main()
+    PROGRAM.main()

@@ -7,32 +7,30 @@ for a fixed time. Without `--initial-peers` it starts a private swarm of the emb
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+import functools
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks import harness
-from benchmarks.load import drive, random_batches, random_checkpoint
-from benchmarks.program import run_program
+import torch
+
+from benchmarks.harness import Program, Report
 from dist_eval import demo
 from dist_eval.inference.window import Window
+from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.results.work import ServerTraffic
 from dist_eval.swarm.router import Router
 from dist_eval.swarm.routes import Span
 
 QUESTION = "What does this swarm sustain, and which of its servers limit it?"
-_TIMEOUT = 120.0
-_MOST_BATCHES = 100_000
 
 
 def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
-    """Measures all sizes and windows, in rounds.
-
-    Args:
-        options: the command line.
-        scratch_dir: folder for temporary files.
-    """
+    """Measures all sizes and windows, in rounds."""
     from dist_eval.swarm.families import default_dht_prefix, read_base_config
     from dist_eval.swarm.hivemind_compat import prepare_hivemind
 
@@ -44,11 +42,13 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     from dist_eval.swarm.directory import ServerDirectory
     from dist_eval.swarm.requests import SwarmRequests
 
-    report = harness.Report("swarm", QUESTION, unit="tokens/s", options=options)
+    report = Report("swarm", QUESTION, unit="tokens/s", options=options)
     config = read_base_config(options.model)
     prefix = options.dht_prefix or default_dht_prefix(options.model, config)
     blocks, prompts = config.num_hidden_layers, options.prompt_tokens
     settings: dict[str, Any] = {"request_timeout": options.request_timeout, "max_retries": 2}
+    best: tuple[float, str, SwarmRequests] | None = None
+    retries = 0
     with _peers(options, prefix, blocks) as peers:
         dht = join_swarm(peers, options.swarm_timeout)
         coverage = wait_until_covered(dht, prefix, blocks, options.swarm_timeout)
@@ -57,41 +57,30 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
         backbone, directory = classifier.backbone, ServerDirectory(dht, prefix, blocks)
         assert isinstance(backbone, SwarmBackbone)
         directory.start(options.swarm_timeout)
-        best: tuple[float, str, SwarmRequests] | None = None
-        retries = 0
         try:
-            for _ in range(1 if options.quick else options.rounds):
-                for budget in options.budgets:
-                    batches = random_batches(
-                        16, budget=budget, length=options.length, prompt_tokens=prompts, vocabulary=config.vocab_size
-                    ) * (_MOST_BATCHES // 16)
-                    for size in options.windows:
-                        backbone.requests = SwarmRequests(directory, config, **settings)
-                        window = Window(size or None, timeout=options.request_timeout)
-                        load = drive(
-                            classifier.logits,
-                            batches,
-                            window,
-                            prompt_tokens=prompts,
-                            retries=lambda: classifier.retries,
-                            seconds=options.seconds,
-                        )
-                        retries += classifier.retries
-                        name = f"{size} under way" if size else "window free"
-                        details = {"examples_per_second": load.examples / load.seconds, "window": window.size}
-                        rate = load.tokens / load.seconds
-                        report.add(f"{budget} tokens a request", name, rate, details)
-                        if best is None or rate > best[0]:
-                            sentence = (
-                                f"Best: {budget} tokens a request, {name}: {rate:.0f} tokens/s, "
-                                f"{load.examples / load.seconds:.1f} examples/s of {options.length} tokens and "
-                                f"{prompts} prompt tokens. There:"
-                            )
-                            best = rate, sentence, backbone.requests
-            assert best is not None
+            for _, budget, size in itertools.product(range(options.rounds), options.budgets, options.windows):
+                rows = max(1, budget // (options.length + prompts))
+                input_ids = torch.randint(0, config.vocab_size, (rows, options.length))
+                batch = (input_ids, torch.full((rows,), options.length))
+                backbone.requests = SwarmRequests(directory, config, **settings)
+                window = Window(size or None, timeout=options.request_timeout)
+                send = functools.partial(classifier.logits, *batch)
+                batches, seconds = drive(send, window, options.seconds, lambda: classifier.retries)
+                retries += classifier.retries
+                examples, tokens = batches * rows / seconds, batches * rows * (options.length + prompts) / seconds
+                name = f"{size} under way" if size else "window free"
+                details = {"examples_per_second": examples, "window": window.size}
+                report.add(f"{budget} tokens a request", name, tokens, details)
+                if best is None or tokens > best[0]:
+                    sentence = (
+                        f"Best: {budget} tokens a request, {name}: {tokens:.0f} tokens/s, {examples:.1f} examples/s "
+                        f"of {options.length} tokens and {prompts} prompt tokens. There:"
+                    )
+                    best = tokens, sentence, backbone.requests
             spans = backbone.requests.servers.spans()
         finally:
             classifier.close()
+    assert best is not None
     _, sentence, requests = best
     report.note(f"{coverage.describe()}\n\n{sentence}")
     report.note(describe_servers(requests.traffic().servers, spans, requests.router))
@@ -110,6 +99,51 @@ def _peers(options: argparse.Namespace, prefix: str, blocks: int) -> Iterator[Se
         options.model, num_blocks=blocks, dht_prefix=prefix, spans=split_blocks(blocks, 2), threads=1
     ) as swarm:
         yield swarm.initial_peers
+
+
+def random_checkpoint(config: Any, prompt_tokens: int) -> TunedCheckpoint:
+    """Builds random deep prompts and a head with two labels for a base model."""
+    generator = torch.Generator().manual_seed(0)
+    hidden, layers = config.hidden_size, config.num_hidden_layers
+    return TunedCheckpoint(
+        head=0.02 * torch.randn(2, hidden, generator=generator),
+        prompts=0.02 * torch.randn(prompt_tokens, hidden, generator=generator) if prompt_tokens else None,
+        deep_prompts=0.02 * torch.randn(layers, prompt_tokens, hidden, generator=generator) if prompt_tokens else None,
+        label_names=["0", "1"],
+        architecture={key: getattr(config, key) for key in ("model_type", "hidden_size", "num_hidden_layers")},
+    )
+
+
+def drive(send: Callable[[], Any], window: Window, seconds: float, retries: Callable[[], int]) -> tuple[int, float]:
+    """Sends requests for some time, as many at a time as a window allows.
+
+    Args:
+        send: sends one request and waits for its answer.
+        window: limits the number in flight.
+        seconds: time after which no further request is sent.
+        retries: returns the number of retries so far.
+
+    Returns:
+        How many were answered, and the seconds until the last answer.
+    """
+    start, answered = time.monotonic(), 0
+    in_flight: set[Future[float]] = set()
+
+    def timed() -> float:
+        sent = time.monotonic()
+        send()
+        return time.monotonic() - sent
+
+    with ThreadPoolExecutor(window.largest) as pool:
+        while True:
+            while len(in_flight) < window.size and time.monotonic() - start < seconds:
+                in_flight.add(pool.submit(timed))
+            if not in_flight:
+                return answered, time.monotonic() - start
+            done, in_flight = wait(in_flight, return_when=FIRST_COMPLETED)
+            for future in done:
+                window.finished(future.result(), retries())
+            answered += len(done)
 
 
 def describe_servers(servers: Sequence[ServerTraffic], spans: Sequence[Span], router: Router) -> str:
@@ -143,14 +177,12 @@ def describe_bottleneck(spans: Sequence[Span], router: Router, blocks: int) -> s
         router: the router with its measurements.
         blocks: number of blocks of the model.
     """
-    capacity = []
-    for block in range(blocks):
-        total = 0.0
-        for span in spans:
-            speed = router.stats(span.peer).pacing.seconds_per_work
-            if span.start <= block < span.end and speed:
-                total += 1.0 / (speed * (span.end - span.start))
-        capacity.append(total)
+    capacity = [0.0] * blocks
+    for span in spans:
+        speed = router.stats(span.peer).pacing.seconds_per_work
+        if speed:
+            for block in range(span.start, span.end):
+                capacity[block] += 1.0 / (speed * (span.end - span.start))
     least = min(capacity)
     limited = [block for block, rate in enumerate(capacity) if rate <= least * 1.001]
     holders = [f"...{str(span.peer)[-8:]}" for span in spans if span.start <= limited[0] < span.end]
@@ -160,25 +192,19 @@ def describe_bottleneck(spans: Sequence[Span], router: Router, blocks: int) -> s
     )
 
 
-def main() -> None:
-    """Runs the command line."""
-    parser = harness.parser("swarm", QUESTION, rounds=1)
-    parser.add_argument("--model", default=str(demo.BASE_MODEL), help="folder or hub name of the base model")
-    parser.add_argument("--initial-peers", nargs="+", default=[], metavar="ADDRESS", help="addresses of the swarm")
-    parser.add_argument("--dht-prefix", help="name under which the swarm announces the model")
-    parser.add_argument("--budgets", type=int, nargs="+", default=[128, 512, 1024], help="tokens in a request")
-    parser.add_argument("--windows", type=int, nargs="+", default=[1, 4, 16, 0], help="requests in flight; 0: adaptive")
-    parser.add_argument("--length", type=int, default=32, help="tokens of a text (default 32)")
-    parser.add_argument("--prompt-tokens", type=int, default=16, help="deep prompts (default 16)")
-    parser.add_argument("--seconds", type=float, default=10.0, help="for each measurement (default 10)")
-    parser.add_argument("--swarm-timeout", type=float, default=_TIMEOUT, metavar="SECONDS")
-    parser.add_argument("--request-timeout", type=float, default=60.0, metavar="SECONDS")
-    options = parser.parse_args()
-    if options.quick:
-        options.budgets, options.windows, options.seconds = [128, 512], [1, 0], 1.0
-
-    run_program(lambda scratch_dir: measure(options, scratch_dir))
-
+PROGRAM = Program(
+    "swarm", QUESTION, measure, rounds=1, quick={"budgets": [128, 512], "windows": [1, 0], "seconds": 1.0}
+)
+PROGRAM.add("--model", str(demo.BASE_MODEL), "folder or hub name of the base model")
+PROGRAM.parser.add_argument("--initial-peers", nargs="+", default=[], metavar="ADDRESS", help="of the swarm")
+PROGRAM.parser.add_argument("--dht-prefix", help="name under which the swarm announces the model")
+PROGRAM.add("--budgets", (128, 512, 1024), "tokens in a request")
+PROGRAM.add("--windows", (1, 4, 16, 0), "requests in flight; 0: adaptive")
+PROGRAM.add("--length", 32, "tokens of a text")
+PROGRAM.add("--prompt-tokens", 16, "deep prompts")
+PROGRAM.add("--seconds", 10.0, "for each measurement")
+PROGRAM.add("--swarm-timeout", 120.0, "until the swarm answers and has all blocks", metavar="SECONDS")
+PROGRAM.add("--request-timeout", 60.0, "for each request", metavar="SECONDS")
 
 if __name__ == "__main__":
-    main()
+    PROGRAM.main()

@@ -9,86 +9,76 @@ majority class.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import json
+import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import harness, text
-from benchmarks.hosting import swarm_of
+from benchmarks.harness import Program, Report
 from benchmarks.models import TINY, Model
-from benchmarks.pretraining import LABELS, Recipe, pretrain
-from benchmarks.program import run_program
-from benchmarks.ranks import run, torchrun
-from benchmarks.text import Corpus
-from dist_eval.compare import __main__ as compare
+from benchmarks.pretraining import LABELS, pretrain
+from benchmarks.processes import run, run_dist_eval
+from benchmarks.swarms import swarm_of
+from benchmarks.text import Corpus, load_split, make_opinions
 
 QUESTION = "How good a classifier is tuned through a swarm, by the mode?"
 MODES = ("ptune", "deep_ptune")
 MAJORITY, BAG_OF_WORDS = "always the most frequent class", "bag of words, logistic regression"
 WORDS = "dist_eval --label-words, nothing tuned"
-_RECIPE, _QUICK_RECIPE = Recipe(TINY, epochs=6), Recipe(TINY, epochs=1)
-_EPOCHS, _BATCH, _RANKS = 2, 128, 2
-_QUICK_ROWS = 128
+_GROUP = f"Llama {TINY}, test sentences"
+_EPOCHS, _BATCH = 2, 128
 _CONFIDENCE = 0.95
 
 
-def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
-    """Pretrains a base model, tunes it in both modes on a swarm, and evaluates the results.
+def tuned(mode: str) -> str:
+    """Returns the name of what is tuned in a mode."""
+    return f"dist_eval.tuning, {mode}"
 
-    Args:
-        options: the command line.
-        scratch_dir: folder for temporary files.
-    """
-    report = harness.Report("tuning", QUESTION, unit="share that is right", options=options)
-    recipe = _QUICK_RECIPE if options.quick else _RECIPE
-    train, validation, test = (_load(split, options) for split in ("train", "validation", "test"))
-    report.note(f"Text: {train.source}, {validation.source}, {test.source}.")
-    files = {
-        name: one.write_csv(scratch_dir / f"{name}.csv") for name, one in (("train", train), ("validation", validation))
-    }
-    base, group = scratch_dir / "base", f"Llama {recipe.size}, test sentences"
+
+def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
+    """Pretrains a base model, tunes it in both modes on a swarm, and evaluates the results."""
+    report = Report("tuning", QUESTION, unit="share that is right", options=options)
+    corpora = {split: _load(split, options) for split in ("train", "validation", "test")}
+    report.note(f"Text: {', '.join(corpus.source for corpus in corpora.values())}.")
+    files = {split: str(corpus.write_csv(scratch_dir / f"{split}.csv")) for split, corpus in corpora.items()}
+    base, test = scratch_dir / "base", corpora["test"]
     began = time.perf_counter()
-    pretrain(base, train, recipe)
+    pretrain(base, corpora["train"], TINY, epochs=options.pretraining_epochs)
     report.note(f"Pretrained for {time.perf_counter() - began:.0f} s on the training sentences and their labels.")
-    files["test"] = test.write_csv(scratch_dir / "test.csv")
-    launcher = [] if options.quick else torchrun(_RANKS)
-    with swarm_of(Model(recipe.size, base, scratch_dir), scratch_dir) as swarm:
-        for number in range(1 if options.quick else options.rounds):
+    with swarm_of(Model(TINY, base, scratch_dir), scratch_dir) as swarm:
+        where: list[Any] = ["--model", base, "--initial-peers", *swarm.initial_peers]
+        for seed in range(options.rounds):
             majority = max(sum(test.labels), len(test.labels) - sum(test.labels))
-            _add(report, group, MAJORITY, majority, len(test.labels))
-            _add(report, group, BAG_OF_WORDS, _bag_of_words(train, test), len(test.labels))
-            words = scratch_dir / f"words-{number}"
-            asked = ["--prompt", "{sentence}", "--label-delimiter", "", "--label-words"]
-            asked += [f"{code}={word}" for code, word in enumerate(LABELS)]  # named as the tuned head names them
-            results = _evaluate(launcher, base, asked, files["test"], swarm.initial_peers, words, scratch_dir)
-            _add(report, group, WORDS, *_right(results))
+            _add(report, MAJORITY, majority, len(test.labels))
+            _add(report, BAG_OF_WORDS, _bag_of_words(corpora["train"], test), len(test.labels))
+            names = [f"{code}={word}" for code, word in enumerate(LABELS)]  # as the tuned head names them
+            asked = ["--prompt", "{sentence}", "--label-delimiter", "", "--label-words", *names]
+            results, words = run_dist_eval(scratch_dir, *where, *asked, "--dataset", files["test"], ranks=options.ranks)
+            _add(report, WORDS, *_right(results))
             for mode in MODES:
-                output = scratch_dir / f"{mode}-{number}"
-                tuned = _tune(launcher, mode, number, base, files, swarm.initial_peers, output, scratch_dir)
-                asked = ["--checkpoint", str(output / "best"), "--text-column", "sentence"]
-                results = _evaluate(
-                    launcher, base, asked, files["test"], swarm.initial_peers, output / "test", scratch_dir
-                )
-                details = {"losses": [epoch["loss"] for epoch in tuned["epochs"]], "best": tuned["best"]}
-                details["seconds"] = [epoch["seconds"] for epoch in tuned["epochs"]]
-                _add(report, group, f"dist_eval.tuning, {mode}", *_right(results), details)
-                report.note(f"From label words to {mode}: {_changes(words, output / 'test')}.")
+                output = Path(tempfile.mkdtemp(dir=scratch_dir))
+                arguments = ["--dataset", files["train"], "--eval-dataset", files["validation"], "--epochs", _EPOCHS]
+                arguments += ["--tuning-mode", mode, "--seed", seed, "--batch-size", _BATCH, "--output", output]
+                arguments += ["--text-column", "sentence", *where]
+                run(scratch_dir, "-m", "dist_eval.tuning", *arguments, ranks=options.ranks)
+                found = json.loads((output / "tuning.json").read_text(encoding="utf-8"))
+                asked = ["--checkpoint", str(output / "best"), "--text-column", "sentence", "--dataset", files["test"]]
+                results, evaluated = run_dist_eval(scratch_dir, *where, *asked, ranks=options.ranks)
+                details = {key: [epoch[key] for epoch in found["epochs"]] for key in ("loss", "seconds")}
+                _add(report, tuned(mode), *_right(results), details={**details, "best": found["best"]})
+                compare = ["-m", "dist_eval.cli.main", "compare", words, evaluated, "--metric", "accuracy"]
+                report.note(f"From label words to {mode}:\n{run(scratch_dir, *compare)}")
     for mode in MODES:
-        name = (group, f"dist_eval.tuning, {mode}")
-        bar = None if options.quick else 1.2
-        report.compare(f"{mode} / the most frequent class", name, (group, MAJORITY), bar=bar)
-    first, second = ((group, f"dist_eval.tuning, {mode}") for mode in reversed(MODES))
-    report.compare(f"{MODES[1]} / {MODES[0]}", first, second)
+        report.compare(f"{mode} / the most frequent class", (_GROUP, tuned(mode)), (_GROUP, MAJORITY), bar=1.2)
+    ptune, deep_ptune = ((_GROUP, tuned(mode)) for mode in MODES)
+    report.compare(f"{MODES[1]} / {MODES[0]}", deep_ptune, ptune)
     report.finish()
 
 
 def _load(split: str, options: argparse.Namespace) -> Corpus:
-    found = None if options.quick else text.load_split(split, options.data)
-    return found or text.make_opinions(split, _QUICK_ROWS if options.quick else options.rows)
+    found = None if options.quick else load_split(split, options.data)
+    return found or make_opinions(split, options.rows)
 
 
 def _right(results: dict[str, Any]) -> tuple[int, int]:
@@ -97,26 +87,16 @@ def _right(results: dict[str, Any]) -> tuple[int, int]:
     return sum(row[i] for i, row in enumerate(matrix)), results["coverage"]["seen"]
 
 
-def _changes(first: Path, second: Path) -> str:
-    """Returns how the predictions of two runs differ, and the paired test, as `dist-eval compare` prints them."""
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        compare.main([str(first), str(second), "--metric", "accuracy"])
-    _, changes, test, *_ = printed.getvalue().replace("\n\n", "\n").splitlines()
-    return f"{changes.partition(': ')[2]}; {test}"
-
-
-def _add(
-    report: harness.Report, group: str, name: str, right: int, examples: int, details: dict[str, Any] | None = None
-) -> None:
+def _add(report: Report, name: str, right: int, examples: int, details: dict[str, Any] | None = None) -> None:
     """Adds an accuracy with its Wilson interval."""
     from scipy.stats import binomtest
 
     interval = binomtest(right, examples).proportion_ci(_CONFIDENCE, method="wilson")
-    bounds = [float(interval.low), float(interval.high)]
-    report.add(group, name, right / examples, {**(details or {}), "examples": examples, "interval": bounds})
+    low, high = float(interval.low), float(interval.high)
+    report.add(_GROUP, name, right / examples, {**(details or {}), "examples": examples, "interval": [low, high]})
     report.note(
-        f"{name}: {right / examples:.4f}, {right} of {examples} right, {_CONFIDENCE:.0%} interval {bounds[0]:.4f} to "
-        f"{bounds[1]:.4f}."
+        f"{name}: {right / examples:.4f}, {right} of {examples} right, {_CONFIDENCE:.0%} interval {low:.4f} to "
+        f"{high:.4f}."
     )
 
 
@@ -131,45 +111,11 @@ def _bag_of_words(train: Corpus, test: Corpus) -> int:
     return int((model.predict(test.sentences) == test.labels).sum())
 
 
-def _tune(
-    launcher: Sequence[str],
-    mode: str,
-    seed: int,
-    base: Path,
-    files: dict[str, Path],
-    peers: Sequence[str],
-    output: Path,
-    scratch_dir: Path,
-) -> dict[str, Any]:
-    command = ["-m", "dist_eval.tuning", "--model", base, "--dataset", files["train"], "--text-column", "sentence"]
-    command += ["--eval-dataset", files["validation"], "--tuning-mode", mode, "--epochs", _EPOCHS, "--seed", seed]
-    command += ["--batch-size", _BATCH, "--output", output, "--initial-peers", *peers]
-    run([*launcher, *map(str, command)], scratch_dir)
-    return dict(json.loads((output / "tuning.json").read_text(encoding="utf-8")))
-
-
-def _evaluate(
-    launcher: Sequence[str],
-    base: Path,
-    asked: Sequence[str],
-    data: Path,
-    peers: Sequence[str],
-    output: Path,
-    scratch_dir: Path,
-) -> dict[str, Any]:
-    command = ["-m", "dist_eval", "--model", base, *asked, "--dataset", data, "--output", output]
-    command += ["--initial-peers", *peers]
-    run([*launcher, *map(str, command)], scratch_dir)
-    return dict(json.loads((output / "results.json").read_text(encoding="utf-8")))
-
-
-def main() -> None:
-    """Runs the command line."""
-    parser = harness.parser("tuning", QUESTION, rounds=1)
-    text.add_options(parser, rows=2048)
-    options = parser.parse_args()
-    run_program(lambda scratch_dir: measure(options, scratch_dir))
-
+PROGRAM = Program(
+    "tuning", QUESTION, measure, rounds=1, rows=2048, quick={"rows": 128, "ranks": 1, "pretraining_epochs": 1}
+)
+PROGRAM.add("--ranks", 2, "number of ranks")
+PROGRAM.add("--pretraining-epochs", 6, "of the base model")
 
 if __name__ == "__main__":
-    main()
+    PROGRAM.main()

@@ -10,12 +10,16 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from benchmarks.models import Model
 
 
 @dataclass(frozen=True)
@@ -35,20 +39,41 @@ class Speed:
         return self.per_request + self.per_token * tokens
 
 
-_MEASURED_TOKENS = 1024
-"""With as many tokens Petals' servers measure what they announce."""
+_MEASURED_TOKENS = 1024  # with as many tokens Petals' servers measure what they announce
 
 
-def set_speeds(file: Path, speeds: Sequence[Speed]) -> None:
-    """Sets the speeds of running servers, in the order of the swarm's spans.
+@contextmanager
+def waiting_swarm(
+    model: Model, scratch_dir: Path, spans: Sequence[tuple[int, int]]
+) -> Iterator[tuple[list[str], Callable[[Sequence[Speed], float], None]]]:
+    """Opens a swarm of such servers behind a delay proxy.
 
     Args:
-        file: what they were started with.
-        speeds: of all servers.
+        model: the model to serve.
+        scratch_dir: folder for temporary files.
+        spans: the blocks of each server.
+
+    Yields:
+        The addresses of the swarm, and a function that sets the speed of each server and the round trip in seconds.
     """
-    draft = file.with_suffix(".draft")
-    draft.write_text(json.dumps([asdict(speed) for speed in speeds]), encoding="utf-8")
-    draft.replace(file)
+    from benchmarks.swarms import distant_swarm_of
+
+    file = scratch_dir / f"speeds-{len(list(scratch_dir.iterdir()))}.json"
+
+    def set_speeds(speeds: Sequence[Speed]) -> None:
+        draft = file.with_suffix(".draft")
+        draft.write_text(json.dumps([asdict(speed) for speed in speeds]), encoding="utf-8")
+        draft.replace(file)
+
+    set_speeds([Speed(0.0, 1e-6)] * len(spans))
+    program = ("-m", "benchmarks.waiting_server", str(file))
+    with distant_swarm_of(model, scratch_dir, spans=spans, program=program) as (swarm, proxy):
+
+        def adjust(speeds: Sequence[Speed], round_trip: float) -> None:
+            set_speeds(speeds)
+            proxy.set_round_trip(round_trip)
+
+        yield swarm.initial_peers, adjust
 
 
 def main() -> None:

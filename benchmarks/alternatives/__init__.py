@@ -1,1 +1,1 @@
-"""What people use today, each a program of its own: `python -m benchmarks.alternatives.NAME SPEC.json RESULT.json`."""
+"""What people use today: functions that `benchmarks.worker` calls in processes of their own."""

@@ -3,40 +3,38 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
-from benchmarks.alternatives.common import Result, Spec, classify, main, swarm_model, timed, tokenized
+from benchmarks.alternatives.common import Task, logits_of, timed
 
 
-def evaluate(spec: Spec, scratch_dir: Path) -> Result:
-    """Classifies the dataset."""
+def classify(scratch_dir: Path, **task: Any) -> dict[str, Any]:
+    """Classifies the dataset of a task."""
     from accelerate import Accelerator
     from transformers import DataCollatorWithPadding
 
-    dataset, tokenizer = tokenized(spec)
-    with swarm_model(spec) as model:
+    settings = Task(**task)
+    dataset, tokenizer = settings.tokenized()
+    with settings.open_model() as model:
         accelerator = Accelerator(cpu=True)
         collate = DataCollatorWithPadding(tokenizer)
-        loader = accelerator.prepare(DataLoader(dataset, batch_size=spec.batch_size, collate_fn=collate))
+        loader = accelerator.prepare(DataLoader(dataset, batch_size=settings.batch_size, collate_fn=collate))
 
         def predict(batch: dict[str, torch.Tensor]) -> torch.Tensor:
             with torch.no_grad():
-                return classify(model, batch["input_ids"], batch["attention_mask"]).argmax(dim=-1)
+                return logits_of(model, batch["input_ids"], batch["attention_mask"]).argmax(dim=-1)
 
         def predict_all() -> list[int]:
             predictions: list[int] = []
             for batch in loader:
-                found, _ = accelerator.gather_for_metrics((predict(batch), batch["labels"]))
-                predictions += found.tolist()
+                gathered, _ = accelerator.gather_for_metrics((predict(batch), batch["labels"]))
+                predictions += gathered.tolist()
             return predictions
 
-        predict(collate(dataset[: spec.batch_size]))
+        predict(collate(dataset[: settings.batch_size]))
         predictions, seconds = timed(predict_all)
         accelerator.end_training()
-    return Result(seconds, predictions)
-
-
-if __name__ == "__main__":
-    main(evaluate)
+    return {"seconds": seconds, "answers": predictions}

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from benchmarks.alternatives.common import Result, Spec, main, timed
+from benchmarks.alternatives.common import Task, timed
 from dist_eval.data.dataset import tokenize_dataset
 from dist_eval.data.plan import plan_batches
 from dist_eval.model.checkpoint import TunedCheckpoint
@@ -15,16 +16,17 @@ from dist_eval.model.classifier import load_locally
 from dist_eval.options.groups import MAX_TOKEN_BUDGET
 
 
-def evaluate(spec: Spec, scratch_dir: Path) -> Result:
-    """Classifies the dataset."""
+def classify(scratch_dir: Path, **task: Any) -> dict[str, Any]:
+    """Classifies the dataset of a task."""
     from transformers import AutoTokenizer
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    tuned = TunedCheckpoint.load(spec.checkpoint)
-    classifier = load_locally(spec.model, tuned)
-    tokenizer = AutoTokenizer.from_pretrained(spec.model)
+    settings = Task(**task)
+    tuned = TunedCheckpoint.load(settings.checkpoint)
+    classifier = load_locally(settings.model, tuned)
+    tokenizer = AutoTokenizer.from_pretrained(settings.model)
     data = tokenize_dataset(
-        spec.dataset,
+        settings.dataset,
         scratch_dir,
         tokenizer=tokenizer,
         text_columns=["sentence"],
@@ -39,11 +41,7 @@ def evaluate(spec: Spec, scratch_dir: Path) -> Result:
         return classifier.logits(torch.from_numpy(input_ids), torch.from_numpy(lengths)).argmax(dim=1)
 
     predict(0)
-    found, seconds = timed(lambda: torch.cat([predict(number) for number in range(len(plan))]))
-    predictions = torch.empty_like(found)
-    predictions[torch.from_numpy(plan.order)] = found
-    return Result(seconds, predictions.tolist())
-
-
-if __name__ == "__main__":
-    main(evaluate)
+    planned, seconds = timed(lambda: torch.cat([predict(number) for number in range(len(plan))]))
+    predictions = torch.empty_like(planned)
+    predictions[torch.from_numpy(plan.order)] = planned
+    return {"seconds": seconds, "answers": predictions.tolist()}

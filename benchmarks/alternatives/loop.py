@@ -13,24 +13,25 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler, SequentialSampler
 
-from benchmarks.alternatives.common import Result, Spec, classify, main, swarm_model, timed, tokenized
+from benchmarks.alternatives.common import Task, logits_of, timed
 
 _WARM_UP_ROWS = 32
 
 
-def evaluate(spec: Spec, scratch_dir: Path) -> Result:
-    """Classifies the dataset."""
-    dataset, _ = tokenized(spec)
-    with swarm_model(spec) as model:
+def classify(scratch_dir: Path, **task: Any) -> dict[str, Any]:
+    """Classifies the dataset of a task."""
+    settings = Task(**task)
+    dataset, _ = settings.tokenized()
+    with settings.open_model() as model:
         ranks = int(os.environ.get("WORLD_SIZE", "1"))
         if ranks > 1:
             dist.init_process_group("gloo")
         sampler: Any = DistributedSampler(dataset, shuffle=False) if ranks > 1 else SequentialSampler(dataset)
-        loader = DataLoader(dataset, batch_size=spec.batch_size, sampler=sampler)
+        loader = DataLoader(dataset, batch_size=settings.batch_size, sampler=sampler)
 
         def predict(batch: dict[str, torch.Tensor]) -> list[int]:
             with torch.no_grad():
-                logits = classify(model, batch["input_ids"], batch["attention_mask"])
+                logits = logits_of(model, batch["input_ids"], batch["attention_mask"])
             return logits.argmax(dim=-1).tolist()
 
         predict({name: column[:_WARM_UP_ROWS] for name, column in next(iter(loader)).items()})
@@ -38,7 +39,7 @@ def evaluate(spec: Spec, scratch_dir: Path) -> Result:
         if ranks > 1:
             predictions = _gather(predictions, ranks, len(dataset))
             dist.destroy_process_group()
-    return Result(seconds, predictions)
+    return {"seconds": seconds, "answers": predictions}
 
 
 def _gather(predictions: list[int], ranks: int, count: int) -> list[int]:
@@ -46,7 +47,3 @@ def _gather(predictions: list[int], ranks: int, count: int) -> list[int]:
     parts: list[Any] = [None] * ranks
     dist.all_gather_object(parts, predictions)
     return [parts[position % ranks][position // ranks] for position in range(count)]
-
-
-if __name__ == "__main__":
-    main(evaluate)

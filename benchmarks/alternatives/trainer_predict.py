@@ -9,15 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.alternatives.common import Result, Spec, classify, main, swarm_model, timed, tokenized
+from benchmarks.alternatives.common import Task, logits_of, timed
 
 
 class WithoutMask(nn.Module):
-    """A classifier for `Trainer`, which always passes an attention mask.
-
-    Args:
-        model: Petals' classifier.
-    """
+    """Petals' classifier for `Trainer`, which always passes an attention mask."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -27,34 +23,33 @@ class WithoutMask(nn.Module):
         self, input_ids: torch.Tensor, attention_mask: torch.Tensor, labels: torch.Tensor | None = None
     ) -> dict[str, torch.Tensor]:
         """Returns logits and, with labels, the loss."""
-        logits = classify(self.model, input_ids, attention_mask)
+        logits = logits_of(self.model, input_ids, attention_mask)
         if labels is None:
             return {"logits": logits}
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
-def evaluate(spec: Spec, scratch_dir: Path) -> Result:
-    """Classifies the dataset."""
+def classify(scratch_dir: Path, **task: Any) -> dict[str, Any]:
+    """Classifies the dataset of a task."""
     from transformers import DataCollatorWithPadding, Trainer, TrainingArguments
 
     _bridge_accelerate()
-    dataset, tokenizer = tokenized(spec)
-    with swarm_model(spec) as model:
+    settings = Task(**task)
+    dataset, tokenizer = settings.tokenized()
+    with settings.open_model() as model:
         arguments = TrainingArguments(
             output_dir=str(scratch_dir),
-            per_device_eval_batch_size=spec.batch_size,
+            per_device_eval_batch_size=settings.batch_size,
             use_cpu=True,
             disable_tqdm=True,
             report_to=[],
         )
         trainer: Any = Trainer(
-            model=WithoutMask(model),
-            args=arguments,
-            data_collator=DataCollatorWithPadding(tokenizer),
+            model=WithoutMask(model), args=arguments, data_collator=DataCollatorWithPadding(tokenizer)
         )
-        trainer.predict(dataset[: spec.batch_size])
+        trainer.predict(dataset[: settings.batch_size])
         output, seconds = timed(lambda: trainer.predict(dataset))
-    return Result(seconds, output.predictions.argmax(axis=-1).tolist())
+    return {"seconds": seconds, "answers": output.predictions.argmax(axis=-1).tolist()}
 
 
 def _bridge_accelerate() -> None:
@@ -67,7 +62,3 @@ def _bridge_accelerate() -> None:
         return Accelerator(**kwargs)
 
     trainer.Accelerator = accelerator
-
-
-if __name__ == "__main__":
-    main(evaluate)

@@ -20,7 +20,7 @@ SEED = 0
 
 # examples or groups below which the bootstrap does not capture the tails of a distribution.
 # Measured coverage of 95% intervals: for a mean loss 81% with 10 examples, 88% with 20, 95% with 40; for an accuracy
-# 90% with 10 groups, 92% with 20, 94% with 50 (`benchmarks/clusters.py`)
+# 90% with 10 groups, 92% with 20, 94% with 50 (`benchmarks.intervals`)
 FEW_UNITS = 20
 
 # a chunk of resamples fits into the processor's cache, unless the minimum number of resamples is larger

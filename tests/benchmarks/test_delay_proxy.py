@@ -42,8 +42,8 @@ def echo_port() -> Iterator[int]:
 
 
 @contextmanager
-def delayed(router: list[tuple[int, int]]) -> Iterator[DelayProxy]:
-    with DelayProxy(router) as proxy:
+def delayed(routes: list[tuple[int, int]]) -> Iterator[DelayProxy]:
+    with DelayProxy(routes) as proxy:
         proxy.set_round_trip(ROUND_TRIP)
         yield proxy
 
@@ -63,9 +63,9 @@ def ask(connection: socket.socket, question: bytes) -> bytes:
     connection.sendall(question)
     answer = b""
     while len(answer) < len(question):
-        piece = connection.recv(1 << 16)
-        assert piece, "the connection ended"
-        answer += piece
+        chunk = connection.recv(1 << 16)
+        assert chunk, "the connection ended"
+        answer += chunk
     return answer
 
 
@@ -87,15 +87,9 @@ def test_a_round_trip_takes_as_long_as_asked_for(echo_port: int) -> None:
     assert min(seconds) >= ROUND_TRIP
 
 
-def test_without_a_delay_it_only_passes_on(echo_port: int) -> None:
-    [port] = free_ports(HOST, 1)
-    with DelayProxy([(port, echo_port)]):
-        seconds = round_trips(port, 50)
-    assert min(seconds) < ROUND_TRIP / 2
-
-
 def test_the_delay_can_change_while_a_connection_is_open(echo_port: int) -> None:
-    [port], seconds = free_ports(HOST, 1), []
+    [port] = free_ports(HOST, 1)
+    seconds = []
     with DelayProxy([(port, echo_port)]) as proxy, connect(port) as connection:
         for round_trip in (0.0, 0.3, 0.1):
             proxy.set_round_trip(round_trip)
@@ -107,14 +101,15 @@ def test_the_delay_can_change_while_a_connection_is_open(echo_port: int) -> None
 
 
 def test_data_arrive_whole_and_in_order_and_are_not_slowed_down_by_their_amount(echo_port: int) -> None:
-    [port], data = free_ports(HOST, 1), os.urandom(32 << 20)
+    [port] = free_ports(HOST, 1)
+    data = os.urandom(32 << 20)
     with delayed([(port, echo_port)]), connect(port) as connection:
         sender = threading.Thread(target=lambda: (connection.sendall(data), connection.shutdown(socket.SHUT_WR)))
         start = time.monotonic()
         sender.start()
         received = bytearray()
-        while piece := connection.recv(1 << 20):
-            received += piece
+        while chunk := connection.recv(1 << 20):
+            received += chunk
         seconds = time.monotonic() - start
         sender.join()
     assert received == data

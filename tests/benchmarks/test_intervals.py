@@ -1,47 +1,17 @@
-"""The benchmark of intervals and comparisons, small: all methods are measured, and the theory is theory."""
+"""The benchmark of intervals and comparisons: what figures are compared with is right."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
-from conftest import Launcher
 from scipy import stats
 from sklearn import metrics as sk
 
-from benchmarks.intervals import POPULATIONS, power_of_mcnemar
+from benchmarks.intervals import POPULATIONS, Population, power_of_mcnemar
 
 
-def test_it_measures_coverage_speed_and_power(launcher: Launcher, tmp_path: Path) -> None:
-    done = launcher.run("-m", "benchmarks.intervals", "--quick", "--output", str(tmp_path), preloaded=False)
-    assert done.returncode == 0, done.stderr
-    found = {}
-    for name in ("intervals", "intervals-groups", "intervals-samples", "intervals-speed", "intervals-power"):
-        found[name] = json.loads((tmp_path / f"{name}.json").read_text())
-        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    coverage = [one for one in found["intervals"]["series"] if "classes" in one["group"] and "dist_eval" in one["name"]]
-    assert {one["name"].split(":")[0] for one in coverage} == {"accuracy", "f1_macro", "mcc"}
-    assert len(coverage) == 3 * len(POPULATIONS)
-    assert all(one["median"] >= 75 for one in coverage), "of 40 seeded samples"
-    grouped = {one["name"]: one["median"] for one in found["intervals-groups"]["series"]}
-    for name in ("accuracy", "f1_macro", "mcc"):
-        assert grouped[f"{name}: BCa, by groups (dist_eval)"] > grouped[f"{name}: BCa, by examples"]
-    samples = {(one["group"], one["name"]): one["median"] for one in found["intervals-samples"]["series"]}
-    assert {name for _, name in samples if "dist_eval" in name} == {
-        f"{name}, corrected (dist_eval)" for name in ("accuracy: Wilson", "f1_macro: BCa", "mcc: BCa")
-    }
-    assert all(value >= 80 for value in samples.values())
-    assert all(one["values"][0] > 0 for one in found["intervals-speed"]["series"])
-    power = {(one["group"], one["name"]): one["median"] for one in found["intervals-power"]["series"]}
-    for (group, name), value in power.items():
-        assert value <= 20 if "0 points" in group else value >= 10, (group, name)
-    assert launcher.leftovers() == []
-
-
-@pytest.mark.parametrize("population", POPULATIONS, ids=lambda one: one.name)
-def test_a_populations_truth_is_that_of_a_huge_sample(population: object) -> None:
+@pytest.mark.parametrize("population", POPULATIONS, ids=lambda population: population.name)
+def test_a_populations_truth_is_that_of_a_huge_sample(population: Population) -> None:
     cells = population.cells
     assert cells.sum() == pytest.approx(1)
     assert (cells > 0).all()

@@ -1,18 +1,12 @@
-"""The benchmark for owners of a swarm, on a running one and on its own; and how it finds what limits a swarm."""
+"""The benchmark for owners of a swarm: how it finds what limits one."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
-from conftest import Launcher
 
 from benchmarks.swarm import describe_bottleneck, describe_servers
-from dist_eval import demo
 from dist_eval.results.work import ServerTraffic
 from dist_eval.swarm.pacing import Ticket
-from dist_eval.swarm.private import PrivateSwarm
 from dist_eval.swarm.router import Router
 from dist_eval.swarm.routes import Span
 
@@ -25,34 +19,6 @@ def measured(**seconds_per_work: float) -> Router:
         assert isinstance(ticket, Ticket)
         pacing.answered(ticket, 1000 * seconds)
     return router
-
-
-def test_it_tells_what_a_running_swarm_sustains(launcher: Launcher, demo_swarm: PrivateSwarm, tmp_path: Path) -> None:
-    peers = ["--initial-peers", *demo_swarm.initial_peers, "--model", str(demo.BASE_MODEL)]
-    done = launcher.run("-m", "benchmarks.swarm", "--quick", *peers, "--output", str(tmp_path), preloaded=False)
-    assert done.returncode == 0, done.stderr
-    assert "Bottleneck: blocks" in done.stdout
-    for address in demo_swarm.initial_peers:
-        assert f"...{address[-8:]}" in done.stdout
-    found = json.loads((tmp_path / "swarm.json").read_text())
-    assert {(one["group"], one["name"]) for one in found["series"]} == {
-        (f"{budget} tokens a request", name) for budget in (128, 512) for name in ("1 under way", "window free")
-    }
-    assert all(one["values"][0] > 0 and one["details"][0]["examples_per_second"] > 0 for one in found["series"])
-    assert (tmp_path / "swarm.png").read_bytes().startswith(b"\x89PNG")
-    assert launcher.leftovers() == []
-
-
-def test_a_swarm_that_does_not_answer_is_one_clear_message(launcher: Launcher, tmp_path: Path) -> None:
-    peer = "/ip4/127.0.0.1/tcp/9/p2p/QmXrBc2Pm66y8HsrBPtxEp6jaBQaRzN15V8UcNophNNmik"
-    done = launcher.run(
-        *("-m", "benchmarks.swarm", "--initial-peers", peer, "--swarm-timeout", "2", "--output", str(tmp_path)),
-        preloaded=False,
-    )
-    assert done.returncode == 1
-    assert "None of the swarm's peers answered within 2 s" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert launcher.leftovers() == []
 
 
 def test_the_bottleneck_is_where_replicas_together_do_least() -> None:

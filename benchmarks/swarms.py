@@ -1,4 +1,4 @@
-"""Swarms for the benchmarks: servers with one thread each, with or without network delay."""
+"""Swarms to measure on: servers with one thread each, near or behind a proxy that delays what they send and receive."""
 
 from __future__ import annotations
 
@@ -18,20 +18,14 @@ _HOST = "127.0.0.1"
 
 @contextmanager
 def swarm_of(
-    model: Model,
-    scratch_dir: Path,
-    *,
-    servers: int = 2,
-    spans: Sequence[tuple[int, int]] | None = None,
-    **options: Any,
+    model: Model, scratch_dir: Path, *, spans: Sequence[tuple[int, int]] | None = None, **options: Any
 ) -> Iterator[PrivateSwarm]:
     """Opens a swarm of servers with one thread each and waits until all are there.
 
     Args:
         model: the model to serve.
         scratch_dir: folder for temporary files.
-        servers: number of servers, which get equal shares of the blocks.
-        spans: the blocks of each server instead.
+        spans: the blocks of each server, by default of two with half of them each.
         **options: of `PrivateSwarm`.
     """
     from dist_eval.swarm.hivemind_compat import prepare_hivemind
@@ -41,13 +35,9 @@ def swarm_of(
     from dist_eval.swarm.coverage import wait_until_covered
 
     blocks = model.size.layers
+    spans = spans or split_blocks(blocks, 2)
     with PrivateSwarm(
-        str(model.base),
-        num_blocks=blocks,
-        dht_prefix=model.dht_prefix,
-        spans=spans or split_blocks(blocks, servers),
-        threads=1,
-        **options,
+        str(model.base), num_blocks=blocks, dht_prefix=model.dht_prefix, spans=spans, threads=1, **options
     ) as swarm:
         dht = join_swarm(swarm.initial_peers, _TIMEOUT, check=swarm.require_alive)
 
@@ -56,8 +46,7 @@ def swarm_of(
             rejoin_swarm(dht, swarm.initial_peers)  # on a busy host, the first contact may fail
 
         try:
-            count = len(swarm.spans)
-            wait_until_covered(dht, swarm.dht_prefix, blocks, _TIMEOUT, servers=count, check=check)
+            wait_until_covered(dht, swarm.dht_prefix, blocks, _TIMEOUT, servers=len(spans), check=check)
         finally:
             leave_swarm(dht)
         yield swarm
@@ -70,18 +59,17 @@ def distant_swarm_of(
     """Opens such a swarm behind a delay proxy, which forwards all traffic to its servers, also between them.
 
     Args:
-        model: the model to serve.
-        scratch_dir: folder for temporary files.
-        spans: the blocks of each server, by default of two with half of them each.
-        **options: of `PrivateSwarm`.
+        model: see `swarm_of`.
+        scratch_dir: see `swarm_of`.
+        spans: see `swarm_of`.
+        **options: see `swarm_of`.
 
     Yields:
         The swarm, and the proxy, whose delay is still 0.
     """
     spans = spans or split_blocks(model.size.layers, 2)
-    servers = len(spans)
-    ports = free_ports(_HOST, 2 * servers)
-    pairs = list(zip(ports[:servers], ports[servers:], strict=True))
+    ports = free_ports(_HOST, 2 * len(spans))
+    pairs = list(zip(ports[: len(spans)], ports[len(spans) :], strict=True))
     with (
         DelayProxy([(announced, listening) for listening, announced in pairs]) as proxy,
         swarm_of(model, scratch_dir, spans=spans, ports=pairs, **options) as swarm,
