@@ -120,7 +120,7 @@ FACTS: dict[str, Any] = {
         "column_digests": {"text": "c"},
         "tokenizer_digest": "k",
         "selection": None,
-        "mended_labels": 0,
+        "normalized_labels": 0,
         "shards": None,
     },
     "model": {

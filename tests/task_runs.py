@@ -51,6 +51,7 @@ def task_run(
     run.open()
     run.close()
     files = HarnessFiles(results="results_now.json", samples={task: f"samples_{task}_now.jsonl" for task in values})
+    (folder / "results_now.json").write_text("{}")
     for task, of_task in samples.items():
         (folder / files.samples[task]).write_text("".join(json.dumps(sample) + "\n" for sample in of_task))
     texts = sum(len(CHOICES) * len(of_task) for of_task in samples.values())

@@ -265,7 +265,7 @@ def tokenize_dataset(
         column_digests={name: of_column.hexdigest() for name, of_column in of_columns.items()},
         tokenizer_digest=tokenizer_digest(tokenizer),
         selection=selected and selected.summary,
-        mended_labels=reader.mended,
+        normalized_labels=reader.normalized,
         shards=source.summaries(),
     )
     (folder / _FACTS_FILE).write_text(facts.model_dump_json(), encoding="utf-8")

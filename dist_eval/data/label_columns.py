@@ -40,7 +40,7 @@ class LabelColumn(Protocol):
         ...
 
     @property
-    def mended(self) -> int:
+    def normalized(self) -> int:
         """How many labels were written otherwise than a class's name or number, once `ids` has mapped them."""
         ...
 
@@ -65,7 +65,7 @@ class _Column:
         self._source, self._column = source, column
 
     @property
-    def mended(self) -> int:
+    def normalized(self) -> int:
         """See `LabelColumn`."""
         return 0
 
@@ -154,9 +154,9 @@ class LabelSets(_Column):
         self._are_vectors: bool | None = True if how == "vectors" else None if how == "auto" else False
 
     @property
-    def mended(self) -> int:
+    def normalized(self) -> int:
         """See `LabelColumn`."""
-        return self._classes.mended
+        return self._classes.normalized
 
     def codes(self, array: pa.Array, first_row: int) -> np.ndarray:
         """Collects a chunk of labels.

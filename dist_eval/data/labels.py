@@ -47,12 +47,12 @@ class LabelReader:
       names `LABEL_0`, `LABEL_1`, ...
     - Text that is the name of a class stands for that class, any other text that is a number for that number. If the
       two could differ for some value, the column is ambiguous, and `--labels` has to decide.
-    - What is written otherwise is read, and counted as mended, where it can mean only one class: a name with blanks
+    - What is written otherwise is read, and counted as normalized, where it can mean only one class: a name with blanks
       around it, or with accents as characters of their own; and 5.0 for 5, as pandas writes integers of a column in
       which a value was missing.
 
     Attributes:
-        mended: how many labels were written otherwise than a class's name or number, once `ids` has mapped them.
+        normalized: how many labels were written otherwise than a class's name or number, once `ids` has mapped them.
     """
 
     def __init__(self, source: RowSource, column: str, label_names: Sequence[str], how: str = "auto") -> None:
@@ -61,7 +61,7 @@ class LabelReader:
         self._declared = source.class_names if how == "names" or self._names != default else None
         self._are_numbers = self._are_truths = False
         self._decimals = 0
-        self.mended = 0
+        self.normalized = 0
         self._nameless: set[str] = set()
         self._first_row: dict[str, int] = {}
         self._code: dict[str, int] = {}
@@ -130,8 +130,8 @@ class LabelReader:
             DataError: a value is not a class of the head, or the column is ambiguous; the message names a row.
         """
         mapping = {text: self._class_of(text) for text in self._code}
-        is_mended = np.asarray([not self._is_written(text, number) for text, number in mapping.items()], dtype=np.bool_)
-        self.mended = self._decimals + int(np.count_nonzero(is_mended[codes]))
+        is_written = np.asarray([self._is_written(text, number) for text, number in mapping.items()], dtype=np.bool_)
+        self.normalized = self._decimals + int(np.count_nonzero(~is_written[codes]))
         return np.asarray(list(mapping.values()), dtype=np.int64)[codes]
 
     def _is_written(self, text: str, number: int) -> bool:

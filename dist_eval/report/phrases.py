@@ -30,7 +30,7 @@ def format_coverage(results: EvaluationResults) -> str:
         (data.blank, blank),
         (data.unknown, f"{_texts_have(data.unknown)} no token that the tokenizer knows"),
         (data.with_begin, f"{_texts_have(data.with_begin)} {ONE_BEGINNING}"),
-        (data.mended_labels, f"{format_count(data.mended_labels, 'label')} mended, such as 5.0 for 5"),
+        (data.normalized_labels, f"{format_count(data.normalized_labels, 'label')} normalized, such as 5.0 for 5"),
         (data.shards, f"read from {format_count(len(data.shards or ()), 'file')}"),
     ]
     return "; ".join(part for is_said, part in parts if is_said)

@@ -1,7 +1,7 @@
 """The digests in `results.json`, by which damage to it, and to the tables beside it, is found before they are believed.
 
 The digest of the file's own content is that of its values, not of its bytes: whoever only formats it anew changes
-nothing. Files of earlier versions have no digests, and are read unchecked.
+nothing.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def with_digests(results: RunHeader, folder: Path) -> dict[str, Any]:
 
 
 def is_intact(content: Any) -> bool:
-    """Returns whether parsed results are those that were written, as far as they have a digest."""
+    """Returns whether parsed results are those that were written."""
     digests = content.get("digests") if isinstance(content, dict) else None
-    return digests is None or (isinstance(digests, dict) and digests.get("content") == _digest(content))
+    return isinstance(digests, dict) and digests.get("content") == _digest(content)
 
 
 def damaged_table(results: RunHeader, folder: Path) -> str | None:
@@ -53,9 +53,9 @@ def damaged_table(results: RunHeader, folder: Path) -> str | None:
 
 
 def is_as_written(results: RunHeader, folder: Path, name: str) -> bool:
-    """Returns whether a file in the run's folder is what the run wrote, as far as its results have a digest of it."""
-    digest = results.digests.files.get(name) if results.digests else None
-    return digest is None or digest == file_digest(folder / name)
+    """Returns whether a file in the run's folder is what the run wrote."""
+    digest = results.digests.files.get(name)
+    return digest is not None and digest == file_digest(folder / name)
 
 
 def _digest(content: dict[str, Any]) -> str:

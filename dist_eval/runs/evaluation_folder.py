@@ -14,7 +14,7 @@ from dist_eval.errors import RunError, error_summary, print_error, translating_o
 from dist_eval.metrics.predictions import Predictions, PredictionsLike
 from dist_eval.results.run import RUN, CompleteRun, EndedRun, EvaluationResults, RunHeader
 from dist_eval.runs.environment import now
-from dist_eval.runs.files import OF_EARLIER_VERSIONS, PREDICTIONS, REPORT, RESULTS, TUNING_RESULTS
+from dist_eval.runs.files import PREDICTIONS, REPORT, RESULTS, TUNING_RESULTS
 from dist_eval.runs.plots import PLOTS, RELIABILITY, draw_predictions, draw_reliability, plot_name, write_png
 from dist_eval.runs.run_folder import RunFolder
 from dist_eval.runs.saved_predictions import write_predictions
@@ -39,7 +39,7 @@ class ResultsFolder(RunFolder):
 class EvaluationFolder(ResultsFolder):
     """The folder of one evaluation (see `RunFolder`)."""
 
-    derived_files = (PREDICTIONS, REPORT, *PLOTS, *OF_EARLIER_VERSIONS)
+    derived_files = (PREDICTIONS, REPORT, *PLOTS)
 
     def results(self) -> CompleteRun | None:
         """Returns the content of `results.json` if the run is complete."""

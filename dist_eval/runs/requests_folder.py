@@ -16,7 +16,7 @@ from dist_eval.results.harness import HarnessResults
 from dist_eval.results.run import CompleteHarnessRun
 from dist_eval.runs.environment import now
 from dist_eval.runs.evaluation_folder import ResultsFolder
-from dist_eval.runs.files import OF_EARLIER_VERSIONS, PREDICTIONS, REPORT
+from dist_eval.runs.files import PREDICTIONS, REPORT
 
 _SCORING = ("confidence", "bootstrap_iters")  # Options that change nothing of the answers
 
@@ -27,7 +27,7 @@ _HARNESS_FILES = (f"results_{_DATE}.json", f"samples_*_{_DATE}.jsonl")  # Patter
 class RequestsFolder(ResultsFolder):
     """The folder of one such run (see `RunFolder`)."""
 
-    derived_files = (REPORT, PREDICTIONS, *OF_EARLIER_VERSIONS)
+    derived_files = (REPORT, PREDICTIONS)
 
     def recorded(self) -> CompleteHarnessRun | None:
         """Returns the content of `results.json` if the run is complete."""

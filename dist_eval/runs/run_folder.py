@@ -180,8 +180,6 @@ class RunFolder(ABC):
     def _objection(self, fingerprint: Fingerprint, earlier: Fingerprint | None, by_name: bool) -> str:
         """Returns what the folder holds that this run may neither continue nor replace; empty if there is nothing."""
         part = "the results" if self._found.was_complete else "a part"
-        if earlier and not earlier.is_comparable:
-            return f"{part} of a run by another version of dist_eval, which only that version can continue"
         if changed := fingerprint.changed(earlier) if earlier else []:
             return f"{part} of another run: what differs is the {' and the '.join(changed)}"
         if earlier is None and not by_name and self.is_resumable:

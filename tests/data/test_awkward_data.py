@@ -84,11 +84,13 @@ GZIPPED = gzip.compress("".join(["text,label\n", *(f"good {row * 7919 % 10007},p
 NFD = "ne\u0301gatif"
 KINDS = (
     # labels
-    Kind("5.0 for 5, in text", f"{READ}; 2 mended", {"a.csv": csv("good,1.0", "bad,0.0")}),
-    Kind("5.0 for 5, in a column of floats", f"{READ}; 2 mended", {"a.parquet": table(["good", "bad"], [1.0, 0.0])}),
+    Kind("5.0 for 5, in text", f"{READ}; 2 normalized", {"a.csv": csv("good,1.0", "bad,0.0")}),
+    Kind(
+        "5.0 for 5, in a column of floats", f"{READ}; 2 normalized", {"a.parquet": table(["good", "bad"], [1.0, 0.0])}
+    ),
     Kind(
         "decimals",
-        f"{READ}; 2 mended",
+        f"{READ}; 2 normalized",
         {"a.parquet": table(["good", "bad"], [Decimal("1.00"), Decimal("0.00")])},
     ),
     Kind(
@@ -97,11 +99,11 @@ KINDS = (
         {"a.csv": csv("good,0.0")},
         classes=("1.0", "2.0"),
     ),
-    Kind("blanks around names", f"{READ}; 2 mended", {"a.csv": csv("good, pos", "bad,neg ")}),
-    Kind("a no-break space before a name", f"{READ}; 1 mended", {"a.csv": csv("good,\u00a0pos", "bad,neg")}),
+    Kind("blanks around names", f"{READ}; 2 normalized", {"a.csv": csv("good, pos", "bad,neg ")}),
+    Kind("a no-break space before a name", f"{READ}; 1 normalized", {"a.csv": csv("good,\u00a0pos", "bad,neg")}),
     Kind(
         "accents as characters of their own",
-        "read: 'bad' is n\u00e9gatif; 1 mended",
+        "read: 'bad' is n\u00e9gatif; 1 normalized",
         {"a.csv": csv(f"bad,{NFD}")},
         classes=("n\u00e9gatif", "positif"),
     ),
@@ -391,7 +393,7 @@ KINDS = (
     ),
     Kind(
         "integers in one file, floats in another",
-        "read: 'good' is pos, 'bad' is neg; 1 mended",
+        "read: 'good' is pos, 'bad' is neg; 1 normalized",
         {"a.parquet": table(["good"], [1]), "b.parquet": table(["bad"], [0.0])},
     ),
     Kind(
@@ -436,7 +438,7 @@ def outcome_of(dataset: str | list[str], folder: Path, classes: Sequence[str]) -
         return str(error)
     assert digest == data.facts.text_digest
     rows = ", ".join(f"{texts[row][0]!r} is {classes[label]}" for row, label in enumerate(data.labels))
-    return f"read: {rows}" + (f"; {data.facts.mended_labels} mended" if data.facts.mended_labels else "")
+    return f"read: {rows}" + (f"; {data.facts.normalized_labels} normalized" if data.facts.normalized_labels else "")
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])

@@ -233,7 +233,7 @@ def test_the_facts_describe_the_dataset(tokenize: Tokenize, tmp_path: Path) -> N
         "with_begin": 0,
         "max_length": 100,
         "selection": None,
-        "mended_labels": 0,
+        "normalized_labels": 0,
         "shards": None,
     }
 

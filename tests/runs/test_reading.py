@@ -7,10 +7,8 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from compare_runs import predictions, run_of
 from conftest import results_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -20,6 +18,9 @@ from task_runs import task_run
 from dist_eval.compare.evaluations import EvaluationRun
 from dist_eval.errors import RunError
 from dist_eval.report.page import write_report
+from dist_eval.results.inputs import Coverage
+from dist_eval.results.run import CompleteRun
+from dist_eval.runs.digests import with_digests
 from dist_eval.runs.outcome import read_outcome
 from dist_eval.runs.reading import FinishedRun, read_results, read_run
 from dist_eval.runs.task_samples import TaskRun
@@ -33,14 +34,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def without_digests(folder: Path) -> dict[str, Any]:
-    """Makes a run like one of an earlier version, which wrote no digests."""
-    results = json.loads((folder / RESULTS).read_text())
-    del results["digests"]
-    (folder / RESULTS).write_text(json.dumps(results))
-    return results
-
-
 def test_a_run_is_read_as_it_was_written(folder: Path) -> None:
     run = FinishedRun.load(folder)
     assert run.results.label_names == ["neg", "pos"]
@@ -48,23 +41,11 @@ def test_a_run_is_read_as_it_was_written(folder: Path) -> None:
     assert run.results.to_json() == results_of(folder)
 
 
-def test_what_earlier_versions_did_not_write_is_unknown(folder: Path) -> None:
-    results = without_digests(folder)
-    for part, name in ((results["data"], "is_path"), (results["model"], "base_is_path")):
-        del part[name]
-    for row in results["per_class"]:
-        del row["intervals"]
-    (folder / RESULTS).write_text(json.dumps(results))
-    found = read_results(folder)
-    assert (found.data.is_path, found.model.base_is_path) == (None, None)
-    assert [row.intervals for row in found.per_class] == [None, None]
-    (folder / RESULTS).unlink()  # or it would have to fit the schema
-
-
 def test_what_does_not_fit_is_named(folder: Path) -> None:
-    results = without_digests(folder)
-    results["coverage"]["seen"] = -1
-    (folder / RESULTS).write_text(json.dumps(results))
+    content = CompleteRun.model_validate(results_of(folder)).model_copy(
+        update={"coverage": Coverage.model_construct(expected=5, seen=-1, duplicates=0, missing=0, failed=0)}
+    )
+    (folder / RESULTS).write_text(json.dumps(with_digests(content, folder)))
     with pytest.raises(RunError, match=r"another format than this version writes \(coverage\.seen: .*\): run it again"):
         read_results(folder)
     (folder / RESULTS).unlink()  # or it would have to fit the schema
@@ -150,7 +131,7 @@ def test_what_is_no_table_is_not_read(folder: Path, make: Callable[[Path], None]
 def test_only_a_runs_own_tables_are_looked_up_whatever_its_results_name(folder: Path, name: str) -> None:
     os.mkfifo(folder / "pipe")
     results = results_of(folder)
-    results["digests"] = {"content": "", "files": {name: "0" * 64}}
+    results["digests"]["files"][name], results["digests"]["content"] = "0" * 64, ""
     text = json.dumps(results, sort_keys=True, separators=(",", ":"))
     results["digests"]["content"] = hashlib.sha256(text.encode()).hexdigest()
     (folder / RESULTS).write_text(json.dumps(results))
@@ -159,12 +140,3 @@ def test_only_a_runs_own_tables_are_looked_up_whatever_its_results_name(folder: 
     again.open()
     assert again.is_complete
     again.close()
-
-
-def test_a_run_without_digests_is_read_unchecked(tmp_path: Path) -> None:
-    run = run_of(tmp_path, predictions(2.0))
-    results = without_digests(run)
-    results["metrics"]["accuracy"] = 0.5
-    (run / RESULTS).write_text(json.dumps(results))
-    assert EvaluationRun.load(run).metrics["accuracy"] == 0.5
-    (run / RESULTS).unlink()  # or it would have to fit the schema
