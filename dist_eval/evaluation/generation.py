@@ -18,7 +18,7 @@ from dist_eval.data.references import references_in
 from dist_eval.data.texts import texts_in
 from dist_eval.data.token_ids import ONE_BEGINNING, token_ids
 from dist_eval.data.tokenizer_files import load_tokenizer, tokenizer_digest
-from dist_eval.errors import ConfigError, DataError, RunError, translating_os_errors
+from dist_eval.errors import ConfigError, DataError
 from dist_eval.evaluation.requests import Answered, RequestContext, answer_requests, run_with_leader
 from dist_eval.metrics.exact_match import NORMALIZED, RAW, exact_match
 from dist_eval.model.base_model_spec import BaseModelSpec
@@ -33,7 +33,7 @@ from dist_eval.results.harness import (
 )
 from dist_eval.results.inputs import Decoding
 from dist_eval.runs.files import PREDICTIONS, REPORT
-from dist_eval.runs.saved_texts import SavedText, write_texts
+from dist_eval.runs.saved_samples import SavedText
 from dist_eval.statistics.documents import document_interval
 from dist_eval.tables import format_count
 
@@ -91,9 +91,10 @@ class _Leader:
         context, folder = self._context, self._context.folder
         answered = answer_requests(context, self._base, self._target, self._write, sys.stderr)
         if answered is not None:
-            folder.save(self._results(answered))
+            texts = self._texts(answered)
+            folder.complete_tasks(self._results(answered, texts), texts)
         context.announce_results()
-        results = folder.recorded()
+        results = folder.task_results()
         if results is not None:
             if answered is not None or not (folder.path / REPORT).exists():
                 report_on(folder.path, context.config.report)
@@ -142,20 +143,19 @@ class _Leader:
                     raise DataError(f"{source.where(row)}: {problem}.")
                 yield ids, self._decoding
 
-    def _results(self, answered: Answered) -> HarnessResults:
-        config, name = self._context.config, self._context.config.run_name
+    def _texts(self, answered: Answered) -> list[SavedText]:
         rows = []
-        for answer, references in zip(answered.answers, self._references, strict=True):
+        for index, (answer, references) in enumerate(zip(answered.answers, self._references, strict=True)):
             tokens = answer["tokens"][: answer["length"]].tolist()
             text = text_of(tokens, self._decoding.stop, self._tokenizer)
-            rows.append(SavedText(text, references, *exact_match(text, references)))
-        path = self._context.folder.path / PREDICTIONS
-        advice = "All texts are in the journal: start the same command again once that is fixed."
-        with translating_os_errors(RunError, f"{path} cannot be written", advice):
-            write_texts(path, rows)
+            rows.append(SavedText(index, references, text, *exact_match(text, references)))
+        return rows
+
+    def _results(self, answered: Answered, texts: list[SavedText]) -> HarnessResults:
+        config, name = self._context.config, self._context.config.run_name
         figures: dict[str, list[Any]] = {
-            NORMALIZED: [int(row.exact_match) for row in rows],
-            RAW: [int(row.exact_match_raw) for row in rows],
+            NORMALIZED: [int(text.exact_match) for text in texts],
+            RAW: [int(text.exact_match_raw) for text in texts],
         }
         metrics = []
         for metric, values in figures.items():
@@ -174,7 +174,7 @@ class _Leader:
             )
         return HarnessResults(
             **answered.sections(self._context, self._base, tokenizer_digest(self._tokenizer)),
-            tasks={name: TaskResults(version="", num_fewshot=0, documents=len(rows), metrics=metrics)},
+            tasks={name: TaskResults(version="", num_fewshot=0, documents=len(texts), metrics=metrics)},
             groups={},
             harness_version=None,
             dataset=PromptedDataset(

@@ -35,10 +35,10 @@ from dist_eval.options.groups import ModelOptions
 from dist_eval.results.harness import LANGUAGE_MODELING, HarnessResults, LanguageModelSummary
 from dist_eval.results.inputs import ContinuationsSummary, Coverage, PromptsSummary
 from dist_eval.results.work import RankWork
+from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.fingerprint import Fingerprint
-from dist_eval.runs.requests_folder import RequestsFolder
 
-RequestContext = RunContext[Any, RequestsFolder]
+RequestContext = RunContext[Any, EvaluationFolder]
 """Of a run whose options are a `RunConfig` of any kind."""
 
 Write = Callable[[Path], Mapping[str, str]]

@@ -148,7 +148,7 @@ class Leader:
             files=save(tracker, found, context.folder.path),
             notices=loaded.notices.lines(),
         )
-        context.folder.save(results)
+        context.folder.complete_tasks(results)
         context.announce_results()
         report_on(context.folder.path, context.config.report)
         print(format_run(context.folder.path), flush=True)
@@ -156,7 +156,7 @@ class Leader:
 
     def _show_recorded(self) -> HarnessResults | None:
         folder = self._context.folder
-        results = folder.recorded()
+        results = folder.task_results()
         if results is not None:
             if not (folder.path / REPORT).exists():
                 report_on(folder.path, self._context.config.report)

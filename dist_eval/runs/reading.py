@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from dist_eval.runs.saved_predictions import SavedPredictions
+    from dist_eval.runs.saved_samples import SavedPredictions
 
 
 def read_results(folder: Path) -> CompleteRun:
@@ -84,27 +84,18 @@ class FinishedRun:
     folder: Path  # the run's folder
     results: CompleteRun  # content of `results.json`
 
-    @classmethod
-    def load(cls, folder: Path) -> FinishedRun:
-        """Reads a run.
-
-        Raises:
-            RunError: the folder holds no complete run, or its files cannot be read.
-        """
-        return cls(folder, read_results(folder))
-
     def predictions(self) -> Iterator[SavedPredictions]:
-        """Yields the predictions, in pieces of bounded size and in dataset order.
+        """Yields the predictions, in chunks of bounded size and in dataset order.
 
         Raises:
             RunError: they cannot be read.
         """
         import pyarrow as pa
 
-        from dist_eval.runs.saved_predictions import read_pieces
+        from dist_eval.runs.saved_samples import read_chunks
 
         try:
-            yield from read_pieces(self.folder / PREDICTIONS)
+            yield from read_chunks(self.folder / PREDICTIONS)
         except (OSError, ValueError, KeyError, pa.ArrowException) as error:
             raise RunError(f"{self.folder / PREDICTIONS} cannot be read: {one_line(error)}.") from error
 
@@ -124,10 +115,10 @@ class FinishedRun:
 
         rows, row, pairs = self.results.coverage.seen, 0, []
         wanted = np.unique(np.linspace(0, rows - 1, min(most, rows)).astype(np.int64))
-        for piece in self.predictions():
-            here = piece.at(wanted[(wanted >= row) & (wanted < row + len(piece))] - row)
+        for chunk in self.predictions():
+            here = chunk.at(wanted[(wanted >= row) & (wanted < row + len(chunk))] - row)
             pairs.append((here.label, here.prediction))
-            row += len(piece)
+            row += len(chunk)
         labels, predictions = (np.concatenate(columns) for columns in zip(*pairs, strict=True))
         return labels, predictions
 
@@ -175,4 +166,4 @@ class FinishedRun:
         import numpy as np
 
         failed = np.asarray([failure.index for failure in self.results.failures], dtype=np.int64)
-        return np.sort(np.concatenate([*(piece.index for piece in self.predictions()), failed]))
+        return np.sort(np.concatenate([*(chunk.index for chunk in self.predictions()), failed]))

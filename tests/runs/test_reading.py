@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Callable
@@ -12,14 +11,14 @@ import pytest
 from conftest import results_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from samples import METRICS, PREDICTIONS, RESULTS, config_for, folder_of, sections
+from samples import METRICS, PREDICTIONS, RESULTS, config_for, folder_of, sections, write_with_digest
 from task_runs import task_run
 
 from dist_eval.compare.evaluations import EvaluationRun
 from dist_eval.errors import RunError
 from dist_eval.report.page import write_report
 from dist_eval.results.inputs import Coverage
-from dist_eval.results.run import CompleteRun
+from dist_eval.results.run import CompleteHarnessRun, CompleteRun
 from dist_eval.runs.digests import with_digests
 from dist_eval.runs.outcome import read_outcome
 from dist_eval.runs.reading import FinishedRun, read_results, read_run
@@ -35,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_a_run_is_read_as_it_was_written(folder: Path) -> None:
-    run = FinishedRun.load(folder)
+    run = FinishedRun(folder, read_results(folder))
     assert run.results.label_names == ["neg", "pos"]
     assert run.results.metrics == METRICS.values
     assert run.results.to_json() == results_of(folder)
@@ -97,21 +96,22 @@ def test_a_flipped_bit_in_the_predictions_is_noticed_wherever_they_are_read(fold
     damaged[place % len(content)] ^= 1 << bit
     path.write_bytes(damaged)
     try:
-        for read in (FinishedRun.load, EvaluationRun.load, write_report):
+        for read in (read_results, EvaluationRun.load, write_report):
             with pytest.raises(RunError, match=r"predictions\.parquet is not as the run wrote it"):
                 read(folder)
     finally:
         path.write_bytes(content)
-    assert FinishedRun.load(folder).sample(5)[0].shape == (5,)
+    assert FinishedRun(folder, read_results(folder)).sample(5)[0].shape == (5,)
 
 
 def test_the_samples_of_a_run_on_tasks_are_checked_as_well(tmp_path: Path) -> None:
     run = task_run(tmp_path / "run", {"digits": {"acc": [1, 0, 1]}}, {})
-    assert len(list(TaskRun.load(run).samples("digits"))) == 3
+    results = read_run(run)
+    assert isinstance(results, CompleteHarnessRun) and len(list(TaskRun(run, results).samples("digits"))) == 3
     samples = run / "samples_digits_now.jsonl"
     samples.write_text(samples.read_text().replace('"acc": 0', '"acc": 1'))
     with pytest.raises(RunError, match=r"samples_digits_now\.jsonl is not as the run wrote it"):
-        TaskRun.load(run)
+        read_run(run)
 
 
 @pytest.mark.parametrize("make", [Path.unlink, os.mkfifo, os.symlink, os.mkdir])
@@ -124,17 +124,15 @@ def test_what_is_no_table_is_not_read(folder: Path, make: Callable[[Path], None]
         make(path)
     what = "is missing" if make is Path.unlink else "is not as the run wrote it"
     with pytest.raises(RunError, match=rf"predictions\.parquet {what}.*Start the run's command again"):
-        FinishedRun.load(folder)
+        read_results(folder)
 
 
 @pytest.mark.parametrize("name", ["/dev/zero", "../secret", "pipe", "\0"])
 def test_only_a_runs_own_tables_are_looked_up_whatever_its_results_name(folder: Path, name: str) -> None:
     os.mkfifo(folder / "pipe")
     results = results_of(folder)
-    results["digests"]["files"][name], results["digests"]["content"] = "0" * 64, ""
-    text = json.dumps(results, sort_keys=True, separators=(",", ":"))
-    results["digests"]["content"] = hashlib.sha256(text.encode()).hexdigest()
-    (folder / RESULTS).write_text(json.dumps(results))
+    results["digests"]["files"][name] = "0" * 64
+    write_with_digest(folder, results)
     assert read_run(folder).status == "complete"
     again = folder_of(config_for(folder))
     again.open()
