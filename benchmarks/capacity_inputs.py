@@ -109,7 +109,8 @@ def _seconds(action: Callable[[], Any]) -> tuple[float, Any]:
 def _measure_tokenizing(scratch_dir: Path, copies: int) -> tuple[float, float]:
     from transformers import AutoTokenizer
 
-    from dist_eval.data.dataset import tokenize_dataset
+    from dist_eval.data.labelled_rows import LabelledRows
+    from dist_eval.data.tokenizing import tokenize_dataset
 
     tokenizer, folder = AutoTokenizer.from_pretrained(str(demo.BASE_MODEL)), scratch_dir / "tokens"
     folder.mkdir()
@@ -117,12 +118,9 @@ def _measure_tokenizing(scratch_dir: Path, copies: int) -> tuple[float, float]:
     (scratch_dir / "rows.csv").write_text(f"{header}\n{lines * copies}", encoding="utf-8")
     seconds, data = _seconds(
         lambda: tokenize_dataset(
-            str(scratch_dir / "rows.csv"),
+            LabelledRows(str(scratch_dir / "rows.csv"), ["text"], "label", [str(digit) for digit in range(10)]),
             folder,
             tokenizer=tokenizer,
-            text_columns=["text"],
-            label_column="label",
-            label_names=[str(digit) for digit in range(10)],
             max_length=496,
         )
     )
@@ -154,7 +152,7 @@ def _measure_tail(scratch_dir: Path, rows: int) -> tuple[dict[str, float], float
     """Measures the steps of rank 0 alone: seconds and bytes per prediction."""
     from dist_eval.metrics.computing import compute_metrics
     from dist_eval.metrics.totals import Totals
-    from dist_eval.runs.saved_predictions import write_predictions
+    from dist_eval.runs.saved_samples import write_predictions
     from dist_eval.statistics import metric_intervals
 
     few = share_of(0, 1, 100)
@@ -162,7 +160,7 @@ def _measure_tail(scratch_dir: Path, rows: int) -> tuple[dict[str, float], float
     metric_intervals(few, compute_metrics(few, LABELS), confidence=0.95)
     predictions, meter = share_of(0, 1, rows), Meter()
     with meter.phase("sorting"):
-        predictions = predictions.in_dataset_order()
+        predictions = predictions.at(np.argsort(predictions.index))
     with meter.phase("proof"):
         prove_coverage(predictions.index, rows)
         Totals.of(predictions)

@@ -27,7 +27,7 @@ from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.predictions import Predictions, prove_coverage
 from dist_eval.metrics.totals import Totals, require_same_totals
 from dist_eval.process.lifetime import die_with_parent
-from dist_eval.runs.saved_predictions import write_predictions
+from dist_eval.runs.saved_samples import write_predictions
 
 LABELS = ("negative", "positive")
 _TIMEOUT = 600.0
@@ -99,7 +99,7 @@ def with_tensors(local: Predictions, examples: int, meter: Meter, folder: Path) 
             parts = [torch.empty_like(padded) for _ in everyones]
             dist.all_gather(parts, padded)
             columns.append(torch.cat([part[:n] for part, n in zip(parts, everyones, strict=True)]).numpy())
-        return None if dist.get_rank() else Predictions(*columns).in_dataset_order()
+        return None if dist.get_rank() else Predictions(*(column[np.argsort(columns[0])] for column in columns))
 
     _require_all(_measured(meter, "gather", gather), examples)
 

@@ -14,7 +14,9 @@ import numpy as np
 from dist_eval import demo
 from dist_eval.analysis.options import AnalysisOptions, analyse
 from dist_eval.analysis.slices import Slicing
-from dist_eval.data.dataset import TokenizedDataset, tokenize_dataset
+from dist_eval.data.dataset import TokenizedDataset
+from dist_eval.data.labelled_rows import LabelledRows
+from dist_eval.data.tokenizing import tokenize_dataset
 from dist_eval.evaluation.results import scores_of
 from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.predictions import Predictions
@@ -59,12 +61,11 @@ def tokenized_digits(
     lines = [",".join(line) for line in (["text", "label", *columns], *cells)]
     (folder / "test.csv").write_text("\n".join(lines) + "\n")
     return tokenize_dataset(
-        str(folder / "test.csv"),
+        LabelledRows(
+            str(folder / "test.csv"), ["text"], "label", [chr(ord("a") + number) for number in range(classes)]
+        ),
         folder,
         tokenizer=AutoTokenizer.from_pretrained(demo.BASE_MODEL),
-        text_columns=["text"],
-        label_column="label",
-        label_names=[chr(ord("a") + number) for number in range(classes)],
         max_length=max_length,
         extra_columns=list(columns),
     )

@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 
 from benchmarks.alternatives.common import Result, Spec, main, timed
-from dist_eval.data.dataset import tokenize_dataset
+from dist_eval.data.labelled_rows import LabelledRows
 from dist_eval.data.plan import plan_batches
+from dist_eval.data.tokenizing import tokenize_dataset
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import load_locally
 from dist_eval.options.groups import MAX_TOKEN_BUDGET
@@ -24,12 +25,9 @@ def evaluate(spec: Spec, scratch_dir: Path) -> Result:
     classifier = load_locally(spec.model, tuned)
     tokenizer = AutoTokenizer.from_pretrained(spec.model)
     data = tokenize_dataset(
-        spec.dataset,
+        LabelledRows(spec.dataset, ["sentence"], "label", tuned.label_names),
         scratch_dir,
         tokenizer=tokenizer,
-        text_columns=["sentence"],
-        label_column="label",
-        label_names=tuned.label_names,
         max_length=tokenizer.model_max_length - tuned.pre_seq_len,
     )
     plan = plan_batches(data.lengths, token_budget=MAX_TOKEN_BUDGET, prefix=tuned.pre_seq_len)

@@ -12,12 +12,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dist_eval.data.readers import RowSource
+from dist_eval.data.readers import FILL_IN, RowSource
 from dist_eval.errors import DataError
 from dist_eval.tables import format_count
-
-FILL_IN = "Fill it in, or remove the row."
-"""What to do about a missing text or label."""
 
 _SHOWN = 60
 _LABELS_ARE = "labels are class numbers or names."
@@ -67,23 +64,12 @@ class LabelReader:
         self._code: dict[str, int] = {}
 
     def codes(self, array: pa.Array, first_row: int, *, rows: np.ndarray | None = None) -> np.ndarray:
-        """Collects a chunk of labels.
+        """Returns the code of each label in a chunk, int32: codes are numbers of distinct values.
 
-        Args:
-            array: the chunk.
-            first_row: position of its first row.
-            rows: position of each label, if a row may have several or none; by default one label per row.
-
-        Returns:
-            A code for each distinct value, int32 of the chunk's shape.
-
-        Raises:
-            DataError: a label is missing or of an unsupported type.
+        `rows` are the positions of the labels, if a row may have several or none; by default one label per row.
         """
+        self._source.require_present(array, f"label in column {self._column!r}", first_row, rows)
         rows = np.arange(first_row, first_row + len(array)) if rows is None else rows
-        if array.null_count:
-            row = int(rows[array.is_null().to_numpy(zero_copy_only=False)][0])
-            raise DataError(f"{self._where(row)}: the label in column {self._column!r} is missing (null). {FILL_IN}")
         if pa.types.is_nested(array.type) or pa.types.is_temporal(array.type) or _is_binary(array.type):
             raise DataError(f"{self._source.file}: column {self._column!r} holds {array.type}; {_LABELS_ARE}")
         if pa.types.is_floating(array.type) or pa.types.is_decimal(array.type):
@@ -118,17 +104,7 @@ class LabelReader:
         return pa.array(values.astype(np.int64))
 
     def ids(self, codes: np.ndarray) -> np.ndarray:
-        """Maps all codes to class ids.
-
-        Args:
-            codes: the results of `codes` for all chunks, int32 of shape [n].
-
-        Returns:
-            Classes in 0..num_labels-1, int64 of shape [n].
-
-        Raises:
-            DataError: a value is not a class of the head, or the column is ambiguous; the message names a row.
-        """
+        """Maps the codes of all chunks, int32 of shape [n], to classes in 0..num_labels-1, int64 of the same shape."""
         mapping = {text: self._class_of(text) for text in self._code}
         is_written = np.asarray([self._is_written(text, number) for text, number in mapping.items()], dtype=np.bool_)
         self.normalized = self._decimals + int(np.count_nonzero(~is_written[codes]))

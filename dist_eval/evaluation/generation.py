@@ -12,12 +12,11 @@ from typing import Any
 from dist_eval.data.continuations import write_continuations
 from dist_eval.data.generated_text import text_of
 from dist_eval.data.generation import write_prompts
+from dist_eval.data.labelled_rows import texts_in
 from dist_eval.data.prompts import Template
 from dist_eval.data.readers import open_rows
 from dist_eval.data.references import references_in
-from dist_eval.data.texts import texts_in
-from dist_eval.data.token_ids import ONE_BEGINNING, token_ids
-from dist_eval.data.tokenizer_files import load_tokenizer, tokenizer_digest
+from dist_eval.data.tokenizers import ONE_BEGINNING, load_tokenizer, token_ids, tokenizer_digest
 from dist_eval.errors import ConfigError, DataError
 from dist_eval.evaluation.requests import Answered, RequestContext, answer_requests, run_with_leader
 from dist_eval.metrics.exact_match import NORMALIZED, RAW, exact_match

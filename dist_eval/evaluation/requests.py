@@ -15,7 +15,7 @@ import numpy as np
 from dist_eval.data.answers import AnswerColumns, column_names
 from dist_eval.data.collector import Columns
 from dist_eval.data.plan import Plan
-from dist_eval.data.tokenizer_files import load_tokenizer
+from dist_eval.data.tokenizers import load_tokenizer
 from dist_eval.distributed.collectives import broadcast, gather_columns
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import RunError, translating_os_errors

@@ -12,7 +12,7 @@ import numpy as np
 
 from dist_eval.data.continuations import write_continuations
 from dist_eval.data.generation import write_prompts
-from dist_eval.data.tokenizer_files import load_tokenizer, tokenizer_digest
+from dist_eval.data.tokenizers import load_tokenizer, tokenizer_digest
 from dist_eval.errors import ConfigError, DataError, EvaluationError
 from dist_eval.evaluation.requests import Answered, RequestContext, answer_requests, run_with_leader
 from dist_eval.harness.metrics import group_results, task_results

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION
-from dist_eval.data.token_ids import ONE_BEGINNING
+from dist_eval.data.tokenizers import ONE_BEGINNING
 from dist_eval.metrics.catalogue import OF_CLASS, OF_OUTPUT, metric_names
 from dist_eval.metrics.units import FEW_UNITS
 from dist_eval.results.inputs import DatasetSummary, SessionsSummary

@@ -135,25 +135,24 @@ class FinishedRun:
         Raises:
             DataError: the dataset cannot be read, or has changed since the run.
         """
-        from dist_eval.data.dataset import read_texts
         from dist_eval.data.files import dataset_name
+        from dist_eval.data.labelled_rows import LabelledRows, read_texts
         from dist_eval.data.problem_types import PROBLEMS
 
         options = DataOptions.recorded_in(self.results.config)
         place = dataset or options.dataset or ()
-        found, digest = read_texts(
+        data = LabelledRows(
             place,
-            wanted,
-            text_columns=options.text_column,
-            label_column=options.label_column,
-            label_names=self.results.label_names,
-            labels=options.labels,
-            problem=PROBLEMS[self.results.problem_type],
+            options.text_column,
+            options.label_column,
+            self.results.label_names,
+            options.labels,
+            PROBLEMS[self.results.problem_type],
             numbers=self.results.model.prompt is not None,
             subset=options.subset,
             split=options.split,
-            rows=self._rows() if self.results.data.selection else None,
         )
+        found, digest = read_texts(data, wanted, self._rows() if self.results.data.selection else None)
         if digest != self.results.data.text_digest:
             raise DataError(
                 f"{dataset_name(place)} is not what {self.folder} was evaluated on: its texts or labels differ. Name "

@@ -22,7 +22,8 @@ from pyarrow import parquet
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from dist_eval.data.dataset import read_texts, tokenize_dataset
+from dist_eval.data.labelled_rows import LabelledRows, read_texts
+from dist_eval.data.tokenizing import tokenize_dataset
 from dist_eval.errors import DataError
 
 README = Path(__file__).parents[2] / "dist_eval" / "data" / "README.md"
@@ -430,15 +431,15 @@ WORDS = word_tokenizer()
 
 def outcome_of(dataset: str | list[str], folder: Path, classes: Sequence[str]) -> str:
     """Returns what was read, or the message."""
-    options: dict[str, Any] = {"text_columns": ["text"], "label_column": "label", "label_names": classes}
+    rows = LabelledRows(dataset, ["text"], "label", classes)
     try:
-        data = tokenize_dataset(dataset, folder, tokenizer=WORDS, max_length=9, **options)
-        texts, digest = read_texts(dataset, range(len(data)), **options)
+        data = tokenize_dataset(rows, folder, tokenizer=WORDS, max_length=9)
+        texts, digest = read_texts(rows, range(len(data)))
     except DataError as error:
         return str(error)
     assert digest == data.facts.text_digest
-    rows = ", ".join(f"{texts[row][0]!r} is {classes[label]}" for row, label in enumerate(data.labels))
-    return f"read: {rows}" + (f"; {data.facts.normalized_labels} normalized" if data.facts.normalized_labels else "")
+    shown = ", ".join(f"{texts[row][0]!r} is {classes[label]}" for row, label in enumerate(data.labels))
+    return f"read: {shown}" + (f"; {data.facts.normalized_labels} normalized" if data.facts.normalized_labels else "")
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])

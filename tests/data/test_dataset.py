@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from dist_eval import demo
-from dist_eval.data.dataset import TokenizedDataset, tokenize_dataset
+from dist_eval.data.dataset import TokenizedDataset
+from dist_eval.data.labelled_rows import LabelledRows
 from dist_eval.data.readers import ROWS_PER_BATCH
+from dist_eval.data.tokenizing import tokenize_dataset
 from dist_eval.errors import DataError
 
 DIGITS = AutoTokenizer.from_pretrained(demo.BASE_MODEL)
@@ -66,14 +69,11 @@ def tokenize(tmp_path: Path) -> Tokenize:
 def tokenized(dataset: str, folder: Path, **options: Any) -> TokenizedDataset:
     target = folder / "tokens"
     target.mkdir(exist_ok=True)
-    defaults = {
-        "tokenizer": WORDS,
-        "text_columns": ["text"],
-        "label_column": "label",
-        "label_names": ["neg", "pos"],
-        "max_length": 100,
-    }
-    return tokenize_dataset(dataset, target, **{**defaults, **options})
+    options = {"text_columns": ["text"], "label_column": "label", "label_names": ["neg", "pos"], **options}
+    of_rows = {field.name: options.pop(field.name) for field in fields(LabelledRows) if field.name in options}
+    return tokenize_dataset(
+        LabelledRows(dataset, **of_rows), target, **{"tokenizer": WORDS, "max_length": 100, **options}
+    )
 
 
 def all_ids(data: TokenizedDataset) -> list[list[int]]:
