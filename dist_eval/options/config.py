@@ -163,7 +163,7 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions, Genera
         choices=("stop", "skip"),
     )
     max_failed: int = option(
-        100, "most examples that --on-error skip may leave out", group="failure", metavar="EXAMPLES"
+        100, "most examples that --on-error skip may leave out", group="failure", metavar="EXAMPLES", least=0
     )
     confidence: float = option(
         0.95, "confidence level of the metrics' intervals (0 to 1)", group="figures", metavar="LEVEL"
@@ -211,7 +211,6 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions, Genera
         if self.prompt is not None:
             self._take_columns_of(self.prompt)
         self._check_generation()
-        self._check_range("max_failed", 0)
         if not 0 <= self.audit <= 1:
             raise ConfigError(f"--audit must be between 0 and 1, not {self.audit}.")
         if not 0 < self.confidence < 1:
