@@ -21,6 +21,7 @@ from lm_eval.api.model import LM
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.loggers import EvaluationTracker
 from lm_eval.tasks import TaskManager, _yaml_loader
+from lm_eval.tasks._index import Entry, Kind
 
 from dist_eval.errors import ConfigError, DataError, EvaluationError, RunError, error_summary
 from dist_eval.harness.examples import ExampleGuard, document_text
@@ -173,9 +174,24 @@ def _manager(options: HarnessConfig) -> TaskManager:
         "metadata": {"pretrained": options.model},
     }
     manager = TaskManager(include_defaults=False, **places)
-    if set(options.tasks) <= set(manager.all_subtasks):
-        return manager
-    return TaskManager(**places)
+    return manager if _knows(manager, options.tasks) else TaskManager(**places)
+
+
+def _knows(manager: TaskManager, names: list[Any]) -> bool:
+    """Whether there are tasks of these names, and groups with all that is in them."""
+    entries = [manager.task_index.get(name) if isinstance(name, str) else None for name in names]
+    return all(
+        entry is not None
+        and (entry.kind in (Kind.TASK, Kind.PY_TASK) or (entry.kind is Kind.GROUP and _knows(manager, _members(entry))))
+        for entry in entries
+    )
+
+
+def _members(group: Entry) -> list[Any]:
+    """Returns the names of what is in a group; such as it defines itself has none that counts."""
+    members = (group.cfg or {}).get("task") or []
+    named = [members] if isinstance(members, str) else members
+    return [member.get("task") if isinstance(member, dict) else member for member in named]
 
 
 def _own_files(skipped: Mapping[str, str], options: HarnessConfig) -> Iterator[tuple[str, str]]:
