@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from conftest import results_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from samples import METRICS, PREDICTIONS, RESULTS, config_for, folder_of, sections, write_with_digest
+from samples import METRICS, RESULTS, complete_run, config_for, folder_of, write_with_digest
 from task_runs import task_run
 
 from dist_eval.compare.evaluations import EvaluationRun
@@ -25,11 +26,16 @@ from dist_eval.runs.reading import FinishedRun, read_results, read_run
 from dist_eval.runs.task_samples import TaskRun
 
 
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("complete")
+    complete_run(folder).close()
+    return folder
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    run = folder_of(config_for(tmp_path))
-    run.open()
-    run.complete(PREDICTIONS, sections())
+def folder(tmp_path: Path, complete: Path) -> Path:
+    shutil.copytree(complete, tmp_path, dirs_exist_ok=True)
     return tmp_path
 
 
@@ -50,7 +56,7 @@ def test_what_does_not_fit_is_named(folder: Path) -> None:
     (folder / RESULTS).unlink()  # or it would have to fit the schema
 
 
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.data())
 def test_a_changed_digit_in_the_results_is_noticed(folder: Path, data: st.DataObject) -> None:
     text = (folder / RESULTS).read_text()

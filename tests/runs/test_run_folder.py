@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from importlib import metadata
@@ -70,17 +72,26 @@ def this_run(tmp_path: Path) -> EvaluationFolder:
     return run
 
 
-def claimed_run(folder: Path, complete: bool = True, **options: Any) -> None:
+def claimed_run(folder: Path, complete: bool = True) -> None:
     """A run that began with a fingerprint and has one batch in its journal."""
-    run = folder_of(config_for(folder, **options))
+    if complete:  # it is drawn only once
+        shutil.copytree(complete_claimed_run(), folder, dirs_exist_ok=True)
+        return
+    run = folder_of(config_for(folder))
     run.open()
     assert run.claim(FINGERPRINT)
     journal = Journal(folder, np.array([1]), logits_columns(2), run=FINGERPRINT.digest())
     journal.append(BatchOutcome(0, np.zeros(1, dtype=logits_columns(2))))
     journal.close()
-    if complete:
-        run.complete(PREDICTIONS, sections())
     run.close()
+
+
+@functools.cache
+def complete_claimed_run() -> Path:
+    folder = Path(tempfile.mkdtemp())
+    claimed_run(folder, complete=False)
+    this_run(folder).complete(PREDICTIONS, sections())
+    return folder
 
 
 def test_the_same_complete_run_has_nothing_to_do(tmp_path: Path) -> None:
@@ -392,7 +403,7 @@ def test_a_journal_elsewhere_is_used_only_if_nobody_else_can_have_put_it_there(t
         assert list(disk.iterdir()) == []
     else:
         folder_of(config_for(run)).open_on_host()
-        claimed_run(run)
+        claimed_run(run, complete=False)
         assert len(list(disk.glob("*.batches"))) == 1
 
 

@@ -67,7 +67,7 @@ def test_equal_predictions_give_equal_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "one").read_bytes() != (tmp_path / "other").read_bytes()
 
 
-@pytest.mark.parametrize(("name", "outputs"), [(name, n) for name in PROBLEMS for n in (1, 2, 4)])
+@pytest.mark.parametrize(("name", "outputs"), [(name, n) for name in PROBLEMS for n in (1, 3)])
 def test_the_file_gives_the_same_figures_and_sections(name: str, outputs: int, tmp_path: Path) -> None:
     examples = synthetic_predictions(PROBLEMS[name], outputs)
     copies = np.sort(np.resize(np.arange(len(examples)), 90))

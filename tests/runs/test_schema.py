@@ -17,7 +17,7 @@ from typing import Any
 import jsonschema
 import pytest
 from conftest import results_of
-from samples import FACTS, PREDICTIONS, config_for, folder_of, sections
+from samples import FACTS, complete_run, config_for, folder_of
 
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.options.harness import HarnessConfig
@@ -26,12 +26,11 @@ from dist_eval.schema import SCHEMA_VERSION, results_schema
 VALIDATOR = jsonschema.Draft202012Validator(results_schema())
 
 
-@pytest.fixture
-def complete(tmp_path: Path) -> dict[str, Any]:
-    run = folder_of(config_for(tmp_path))
-    run.open()
-    run.complete(PREDICTIONS, sections())
-    return results_of(tmp_path)
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("complete")
+    complete_run(folder).close()
+    return results_of(folder)
 
 
 def test_it_is_a_schema_of_the_version_that_is_written() -> None:
