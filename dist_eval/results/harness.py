@@ -21,8 +21,8 @@ NO_FILTER = "none"
 """The harness' name of the filter that takes the model's answers as they are."""
 
 
-class TaskMetric(Record):
-    """A metric of a task, as the harness computes it."""
+class GroupMetric(Record):
+    """A metric that the harness aggregates over the tasks of a group."""
 
     metric: str
     """Its name."""
@@ -30,6 +30,16 @@ class TaskMetric(Record):
     """What the harness takes from the model's answers, none for the answers themselves."""
     value: float | None
     """Its value, null where undefined."""
+
+    @property
+    def key(self) -> str:
+        """Its name, with that of its filter unless that is none: METRIC or METRIC/FILTER."""
+        return self.metric if self.filter == NO_FILTER else f"{self.metric}/{self.filter}"
+
+
+class TaskMetric(GroupMetric):
+    """A metric of a task, as the harness computes it."""
+
     documents: Count
     """Documents with a value."""
     aggregation: str | None
@@ -38,11 +48,6 @@ class TaskMetric(Record):
     """Of the value, if that is a mean over documents, or a function of such means."""
     higher_is_better: bool | None
     """Which direction is better, null if the task does not say."""
-
-    @property
-    def key(self) -> str:
-        """Its name, with that of its filter unless that is none: METRIC or METRIC/FILTER."""
-        return self.metric if self.filter == NO_FILTER else f"{self.metric}/{self.filter}"
 
 
 class TaskResults(Record):
@@ -56,22 +61,6 @@ class TaskResults(Record):
     """Number of documents."""
     metrics: list[TaskMetric]
     """Its metrics."""
-
-
-class GroupMetric(Record):
-    """A metric that the harness aggregates over the tasks of a group."""
-
-    metric: str
-    """Its name."""
-    filter: str
-    """As in the tasks."""
-    value: float | None
-    """Its value, null where undefined."""
-
-    @property
-    def key(self) -> str:
-        """Its name, with that of its filter unless that is none: METRIC or METRIC/FILTER."""
-        return self.metric if self.filter == NO_FILTER else f"{self.metric}/{self.filter}"
 
 
 class GroupResults(Record):
