@@ -38,7 +38,7 @@ from dist_eval.results.inputs import ShardSummary
 FILL_IN = "Fill it in, or remove the row."
 """What to do about a missing text or label."""
 
-_PIECE = 1 << 20
+_CHUNK_BYTES = 1 << 20
 
 
 @dataclass
@@ -288,6 +288,6 @@ def _kind(data_type: pa.DataType) -> str:
 def _digest_of(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        while piece := file.read(_PIECE):
-            digest.update(piece)
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
     return digest.hexdigest()

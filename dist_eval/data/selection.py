@@ -90,7 +90,7 @@ def select_rows(selection: Selection, data: LabelledRows) -> SelectedRows:
         rows=size,
         seed=selection.seed,
         precision=selection.precision,
-        column_digests={name: one.hexdigest() for name, one in hashes.items()},
+        column_digests={name: digest.hexdigest() for name, digest in hashes.items()},
     )
     return SelectedRows(rows, summary)
 

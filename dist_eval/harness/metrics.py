@@ -19,7 +19,7 @@ def task_results(
         direction = results["higher_is_better"].get(name, {})
         metrics = []
         for metric, filter_name, value in figures_of(results["results"][name]):
-            values = [one[metric] for one in samples if one["filter"] == filter_name and metric in one]
+            values = [sample[metric] for sample in samples if sample["filter"] == filter_name and metric in sample]
             aggregation = aggregations[name].get(metric)
             metrics.append(
                 TaskMetric(
@@ -35,7 +35,7 @@ def task_results(
         found[name] = TaskResults(
             version=str(results["versions"].get(name)),
             num_fewshot=results["n-shot"].get(name) or 0,
-            documents=len({one["doc_id"] for one in samples}),
+            documents=len({sample["doc_id"] for sample in samples}),
             metrics=metrics,
         )
     return found

@@ -96,7 +96,7 @@ class Notices(logging.Handler):
 
 def readable(text: str) -> str:
     """Returns a text as a single line without control characters, and not too long."""
-    words = "".join(one if one.isprintable() else " " for one in text).split()
+    words = "".join(letter if letter.isprintable() else " " for letter in text).split()
     line = " ".join(words)
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
 
@@ -109,7 +109,7 @@ def before_requests(name: str, task: Any, num_fewshot: int | None) -> Iterator[s
         return
     if task.fewshot_cfg.fewshot_indices:
         yield f"Task {name}: the harness ignores the task's fewshot_indices, and draws from all examples."
-    metrics = [one for one in task.aggregation() if one != "exact_match"]
+    metrics = [metric for metric in task.aggregation() if metric != "exact_match"]
     if task.multiple_target and task.OUTPUT_TYPE == "generate_until" and not task.config.process_results and metrics:
         yield (
             f"Task {name} has several targets for a text, of which the harness counts 1 if {' or '.join(metrics)} is "
@@ -127,7 +127,7 @@ def after_metrics(name: str, task: Any, samples: Sequence[Mapping[str, Any]], fi
             f"Task {name} names the metric {' and '.join(missing)}, for which the harness has no number (output_type: "
             f"{task.OUTPUT_TYPE})."
         )
-    targets = {one["doc_id"]: one["target"] for one in samples}
+    targets = {sample["doc_id"]: sample["target"] for sample in samples}
     lists = sum(isinstance(target, list) for target in targets.values())
     if 0 < lists < len(targets):
         found.append(

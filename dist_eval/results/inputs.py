@@ -127,9 +127,9 @@ class DatasetSummary(Record):
         """
         if self.text_digest == other.text_digest:
             return True
-        one, two = ((data.selection or data).column_digests for data in (self, other))
-        common = one.keys() & two.keys()
-        return bool(common) and all(one[name] == two[name] for name in common)
+        own, others = ((data.selection or data).column_digests for data in (self, other))
+        common = own.keys() & others.keys()
+        return bool(common) and all(own[name] == others[name] for name in common)
 
 
 class PromptSummary(Record):

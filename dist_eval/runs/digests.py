@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 NOT_AS_WRITTEN = "is not as the run wrote it: it was damaged, or changed by hand"
 
 
-def tables_of(results: RunHeader) -> list[str]:
+def table_names(results: RunHeader) -> list[str]:
     """Returns the names of the tables without which a run with these results is not complete."""
     from dist_eval.results.run import CompleteHarnessRun, CompleteRun
 
@@ -33,9 +33,9 @@ def with_digests(results: RunHeader, folder: Path) -> dict[str, Any]:
     """Returns results as JSON values, with the digests of the tables that exist in the run's folder."""
     from dist_eval.results.run import Digests
 
-    tables = tables_of(results)
-    found = {name: file_digest(folder / name) for name in tables}
-    files = {name: digest for name, digest in found.items() if digest is not None}
+    tables = table_names(results)
+    digests = {name: file_digest(folder / name) for name in tables}
+    files = {name: digest for name, digest in digests.items() if digest is not None}
     content = results.model_copy(update={"digests": Digests(content="", files=files)}).to_json()
     content["digests"]["content"] = _digest(content)
     return content
@@ -49,7 +49,7 @@ def is_intact(content: Any) -> bool:
 
 def damaged_table(results: RunHeader, folder: Path) -> str | None:
     """Returns the name of a table that is missing or not what the run wrote; None if the run is whole."""
-    return next((name for name in tables_of(results) if not is_as_written(results, folder, name)), None)
+    return next((name for name in table_names(results) if not is_as_written(results, folder, name)), None)
 
 
 def is_as_written(results: RunHeader, folder: Path, name: str) -> bool:

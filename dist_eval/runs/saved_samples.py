@@ -40,16 +40,16 @@ class SavedPredictions:
     group: np.ndarray | None = None  # number of the group of each example, int64 of shape [n]; None without groups
 
     @classmethod
-    def of(cls, predictions: PredictionsLike, group: np.ndarray | None = None) -> SavedPredictions:
+    def from_predictions(cls, predictions: PredictionsLike, group: np.ndarray | None = None) -> SavedPredictions:
         """Takes over predictions, and their groups if they have any."""
         none = np.empty((len(predictions), 0))
         probabilities = none if predictions.problem is REGRESSION else predictions.probabilities
         return cls(predictions.index, predictions.label, predictions.prediction, predictions.loss, probabilities, group)
 
     @classmethod
-    def of_table(cls, table: pa.Table | pa.RecordBatch) -> SavedPredictions:
+    def from_table(cls, table: pa.Table | pa.RecordBatch) -> SavedPredictions:
         """Takes over columns that were read from a file."""
-        columns = {name: _numpy_of(table.column(name)) for name in table.schema.names}
+        columns = {name: _to_numpy(table.column(name)) for name in table.schema.names}
         if problem_of(columns["label"].dtype) is REGRESSION:
             columns["probabilities"] = np.empty((len(columns["label"]), 0))
             for name in ("label", "prediction"):
@@ -119,13 +119,13 @@ def write_predictions(path: Path, predictions: PredictionsLike, groups: np.ndarr
         groups: the group of each, int64 of shape [n]; None if there is to be no column for them.
     """
     nothing = predictions.at(np.empty(0, dtype=np.int64))
-    schema = _schema_of(SavedPredictions.of(nothing, None if groups is None else groups[:0]).table())
+    schema = _infer_schema(SavedPredictions.from_predictions(nothing, None if groups is None else groups[:0]).table())
 
     def tables() -> Iterator[Mapping[str, np.ndarray]]:
         start = 0
         for chunk in predictions.chunks():  # the probabilities take more memory than the predictions themselves
             of_chunk = None if groups is None else groups[start : start + len(chunk)]
-            yield SavedPredictions.of(chunk, of_chunk).table()
+            yield SavedPredictions.from_predictions(chunk, of_chunk).table()
             start += len(chunk)
 
     _write_table(
@@ -144,20 +144,20 @@ def read_predictions(path: Path) -> SavedPredictions:
     Raises:
         OSError: there is no such file, or none that can be read.
     """
-    return SavedPredictions.of_table(parquet.read_table(path))
+    return SavedPredictions.from_table(parquet.read_table(path))
 
 
 def read_chunks(path: Path) -> Iterator[SavedPredictions]:
     """Reads the same in chunks of bounded size."""
     with parquet.ParquetFile(path) as file:
         widest = max(getattr(field.type, "list_size", 1) for field in file.schema_arrow)
-        yield from map(SavedPredictions.of_table, file.iter_batches(max(1, _CELLS_READ_AT_ONCE // widest)))
+        yield from map(SavedPredictions.from_table, file.iter_batches(max(1, _CELLS_READ_AT_ONCE // widest)))
 
 
 def write_texts(path: Path, texts: Sequence[SavedText]) -> None:
     """Writes one row for each text, in the order given; at least one. Equal input gives equal bytes."""
-    tables = (_columns_of(texts[start : start + _ROWS_AT_ONCE]) for start in range(0, len(texts), _ROWS_AT_ONCE))
-    _write_table(path, _schema_of(_columns_of(texts[:1])), tables)
+    tables = (_to_columns(texts[start : start + _ROWS_AT_ONCE]) for start in range(0, len(texts), _ROWS_AT_ONCE))
+    _write_table(path, _infer_schema(_to_columns(texts[:1])), tables)
 
 
 def read_texts(path: Path) -> Iterator[SavedText]:
@@ -167,29 +167,29 @@ def read_texts(path: Path) -> Iterator[SavedText]:
             yield from (SavedText(**row) for row in batch.to_pylist())
 
 
-def _columns_of(texts: Sequence[SavedText]) -> dict[str, list[Any]]:
+def _to_columns(texts: Sequence[SavedText]) -> dict[str, list[Any]]:
     return {field.name: [getattr(text, field.name) for text in texts] for field in fields(SavedText)}
 
 
-def _schema_of(table: Mapping[str, Any]) -> pa.Schema:
-    return pa.schema([(name, _arrow_of(values).type) for name, values in table.items()])
+def _infer_schema(table: Mapping[str, Any]) -> pa.Schema:
+    return pa.schema([(name, _to_arrow(values).type) for name, values in table.items()])
 
 
 def _write_table(path: Path, schema: pa.Schema, tables: Iterable[Mapping[str, Any]], **options: Any) -> None:
     """Writes tables one after the other, each as a row group."""
     with replaced_atomically(path) as file, parquet.ParquetWriter(file, schema, **options) as writer:
         for table in tables:
-            writer.write_batch(pa.record_batch([_arrow_of(table[name]) for name in schema.names], schema=schema))
+            writer.write_batch(pa.record_batch([_to_arrow(table[name]) for name in schema.names], schema=schema))
 
 
-def _arrow_of(values: Any) -> pa.Array:
+def _to_arrow(values: Any) -> pa.Array:
     if not isinstance(values, np.ndarray):
         return pa.array(values)
     flat = pa.array(values.ravel())
     return flat if values.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
 
 
-def _numpy_of(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
+def _to_numpy(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if pa.types.is_fixed_size_list(array.type):
         return array.flatten().to_numpy(zero_copy_only=False).reshape(len(array), array.type.list_size)
