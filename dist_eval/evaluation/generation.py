@@ -18,11 +18,16 @@ from dist_eval.data.readers import open_rows
 from dist_eval.data.references import references_in
 from dist_eval.data.tokenizers import ONE_BEGINNING, load_tokenizer, token_ids, tokenizer_digest
 from dist_eval.errors import ConfigError, DataError
-from dist_eval.evaluation.requests import Answered, RequestContext, answer_requests, run_with_leader
+from dist_eval.evaluation.requests import (
+    Answered,
+    RequestContext,
+    answer_requests,
+    publish_results,
+    run_with_leader,
+)
 from dist_eval.metrics.exact_match import NORMALIZED, RAW, exact_match
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.language_model import CausalModel
-from dist_eval.report.page import format_run, report_on
 from dist_eval.results.harness import (
     HarnessFiles,
     HarnessResults,
@@ -31,7 +36,7 @@ from dist_eval.results.harness import (
     TaskResults,
 )
 from dist_eval.results.inputs import Decoding
-from dist_eval.runs.files import PREDICTIONS, REPORT
+from dist_eval.runs.files import PREDICTIONS
 from dist_eval.runs.saved_samples import SavedText
 from dist_eval.statistics.documents import document_interval
 from dist_eval.tables import format_count
@@ -50,11 +55,11 @@ def generate_run(context: RequestContext) -> HarnessResults | None:
         EvaluationError: the run failed; on the rank that has the root cause.
         RunStopped: it was asked to stop before its end; on all ranks.
     """
-    return run_with_leader(context, lambda *own: _Leader(*own).run())
+    return run_with_leader(context, lambda *own: _GenerationRun(*own).run())
 
 
-class _Leader:
-    """The rank that reads the dataset."""
+class _GenerationRun:
+    """The leader's part: it reads the dataset."""
 
     def __init__(self, context: RequestContext, base: BaseModelSpec, target: CausalModel) -> None:
         self._context, self._base, self._target, config = context, base, target, context.config
@@ -87,18 +92,11 @@ class _Leader:
 
     def run(self) -> HarnessResults | None:
         """Has the texts generated; writes and prints the results."""
-        context, folder = self._context, self._context.folder
-        answered = answer_requests(context, self._base, self._target, self._write, sys.stderr)
-        if answered is not None:
-            texts = self._texts(answered)
-            folder.complete_tasks(self._results(answered, texts), texts)
-        context.announce_results()
-        results = folder.task_results()
-        if results is not None:
-            if answered is not None or not (folder.path / REPORT).exists():
-                report_on(folder.path, context.config.report)
-            print(format_run(folder.path), flush=True)
-        return results
+        answered = answer_requests(self._context, self._base, self._target, self._write, sys.stderr)
+        if answered is None:
+            return publish_results(self._context)
+        texts = self._texts(answered)
+        return publish_results(self._context, self._results(answered, texts), texts)
 
     def _write(self, folder: Path) -> dict[str, str]:
         write_continuations(folder, [], max_length=self._base.max_length)
