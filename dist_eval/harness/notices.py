@@ -12,7 +12,7 @@ from typing import Any
 from lm_eval import utils
 from lm_eval.api.task import ConfigurableTask
 
-from dist_eval.harness.metrics import figures_of
+from dist_eval.harness.metrics import read_metrics
 
 _LONGEST, _OF_A_KIND = 300, 3
 
@@ -117,10 +117,10 @@ def before_requests(name: str, task: Any, num_fewshot: int | None) -> Iterator[s
         )
 
 
-def after_metrics(name: str, task: Any, samples: Sequence[Mapping[str, Any]], figures: Mapping[str, Any]) -> list[str]:
+def after_metrics(name: str, task: Any, samples: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> list[str]:
     """Returns what the harness has left out of a task's metrics, or counted as wrong."""
     found = []
-    numbers = {metric for metric, _, _ in figures_of(figures)}
+    numbers = {metric for metric, _, _ in read_metrics(values)}
     missing = [metric for metric in task.aggregation() if metric not in numbers]
     if missing and (task.OUTPUT_TYPE != "generate_until" or task.get_config("process_results")):
         found.append(

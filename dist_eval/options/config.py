@@ -138,7 +138,7 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions, Genera
         [],
         "custom metrics: package.module:name of a function, or of a metric of torchmetrics; "
         "or the path of a metric of Hugging Face's evaluate; a prefix NAME= names the result",
-        group="figures",
+        group="metrics",
         nargs="+",
         action="extend",
         metavar="METRIC",
@@ -166,12 +166,12 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions, Genera
         100, "most examples that --on-error skip may leave out", group="failure", metavar="EXAMPLES", least=0
     )
     confidence: float = option(
-        0.95, "confidence level of the metrics' intervals (0 to 1)", group="figures", metavar="LEVEL"
+        0.95, "confidence level of the metrics' intervals (0 to 1)", group="metrics", metavar="LEVEL"
     )
     slice_by: list[str] = option(
         [],
         "also compute metrics for slices of the data: by these columns of the dataset, or by length in tokens (length)",
-        group="figures",
+        group="metrics",
         nargs="+",
         metavar="COLUMN",
     )
@@ -179,7 +179,7 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions, Genera
         None,
         "column with the group of each row, such as the document of a sentence: intervals then allow for correlation "
         "within groups",
-        group="figures",
+        group="metrics",
         metavar="NAME",
     )
     report: str = option(

@@ -40,12 +40,12 @@ class HarnessConfig(RunConfig):
     bootstrap_iters: int = option(
         1000,
         "resamples for the harness' own standard errors of metrics that are no means, such as f1",
-        group="figures",
+        group="metrics",
         metavar="N",
         least=0,
     )
     confidence: float = option(
-        0.95, "confidence level of the metrics' intervals (0 to 1)", group="figures", metavar="LEVEL"
+        0.95, "confidence level of the metrics' intervals (0 to 1)", group="metrics", metavar="LEVEL"
     )
     report: str = option(
         "numbers",
@@ -91,6 +91,6 @@ All options: --help""",
     groups={
         "what": ("what is evaluated", None),
         "tasks": ("on which tasks", None),
-        "figures": ("which figures", None),
+        "metrics": ("which metrics", None),
     },
 )
