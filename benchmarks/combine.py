@@ -23,7 +23,7 @@ from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.predictions import Predictions, prove_coverage
 from dist_eval.metrics.totals import Totals, require_same_totals
-from dist_eval.runs.saved_predictions import write_predictions
+from dist_eval.runs.saved_samples import write_predictions
 
 QUESTION = "What does it take to combine the predictions of all ranks?"
 MEMORY_QUESTION = "How much memory is resident at most in a rank that combines predictions?"

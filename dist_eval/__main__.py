@@ -22,9 +22,9 @@ def run(config: EvaluationConfig, scratch_dir: Path, stop: Stop | None = None) -
 def _load(config: EvaluationConfig) -> tuple[program.RunFunction, type[RunFolder]]:
     if config.generate:
         from dist_eval.evaluation.generation import generate_run
-        from dist_eval.runs.requests_folder import RequestsFolder
+        from dist_eval.runs.evaluation_folder import EvaluationFolder
 
-        return generate_run, RequestsFolder
+        return generate_run, EvaluationFolder
     from dist_eval.evaluation.runner import evaluate_run
     from dist_eval.runs.evaluation_folder import EvaluationFolder
 

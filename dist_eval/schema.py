@@ -31,10 +31,9 @@ def results_schema() -> dict[str, Any]:
     """
     from dist_eval.options.config import EvaluationConfig
     from dist_eval.options.harness import HarnessConfig
-    from dist_eval.results.json_schema import SchemaGenerator
     from dist_eval.results.run import RUN
 
-    schema = RUN.json_schema(mode="serialization", schema_generator=SchemaGenerator)
+    schema = RUN.json_schema(mode="serialization")
     definitions = schema["$defs"]
     definitions["Config"] = _config_schema(EvaluationConfig)
     definitions["HarnessConfig"] = _config_schema(HarnessConfig)
@@ -57,7 +56,6 @@ def _config_schema(config: type[RunConfig]) -> dict[str, Any]:
     """Returns the schema of the section `config`: all options of a kind of run."""
     from pydantic import Field, create_model
 
-    from dist_eval.results.json_schema import SchemaGenerator
     from dist_eval.results.record import Record
 
     hints, options = get_type_hints(config), dict[str, Any]()
@@ -69,7 +67,7 @@ def _config_schema(config: type[RunConfig]) -> dict[str, Any]:
     options["initial_peers"] = str, Field(description="how many addresses, which are not recorded")
     described = "All options, as in dist_eval/options and in --help."
     model = create_model("Config", __base__=Record, __doc__=described, **options)
-    return model.model_json_schema(schema_generator=SchemaGenerator)
+    return model.model_json_schema()
 
 
 def build_parser() -> argparse.ArgumentParser:

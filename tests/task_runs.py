@@ -13,7 +13,7 @@ from dist_eval.options.harness import HarnessConfig
 from dist_eval.results.harness import LANGUAGE_MODELING, HarnessFiles, HarnessResults, LanguageModelSummary
 from dist_eval.results.inputs import ContinuationsSummary, Coverage, PlanSummary
 from dist_eval.results.work import RankWork, Throughput
-from dist_eval.runs.requests_folder import RequestsFolder
+from dist_eval.runs.evaluation_folder import EvaluationFolder
 
 CHOICES = ("north", "south", "east")
 
@@ -47,14 +47,15 @@ def task_run(
         for task, of_task in values.items()
     }
     config = HarnessConfig(tasks=list(values), model="base", backend="local")
-    run = RequestsFolder(folder, config.recorded())
+    run = EvaluationFolder(folder, config.recorded())
     run.open()
     run.close()
     files = HarnessFiles(results="results_now.json", samples={task: f"samples_{task}_now.jsonl" for task in values})
+    (folder / "results_now.json").write_text("{}")
     for task, of_task in samples.items():
         (folder / files.samples[task]).write_text("".join(json.dumps(sample) + "\n" for sample in of_task))
     texts = sum(len(CHOICES) * len(of_task) for of_task in samples.values())
-    run.save(
+    run.complete_tasks(
         HarnessResults(
             problem_type=LANGUAGE_MODELING,
             tasks=task_results(results, aggregations, 0.95),

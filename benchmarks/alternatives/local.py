@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from benchmarks.alternatives.common import Task, timed
-from dist_eval.data.dataset import tokenize_dataset
+from dist_eval.data.labelled_rows import LabelledRows
 from dist_eval.data.plan import plan_batches
+from dist_eval.data.tokenizing import tokenize_dataset
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import load_locally
 from dist_eval.options.groups import MAX_TOKEN_BUDGET
@@ -26,12 +27,9 @@ def classify(scratch_dir: Path, **task: Any) -> dict[str, Any]:
     classifier = load_locally(settings.model, tuned)
     tokenizer = AutoTokenizer.from_pretrained(settings.model)
     data = tokenize_dataset(
-        settings.dataset,
+        LabelledRows(settings.dataset, ["sentence"], "label", tuned.label_names),
         scratch_dir,
         tokenizer=tokenizer,
-        text_columns=["sentence"],
-        label_column="label",
-        label_names=tuned.label_names,
         max_length=tokenizer.model_max_length - tuned.pre_seq_len,
     )
     plan = plan_batches(data.lengths, token_budget=MAX_TOKEN_BUDGET, prefix=tuned.pre_seq_len)

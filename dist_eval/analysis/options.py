@@ -16,7 +16,7 @@ from dist_eval.analysis.slices import LENGTH, Slicing, compute_slices
 from dist_eval.data.columns import group_numbers
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.problem_types import REGRESSION
-from dist_eval.data.selection import places_of
+from dist_eval.data.selection import positions_of
 from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.results.scores import Analysis, ClassResults, Groups, OutputResults
@@ -63,7 +63,7 @@ class AnalysisOptions:
 
     def groups(self, predictions: PredictionsLike) -> np.ndarray | None:
         """Returns the group of each prediction, int64 of shape [n], None without groups."""
-        return None if self.group_column is None else self.group_of[places_of(predictions.index, self.rows)]
+        return None if self.group_column is None else self.group_of[positions_of(predictions.index, self.rows)]
 
     def interval_options(self, predictions: PredictionsLike) -> dict[str, Any]:
         """Returns the arguments of `metric_intervals` and its like that depend on these options."""

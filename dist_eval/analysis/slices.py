@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION
-from dist_eval.data.selection import places_of
+from dist_eval.data.selection import positions_of
 from dist_eval.metrics.catalogue import averages_classes, metric_names
 from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.predictions import PredictionsLike
@@ -147,7 +147,7 @@ def compute_slices(
     sampling_fraction: float = 0.0,
 ) -> list[Slice]:
     """Computes the entries of a slicing in the section `slices` of `results.json`."""
-    part_of = slicing.part_of[places_of(predictions.index, slicing.rows)]
+    part_of = slicing.part_of[positions_of(predictions.index, slicing.rows)]
     needed, entries = np.flatnonzero(_support(predictions)), []
     for number, part in enumerate(slicing.parts):
         places = np.flatnonzero(part_of == number)

@@ -184,5 +184,5 @@ def _metrics(gathered: Gathered, count: int) -> dict[str, Any]:
     """Computes the result; called on the leader."""
     names = [f"LABEL_{number}" for number in range(gathered.predictions.num_labels)]
     _, metrics = score(gathered, count, names)
-    figures = {name: math.nan if value is None else value for name, value in metrics.values.items()}
-    return {"examples": count, **figures, **{name: figures[f"{name}_weighted"] for name in _SHORT_NAMES}}
+    values = {name: math.nan if value is None else value for name, value in metrics.values.items()}
+    return {"examples": count, **values, **{name: values[f"{name}_weighted"] for name in _SHORT_NAMES}}

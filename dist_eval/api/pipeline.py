@@ -2,8 +2,7 @@
 
 The servers of a swarm are the stages, and the ranks are data-parallel replicas of the whole pipeline. Known defects of
 DeepSpeed are corrected: averages are weighted by samples, so that a smaller last micro-batch has the weight of its
-examples; logits are returned for all micro-batches, in order; and the module's mode and the iterator are restored, also
-after an error.
+examples; logits are returned for all micro-batches, in order; and the module's mode is restored, also after an error.
 """
 
 from __future__ import annotations
@@ -46,9 +45,6 @@ class PetalsPipeline:
             several. Without it the outputs are used as the loss.
         micro_batches: default number of micro-batches that `eval_batch` takes from an iterator.
         in_flight: how many micro-batches are in flight at a time; by default adapted to the swarm.
-
-    Attributes:
-        data_iterator: an iterator for the caller's training loop, as in DeepSpeed; not used here.
     """
 
     def __init__(
@@ -62,12 +58,7 @@ class PetalsPipeline:
         if micro_batches < 1:
             raise ConfigError(f"micro_batches must be at least 1, not {micro_batches}.")
         self.module, self.loss_fn, self.micro_batches = model, loss_fn, micro_batches
-        self.data_iterator: Iterator[Any] | None = None
         self._in_flight = in_flight
-
-    def set_dataiterator(self, iterator: Iterator[Any] | None) -> None:
-        """Sets `data_iterator`."""
-        self.data_iterator = iterator
 
     def eval_batch(
         self,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dist_eval.metrics.custom_metrics import CustomMetric
     from dist_eval.results.record import MetricValues
     from dist_eval.results.run import CompleteRun
-    from dist_eval.runs.saved_predictions import SavedPredictions
+    from dist_eval.runs.saved_samples import SavedPredictions
     from dist_eval.statistics import McNemar, PairedDifference, Statistic
 
 _NEEDS_CODE = "a custom metric: give --metric here what the run was given to compute its interval"
@@ -69,15 +69,14 @@ class EvaluationRun(ComparedRun):
 
         from dist_eval.runs.files import PREDICTIONS
         from dist_eval.runs.reading import read_results
-        from dist_eval.runs.saved_predictions import GROUP, SavedPredictions, read_predictions
+        from dist_eval.runs.saved_samples import read_predictions
 
         results = read_results(folder)
         try:
-            columns = read_predictions(folder / PREDICTIONS)
-            predictions = SavedPredictions.of_columns(columns)
+            predictions = read_predictions(folder / PREDICTIONS)
         except (OSError, ValueError, KeyError, pa.ArrowException) as error:
             raise RunError(f"{folder / PREDICTIONS} cannot be read: {one_line(error)}.") from error
-        groups, group = results.groups, columns.get(GROUP) if results.groups else None
+        groups, group = results.groups, predictions.group if results.groups else None
         if groups and (group is None or len(np.unique(group)) != groups.count):  # older, or interrupted
             raise RunError(
                 f"{folder} has intervals over groups of {groups.column!r}, but its predictions.parquet does not hold "

@@ -20,7 +20,7 @@ class Collector:
 
     def __init__(self, rows: int, like: Columns) -> None:
         self._rows, self._filled = rows, 0
-        self._columns = {name: np.empty((rows, *one.shape[1:]), dtype=one.dtype) for name, one in like.items()}
+        self._columns = {name: np.empty((rows, *column.shape[1:]), dtype=column.dtype) for name, column in like.items()}
 
     def add(self, part: Columns) -> None:
         """Appends some rows, possibly `narrowed` ones.

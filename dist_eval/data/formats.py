@@ -17,9 +17,9 @@ from dist_eval.data.files import COMPRESSIONS, format_of
 from dist_eval.data.plain_types import plain_batch
 from dist_eval.data.text_files import (
     LARGEST_ROW_BYTES,
-    lines_of,
     not_utf8,
-    pieces_of,
+    read_chunks,
+    read_lines,
     require_content_of_name,
     require_flat_json,
     require_no_header,
@@ -178,7 +178,7 @@ def _csv_header(path: Path, delimiter: str) -> list[str]:
     from csv import Error, reader
 
     try:
-        header = next((line for line in reader(lines_of(path), delimiter=delimiter) if line), [])
+        header = next((line for line in reader(read_lines(path), delimiter=delimiter) if line), [])
     except Error as error:
         raise DataError(f"{path}: the header cannot be read ({error}). Is a quote left open?") from error
     if any("\0" in name for name in header):
@@ -211,7 +211,7 @@ def _read_json_lines(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]
 
 
 def _read_json(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    head = next((text for piece in pieces_of(path) if (text := piece.removeprefix(b"\xef\xbb\xbf").lstrip())), b"")
+    head = next((text for chunk in read_chunks(path) if (text := chunk.removeprefix(b"\xef\xbb\xbf").lstrip())), b"")
     if not head:
         return
     if not head.startswith(b"["):  # one object per line, whatever the suffix
@@ -249,7 +249,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _first_object(path: Path) -> dict[str, Any]:
-    line = next((line for line in lines_of(path) if line.strip()), "{}")
+    line = next((line for line in read_lines(path) if line.strip()), "{}")
     try:
         first = parse_json(line)
     except ValueError:  # the actual reader reports what is wrong

@@ -21,8 +21,8 @@ class StopStrings:
     """
 
     def __init__(self, strings: Sequence[str], tokenizer: Any) -> None:
-        self._strings, self._tokenizer = [one for one in strings if one], tokenizer
-        sizes = [len(tokenizer.encode(one, add_special_tokens=False)) for one in self._strings]
+        self._strings, self._tokenizer = [string for string in strings if string], tokenizer
+        sizes = [len(tokenizer.encode(string, add_special_tokens=False)) for string in self._strings]
         self._window = max(sizes, default=0) + _TOKENS_AROUND
 
     def end(self, tokens: Sequence[int]) -> bool:
@@ -30,12 +30,12 @@ class StopStrings:
         if not self._strings:
             return False
         text = self._tokenizer.decode(tokens[-self._window :])
-        return any(one in text for one in self._strings)
+        return any(string in text for string in self._strings)
 
 
 def text_of(tokens: Sequence[int], stop: Sequence[str], tokenizer: Any) -> str:
     """Returns the text of tokens, without special ones, up to the first stop string."""
     text: str = tokenizer.decode(tokens, skip_special_tokens=True)
-    for one in filter(None, stop):
-        text = text.split(one, 1)[0]
+    for string in filter(None, stop):
+        text = text.split(string, 1)[0]
     return text

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dist_eval.data.labels import FILL_IN, LabelReader
+from dist_eval.data.labels import LabelReader
 from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.data.readers import RowSource
 from dist_eval.errors import ConfigError, DataError
@@ -40,7 +40,7 @@ class LabelColumn(Protocol):
         ...
 
     @property
-    def mended(self) -> int:
+    def normalized(self) -> int:
         """How many labels were written otherwise than a class's name or number, once `ids` has mapped them."""
         ...
 
@@ -65,7 +65,7 @@ class _Column:
         self._source, self._column = source, column
 
     @property
-    def mended(self) -> int:
+    def normalized(self) -> int:
         """See `LabelColumn`."""
         return 0
 
@@ -74,13 +74,6 @@ class _Column:
 
     def _kind(self, array: pa.Array, why: str) -> DataError:
         return DataError(f"{self._source.file}: column {self._column!r} holds {array.type}; {why}")
-
-    def _whole(self, array: pa.Array, first_row: int) -> pa.Array:
-        """Returns a chunk after checking that no label is missing."""
-        if array.null_count:
-            row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
-            raise self._problem(first_row + row, f"is missing (null). {FILL_IN}")
-        return array
 
     def _parts(self, array: pa.Array, first_row: int) -> tuple[pa.Array, np.ndarray]:
         """Returns the flattened items of all cells or lists, and the number of items in each."""
@@ -107,15 +100,8 @@ class Targets(_Column):
         self._outputs = outputs
 
     def codes(self, array: pa.Array, first_row: int) -> np.ndarray:
-        """Reads a chunk of labels.
-
-        Returns:
-            float64 of shape [rows, outputs].
-
-        Raises:
-            DataError: a label is missing or not a finite number, or a row has too many or too few.
-        """
-        array = self._whole(array, first_row)
+        """Returns the targets of a chunk, float64 of shape [rows, outputs]."""
+        self._source.require_present(array, f"label in column {self._column!r}", first_row)
         if pa.types.is_string(array.type) or pa.types.is_list(array.type):
             flat, counts = self._parts(array, first_row)
             wrong = np.flatnonzero(counts != self._outputs)
@@ -154,20 +140,13 @@ class LabelSets(_Column):
         self._are_vectors: bool | None = True if how == "vectors" else None if how == "auto" else False
 
     @property
-    def mended(self) -> int:
+    def normalized(self) -> int:
         """See `LabelColumn`."""
-        return self._classes.mended
+        return self._classes.normalized
 
     def codes(self, array: pa.Array, first_row: int) -> np.ndarray:
-        """Collects a chunk of labels.
-
-        Returns:
-            The positions of the rows in the dataset, int64 of shape [rows]; their labels are kept until `ids`.
-
-        Raises:
-            DataError: a label is missing, of an unsupported type, or ambiguous.
-        """
-        array = self._whole(array, first_row)
+        """Keeps the labels of a chunk until `ids`; returns the positions of its rows, int64 of shape [rows]."""
+        self._source.require_present(array, f"label in column {self._column!r}", first_row)
         if not pa.types.is_string(array.type) and not pa.types.is_list(array.type):
             raise self._kind(array, f"several labels are a list, or text with {SEPARATOR!r} between them.")
         if pa.types.is_string(array.type) and self._names_with_separator:

@@ -12,12 +12,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dist_eval.data.readers import RowSource
+from dist_eval.data.readers import FILL_IN, RowSource
 from dist_eval.errors import DataError
 from dist_eval.tables import format_count
-
-FILL_IN = "Fill it in, or remove the row."
-"""What to do about a missing text or label."""
 
 _SHOWN = 60
 _LABELS_ARE = "labels are class numbers or names."
@@ -47,12 +44,12 @@ class LabelReader:
       names `LABEL_0`, `LABEL_1`, ...
     - Text that is the name of a class stands for that class, any other text that is a number for that number. If the
       two could differ for some value, the column is ambiguous, and `--labels` has to decide.
-    - What is written otherwise is read, and counted as mended, where it can mean only one class: a name with blanks
+    - What is written otherwise is read, and counted as normalized, where it can mean only one class: a name with blanks
       around it, or with accents as characters of their own; and 5.0 for 5, as pandas writes integers of a column in
       which a value was missing.
 
     Attributes:
-        mended: how many labels were written otherwise than a class's name or number, once `ids` has mapped them.
+        normalized: how many labels were written otherwise than a class's name or number, once `ids` has mapped them.
     """
 
     def __init__(self, source: RowSource, column: str, label_names: Sequence[str], how: str = "auto") -> None:
@@ -61,29 +58,18 @@ class LabelReader:
         self._declared = source.class_names if how == "names" or self._names != default else None
         self._are_numbers = self._are_truths = False
         self._decimals = 0
-        self.mended = 0
+        self.normalized = 0
         self._nameless: set[str] = set()
         self._first_row: dict[str, int] = {}
         self._code: dict[str, int] = {}
 
     def codes(self, array: pa.Array, first_row: int, *, rows: np.ndarray | None = None) -> np.ndarray:
-        """Collects a chunk of labels.
+        """Returns the code of each label in a chunk, int32: codes are numbers of distinct values.
 
-        Args:
-            array: the chunk.
-            first_row: position of its first row.
-            rows: position of each label, if a row may have several or none; by default one label per row.
-
-        Returns:
-            A code for each distinct value, int32 of the chunk's shape.
-
-        Raises:
-            DataError: a label is missing or of an unsupported type.
+        `rows` are the positions of the labels, if a row may have several or none; by default one label per row.
         """
+        self._source.require_present(array, f"label in column {self._column!r}", first_row, rows)
         rows = np.arange(first_row, first_row + len(array)) if rows is None else rows
-        if array.null_count:
-            row = int(rows[array.is_null().to_numpy(zero_copy_only=False)][0])
-            raise DataError(f"{self._where(row)}: the label in column {self._column!r} is missing (null). {FILL_IN}")
         if pa.types.is_nested(array.type) or pa.types.is_temporal(array.type) or _is_binary(array.type):
             raise DataError(f"{self._source.file}: column {self._column!r} holds {array.type}; {_LABELS_ARE}")
         if pa.types.is_floating(array.type) or pa.types.is_decimal(array.type):
@@ -118,20 +104,10 @@ class LabelReader:
         return pa.array(values.astype(np.int64))
 
     def ids(self, codes: np.ndarray) -> np.ndarray:
-        """Maps all codes to class ids.
-
-        Args:
-            codes: the results of `codes` for all chunks, int32 of shape [n].
-
-        Returns:
-            Classes in 0..num_labels-1, int64 of shape [n].
-
-        Raises:
-            DataError: a value is not a class of the head, or the column is ambiguous; the message names a row.
-        """
+        """Maps the codes of all chunks, int32 of shape [n], to classes in 0..num_labels-1, int64 of the same shape."""
         mapping = {text: self._class_of(text) for text in self._code}
-        is_mended = np.asarray([not self._is_written(text, number) for text, number in mapping.items()], dtype=np.bool_)
-        self.mended = self._decimals + int(np.count_nonzero(is_mended[codes]))
+        is_written = np.asarray([self._is_written(text, number) for text, number in mapping.items()], dtype=np.bool_)
+        self.normalized = self._decimals + int(np.count_nonzero(~is_written[codes]))
         return np.asarray(list(mapping.values()), dtype=np.int64)[codes]
 
     def _is_written(self, text: str, number: int) -> bool:

@@ -80,29 +80,13 @@ def cross_entropy(logits: np.ndarray, label: np.ndarray) -> np.ndarray:
 
 
 def binary_cross_entropy(logits: np.ndarray, label: np.ndarray) -> np.ndarray:
-    """Computes the loss of each example, as `torch.nn.BCEWithLogitsLoss` does for it alone, in float64.
-
-    Args:
-        logits: floats of shape [n, num_labels].
-        label: which labels each example has, bool of shape [n, num_labels].
-
-    Returns:
-        Mean over the labels in nats, float64 of shape [n].
-    """
+    """Computes the mean over the labels, as `torch.nn.BCEWithLogitsLoss` does for each example alone, in nats."""
     values = logits.astype(np.float64)
     return np.logaddexp(0.0, np.where(label, -values, values)).mean(axis=1)
 
 
 def squared_error(logits: np.ndarray, label: np.ndarray) -> np.ndarray:
-    """Computes the loss of each example, as `torch.nn.MSELoss` does for it alone, in float64.
-
-    Args:
-        logits: floats of shape [n, outputs].
-        label: true values, float64 of shape [n, outputs].
-
-    Returns:
-        Mean over the outputs, float64 of shape [n].
-    """
+    """Computes the mean over the outputs, as `torch.nn.MSELoss` does for each example alone."""
     return ((logits.astype(np.float64) - label) ** 2).mean(axis=1)
 
 

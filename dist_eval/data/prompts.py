@@ -118,7 +118,7 @@ class PromptedWords:
 
     def tokens_before(self) -> int:
         """Returns the number of tokens of `before`."""
-        from dist_eval.data.token_ids import token_ids
+        from dist_eval.data.tokenizers import token_ids
 
         return len(token_ids(self._tokenizer, [self.before])[0][0])
 

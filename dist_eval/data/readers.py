@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,10 @@ from dist_eval.data.formats import (
 from dist_eval.errors import DataError, one_line, translating_os_errors
 from dist_eval.results.inputs import ShardSummary
 
-_PIECE = 1 << 20
+FILL_IN = "Fill it in, or remove the row."
+"""What to do about a missing text or label."""
+
+_CHUNK_BYTES = 1 << 20
 
 
 @dataclass
@@ -69,13 +72,47 @@ class RowSource:
         """Returns the row of the dataset that is at a position in the stream."""
         return position if self.selected is None else int(self.selected[position])
 
+    def only(self, rows: np.ndarray | None) -> RowSource:
+        """Returns a stream of some rows of the dataset, of which this one has all; others are skipped unseen.
+
+        Args:
+            rows: those to keep, ascending, int64 of shape [rows]; None for all.
+        """
+        return self if rows is None else replace(self, batches=_taken(self.batches, rows), selected=rows)
+
     def where(self, position: int) -> str:
         """Says in which file the row at a position in the stream is, and its number there, for messages."""
         return place_of(self.row(position), self.name, [(str(shard.path), shard.rows) for shard in self.shards])
 
+    def require_present(self, array: pa.Array, what: str, first_row: int, rows: np.ndarray | None = None) -> None:
+        """Requires that no value of a chunk is missing.
+
+        Args:
+            array: the chunk.
+            what: what a value is, for the message.
+            first_row: position of its first row.
+            rows: positions of the values, if a row may have several or none, int64 of the chunk's shape.
+
+        Raises:
+            DataError: one is missing; the message names its row.
+        """
+        if array.null_count:
+            number = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
+            row = first_row + number if rows is None else int(rows[number])
+            raise DataError(f"{self.where(row)}: the {what} is missing (null). {FILL_IN}")
+
     def summaries(self) -> list[ShardSummary] | None:
         """Returns what results say of the files, once they are read; None if it is one file, named itself, or none."""
         return _summaries_of(self.shards) if self.shards and not Path(self.name).is_file() else None
+
+
+def _taken(batches: Iterator[pa.RecordBatch], rows: np.ndarray) -> Iterator[pa.RecordBatch]:
+    first = taken = 0
+    for batch in batches:
+        end = taken + int(np.searchsorted(rows[taken:], first + batch.num_rows))
+        if end > taken:
+            yield batch.take(pa.array(rows[taken:end] - first))
+        first, taken = first + batch.num_rows, end
 
 
 def place_of(row: int, name: str, files: Sequence[tuple[str, int]]) -> str:
@@ -251,6 +288,6 @@ def _kind(data_type: pa.DataType) -> str:
 def _digest_of(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        while piece := file.read(_PIECE):
-            digest.update(piece)
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
     return digest.hexdigest()

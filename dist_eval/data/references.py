@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dist_eval.data.labels import FILL_IN
-from dist_eval.data.readers import RowSource
+from dist_eval.data.readers import FILL_IN, RowSource
 from dist_eval.errors import DataError
 
 

@@ -12,16 +12,13 @@ their rows from the same data; and once to tokenize the selected rows.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import pyarrow as pa
 
-from dist_eval.data.labels import LabelReader
-from dist_eval.data.readers import RowSource, open_rows
-from dist_eval.data.texts import text_bytes, texts_in
+from dist_eval.data.labelled_rows import LabelledRows, text_bytes, texts_in
 from dist_eval.errors import DataError
 from dist_eval.results.inputs import SelectionMethod, SelectionSummary
 
@@ -52,45 +49,27 @@ class SelectedRows(NamedTuple):
     summary: SelectionSummary  # how they were selected
 
 
-def select_rows(
-    selection: Selection,
-    dataset: str | Sequence[str],
-    *,
-    text_columns: Sequence[str],
-    label_column: str,
-    label_names: Sequence[str],
-    labels: str = "auto",
-    numbers: bool = False,
-    subset: str | None = None,
-    split: str | None = None,
-) -> SelectedRows:
+def select_rows(selection: Selection, data: LabelledRows) -> SelectedRows:
     """Selects rows of a dataset, in memory that grows with the sample; by class also with 4 bytes for each row.
 
     Args:
         selection: which rows.
-        dataset: files, folders, patterns or a hub name (see `dist_eval.data.readers.open_rows`).
-        text_columns: the columns with texts.
-        label_column: the column with the labels, which are only looked at for a sample by class.
-        label_names: names of the head's classes.
-        labels: how to interpret the label column (see `LabelReader`).
-        numbers: whether text columns may hold numbers, as they may in a prompt.
-        subset: configuration of a hub dataset.
-        split: split of a hub dataset or of a folder.
+        data: the dataset; its labels are only looked at for a sample by class.
 
     Raises:
         DataError: the dataset cannot be read, is empty, or has fewer rows than the sample needs; for a sample by class
             also if a row has no known label.
     """
-    source = open_rows(dataset, [*text_columns, label_column], subset=subset, split=split)
-    reader = LabelReader(source, label_column, label_names, labels) if selection.method == "stratified" else None
-    hashes, codes, population = {name: hashlib.sha256() for name in text_columns}, [], 0
+    source = data.open()
+    reader = data.label_reader(source) if selection.method == "stratified" else None
+    hashes, codes, population = {name: hashlib.sha256() for name in data.text_columns}, [], 0
     for batch in source.batches:
-        for number, name in enumerate(text_columns):
+        for number, name in enumerate(data.text_columns):
             # a row that is not selected may lack its text
-            texts = texts_in(source, name, batch.column(number).drop_null(), population, numbers)
+            texts = texts_in(source, name, batch.column(number).drop_null(), population, data.numbers)
             hashes[name].update(text_bytes(texts))
         if reader is not None:
-            codes.append(reader.codes(batch.column(len(text_columns)), population))
+            codes.append(reader.codes(batch.column(len(data.text_columns)), population))
         population += batch.num_rows
     if not population:
         raise DataError(f"{source.name} has no rows: there is nothing to evaluate.")
@@ -103,7 +82,7 @@ def select_rows(
         rows = draw_rows(population, [size], int(selection.seed or 0))
     else:
         strata = reader.ids(np.concatenate(codes)).astype(np.int32)
-        quotas = allocate(size, np.bincount(strata, minlength=len(label_names)))
+        quotas = allocate(size, np.bincount(strata, minlength=len(data.label_names)))
         rows = draw_rows(population, quotas, int(selection.seed or 0), strata)
     summary = SelectionSummary(
         method=selection.method,
@@ -111,7 +90,7 @@ def select_rows(
         rows=size,
         seed=selection.seed,
         precision=selection.precision,
-        column_digests={name: one.hexdigest() for name, one in hashes.items()},
+        column_digests={name: digest.hexdigest() for name, digest in hashes.items()},
     )
     return SelectedRows(rows, summary)
 
@@ -166,26 +145,7 @@ def draw_rows(
     return np.sort(rows)
 
 
-def only_rows(source: RowSource, rows: np.ndarray | None) -> RowSource:
-    """Returns a stream of some rows of a dataset; all others are skipped unseen.
-
-    Args:
-        source: all rows.
-        rows: those to keep, ascending, int64 of shape [rows]; None for all.
-    """
-    return source if rows is None else replace(source, batches=_taken(source.batches, rows), selected=rows)
-
-
-def _taken(batches: Iterator[pa.RecordBatch], rows: np.ndarray) -> Iterator[pa.RecordBatch]:
-    first = taken = 0
-    for batch in batches:
-        end = taken + int(np.searchsorted(rows[taken:], first + batch.num_rows))
-        if end > taken:
-            yield batch.take(pa.array(rows[taken:end] - first))
-        first, taken = first + batch.num_rows, end
-
-
-def places_of(rows: np.ndarray, selected: np.ndarray | None) -> np.ndarray:
+def positions_of(rows: np.ndarray, selected: np.ndarray | None) -> np.ndarray:
     """Returns the positions of rows among the selected ones.
 
     Args:

@@ -22,7 +22,7 @@ from dist_eval.process.parsing import DEEPEST, nesting
 LARGEST_ROW_BYTES = 16 << 20
 """Rows are read as a whole, and readers hold 32 blocks of this size if one needs it."""
 
-_PIECE = 1 << 20
+_CHUNK_BYTES = 1 << 20
 # The first bytes of a file, the suffix that belongs to them, and what is said to any other
 _BEGINNINGS = (
     (rb"\x1f\x8b", ".gz", "is compressed by gzip: give it a name that ends with .gz."),
@@ -48,18 +48,18 @@ def require_content_of_name(path: Path) -> None:
 def not_utf8(path: Path) -> DataError | None:
     """Returns an error that names the first bytes of a text file that are not UTF-8; None if all are."""
     decoder, begin = codecs.getincrementaldecoder("utf-8")(), 0
-    for piece in itertools.chain(pieces_of(path), [b""]):
+    for chunk in itertools.chain(read_chunks(path), [b""]):
         pending = len(decoder.getstate()[0])
         try:
-            decoder.decode(piece, final=not piece)
+            decoder.decode(chunk, final=not chunk)
         except UnicodeDecodeError as error:
             where = begin - pending + error.start
             return DataError(f"{path} is not UTF-8 text ({error.reason} at byte {where}). Convert it to UTF-8.")
-        begin += len(piece)
+        begin += len(chunk)
     return None
 
 
-def lines_of(path: Path) -> Iterator[str]:
+def read_lines(path: Path) -> Iterator[str]:
     """Yields the lines of a text file."""
     with pa.input_stream(path, compression="detect") as stream:
         text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
@@ -85,24 +85,24 @@ def require_whole_quotes(path: Path, delimiter: str) -> None:
     end_of_field = re.escape(delimiter.encode()) + rb"\r\n"
     field = re.compile(rb'"(?<![^%b]")[^"]*(?:""[^"]*)*("[^"])?' % end_of_field)
     line, rest = 1, b""
-    for piece in pieces_of(path):
-        piece = rest + piece.removeprefix(b"\xef\xbb\xbf")
-        begin, unfinished = len(piece) - 1, b""  # the next piece goes on from the last character
-        for match in field.finditer(piece):
+    for chunk in read_chunks(path):
+        chunk = rest + chunk.removeprefix(b"\xef\xbb\xbf")
+        begin, unfinished = len(chunk) - 1, b""  # the next chunk goes on from the last character
+        for match in field.finditer(chunk):
             if match[1] is None:
                 begin = max(0, match.start() - 1)
-                unfinished = piece[begin:]
+                unfinished = chunk[begin:]
                 break
             if match[1][1:] not in (delimiter.encode(), b"\r", b"\n"):
-                line += piece.count(b"\n", 0, match.start())
+                line += chunk.count(b"\n", 0, match.start())
                 start = match[0][:40].decode(errors="replace")
                 raise DataError(
                     f"{path}, line {line}: a field begins with a quote and goes on after the next one ({start!r}), so "
                     'that both would be lost. Put such fields in quotes and double the quotes within ("" for "), or '
                     "convert the file to JSONL."
                 )
-        line += piece.count(b"\n", 0, begin)
-        rest = unfinished or piece[begin:].replace(b'"', b".")  # within a field, where a quote is a character
+        line += chunk.count(b"\n", 0, begin)
+        rest = unfinished or chunk[begin:].replace(b'"', b".")  # within a field, where a quote is a character
         if len(rest) > LARGEST_ROW_BYTES:
             raise too_large(path, "row")
 
@@ -110,8 +110,8 @@ def require_whole_quotes(path: Path, delimiter: str) -> None:
 def require_flat_json(path: Path) -> None:
     """Rejects JSON lines with a row that is too large, or nested so deeply that reading it would end the process."""
     depth, rest = 0, b""
-    for piece in itertools.chain(pieces_of(path), [b"\n"]):
-        lines, _, rest = (rest + piece).rpartition(b"\n")  # no text goes on after a line break
+    for chunk in itertools.chain(read_chunks(path), [b"\n"]):
+        lines, _, rest = (rest + chunk).rpartition(b"\n")  # no text goes on after a line break
         deepest, depth = nesting(lines, depth)
         if deepest > DEEPEST:
             raise DataError(f"{path}: a row is nested over {DEEPEST} levels deep.")
@@ -155,8 +155,8 @@ def require_no_header(path: Path, batch: pa.RecordBatch, first_row: int) -> None
         )
 
 
-def pieces_of(path: Path) -> Iterator[bytes]:
+def read_chunks(path: Path) -> Iterator[bytes]:
     """Yields the content of a file, decompressed."""
     with pa.input_stream(path, compression="detect") as stream:
-        while piece := stream.read(_PIECE):
-            yield piece
+        while chunk := stream.read(_CHUNK_BYTES):
+            yield chunk

@@ -1,4 +1,8 @@
-"""Token ids of many texts in a memory-mapped Arrow file, so that no rank holds them as Python objects."""
+"""Token ids of many texts in a memory-mapped Arrow file, so that no rank holds them as Python objects.
+
+The file has one number for each token. For models that take token types, which tell the texts of a pair apart, and mark
+the class token of some models, it is `id + (type + 1 << 24)`; without a type, it is the id alone.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +10,20 @@ import mmap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
+from dist_eval.errors import DataError
+
+if TYPE_CHECKING:
+    import torch
+
+ANY_TYPE = 64
+"""More types than any tokenizer has."""
+
+_TYPE_SHIFT = 24  # bits of an id; the largest vocabularies have 20
 _SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32()))])
 _ROWS_IN_A_CHUNK = 1024
 # The kernel maps 64 KiB around whatever is read; after so many rows or beginnings of chunks the pages are released
@@ -40,16 +54,10 @@ class TokenFile:
         return self._values[chunk][begin:end]
 
     def padded(self, indices: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        """Collates texts into a batch, padded on the right with id 0.
+        """Collates texts of these positions and lengths into a batch, int64 of shape [batch, longest].
 
-        The padding id does not matter: attention is causal, and the last real token is located by the length.
-
-        Args:
-            indices: positions of the texts, int64 of shape [batch].
-            lengths: their numbers of tokens, int64 of shape [batch].
-
-        Returns:
-            Token ids, int64 of shape [batch, longest].
+        It is padded on the right with id 0, which does not matter: attention is causal, and the last real token is
+        located by the length.
         """
         batch = np.zeros((len(indices), int(lengths.max())), dtype=np.int64)
         for row, index in enumerate(indices):
@@ -71,43 +79,31 @@ def _chunks(buffer: pa.Buffer) -> Iterator[pa.ListArray]:
         yield file.get_batch(number).column("input_ids")
 
 
-class TokenWriter:
-    """Writes token ids in chunks (see `token_writer`)."""
-
-    def __init__(self, writer: pa.RecordBatchFileWriter) -> None:
-        self._writer = writer
-
-    def write(self, values: np.ndarray, offsets: np.ndarray) -> None:
-        """Appends a chunk of texts.
-
-        Args:
-            values: tokens of all of its texts, int32 of shape [tokens].
-            offsets: start of each text, and the end, int32 of shape [texts + 1].
-        """
-        chunk = pa.ListArray.from_arrays(offsets, values)
-        self._writer.write_batch(pa.record_batch([chunk], schema=_SCHEMA))
-
-
 @contextmanager
-def token_writer(path: Path) -> Iterator[TokenWriter]:
-    """Opens a file for writing token ids."""
+def token_writer(path: Path) -> Iterator[Callable[[np.ndarray, np.ndarray], None]]:
+    """Opens a file for writing token ids.
+
+    Yields:
+        A function that appends a chunk of texts: all of their tokens, int32 of shape [tokens], and the start of each
+        text, and the end, int32 of shape [texts + 1].
+    """
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, _SCHEMA) as writer:
-        yield TokenWriter(writer)
+
+        def write(tokens: np.ndarray, offsets: np.ndarray) -> None:
+            writer.write_batch(pa.record_batch([pa.ListArray.from_arrays(offsets, tokens)], schema=_SCHEMA))
+
+        yield write
 
 
 @contextmanager
 def write_tokens(path: Path) -> Iterator[Callable[[np.ndarray], None]]:
-    """Opens a file for writing texts one by one.
-
-    Yields:
-        A function that writes the next text, int32 of shape [length].
-    """
-    with token_writer(path) as writer:
+    """Opens a file for writing texts one by one; yields a function that writes the next one, int32."""
+    with token_writer(path) as write_chunk:
         chunk: list[np.ndarray] = []
 
         def flush() -> None:
             offsets = np.cumsum([0, *map(len, chunk)]).astype(np.int32)
-            writer.write(np.concatenate(chunk), offsets)
+            write_chunk(np.concatenate(chunk), offsets)
             chunk.clear()
 
         def write(tokens: np.ndarray) -> None:
@@ -118,3 +114,19 @@ def write_tokens(path: Path) -> Iterator[Callable[[np.ndarray], None]]:
         yield write
         if chunk:
             flush()
+
+
+def with_types(ids: np.ndarray, types: np.ndarray, known: int) -> np.ndarray:
+    """Joins the ids and types of tokens, int32 of the same shape; the model knows so many types."""
+    if types.max(initial=0) >= known:
+        raise DataError(
+            f"The tokenizer gives the token type {types.max()}, but the model knows only {known} types: the tokenizer "
+            "in its folder belongs to another model."
+        )
+    return (ids + ((types + 1) << _TYPE_SHIFT)).astype(np.int32)
+
+
+def ids_and_types(tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Returns ids and types of tokens, of the same shape; no types where a token has none."""
+    types = (tokens >> _TYPE_SHIFT) - 1
+    return tokens & ((1 << _TYPE_SHIFT) - 1), None if bool((types < 0).any()) else types

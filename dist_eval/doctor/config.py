@@ -54,7 +54,7 @@ The doctor takes the options of the run that it is to check:
 Or, to check hosts and group alone: {PROGRAM} --demo --backend local   (all options: --help)""",
     groups={
         "what": ("what is to be evaluated", None),
-        "figures": ("which figures", None),
+        "metrics": ("which metrics", None),
         "doctor": ("the check itself", None),
     },
 )

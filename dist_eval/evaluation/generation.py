@@ -12,18 +12,22 @@ from typing import Any
 from dist_eval.data.continuations import write_continuations
 from dist_eval.data.generated_text import text_of
 from dist_eval.data.generation import write_prompts
+from dist_eval.data.labelled_rows import texts_in
 from dist_eval.data.prompts import Template
 from dist_eval.data.readers import open_rows
 from dist_eval.data.references import references_in
-from dist_eval.data.texts import texts_in
-from dist_eval.data.token_ids import ONE_BEGINNING, token_ids
-from dist_eval.data.tokenizer_files import load_tokenizer, tokenizer_digest
-from dist_eval.errors import ConfigError, DataError, RunError, translating_os_errors
-from dist_eval.evaluation.requests import Answered, RequestContext, answer_requests, run_with_leader
+from dist_eval.data.tokenizers import ONE_BEGINNING, load_tokenizer, token_ids, tokenizer_digest
+from dist_eval.errors import ConfigError, DataError
+from dist_eval.evaluation.requests import (
+    Answered,
+    RequestContext,
+    answer_requests,
+    publish_results,
+    run_with_leader,
+)
 from dist_eval.metrics.exact_match import NORMALIZED, RAW, exact_match
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.language_model import CausalModel
-from dist_eval.report.page import format_run, report_on
 from dist_eval.results.harness import (
     HarnessFiles,
     HarnessResults,
@@ -32,8 +36,8 @@ from dist_eval.results.harness import (
     TaskResults,
 )
 from dist_eval.results.inputs import Decoding
-from dist_eval.runs.files import PREDICTIONS, REPORT
-from dist_eval.runs.saved_texts import SavedText, write_texts
+from dist_eval.runs.files import PREDICTIONS
+from dist_eval.runs.saved_samples import SavedText
 from dist_eval.statistics.documents import document_interval
 from dist_eval.tables import format_count
 
@@ -51,11 +55,11 @@ def generate_run(context: RequestContext) -> HarnessResults | None:
         EvaluationError: the run failed; on the rank that has the root cause.
         RunStopped: it was asked to stop before its end; on all ranks.
     """
-    return run_with_leader(context, lambda *own: _Leader(*own).run())
+    return run_with_leader(context, lambda *own: _GenerationRun(*own).run())
 
 
-class _Leader:
-    """The rank that reads the dataset."""
+class _GenerationRun:
+    """The leader's part: it reads the dataset."""
 
     def __init__(self, context: RequestContext, base: BaseModelSpec, target: CausalModel) -> None:
         self._context, self._base, self._target, config = context, base, target, context.config
@@ -88,17 +92,11 @@ class _Leader:
 
     def run(self) -> HarnessResults | None:
         """Has the texts generated; writes and prints the results."""
-        context, folder = self._context, self._context.folder
-        answered = answer_requests(context, self._base, self._target, self._write, sys.stderr)
-        if answered is not None:
-            folder.save(self._results(answered))
-        context.announce_results()
-        results = folder.recorded()
-        if results is not None:
-            if answered is not None or not (folder.path / REPORT).exists():
-                report_on(folder.path, context.config.report)
-            print(format_run(folder.path), flush=True)
-        return results
+        answered = answer_requests(self._context, self._base, self._target, self._write, sys.stderr)
+        if answered is None:
+            return publish_results(self._context)
+        texts = self._texts(answered)
+        return publish_results(self._context, self._results(answered, texts), texts)
 
     def _write(self, folder: Path) -> dict[str, str]:
         write_continuations(folder, [], max_length=self._base.max_length)
@@ -142,20 +140,19 @@ class _Leader:
                     raise DataError(f"{source.where(row)}: {problem}.")
                 yield ids, self._decoding
 
-    def _results(self, answered: Answered) -> HarnessResults:
-        config, name = self._context.config, self._context.config.run_name
+    def _texts(self, answered: Answered) -> list[SavedText]:
         rows = []
-        for answer, references in zip(answered.answers, self._references, strict=True):
+        for index, (answer, references) in enumerate(zip(answered.answers, self._references, strict=True)):
             tokens = answer["tokens"][: answer["length"]].tolist()
             text = text_of(tokens, self._decoding.stop, self._tokenizer)
-            rows.append(SavedText(text, references, *exact_match(text, references)))
-        path = self._context.folder.path / PREDICTIONS
-        advice = "All texts are in the journal: start the same command again once that is fixed."
-        with translating_os_errors(RunError, f"{path} cannot be written", advice):
-            write_texts(path, rows)
+            rows.append(SavedText(index, references, text, *exact_match(text, references)))
+        return rows
+
+    def _results(self, answered: Answered, texts: list[SavedText]) -> HarnessResults:
+        config, name = self._context.config, self._context.config.run_name
         figures: dict[str, list[Any]] = {
-            NORMALIZED: [int(row.exact_match) for row in rows],
-            RAW: [int(row.exact_match_raw) for row in rows],
+            NORMALIZED: [int(text.exact_match) for text in texts],
+            RAW: [int(text.exact_match_raw) for text in texts],
         }
         metrics = []
         for metric, values in figures.items():
@@ -174,7 +171,7 @@ class _Leader:
             )
         return HarnessResults(
             **answered.sections(self._context, self._base, tokenizer_digest(self._tokenizer)),
-            tasks={name: TaskResults(version="", num_fewshot=0, documents=len(rows), metrics=metrics)},
+            tasks={name: TaskResults(version="", num_fewshot=0, documents=len(texts), metrics=metrics)},
             groups={},
             harness_version=None,
             dataset=PromptedDataset(

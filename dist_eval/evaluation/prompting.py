@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dist_eval.data.few_shot import draw_examples
+from dist_eval.data.labelled_rows import LabelledRows, draw_examples
 from dist_eval.data.prompts import PromptedWords, Template
-from dist_eval.data.tokenizer_files import load_tokenizer
+from dist_eval.data.tokenizers import load_tokenizer
 from dist_eval.errors import ConfigError
 from dist_eval.model.label_words import LabelWords
 from dist_eval.model.output_embedding import OutputEmbedding
@@ -26,15 +26,10 @@ def label_words_of(model: str, options: PromptOptions, data: DataOptions) -> Lab
     prompted = PromptedWords(template, words, load_tokenizer(model), options.label_delimiter)
     rows: list[int] = []
     if options.few_shot:
-        rows, examples = draw_examples(
-            options.few_shot_from or (),
-            options.few_shot,
-            options.few_shot_seed,
-            columns=template.columns,
-            label_column=data.label_column,
-            label_names=names,
-            labels=data.labels,
+        source = LabelledRows(
+            options.few_shot_from or (), template.columns, data.label_column, names, data.labels, numbers=True
         )
+        rows, examples = draw_examples(source, options.few_shot, options.few_shot_seed)
         shown = [prompted.with_words([[text] for text in texts], [number])[0] for texts, number in examples]
         prompted.put_before(shown, BETWEEN_EXAMPLES)
     return LabelWords(model, config, prompted, list(names), options.length_normalization, rows)

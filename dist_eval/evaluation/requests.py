@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,7 @@ import numpy as np
 from dist_eval.data.answers import AnswerColumns, column_names
 from dist_eval.data.collector import Columns
 from dist_eval.data.plan import Plan
-from dist_eval.data.tokenizer_files import load_tokenizer
+from dist_eval.data.tokenizers import load_tokenizer
 from dist_eval.distributed.collectives import broadcast, gather_columns
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import RunError, translating_os_errors
@@ -32,13 +32,16 @@ from dist_eval.model.language_model import CausalModel, LanguageModel
 from dist_eval.model.output_embedding import OutputEmbedding
 from dist_eval.options.config import RunConfig
 from dist_eval.options.groups import ModelOptions
+from dist_eval.report.page import format_run, report_on
 from dist_eval.results.harness import LANGUAGE_MODELING, HarnessResults, LanguageModelSummary
 from dist_eval.results.inputs import ContinuationsSummary, Coverage, PromptsSummary
 from dist_eval.results.work import RankWork
+from dist_eval.runs.evaluation_folder import EvaluationFolder
+from dist_eval.runs.files import REPORT
 from dist_eval.runs.fingerprint import Fingerprint
-from dist_eval.runs.requests_folder import RequestsFolder
+from dist_eval.runs.saved_samples import SavedText
 
-RequestContext = RunContext[Any, RequestsFolder]
+RequestContext = RunContext[Any, EvaluationFolder]
 """Of a run whose options are a `RunConfig` of any kind."""
 
 Write = Callable[[Path], Mapping[str, str]]
@@ -171,6 +174,31 @@ def answer_requests(
 
         with drive(context, model, data, plan, answered_by, journal, columns_of, window=window, stream=stream) as local:
             return _gather(local, model.columns, data, plan, topology)
+
+
+def publish_results(
+    context: RequestContext, results: HarnessResults | None = None, texts: Sequence[SavedText] = ()
+) -> HarnessResults | None:
+    """Writes, reports and prints results, on the leader.
+
+    Args:
+        context: its part of the run.
+        results: the sections of `results.json`; None if the folder holds this very run, complete.
+        texts: those that were generated, in dataset order.
+
+    Returns:
+        The sections of `results.json`.
+    """
+    folder = context.folder
+    if results is not None:
+        folder.complete_tasks(results, texts)
+    context.announce_results()
+    recorded = folder.task_results()
+    if recorded is not None:
+        if results is not None or not (folder.path / REPORT).exists():
+            report_on(folder.path, context.config.report)
+        print(format_run(folder.path), flush=True)
+    return recorded
 
 
 def _gather(local: LocalWork, columns: AnswerColumns, data: Requests, plan: Plan, topology: Topology) -> Answered:

@@ -21,7 +21,7 @@ from dist_eval.results.scores import Analysis, Interval, Intervals
 from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.files import PREDICTIONS, REPORT
 from dist_eval.runs.reading import read_results
-from dist_eval.runs.saved_predictions import SavedPredictions, read_predictions
+from dist_eval.runs.saved_samples import SavedPredictions, read_predictions
 from dist_eval.statistics import Statistic, metric_intervals
 from dist_eval.statistics.custom import statistics_of_functions
 from dist_eval.tables import format_count
@@ -156,7 +156,7 @@ def _merge_analysis(
 
 def _predictions(folder: EvaluationFolder) -> SavedPredictions:
     try:
-        return SavedPredictions.of_columns(read_predictions(folder.path / PREDICTIONS))
+        return read_predictions(folder.path / PREDICTIONS)
     except OSError as error:
         raise RunError(
             f"{folder.path / PREDICTIONS} cannot be read: {one_line(error)}. --overwrite runs it again."

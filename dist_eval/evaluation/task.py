@@ -7,14 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from dist_eval.data.dataset import TokenizedDataset, tokenize_dataset
+from dist_eval.data.dataset import TokenizedDataset
+from dist_eval.data.labelled_rows import LabelledRows
 from dist_eval.data.plan import Plan
 from dist_eval.data.problem_types import REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.data.selection import Selection, select_rows
 from dist_eval.data.shared_prefixes import plan_with_shared_beginnings
-from dist_eval.data.tokenizer_files import load_tokenizer
+from dist_eval.data.tokenizers import load_tokenizer
+from dist_eval.data.tokenizing import tokenize_dataset
 from dist_eval.errors import ConfigError, RunError, translating_os_errors
 from dist_eval.evaluation.prompting import label_words_of
 from dist_eval.metrics.computing import compute_metrics
@@ -182,28 +183,28 @@ def write_dataset(
     prompted = target.prompted if isinstance(target, LabelWords) else None
     if prompted:
         tokenizer.truncation_side = "left"  # the end of a prompt asks the question
-    dataset = options.dataset or ()
-    columns: dict[str, Any] = {
-        "text_columns": options.text_column,
-        "label_column": options.label_column,
-        "label_names": target.label_names,
-        "labels": options.labels,
-        "subset": options.subset,
-        "split": options.split,
-    }
-    selected = select_rows(selection, dataset, **columns, numbers=prompted is not None) if selection else None
+    data = LabelledRows(
+        options.dataset or (),
+        options.text_column,
+        options.label_column,
+        target.label_names,
+        options.labels,
+        target.problem,
+        numbers=prompted is not None,
+        subset=options.subset,
+        split=options.split,
+    )
+    selected = select_rows(selection, data) if selection else None
     advice = "Nothing was lost. Free some space, or name another place with the environment variable TMPDIR."
     with translating_os_errors(RunError, f"The tokenized dataset cannot be written to {folder}", advice):
         tokenize_dataset(
-            dataset,
+            data,
             folder,
-            **columns,
             tokenizer=tokenizer,
             max_length=base.max_length,
             vocab_size=getattr(base.config, "vocab_size", None),
             token_types=target.token_types if isinstance(target, PretrainedClassifier) else 0,
             begin_once=not isinstance(target, PretrainedClassifier),  # it was trained on what its tokenizer makes
-            problem=target.problem,
             strict=options.strict,
             extra_columns=extra_columns,
             render=prompted.render if prompted else None,

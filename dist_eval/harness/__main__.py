@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 def load(config: HarnessConfig) -> tuple[program.RunFunction, type[RunFolder]]:
     """Imports the run function, and the class of the run's folder."""
     from dist_eval.harness.runner import evaluate_tasks
-    from dist_eval.runs.requests_folder import RequestsFolder
+    from dist_eval.runs.evaluation_folder import EvaluationFolder
 
-    return evaluate_tasks, RequestsFolder
+    return evaluate_tasks, EvaluationFolder
 
 
 if __name__ == "__main__":

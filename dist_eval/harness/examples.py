@@ -47,12 +47,14 @@ class ExampleGuard:
             drawn = self._sample(n=n, **options)
         except (AssertionError, ValueError) as error:
             raise self._too_few(n, len(sampler.fewshot_docs())) from error
-        kept = [one for one in drawn if not self._is_question(one)]
+        kept = [example for example in drawn if not self._is_question(example)]
         if len(kept) == len(drawn):
             return drawn
         self.prompts += 1
-        taken = {id(one) for one in drawn}
-        others = (one for one in sampler.fewshot_docs() if id(one) not in taken and not self._is_question(one))
+        taken = {id(example) for example in drawn}
+        others = (
+            example for example in sampler.fewshot_docs() if id(example) not in taken and not self._is_question(example)
+        )
         kept += itertools.islice(others, n - len(kept))
         if len(kept) < n:
             raise self._too_few(n, len(kept))

@@ -100,8 +100,8 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             texts = iter(found[sum(counts) :])
             for instance, decoding in zip(generated, decodings, strict=True):
                 self._texts[id(instance)] = [
-                    text_of(one["tokens"][: one["length"]].tolist(), decoding.stop, self.tokenizer)
-                    for one in itertools.islice(texts, _times(instance, decoding))
+                    text_of(answer["tokens"][: answer["length"]].tolist(), decoding.stop, self.tokenizer)
+                    for answer in itertools.islice(texts, _times(instance, decoding))
                 ]
         return self._answers
 
@@ -146,7 +146,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             )
         drawn = {"temperature": temperature, "top_k": top_k or 0, "top_p": top_p, "seed": self._seed} if samples else {}
         try:
-            return Decoding(max_new_tokens=most, stop=[one for one in stop if one], **drawn)
+            return Decoding(max_new_tokens=most, stop=[string for string in stop if string], **drawn)
         except ValidationError as error:
             [first, *_] = error.errors()
             raise ConfigError(

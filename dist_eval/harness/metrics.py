@@ -1,4 +1,4 @@
-"""The harness' figures as records: its values as they are, with intervals from its samples."""
+"""The harness' metrics as records: its values as they are, with intervals from its samples."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def task_results(
     for name, samples in results["samples"].items():
         direction = results["higher_is_better"].get(name, {})
         metrics = []
-        for metric, filter_name, value in figures_of(results["results"][name]):
-            values = [one[metric] for one in samples if one["filter"] == filter_name and metric in one]
+        for metric, filter_name, value in read_metrics(results["results"][name]):
+            values = [sample[metric] for sample in samples if sample["filter"] == filter_name and metric in sample]
             aggregation = aggregations[name].get(metric)
             metrics.append(
                 TaskMetric(
@@ -35,7 +35,7 @@ def task_results(
         found[name] = TaskResults(
             version=str(results["versions"].get(name)),
             num_fewshot=results["n-shot"].get(name) or 0,
-            documents=len({one["doc_id"] for one in samples}),
+            documents=len({sample["doc_id"] for sample in samples}),
             metrics=metrics,
         )
     return found
@@ -46,16 +46,16 @@ def group_results(results: Mapping[str, Any]) -> dict[str, GroupResults]:
     return {
         name: GroupResults(
             tasks=list(results["group_subtasks"].get(name, [])),
-            metrics=[GroupMetric(metric=m, filter=f, value=value) for m, f, value in figures_of(figures)],
+            metrics=[GroupMetric(metric=m, filter=f, value=value) for m, f, value in read_metrics(values)],
         )
-        for name, figures in results.get("groups", {}).items()
+        for name, values in results.get("groups", {}).items()
     }
 
 
-def figures_of(figures: Mapping[str, Any]) -> Sequence[tuple[str, str, float | None]]:
-    """Returns metric, filter and value of the harness' figures, whose names are "METRIC,FILTER"."""
+def read_metrics(values: Mapping[str, Any]) -> Sequence[tuple[str, str, float | None]]:
+    """Returns metric, filter and value of the harness' values, whose names are "METRIC,FILTER"."""
     found = []
-    for key, value in figures.items():
+    for key, value in values.items():
         metric, comma, filter_name = key.partition(",")
         if not comma or metric.endswith("_stderr"):
             continue

@@ -12,7 +12,7 @@ from typing import Any
 from lm_eval import utils
 from lm_eval.api.task import ConfigurableTask
 
-from dist_eval.harness.metrics import figures_of
+from dist_eval.harness.metrics import read_metrics
 
 _LONGEST, _OF_A_KIND = 300, 3
 
@@ -96,7 +96,7 @@ class Notices(logging.Handler):
 
 def readable(text: str) -> str:
     """Returns a text as a single line without control characters, and not too long."""
-    words = "".join(one if one.isprintable() else " " for one in text).split()
+    words = "".join(letter if letter.isprintable() else " " for letter in text).split()
     line = " ".join(words)
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
 
@@ -109,7 +109,7 @@ def before_requests(name: str, task: Any, num_fewshot: int | None) -> Iterator[s
         return
     if task.fewshot_cfg.fewshot_indices:
         yield f"Task {name}: the harness ignores the task's fewshot_indices, and draws from all examples."
-    metrics = [one for one in task.aggregation() if one != "exact_match"]
+    metrics = [metric for metric in task.aggregation() if metric != "exact_match"]
     if task.multiple_target and task.OUTPUT_TYPE == "generate_until" and not task.config.process_results and metrics:
         yield (
             f"Task {name} has several targets for a text, of which the harness counts 1 if {' or '.join(metrics)} is "
@@ -117,17 +117,17 @@ def before_requests(name: str, task: Any, num_fewshot: int | None) -> Iterator[s
         )
 
 
-def after_metrics(name: str, task: Any, samples: Sequence[Mapping[str, Any]], figures: Mapping[str, Any]) -> list[str]:
+def after_metrics(name: str, task: Any, samples: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> list[str]:
     """Returns what the harness has left out of a task's metrics, or counted as wrong."""
     found = []
-    numbers = {metric for metric, _, _ in figures_of(figures)}
+    numbers = {metric for metric, _, _ in read_metrics(values)}
     missing = [metric for metric in task.aggregation() if metric not in numbers]
     if missing and (task.OUTPUT_TYPE != "generate_until" or task.get_config("process_results")):
         found.append(
             f"Task {name} names the metric {' and '.join(missing)}, for which the harness has no number (output_type: "
             f"{task.OUTPUT_TYPE})."
         )
-    targets = {one["doc_id"]: one["target"] for one in samples}
+    targets = {sample["doc_id"]: sample["target"] for sample in samples}
     lists = sum(isinstance(target, list) for target in targets.values())
     if 0 < lists < len(targets):
         found.append(

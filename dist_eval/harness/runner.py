@@ -12,15 +12,19 @@ import numpy as np
 
 from dist_eval.data.continuations import write_continuations
 from dist_eval.data.generation import write_prompts
-from dist_eval.data.tokenizer_files import load_tokenizer, tokenizer_digest
+from dist_eval.data.tokenizers import load_tokenizer, tokenizer_digest
 from dist_eval.errors import ConfigError, DataError, EvaluationError
-from dist_eval.evaluation.requests import Answered, RequestContext, answer_requests, run_with_leader
+from dist_eval.evaluation.requests import (
+    Answered,
+    RequestContext,
+    answer_requests,
+    publish_results,
+    run_with_leader,
+)
 from dist_eval.harness.metrics import group_results, task_results
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.language_model import CausalModel
-from dist_eval.report.page import format_run, report_on
 from dist_eval.results.harness import HarnessResults
-from dist_eval.runs.files import REPORT
 
 if TYPE_CHECKING:
     from lm_eval.loggers import EvaluationTracker
@@ -33,7 +37,7 @@ def evaluate_tasks(context: RequestContext) -> HarnessResults | None:
     """Evaluates a language model on tasks of the harness; every rank calls it."""
     if context.topology.is_leader:
         require_harness()
-    return run_with_leader(context, lambda *own: Leader(*own).run())
+    return run_with_leader(context, lambda *own: _HarnessRun(*own).run())
 
 
 def require_harness() -> None:
@@ -49,8 +53,8 @@ class AlreadyComplete(EvaluationError):
     """The run's folder holds this very run, complete."""
 
 
-class Leader:
-    """The rank that runs the harness."""
+class _HarnessRun:
+    """The leader's part: it runs the harness."""
 
     def __init__(self, context: RequestContext, base: BaseModelSpec, target: CausalModel) -> None:
         self._context, self._base, self._target = context, base, target
@@ -79,7 +83,7 @@ class Leader:
         try:
             found = tasks.run(model, tracker)
         except AlreadyComplete:
-            return self._show_recorded()
+            return publish_results(self._context)
         except DataError:
             if self._broken is not None:  # it is no fault of the tasks
                 raise self._broken from None
@@ -134,7 +138,7 @@ class Leader:
 
     def _finish(
         self, found: dict[str, Any], loaded: LoadedTasks, tracker: EvaluationTracker, tokenizer: Any
-    ) -> HarnessResults:
+    ) -> HarnessResults | None:
         from dist_eval.harness.tasks import save
 
         context, answered = self._context, self._answered
@@ -148,18 +152,4 @@ class Leader:
             files=save(tracker, found, context.folder.path),
             notices=loaded.notices.lines(),
         )
-        context.folder.save(results)
-        context.announce_results()
-        report_on(context.folder.path, context.config.report)
-        print(format_run(context.folder.path), flush=True)
-        return results
-
-    def _show_recorded(self) -> HarnessResults | None:
-        folder = self._context.folder
-        results = folder.recorded()
-        if results is not None:
-            if not (folder.path / REPORT).exists():
-                report_on(folder.path, self._context.config.report)
-            print(format_run(folder.path), flush=True)
-        self._context.announce_results()
-        return results
+        return publish_results(context, results)

@@ -21,6 +21,7 @@ from lm_eval.api.model import LM
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.loggers import EvaluationTracker
 from lm_eval.tasks import TaskManager, _yaml_loader
+from lm_eval.tasks._index import Entry, Kind
 
 from dist_eval.errors import ConfigError, DataError, EvaluationError, RunError, error_summary
 from dist_eval.harness.examples import ExampleGuard, document_text
@@ -63,15 +64,12 @@ class LoadedTasks:
         loaded: dict[str, Any] = {"tasks": {}, "groups": {}, "group_map": {}}
         notices, bounded = Notices(), patched(_yaml_loader, "_Base", _BoundedLoader)
         with notices.listening(), quiet(not options.verbose), _no_remote_code(), bounded:
-            manager = _manager(options)
-            skipped = [f"{path} cannot be read: {why}" for path, why in _own_files(notices.skipped, options)]
+            manager = _manager(options, notices)
+            skipped = _own_skipped(notices, options)
             for name in dict.fromkeys(options.tasks):
                 if name not in manager.all_tasks and not Path(name).is_file():
                     close = difflib.get_close_matches(name, manager.all_tasks, n=_NAMED)
-                    hint = f"Did you mean {' or '.join(close)}?" if close else "Is --include-path missing?"
-                    raise ConfigError(
-                        f"--tasks: the harness has no task {name!r}. {'; '.join(skipped[:_NAMED]) or hint}"
-                    )
+                    raise _no_task(name, skipped, f"Did you mean {' or '.join(close)}?" if close else "")
                 try:
                     found = manager.load([name])
                 except Exception as error:  # of yaml, of datasets, of the hub's client, of a task's own code
@@ -80,8 +78,8 @@ class LoadedTasks:
                 for part in ("groups", "group_map"):
                     loaded[part].update(found.get(part, {}))
                 _add_tasks(loaded["tasks"], found)
-        for text in skipped:
-            notices.say(f"The task file {text}.")
+        for path, why in skipped:
+            notices.say(f"The task file {path} cannot be read: {why}.")
         for name, task in loaded["tasks"].items():
             for text in before_requests(name, task, options.num_fewshot):
                 notices.say(text)
@@ -166,23 +164,48 @@ class LoadedTasks:
         return dict(results)
 
 
-def _manager(options: HarnessConfig) -> TaskManager:
+def _manager(options: HarnessConfig, notices: Notices) -> TaskManager:
     """Indexes the tasks; those of the harness only if they are needed, because they are thousands of files."""
     places = {
         "include_path": [str(SHIPPED), *options.include_path],
         "metadata": {"pretrained": options.model},
     }
     manager = TaskManager(include_defaults=False, **places)
-    if set(options.tasks) <= set(manager.all_subtasks):
+    if _knows(manager, options.tasks):
         return manager
+    skipped = _own_skipped(notices, options)
+    for name in options.tasks:
+        if any(Path(path).stem == name for path, _ in skipped):  # never the harness' own in its place
+            raise _no_task(name, skipped)
     return TaskManager(**places)
 
 
-def _own_files(skipped: Mapping[str, str], options: HarnessConfig) -> Iterator[tuple[str, str]]:
-    """Yields those of the skipped files that are in the folders of `--include-path`."""
-    for path, why in skipped.items():
-        if any(Path(path).is_relative_to(folder) for folder in options.include_path):
-            yield path, why
+def _no_task(name: str, skipped: list[tuple[str, str]], hint: str = "") -> ConfigError:
+    reasons = "; ".join(f"{path} cannot be read: {why}" for path, why in skipped[:_NAMED])
+    return ConfigError(f"--tasks: the harness has no task {name!r}. {reasons or hint or 'Is --include-path missing?'}")
+
+
+def _knows(manager: TaskManager, names: list[Any]) -> bool:
+    """Whether there are tasks of these names, and groups with all that is in them."""
+    entries = [manager.task_index.get(name) if isinstance(name, str) else None for name in names]
+    return all(
+        entry is not None
+        and (entry.kind in (Kind.TASK, Kind.PY_TASK) or (entry.kind is Kind.GROUP and _knows(manager, _members(entry))))
+        for entry in entries
+    )
+
+
+def _members(group: Entry) -> list[Any]:
+    """Returns the names of what is in a group; such as it defines itself has none that counts."""
+    members = (group.cfg or {}).get("task") or []
+    named = [members] if isinstance(members, str) else members
+    return [member.get("task") if isinstance(member, dict) else member for member in named]
+
+
+def _own_skipped(notices: Notices, options: HarnessConfig) -> list[tuple[str, str]]:
+    """Returns the skipped files that are in the folders of `--include-path`, each with the reason."""
+    folders = options.include_path
+    return [(path, why) for path, why in notices.skipped.items() if any(map(Path(path).is_relative_to, folders))]
 
 
 def _add_tasks(tasks: dict[str, Any], found: Mapping[str, Any]) -> None:

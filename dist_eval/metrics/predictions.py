@@ -178,11 +178,6 @@ class Predictions:
         for start in range(0, len(self), step):
             yield self.rows(start, start + step)
 
-    def in_dataset_order(self) -> Predictions:
-        """Returns the same predictions sorted by their position in the dataset."""
-        order = np.argsort(self.index, kind="stable")
-        return self.at(order)
-
 
 def rows_of_a_chunk(outputs: int) -> int:
     """Returns the number of predictions in a chunk, for a number of outputs."""

@@ -26,7 +26,7 @@ import torch
 from dist_eval.data.answers import AnswerColumns, logits_columns
 from dist_eval.data.head_config import class_names, problem_from
 from dist_eval.data.problem_types import Problem
-from dist_eval.data.token_types import ANY_TYPE, ids_and_types
+from dist_eval.data.token_file import ANY_TYPE, ids_and_types
 from dist_eval.errors import CheckpointError, ModelOutputError, one_line
 from dist_eval.model.backbone import HostedModel
 from dist_eval.model.weights import load_pretrained

@@ -90,7 +90,7 @@ EVALUATION = Command(
     usage=f"(--checkpoint TUNED | --model MODEL --prompt TEMPLATE (--label-words WORD... | --generate))\n"
     f"       --dataset FILE {WHERE.strip()}\n       [options]",
     nothing_asked=NOTHING_ASKED,
-    groups={"what": ("what is evaluated", None), "figures": ("which figures", None)},
+    groups={"what": ("what is evaluated", None), "metrics": ("which metrics", None)},
 )
 
 

@@ -138,7 +138,7 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions, Genera
         [],
         "custom metrics: package.module:name of a function, or of a metric of torchmetrics; "
         "or the path of a metric of Hugging Face's evaluate; a prefix NAME= names the result",
-        group="figures",
+        group="metrics",
         nargs="+",
         action="extend",
         metavar="METRIC",
@@ -163,15 +163,15 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions, Genera
         choices=("stop", "skip"),
     )
     max_failed: int = option(
-        100, "most examples that --on-error skip may leave out", group="failure", metavar="EXAMPLES"
+        100, "most examples that --on-error skip may leave out", group="failure", metavar="EXAMPLES", least=0
     )
     confidence: float = option(
-        0.95, "confidence level of the metrics' intervals (0 to 1)", group="figures", metavar="LEVEL"
+        0.95, "confidence level of the metrics' intervals (0 to 1)", group="metrics", metavar="LEVEL"
     )
     slice_by: list[str] = option(
         [],
         "also compute metrics for slices of the data: by these columns of the dataset, or by length in tokens (length)",
-        group="figures",
+        group="metrics",
         nargs="+",
         metavar="COLUMN",
     )
@@ -179,7 +179,7 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions, Genera
         None,
         "column with the group of each row, such as the document of a sentence: intervals then allow for correlation "
         "within groups",
-        group="figures",
+        group="metrics",
         metavar="NAME",
     )
     report: str = option(
@@ -211,7 +211,6 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions, Genera
         if self.prompt is not None:
             self._take_columns_of(self.prompt)
         self._check_generation()
-        self._check_range("max_failed", 0)
         if not 0 <= self.audit <= 1:
             raise ConfigError(f"--audit must be between 0 and 1, not {self.audit}.")
         if not 0 < self.confidence < 1:

@@ -24,7 +24,16 @@ _PEER_ADDRESS = re.compile(
 )
 
 
-def option(default: Any, help: str, *, group: str, metavar: str | None = None, **extra: Any) -> Any:
+def option(
+    default: Any,
+    help: str,
+    *,
+    group: str,
+    metavar: str | None = None,
+    least: float | None = None,
+    most: float | None = None,
+    **extra: Any,
+) -> Any:
     """Declares a field of a group that is an option of the command line and of the YAML file.
 
     Args:
@@ -32,12 +41,14 @@ def option(default: Any, help: str, *, group: str, metavar: str | None = None, *
         help: one line for `--help`, which appends the default.
         group: heading under which `--help` shows the option.
         metavar: placeholder in `--help`.
+        least: smallest value, None without a limit.
+        most: largest value, None without a limit.
         **extra: `choices`, `nargs`, `action` or `type`, passed to argparse.
 
     Returns:
         A dataclass field.
     """
-    metadata = {"help": help, "group": group, "metavar": metavar, "extra": extra}
+    metadata = {"help": help, "group": group, "metavar": metavar, "least": least, "most": most, "extra": extra}
     if isinstance(default, list):
         return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -72,6 +83,8 @@ class Options:
             unknown = [item for item in (value if isinstance(value, list) else [value]) if item not in (choices or ())]
             if choices and value is not None and unknown:
                 raise ConfigError(f"{flag(field.name)} must be one of {', '.join(choices)}, not {unknown[0]!r}.")
+            if field.metadata["least"] is not None:
+                self._check_range(field.name, field.metadata["least"], field.metadata["most"])
 
     def select(self, group: type[Group]) -> Group:
         """Returns the options of one group as a record of their own.
@@ -90,7 +103,7 @@ class Options:
         """
         return cls(**{field.name: config[field.name] for field in dataclasses.fields(cls) if field.name in config})
 
-    def _check_range(self, name: str, low: int, high: int | None = None) -> None:
+    def _check_range(self, name: str, low: float, high: float | None = None) -> None:
         value = getattr(self, name)
         if value is not None and not (value >= low and (high is None or value <= high)):
             limits = f"at least {low}" if high is None else f"between {low} and {high}"
@@ -158,13 +171,14 @@ class SwarmOptions(Options):
         group="where",
         choices=("embedded", "public"),
     )
-    servers: int = option(2, "number of servers of an embedded swarm", group="where")
+    servers: int = option(2, "number of servers of an embedded swarm", group="where", least=1)
     max_tokens_per_second: float | None = option(
         None,
         "most tokens that all ranks together send in a second, including padding and prompts, to leave a share of the "
         "swarm to others (default: no limit)",
         group="how",
         metavar="TOKENS",
+        least=1,
     )
     session_share: float = option(
         0.5,
@@ -179,6 +193,7 @@ class SwarmOptions(Options):
         4,
         "how often each segment of a request is sent again after its first attempt, before the run stops",
         group="failure",
+        least=0,
     )
 
     def __post_init__(self) -> None:
@@ -189,9 +204,6 @@ class SwarmOptions(Options):
                     f"--initial-peers: {address!r} is no peer address. "
                     "It should look like /ip4/10.0.0.5/tcp/31337/p2p/QmPeerIdentity."
                 )
-        for name in ("servers", "max_tokens_per_second"):
-            self._check_range(name, 1)
-        self._check_range("max_retries", 0)
         for name in ("swarm_timeout", "request_timeout"):
             self._check_seconds(name)
         if not 0 <= self.session_share <= 1:
@@ -207,6 +219,7 @@ class ModelOptions(Options):
         None,
         "longest text in tokens; longer ones are truncated and counted (default: what servers accept)",
         group="data",
+        least=1,
     )
     dht_prefix: str | None = option(
         None,
@@ -228,7 +241,12 @@ class ModelOptions(Options):
         choices=("petals", "local"),
     )
     token_budget: int = option(
-        MAX_TOKEN_BUDGET, "most tokens in one request, including padding and prompts", group="how", metavar="TOKENS"
+        MAX_TOKEN_BUDGET,
+        "most tokens in one request, including padding and prompts",
+        group="how",
+        metavar="TOKENS",
+        least=1,
+        most=MAX_TOKEN_BUDGET,
     )
     compression: str = option(
         "none",
@@ -238,14 +256,12 @@ class ModelOptions(Options):
         choices=("none", "float16"),
     )
     server_max_tokens: int | None = option(
-        None, "tokens that servers accept in one request (default: Petals' default)", group="how", metavar="TOKENS"
+        None,
+        "tokens that servers accept in one request (default: Petals' default)",
+        group="how",
+        metavar="TOKENS",
+        least=1,
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_range("token_budget", 1, MAX_TOKEN_BUDGET)
-        for name in ("max_length", "server_max_tokens"):
-            self._check_range(name, 1)
 
 
 @dataclass(kw_only=True)
@@ -253,7 +269,11 @@ class RankOptions(Options):
     """How each rank works, and how long it waits for the others."""
 
     in_flight: int | None = option(
-        None, "requests that a rank keeps in flight (default: adapts to the swarm)", group="how", metavar="REQUESTS"
+        None,
+        "requests that a rank keeps in flight (default: adapts to the swarm)",
+        group="how",
+        metavar="REQUESTS",
+        least=1,
     )
     collective_timeout: float = option(
         600.0,
@@ -267,7 +287,6 @@ class RankOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_range("in_flight", 1)
         self._check_seconds("collective_timeout")
         if not 0 <= self.stop_grace <= _LONGEST_WAIT:
             raise ConfigError(f"--stop-grace must be at least 0 and at most {_LONGEST_WAIT:g} seconds.")

@@ -29,21 +29,23 @@ class HarnessConfig(RunConfig):
         "examples in front of each question, except in tasks that want none (default: as each task says)",
         group="tasks",
         metavar="N",
+        least=0,
     )
     limit: float | None = option(
         None, "documents of each task: a number, or a share below 1 (default: all)", group="tasks", metavar="N"
     )
     apply_chat_template: bool = option(False, "put questions into the tokenizer's chat template", group="tasks")
-    seed: int = option(0, "seed of texts that a task wants to be drawn at random", group="tasks")
+    seed: int = option(0, "seed of texts that a task wants to be drawn at random", group="tasks", least=0)
     strict: bool = option(False, "a context that is too long is an error", group="tasks")
     bootstrap_iters: int = option(
         1000,
         "resamples for the harness' own standard errors of metrics that are no means, such as f1",
-        group="figures",
+        group="metrics",
         metavar="N",
+        least=0,
     )
     confidence: float = option(
-        0.95, "confidence level of the metrics' intervals (0 to 1)", group="figures", metavar="LEVEL"
+        0.95, "confidence level of the metrics' intervals (0 to 1)", group="metrics", metavar="LEVEL"
     )
     report: str = option(
         "numbers",
@@ -59,9 +61,6 @@ class HarnessConfig(RunConfig):
         self._require(self.tasks, "--tasks", "names of tasks, such as hellaswag")
         super().__post_init__()
         self._check_range("max_length", 2)  # a context and a continuation
-        for name in ("num_fewshot", "seed"):
-            self._check_range(name, 0)
-        self._check_range("bootstrap_iters", 0)
         if self.limit is not None and not (0 < self.limit < 1 or (self.limit >= 1 and self.limit % 1 == 0)):
             raise ConfigError(f"--limit must be a whole number, or a share between 0 and 1, not {self.limit:g}.")
         if not 0 < self.confidence < 1:
@@ -92,6 +91,6 @@ All options: --help""",
     groups={
         "what": ("what is evaluated", None),
         "tasks": ("on which tasks", None),
-        "figures": ("which figures", None),
+        "metrics": ("which metrics", None),
     },
 )

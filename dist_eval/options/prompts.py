@@ -47,11 +47,13 @@ class PromptOptions(Options):
         group="prompt",
         choices=("none", "tokens", "bytes"),
     )
-    few_shot: int = option(0, "examples before each prompt, drawn at random from --few-shot-from", group="prompt")
+    few_shot: int = option(
+        0, "examples before each prompt, drawn at random from --few-shot-from", group="prompt", least=0
+    )
     few_shot_from: str | list[str] | None = option(
         None, "files with the columns of --dataset, other than it", group="prompt", nargs="+", metavar="FILE"
     )
-    few_shot_seed: int = option(0, "seed of that draw", group="prompt", metavar="SEED")
+    few_shot_seed: int = option(0, "seed of that draw", group="prompt", metavar="SEED", least=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,8 +78,6 @@ class PromptOptions(Options):
             raise ConfigError("--few-shot puts examples before a --prompt, which is missing.")
         if len(self.label_words) == 1:
             raise ConfigError(f"--label-words names only {self.label_words[0]!r}: there is nothing to choose from.")
-        for name in ("few_shot", "few_shot_seed"):
-            self._check_range(name, 0)
         if bool(self.few_shot) != bool(self.few_shot_from):
             raise ConfigError("--few-shot K and --few-shot-from FILE belong together: leave out both, or give both.")
 
@@ -93,7 +93,7 @@ def _read_prompt(path: Path) -> str:
 class GenerationOptions(Options):
     """How texts are generated."""
 
-    max_new_tokens: int = option(64, "most tokens of a text", group="generation")
+    max_new_tokens: int = option(64, "most tokens of a text", group="generation", least=1)
     stop: list[str] = option(
         [],
         r"strings at the first of which a text ends, such as '\n'; so do the tokens that the model ends texts with",
@@ -105,17 +105,14 @@ class GenerationOptions(Options):
     temperature: float = option(
         0.0, "draw each token with this temperature; 0 takes the likeliest one", group="generation"
     )
-    top_k: int = option(0, "draw from so many of the likeliest tokens; 0 for all", group="generation")
+    top_k: int = option(0, "draw from so many of the likeliest tokens; 0 for all", group="generation", least=0)
     top_p: float = option(1.0, "draw from the likeliest tokens whose probabilities add up to this", group="generation")
     seed: int = option(
-        0, "of the draws; a row's text depends on it and on the row's position alone", group="generation"
+        0, "of the draws; a row's text depends on it and on the row's position alone", group="generation", least=0
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_range("max_new_tokens", 1)
-        for name in ("top_k", "seed"):
-            self._check_range(name, 0)
         if not 0 <= self.temperature < float("inf"):
             raise ConfigError(f"--temperature must be a number of at least 0, not {self.temperature}.")
         if not 0 < self.top_p <= 1:

@@ -14,9 +14,13 @@ _SIZES = ("limit", "sample", "precision")
 class SelectionOptions(Options):
     """Which rows of the dataset are evaluated, if not all of them."""
 
-    limit: int | None = option(None, "evaluate only the first rows", group="data", metavar="ROWS")
+    limit: int | None = option(None, "evaluate only the first rows", group="data", metavar="ROWS", least=1)
     sample: int | None = option(
-        None, "evaluate only a random sample of the rows, drawn without replacement", group="data", metavar="ROWS"
+        None,
+        "evaluate only a random sample of the rows, drawn without replacement",
+        group="data",
+        metavar="ROWS",
+        least=1,
     )
     precision: float | None = option(
         None,
@@ -25,7 +29,7 @@ class SelectionOptions(Options):
         group="data",
         metavar="FRACTION",
     )
-    sample_seed: int = option(0, "seed of the random sample", group="data", metavar="SEED")
+    sample_seed: int = option(0, "seed of the random sample", group="data", metavar="SEED", least=0)
     stratify: bool = option(False, "draw from each class as large a share of the sample as of all rows", group="data")
 
     def __post_init__(self) -> None:
@@ -33,9 +37,6 @@ class SelectionOptions(Options):
         given = [flag(name) for name in _SIZES if getattr(self, name) is not None]
         if len(given) > 1:
             raise ConfigError(f"{' and '.join(given)} contradict each other: give one of them.")
-        self._check_range("limit", 1)
-        self._check_range("sample", 1)
-        self._check_range("sample_seed", 0)
         if self.precision is not None and not 0 < self.precision < 0.5:
             raise ConfigError(
                 f"--precision must be more than 0 and less than 0.5, such as 0.01 for one percentage point, not "

@@ -9,13 +9,13 @@ from dist_eval.planning.config import PLAN
 
 if TYPE_CHECKING:
     from dist_eval.planning.config import PlanConfig
-    from dist_eval.runs.no_folder import NoFolder
+    from dist_eval.runs.run_folder import NoFolder
 
 
 def load(config: PlanConfig) -> tuple[program.RunFunction, type[NoFolder]]:
     """Imports what a plan needs (see `dist_eval.cli.program.Load`)."""
     from dist_eval.planning.runner import plan_run
-    from dist_eval.runs.no_folder import NoFolder
+    from dist_eval.runs.run_folder import NoFolder
 
     return plan_run, NoFolder
 

@@ -50,7 +50,7 @@ A plan takes the options of the run that it is about:
 Or, without a swarm and without the expected time: {PROGRAM} ... --no-probe   (all options: --help)""",
     groups={
         "what": ("what is to be evaluated", None),
-        "figures": ("which figures", None),
+        "metrics": ("which metrics", None),
         "plan": ("the plan itself", None),
     },
 )

@@ -30,7 +30,7 @@ from dist_eval.planning.probe import Probed, probe
 from dist_eval.planning.record import HopValues, PlannedRun
 from dist_eval.planning.table import format_plan
 from dist_eval.process.output import lost_output
-from dist_eval.runs.no_folder import NoFolder
+from dist_eval.runs.run_folder import NoFolder
 from dist_eval.statistics.sampling import half_width
 
 _ANSWERS = "answers"

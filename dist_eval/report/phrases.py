@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION
-from dist_eval.data.token_ids import ONE_BEGINNING
+from dist_eval.data.tokenizers import ONE_BEGINNING
 from dist_eval.metrics.catalogue import OF_CLASS, OF_OUTPUT, metric_names
 from dist_eval.metrics.units import FEW_UNITS
 from dist_eval.results.inputs import DatasetSummary, SessionsSummary
@@ -30,7 +30,7 @@ def format_coverage(results: EvaluationResults) -> str:
         (data.blank, blank),
         (data.unknown, f"{_texts_have(data.unknown)} no token that the tokenizer knows"),
         (data.with_begin, f"{_texts_have(data.with_begin)} {ONE_BEGINNING}"),
-        (data.mended_labels, f"{format_count(data.mended_labels, 'label')} mended, such as 5.0 for 5"),
+        (data.normalized_labels, f"{format_count(data.normalized_labels, 'label')} normalized, such as 5.0 for 5"),
         (data.shards, f"read from {format_count(len(data.shards or ()), 'file')}"),
     ]
     return "; ".join(part for is_said, part in parts if is_said)

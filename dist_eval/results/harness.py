@@ -21,8 +21,8 @@ NO_FILTER = "none"
 """The harness' name of the filter that takes the model's answers as they are."""
 
 
-class TaskMetric(Record):
-    """A metric of a task, as the harness computes it."""
+class GroupMetric(Record):
+    """A metric that the harness aggregates over the tasks of a group."""
 
     metric: str
     """Its name."""
@@ -30,6 +30,16 @@ class TaskMetric(Record):
     """What the harness takes from the model's answers, none for the answers themselves."""
     value: float | None
     """Its value, null where undefined."""
+
+    @property
+    def key(self) -> str:
+        """Its name, with that of its filter unless that is none: METRIC or METRIC/FILTER."""
+        return self.metric if self.filter == NO_FILTER else f"{self.metric}/{self.filter}"
+
+
+class TaskMetric(GroupMetric):
+    """A metric of a task, as the harness computes it."""
+
     documents: Count
     """Documents with a value."""
     aggregation: str | None
@@ -38,11 +48,6 @@ class TaskMetric(Record):
     """Of the value, if that is a mean over documents, or a function of such means."""
     higher_is_better: bool | None
     """Which direction is better, null if the task does not say."""
-
-    @property
-    def key(self) -> str:
-        """Its name, with that of its filter unless that is none: METRIC or METRIC/FILTER."""
-        return self.metric if self.filter == NO_FILTER else f"{self.metric}/{self.filter}"
 
 
 class TaskResults(Record):
@@ -56,22 +61,6 @@ class TaskResults(Record):
     """Number of documents."""
     metrics: list[TaskMetric]
     """Its metrics."""
-
-
-class GroupMetric(Record):
-    """A metric that the harness aggregates over the tasks of a group."""
-
-    metric: str
-    """Its name."""
-    filter: str
-    """As in the tasks."""
-    value: float | None
-    """Its value, null where undefined."""
-
-    @property
-    def key(self) -> str:
-        """Its name, with that of its filter unless that is none: METRIC or METRIC/FILTER."""
-        return self.metric if self.filter == NO_FILTER else f"{self.metric}/{self.filter}"
 
 
 class GroupResults(Record):
@@ -170,28 +159,32 @@ class HarnessResults(Record):
     @property
     def metrics(self) -> MetricValues:
         """The metrics of all tasks, and then of all groups, as TASK/METRIC, with a filter as TASK/METRIC/FILTER."""
-        of_tasks = {f"{task}/{one.key}": one.value for task, one in self._of_tasks()}
-        return of_tasks | {f"{group}/{one.key}": one.value for group, one in self._of_groups()}
+        values = {f"{task}/{metric.key}": metric.value for task, metric in self._task_metrics()}
+        return values | {f"{group}/{metric.key}": metric.value for group, metric in self._group_metrics()}
 
     @property
     def intervals(self) -> dict[str, Interval]:
         """The interval of each metric of a task."""
-        return {f"{task}/{one.key}": one.interval for task, one in self._of_tasks()}
+        return {f"{task}/{metric.key}": metric.interval for task, metric in self._task_metrics()}
 
     @property
     def undefined(self) -> Reasons:
         """For each metric of a task that is undefined, why."""
-        return {f"{task}/{one.key}": one.interval.reason or "" for task, one in self._of_tasks() if one.value is None}
+        return {
+            f"{task}/{metric.key}": metric.interval.reason or ""
+            for task, metric in self._task_metrics()
+            if metric.value is None
+        }
 
     @property
     def main_metrics(self) -> list[str]:
         """Names of the metrics of groups and tasks that belong to no group."""
         inside = {name for group in self.groups.values() if group.metrics for name in group.tasks}
-        groups = [f"{group}/{one.key}" for group, one in self._of_groups() if group not in inside]
-        return groups + [f"{task}/{one.key}" for task, one in self._of_tasks() if task not in inside]
+        groups = [f"{group}/{metric.key}" for group, metric in self._group_metrics() if group not in inside]
+        return groups + [f"{task}/{metric.key}" for task, metric in self._task_metrics() if task not in inside]
 
-    def _of_tasks(self) -> list[tuple[str, TaskMetric]]:
-        return [(name, one) for name, task in self.tasks.items() for one in task.metrics]
+    def _task_metrics(self) -> list[tuple[str, TaskMetric]]:
+        return [(name, metric) for name, task in self.tasks.items() for metric in task.metrics]
 
-    def _of_groups(self) -> list[tuple[str, GroupMetric]]:
-        return [(name, one) for name, group in self.groups.items() for one in group.metrics]
+    def _group_metrics(self) -> list[tuple[str, GroupMetric]]:
+        return [(name, metric) for name, group in self.groups.items() for metric in group.metrics]

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dist_eval.results.record import Count, Record, UnknownEarlier
+from dist_eval.results.record import Count, Record
 
 SelectionMethod = Literal["first", "random", "stratified"]
 
@@ -78,7 +78,7 @@ class DatasetSummary(Record):
 
     source: str
     """Name of the dataset."""
-    is_path: bool | UnknownEarlier = None
+    is_path: bool
     """Whether the name is a file or folder, not a hub name."""
     examples: Count
     """Number of rows that were evaluated."""
@@ -92,7 +92,7 @@ class DatasetSummary(Record):
     """Texts without a token except those that the tokenizer adds to every text."""
     unknown: Count
     """Texts whose tokens are all unknown to the tokenizer."""
-    with_begin: Count = 0
+    with_begin: Count
     """Texts that begin with the token that the tokenizer puts before every text (BOS); they have it once."""
     max_length: Count
     """Maximum number of tokens of a text."""
@@ -100,11 +100,11 @@ class DatasetSummary(Record):
     """Hash of the token ids and labels."""
     text_digest: str
     """Hash of the texts and labels, independent of the tokenizer."""
-    column_digests: dict[str, str] | UnknownEarlier = None
+    column_digests: dict[str, str]
     """Hash of each column with texts, by its name."""
     tokenizer_digest: str
     """Hash of the tokenizer."""
-    mended_labels: Count = 0
+    normalized_labels: Count
     """Labels that are written otherwise than a class's name or number, but can mean only one class: with blanks around
     them, or as 5.0 for 5."""
     shards: list[ShardSummary] | None = None
@@ -127,9 +127,9 @@ class DatasetSummary(Record):
         """
         if self.text_digest == other.text_digest:
             return True
-        one, two = ((data.selection or data).column_digests or {} for data in (self, other))
-        common = one.keys() & two.keys()
-        return bool(common) and all(one[name] == two[name] for name in common)
+        own, others = ((data.selection or data).column_digests for data in (self, other))
+        common = own.keys() & others.keys()
+        return bool(common) and all(own[name] == others[name] for name in common)
 
 
 class PromptSummary(Record):
@@ -208,7 +208,7 @@ class ModelSummary(Record):
 
     base: str
     """Name of the base model."""
-    base_is_path: bool | UnknownEarlier = None
+    base_is_path: bool
     """Whether the base was a folder, not a hub name."""
     checkpoint: str | None
     """Folder of the tuned checkpoint, null for a complete classifier or a language model."""

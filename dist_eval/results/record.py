@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
-from pydantic.json_schema import SkipJsonSchema
+from pydantic import BaseModel, ConfigDict, Field
 
 
 class Record(BaseModel):
@@ -29,14 +28,11 @@ class Record(BaseModel):
 
 Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
-Number = Annotated[int | float, WithJsonSchema({"type": "number"})]
+Number = int | float
 """A number that is written as it is: an integer does not become a float."""
 
 Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 """ISO 8601, in UTC."""
-
-UnknownEarlier = SkipJsonSchema[None]
-"""None in the results of earlier versions, which did not write it; every run writes it now."""
 
 MetricValues = dict[str, float | None]
 """Metric by name, null where undefined."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Literal, cast
 
-from pydantic import Field, TypeAdapter, model_validator
-from pydantic.json_schema import SkipJsonSchema
+from pydantic import Field, TypeAdapter
 
 from dist_eval.results.harness import HarnessResults
 from dist_eval.results.inputs import (
@@ -17,8 +16,8 @@ from dist_eval.results.inputs import (
     PlanSummary,
     SessionsSummary,
 )
-from dist_eval.results.record import Count, Record, Time, UnknownEarlier
-from dist_eval.results.scores import Analysis, OutputResults, Scores
+from dist_eval.results.record import Count, Record, Time
+from dist_eval.results.scores import Analysis, Scores
 from dist_eval.results.work import Audit, RankResults, Spread, Swarm, Throughput
 
 OptionValue = bool | int | float | str | list[str] | None
@@ -70,17 +69,13 @@ class RunHeader(Record):
     """All options, as in dist_eval/options/config.py and in --help."""
     environment: Environment
     """Software versions."""
-    digests: Digests | UnknownEarlier = None
+    digests: Digests = Digests(content="", files={})
     """Hashes of this file's content, and of the tables beside it."""
 
     @property
     def confidence(self) -> float:
         """Confidence level of the intervals of an evaluation."""
         return cast(float, self.config["confidence"])
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the record as JSON values, without the sections that the run does not have."""
-        return {name: value for name, value in super().to_json().items() if name in self.model_fields_set}
 
 
 class RunningRun(RunHeader):
@@ -94,7 +89,7 @@ class RunningRun(RunHeader):
     """Not yet."""
 
 
-class EndedRun(RunHeader, json_schema_extra=lambda schema: schema["required"].remove("coverage")):
+class EndedRun(RunHeader):
     """A run that was stopped, or that failed."""
 
     status: Literal["incomplete", "failed"]
@@ -103,8 +98,8 @@ class EndedRun(RunHeader, json_schema_extra=lambda schema: schema["required"].re
     """Why."""
     finished: Time
     """When it ended."""
-    coverage: Coverage | SkipJsonSchema[None] = None
-    """How many examples have a prediction, if that is known."""
+    coverage: Coverage | None = None
+    """How many examples have a prediction, null if that is not known."""
 
 
 class EvaluationResults(Analysis, Scores):
@@ -134,33 +129,7 @@ class EvaluationResults(Analysis, Scores):
     """Null where nothing was audited."""
 
 
-_NULL, _ARRAY, _OBJECT = ({"type": name} for name in ("null", "array", "object"))
-
-
-class CompleteRun(
-    EvaluationResults,
-    RunHeader,
-    json_schema_extra={
-        "if": {"properties": {"problem_type": {"const": "regression"}}},
-        "then": {
-            "properties": {
-                "confusion_matrix": _NULL,
-                "calibration": _NULL,
-                "confident_mistakes": _NULL,
-                "majority_share": _NULL,
-                "per_class": {"items": {"required": ["mae"]}},
-            }
-        },
-        "else": {
-            "properties": {
-                "confusion_matrix": _OBJECT,
-                "calibration": _OBJECT,
-                "confident_mistakes": _ARRAY,
-                "per_class": {"items": {"required": ["support"]}},
-            }
-        },
-    },
-):
+class CompleteRun(EvaluationResults, RunHeader):
     """A complete run."""
 
     status: Literal["complete"]
@@ -169,18 +138,6 @@ class CompleteRun(
     """There was none."""
     finished: Time
     """When it ended."""
-
-    @model_validator(mode="after")
-    def _fits_the_problem_type(self) -> CompleteRun:
-        is_regression = self.problem_type == "regression"
-        of_classes = (self.confusion_matrix, self.calibration, self.confident_mistakes)
-        if (
-            any((section is None) != is_regression for section in of_classes)
-            or any(isinstance(row, OutputResults) != is_regression for row in self.per_class)
-            or (is_regression and self.majority_share is not None)
-        ):
-            raise ValueError(f"the sections are not those of the problem type {self.problem_type}")
-        return self
 
 
 class CompleteHarnessRun(HarnessResults, RunHeader):

@@ -4,28 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, WithJsonSchema, model_validator
+from pydantic import Field, model_validator
 
-from dist_eval.results.record import Count, MetricValues, Reasons, Record, Share, UnknownEarlier
+from dist_eval.results.record import Count, MetricValues, Reasons, Record, Share
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 
 IntervalMethod = Literal["wilson", "bca", "percentile", "jackknife", "symmetric", "bonett-price"]
 """How an interval is computed (see `dist_eval.statistics.intervals`); the last two are of a difference of two runs."""
 
-_HAS_ENDS = {"low": {"type": "number"}, "high": {"type": "number"}, "method": {"type": "string"}}
-_HAS_NO_ENDS = {name: {"type": "null"} for name in _HAS_ENDS}
 
-
-class Interval(
-    Record,
-    json_schema_extra={
-        "oneOf": [
-            {"properties": {**_HAS_ENDS, "reason": {"type": "null"}}},
-            {"properties": {**_HAS_NO_ENDS, "reason": {"type": "string", "minLength": 1}}},
-        ]
-    },
-):
+class Interval(Record):
     """A confidence interval of a metric, or why there is none."""
 
     confidence: Annotated[float, Field(gt=0, lt=1)]
@@ -34,9 +23,7 @@ class Interval(
     """Lower limit, null if there is no interval."""
     high: float | None = None
     """Upper limit."""
-    method: Annotated[
-        IntervalMethod | None, WithJsonSchema({"enum": ["wilson", "bca", "percentile", "jackknife", None]})
-    ] = None
+    method: IntervalMethod | None = None
     """How it was computed (see dist_eval/statistics/intervals.py)."""
     resamples: Annotated[int, Field(ge=1)] | None = None
     """How many resamples it is based on, null if on none."""
@@ -130,7 +117,7 @@ class ClassResults(Record):
     """Harmonic mean of precision and recall."""
     support: Count
     """Examples."""
-    intervals: ClassIntervals | UnknownEarlier = None
+    intervals: ClassIntervals | None = None
     """Of these metrics."""
 
 
@@ -168,7 +155,7 @@ class OutputResults(Record):
     """Pearson's correlation."""
     spearman: float | None
     """Spearman's correlation of ranks."""
-    intervals: OutputIntervals | UnknownEarlier = None
+    intervals: OutputIntervals | None = None
     """Of these metrics."""
 
 

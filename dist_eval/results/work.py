@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, WithJsonSchema
+from pydantic import Field
 
-from dist_eval.results.record import Count, Number, Record, Share, Time, UnknownEarlier
+from dist_eval.results.record import Count, Number, Record, Share, Time
 
 
 class Announcement(Record):
@@ -18,7 +18,7 @@ class Announcement(Record):
     """How its weights are quantized, none if they are not."""
     version: str | None = None
     """Version of Petals."""
-    adapters: tuple[str, ...] | UnknownEarlier = None
+    adapters: tuple[str, ...] | None = None
     """LoRA adapters that it holds."""
 
     @property
@@ -32,7 +32,7 @@ class ServerTraffic(Record):
 
     peer: str
     """The server's peer ID."""
-    announced: Announcement | UnknownEarlier = None
+    announced: Announcement
     """What it announced when it was last used."""
     requests: Count
     """Requests that it answered."""
@@ -40,7 +40,7 @@ class ServerTraffic(Record):
     """Requests that it did not answer."""
     wrong_answers: Count
     """Answers that were no valid outputs."""
-    token_blocks: Annotated[int | float, Field(ge=0), WithJsonSchema({"type": "number", "minimum": 0})]
+    token_blocks: Annotated[int | float, Field(ge=0)]
     """Tokens times blocks that it computed."""
     latency_p50: float | None
     """Seconds from request to answer: the median."""
@@ -163,11 +163,11 @@ class Swarm(Record):
     """Number of online servers of each block."""
     servers: list[ServerSpan]
     """All announced servers, by first block."""
-    dropped_records: Count | UnknownEarlier = None
+    dropped_records: Count
     """How many records of servers were dropped, because they are implausible."""
-    precisions: list[str] | UnknownEarlier = None
+    precisions: list[str] | None = None
     """Dtypes, with the quantization if there is any, in which the servers computed that gave the answers, in all starts
-    of the run. If there are several, the figures depend on which server got which batch."""
+    of the run; null for a tuning. If there are several, the metrics depend on which server got which batch."""
 
 
 class AuditedServer(Record):
@@ -188,10 +188,7 @@ class Dispute(Record):
 
     peers: tuple[str, ...]
     """The servers' peer IDs."""
-    blocks: Annotated[
-        tuple[Count, Count],
-        WithJsonSchema({"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 2, "maxItems": 2}),
-    ]
+    blocks: tuple[Count, Count]
     """First block, and one past the last block."""
     difference: float
     """Largest difference between their answers."""
@@ -202,7 +199,7 @@ class Dispute(Record):
 class Audit(Record):
     """What a second opinion about some batches found."""
 
-    fraction: Annotated[int | float, Field(ge=0, le=1), WithJsonSchema({"type": "number", "minimum": 0, "maximum": 1})]
+    fraction: Annotated[int | float, Field(ge=0, le=1)]
     """Share of the batches that were to be audited."""
     batches: Count
     """That got a second opinion."""

@@ -1,7 +1,7 @@
 """The digests in `results.json`, by which damage to it, and to the tables beside it, is found before they are believed.
 
 The digest of the file's own content is that of its values, not of its bytes: whoever only formats it anew changes
-nothing. Files of earlier versions have no digests, and are read unchecked.
+nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 NOT_AS_WRITTEN = "is not as the run wrote it: it was damaged, or changed by hand"
 
 
-def tables_of(results: RunHeader) -> list[str]:
+def table_names(results: RunHeader) -> list[str]:
     """Returns the names of the tables without which a run with these results is not complete."""
     from dist_eval.results.run import CompleteHarnessRun, CompleteRun
 
@@ -33,29 +33,29 @@ def with_digests(results: RunHeader, folder: Path) -> dict[str, Any]:
     """Returns results as JSON values, with the digests of the tables that exist in the run's folder."""
     from dist_eval.results.run import Digests
 
-    tables = tables_of(results)
-    found = {name: file_digest(folder / name) for name in tables}
-    files = {name: digest for name, digest in found.items() if digest is not None}
+    tables = table_names(results)
+    digests = {name: file_digest(folder / name) for name in tables}
+    files = {name: digest for name, digest in digests.items() if digest is not None}
     content = results.model_copy(update={"digests": Digests(content="", files=files)}).to_json()
     content["digests"]["content"] = _digest(content)
     return content
 
 
 def is_intact(content: Any) -> bool:
-    """Returns whether parsed results are those that were written, as far as they have a digest."""
+    """Returns whether parsed results are those that were written."""
     digests = content.get("digests") if isinstance(content, dict) else None
-    return digests is None or (isinstance(digests, dict) and digests.get("content") == _digest(content))
+    return isinstance(digests, dict) and digests.get("content") == _digest(content)
 
 
 def damaged_table(results: RunHeader, folder: Path) -> str | None:
     """Returns the name of a table that is missing or not what the run wrote; None if the run is whole."""
-    return next((name for name in tables_of(results) if not is_as_written(results, folder, name)), None)
+    return next((name for name in table_names(results) if not is_as_written(results, folder, name)), None)
 
 
 def is_as_written(results: RunHeader, folder: Path, name: str) -> bool:
-    """Returns whether a file in the run's folder is what the run wrote, as far as its results have a digest of it."""
-    digest = results.digests.files.get(name) if results.digests else None
-    return digest is None or digest == file_digest(folder / name)
+    """Returns whether a file in the run's folder is what the run wrote."""
+    digest = results.digests.files.get(name)
+    return digest is not None and digest == file_digest(folder / name)
 
 
 def _digest(content: dict[str, Any]) -> str:

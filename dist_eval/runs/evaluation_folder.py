@@ -1,50 +1,59 @@
-"""The folder of an evaluation: `results.json`, and the files that are made when the run is complete.
+"""The folder of an evaluation of any kind, on a dataset, on prompts or on tasks of the harness.
 
-The content of `results.json` is a record of `dist_eval.results.run`.
+results.json                the run (see `dist_eval.results.run`)
+predictions.parquet         its samples (see `dist_eval.runs.saved_samples`), except for tasks
+*.png                       plots, of an evaluation on a dataset
+results_DATE.json           the harness' own results, readable by its tools, of a run on tasks
+samples_TASK_DATE.jsonl     its documents with the model's answers, of each task
+journal/                    finished batches
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dist_eval.errors import RunError, error_summary, print_error, translating_os_errors
 from dist_eval.metrics.predictions import Predictions, PredictionsLike
-from dist_eval.results.run import RUN, CompleteRun, EndedRun, EvaluationResults, RunHeader
+from dist_eval.results.harness import HarnessResults
+from dist_eval.results.run import RUN, CompleteHarnessRun, CompleteRun, EvaluationResults, RunHeader
 from dist_eval.runs.environment import now
-from dist_eval.runs.files import OF_EARLIER_VERSIONS, PREDICTIONS, REPORT, RESULTS, TUNING_RESULTS
+from dist_eval.runs.files import PREDICTIONS, REPORT, RESULTS, TUNING_RESULTS
 from dist_eval.runs.plots import PLOTS, RELIABILITY, draw_predictions, draw_reliability, plot_name, write_png
 from dist_eval.runs.run_folder import RunFolder
-from dist_eval.runs.saved_predictions import write_predictions
+from dist_eval.runs.saved_samples import SavedText, write_predictions, write_texts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_ALL_KEPT = "All answers are in its journal: start the same command again once that is fixed."
 
-class ResultsFolder(RunFolder):
-    """The folder of a run whose answers are in a journal, and whose results are in `results.json`."""
+# Options of a run on tasks or prompts that change nothing of the answers
+_SCORING = ("confidence", "bootstrap_iters")
 
-    results_name, resume_source = RESULTS, "the journal"
-    foreign_files = (TUNING_RESULTS,)
-
-    def _ended(self, run: RunHeader, **changes: Any) -> RunHeader:
-        return EndedRun(**{**dict(run), **changes})
-
-    def _validate(self, content: Any) -> RunHeader:
-        return RUN.validate_python(content)
+_DATE = "????-??-??T??-??-??*"
+_HARNESS_FILES = (f"results_{_DATE}.json", f"samples_*_{_DATE}.jsonl")  # patterns of what the harness writes
 
 
-class EvaluationFolder(ResultsFolder):
+class EvaluationFolder(RunFolder):
     """The folder of one evaluation (see `RunFolder`)."""
 
-    derived_files = (PREDICTIONS, REPORT, *PLOTS, *OF_EARLIER_VERSIONS)
+    results_name, resume_source, records = RESULTS, "the journal", RUN
+    foreign_files = (TUNING_RESULTS,)
+    derived_files = (PREDICTIONS, REPORT, *PLOTS)
 
     def results(self) -> CompleteRun | None:
-        """Returns the content of `results.json` if the run is complete."""
+        """Returns the content of `results.json` if it is that of a complete evaluation on a dataset."""
         results = self._read()
         return results if isinstance(results, CompleteRun) else None
+
+    def task_results(self) -> CompleteHarnessRun | None:
+        """Returns the content of `results.json` if it is that of a complete run on tasks or prompts."""
+        results = self._read()
+        return results if isinstance(results, CompleteHarnessRun) else None
 
     def complete(
         self,
@@ -52,7 +61,7 @@ class EvaluationFolder(ResultsFolder):
         results: EvaluationResults,
         groups: np.ndarray | None = None,
     ) -> None:
-        """Writes all files of a complete run; the plots come last, because no result depends on them.
+        """Writes all files of a complete evaluation; the plots come last, because no result depends on them.
 
         Args:
             predictions: one for each example, in dataset order.
@@ -62,13 +71,35 @@ class EvaluationFolder(ResultsFolder):
         Raises:
             RunError: the files cannot be written.
         """
-        advice = "All predictions are in its journal: start the same command again once that is fixed."
-        with translating_os_errors(RunError, f"The results cannot be written to {self.path}", advice):
+        with translating_os_errors(RunError, f"The results cannot be written to {self.path}", _ALL_KEPT):
             write_predictions(self.path / PREDICTIONS, predictions, groups)
-            changes = {"status": "complete", "error": None, "finished": now(), "config": self.options}
-            self._write(CompleteRun(**{**self._header(), **changes, **dict(results)}))
+            self._write_complete(CompleteRun, results)
         self._draw(plot_name(results.problem_type), lambda: draw_predictions(results, predictions))
         self._draw_reliability(results)
+
+    def complete_tasks(self, results: HarnessResults, texts: Sequence[SavedText] = ()) -> None:
+        """Writes all files of a complete run on tasks or prompts, except for the harness' own.
+
+        Args:
+            results: the sections of `results.json`.
+            texts: those that were generated after prompts, in dataset order.
+
+        Raises:
+            RunError: the files cannot be written.
+        """
+        earlier = self.task_results()
+        with translating_os_errors(RunError, f"The results cannot be written to {self.path}", _ALL_KEPT):
+            for name in {*earlier.files.names} - {*results.files.names} if earlier else ():
+                (self.path / name).unlink(missing_ok=True)
+            if texts:
+                write_texts(self.path / PREDICTIONS, texts)
+            self._write_complete(CompleteHarnessRun, results)
+
+    def _write_complete(
+        self, record: type[CompleteRun | CompleteHarnessRun], results: EvaluationResults | HarnessResults
+    ) -> None:
+        changes = {"status": "complete", "error": None, "finished": now(), "config": self.options}
+        self._write(record(**{**self._header(), **changes, **dict(results)}))
 
     def _draw_reliability(self, results: EvaluationResults) -> None:
         calibration = results.calibration
@@ -101,5 +132,22 @@ class EvaluationFolder(ResultsFolder):
         if predictions is not None:
             self._draw_reliability(results)
 
+    @property
+    def is_scored_otherwise(self) -> bool:
+        """Whether the complete run on tasks in the folder has other intervals than options ask for, or lacks a file."""
+        earlier = self.task_results()
+        if earlier is None or any(earlier.config.get(name) != self.options.get(name) for name in _SCORING):
+            return True
+        return not all((self.path / name).exists() for name in earlier.files.names)
+
     def _has_failed_examples(self, results: RunHeader) -> bool:
         return isinstance(results, CompleteRun) and results.coverage.failed > 0
+
+    def _derived(self) -> list[Path]:
+        earlier = self.task_results()
+        if earlier:
+            return [*super()._derived(), *(self.path / name for name in earlier.files.names)]
+        # those of a run that ended before it had named them, or whose results are damaged
+        is_on_tasks = "tasks" in self.options and (self.path / RESULTS).exists()
+        patterns = _HARNESS_FILES if is_on_tasks else ()
+        return [*super()._derived(), *(path for pattern in patterns for path in self.path.glob(pattern))]

@@ -10,5 +10,3 @@ FINGERPRINT, RECORDED_PLAN = "fingerprint.json", "sessions.json"
 """What the journal's batches depend on, and how they were planned; in the journal's folder."""
 PREDICTIONS = "predictions.parquet"
 REPORT = "report.html"
-OF_EARLIER_VERSIONS = ("timeline.json", "backend_changes.jsonl")
-"""Files that would no longer belong to the results beside them."""

@@ -13,8 +13,7 @@ from dist_eval.runs.files import FINGERPRINT, JOURNAL
 
 _DERIVED = ("token ids", "plan")  # Names that change only if another one does, or if dist_eval itself has changed
 
-_PARTS, _DIGEST, _FORMAT = "parts", "digest", "format"
-_CURRENT_FORMAT = 2  # 1 hashed what transformers made of a model's config, which depends on its version
+_PARTS, _DIGEST = "parts", "digest"
 _NAMED_AT_MOST = 5
 
 
@@ -25,17 +24,10 @@ class Fingerprint:
         values: text by name; the names appear in error messages.
         parts: what a value was made of, such as the hash of each file of a dataset, by the value's name. Only messages
             use them: equal values with other parts, such as the same rows in renamed files, are the same run.
-        is_comparable: False if another version of dist_eval hashed other things under the same names.
     """
 
-    def __init__(
-        self,
-        values: Mapping[str, str],
-        parts: Mapping[str, Mapping[str, str]] | None = None,
-        *,
-        is_comparable: bool = True,
-    ) -> None:
-        self.values, self.is_comparable = dict(values), is_comparable
+    def __init__(self, values: Mapping[str, str], parts: Mapping[str, Mapping[str, str]] | None = None) -> None:
+        self.values = dict(values)
         self.parts = {name: dict(of_value) for name, of_value in (parts or {}).items() if of_value}
 
     @classmethod
@@ -47,11 +39,10 @@ class Fingerprint:
         """
         try:
             values = read_json(folder / JOURNAL / FINGERPRINT)
-            parts, digest = values.pop(_PARTS, None), values.pop(_DIGEST, None)  # earlier versions wrote no digest
-            is_comparable = values.pop(_FORMAT, 1) == _CURRENT_FORMAT
-            found = cls({str(name): str(value) for name, value in values.items()}, parts, is_comparable=is_comparable)
-            return found if digest in (None, found.digest()) else None
-        except (FileNotFoundError, ValueError, TypeError, AttributeError):
+            parts, digest = values.pop(_PARTS, None), values.pop(_DIGEST)
+            fingerprint = cls(values, parts)
+            return fingerprint if digest == fingerprint.digest() else None
+        except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
     def digest(self) -> str:
@@ -66,7 +57,7 @@ class Fingerprint:
         """Writes it to a run's folder."""
         (folder / JOURNAL).mkdir(parents=True, exist_ok=True)
         parts = {_PARTS: self.parts} if self.parts else {}
-        content = {**self.values, **parts, _FORMAT: _CURRENT_FORMAT, _DIGEST: self.digest()}
+        content = {**self.values, **parts, _DIGEST: self.digest()}
         write_atomically(folder / JOURNAL / FINGERPRINT, (json.dumps(content, indent=2) + "\n").encode())
 
     def changed(self, earlier: Fingerprint) -> list[str]:

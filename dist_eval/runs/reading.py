@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from dist_eval.runs.saved_predictions import SavedPredictions
+    from dist_eval.runs.saved_samples import SavedPredictions
 
 
 def read_results(folder: Path) -> CompleteRun:
@@ -84,27 +84,18 @@ class FinishedRun:
     folder: Path  # the run's folder
     results: CompleteRun  # content of `results.json`
 
-    @classmethod
-    def load(cls, folder: Path) -> FinishedRun:
-        """Reads a run.
-
-        Raises:
-            RunError: the folder holds no complete run, or its files cannot be read.
-        """
-        return cls(folder, read_results(folder))
-
     def predictions(self) -> Iterator[SavedPredictions]:
-        """Yields the predictions, in pieces of bounded size and in dataset order.
+        """Yields the predictions, in chunks of bounded size and in dataset order.
 
         Raises:
             RunError: they cannot be read.
         """
         import pyarrow as pa
 
-        from dist_eval.runs.saved_predictions import read_pieces
+        from dist_eval.runs.saved_samples import read_chunks
 
         try:
-            yield from read_pieces(self.folder / PREDICTIONS)
+            yield from read_chunks(self.folder / PREDICTIONS)
         except (OSError, ValueError, KeyError, pa.ArrowException) as error:
             raise RunError(f"{self.folder / PREDICTIONS} cannot be read: {one_line(error)}.") from error
 
@@ -124,10 +115,10 @@ class FinishedRun:
 
         rows, row, pairs = self.results.coverage.seen, 0, []
         wanted = np.unique(np.linspace(0, rows - 1, min(most, rows)).astype(np.int64))
-        for piece in self.predictions():
-            here = piece.at(wanted[(wanted >= row) & (wanted < row + len(piece))] - row)
+        for chunk in self.predictions():
+            here = chunk.at(wanted[(wanted >= row) & (wanted < row + len(chunk))] - row)
             pairs.append((here.label, here.prediction))
-            row += len(piece)
+            row += len(chunk)
         labels, predictions = (np.concatenate(columns) for columns in zip(*pairs, strict=True))
         return labels, predictions
 
@@ -144,25 +135,24 @@ class FinishedRun:
         Raises:
             DataError: the dataset cannot be read, or has changed since the run.
         """
-        from dist_eval.data.dataset import read_texts
         from dist_eval.data.files import dataset_name
+        from dist_eval.data.labelled_rows import LabelledRows, read_texts
         from dist_eval.data.problem_types import PROBLEMS
 
         options = DataOptions.recorded_in(self.results.config)
         place = dataset or options.dataset or ()
-        found, digest = read_texts(
+        data = LabelledRows(
             place,
-            wanted,
-            text_columns=options.text_column,
-            label_column=options.label_column,
-            label_names=self.results.label_names,
-            labels=options.labels,
-            problem=PROBLEMS[self.results.problem_type],
+            options.text_column,
+            options.label_column,
+            self.results.label_names,
+            options.labels,
+            PROBLEMS[self.results.problem_type],
             numbers=self.results.model.prompt is not None,
             subset=options.subset,
             split=options.split,
-            rows=self._rows() if self.results.data.selection else None,
         )
+        found, digest = read_texts(data, wanted, self._rows() if self.results.data.selection else None)
         if digest != self.results.data.text_digest:
             raise DataError(
                 f"{dataset_name(place)} is not what {self.folder} was evaluated on: its texts or labels differ. Name "
@@ -175,4 +165,4 @@ class FinishedRun:
         import numpy as np
 
         failed = np.asarray([failure.index for failure in self.results.failures], dtype=np.int64)
-        return np.sort(np.concatenate([*(piece.index for piece in self.predictions()), failed]))
+        return np.sort(np.concatenate([*(chunk.index for chunk in self.predictions()), failed]))

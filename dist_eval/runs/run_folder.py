@@ -8,31 +8,31 @@ from __future__ import annotations
 
 import json
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from dist_eval.distributed.stop import STOP_FILE, asked_by_a_person, leave_stop_file
 from dist_eval.errors import RunError, print_error, translating_os_errors
 from dist_eval.process.files import write_atomically
 from dist_eval.process.parsing import parse_json
-from dist_eval.results.inputs import Coverage
-from dist_eval.results.run import RecordedOptions, RunFailure, RunHeader, RunningRun
+from dist_eval.results.run import RUN, RecordedOptions, RunFailure, RunHeader
 from dist_eval.runs.digests import damaged_table, is_intact, with_digests
 from dist_eval.runs.environment import environment, now
-from dist_eval.runs.files import FINGERPRINT, JOURNAL
+from dist_eval.runs.files import JOURNAL
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.runs.folder_lock import last_holder, require_journal_of_ours, take_lock
-from dist_eval.runs.found_results import FoundResults, what_is_wrong
+from dist_eval.runs.found_results import Claim, FoundResults, what_is_wrong
 from dist_eval.runs.journal_folder import forget_journal, has_batches, has_batches_of
 from dist_eval.runs.outcome import read_outcome
 from dist_eval.runs.redaction import without_peers
 from dist_eval.schema import SCHEMA_VERSION
 
 
-class RunFolder(ABC):
-    """The folder of one run; `EvaluationFolder` and `TuningFolder` say what it contains.
+class RunFolder:
+    """The folder of one run; `EvaluationFolder` and `TuningFolder` say what it contains, `NoFolder` is none.
 
     Args:
         path: path of the folder.
@@ -45,12 +45,14 @@ class RunFolder(ABC):
         options: all options of the run, as they are recorded.
         holder: the leader of this run, as in the folder's lock; empty until it has opened the folder.
         results_name: name of the file with the results.
+        records: reads them.
         resume_source: what a resumed run continues from, for messages.
         foreign_files: files that show, where `results_name` is missing, that the folder belongs to something else.
         derived_files: files that are removed when the run begins, because they are made at its end.
     """
 
     results_name: str
+    records: TypeAdapter[Any]
     resume_source: str
     foreign_files: tuple[str, ...]
     derived_files: tuple[str, ...] = ()
@@ -154,47 +156,36 @@ class RunFolder(ABC):
             RunError: the folder holds another run; the message names what differs.
         """
         with translating_os_errors(RunError, f"The output folder {self.path} cannot be read or written"):
-            earlier, by_name = Fingerprint.load(self.path), has_batches_of(self.path, answers or fingerprint)
-            objection = self._objection(fingerprint, earlier, by_name)
-            if objection:
+            claim = Claim(
+                folder=self.path,
+                fingerprint=fingerprint,
+                earlier=Fingerprint.load(self.path),
+                found=self._found,
+                has_own_batches=has_batches_of(self.path, answers or fingerprint),
+                is_resumable=self.is_resumable,
+                has_derived_files=any(map(os.path.lexists, self._derived())),
+            )
+            if objection := claim.objection:
                 self.holder = ""  # it is left to whose it is
                 self._found.restore(self.path / self.results_name)
                 raise RunError(
                     f"{self.path} holds {objection}. Choose another --output, or start afresh with --overwrite."
                 )
-            if earlier is None and by_name:
-                print_error(f"{self._why_unknown()}: the batches are known by their names, and are kept.")
-            elif earlier is None:
+            is_unknown = claim.earlier is None
+            if is_unknown and claim.has_own_batches:
+                print_error(f"{claim.why_unknown}: the batches are known by their names, and are kept.")
+            elif is_unknown:
                 forget_journal(self.path)
-            has_work = not self.is_complete or (earlier is None and answers is not None)  # names only tell of answers
+            has_work = not self.is_complete or (is_unknown and answers is not None)  # names only tell of answers
             if has_work:
                 if self._found.damaged and self.is_resumable:
                     print_error(f"{what_is_wrong(self._found.damaged)}: it is made again from {self.resume_source}.")
                 self._remove_derived()
                 if self._found.are_kept:
                     self._write(self._started())
-            if has_work or earlier is None:
+            if has_work or is_unknown:
                 fingerprint.save(self.path)
         return has_work
-
-    def _objection(self, fingerprint: Fingerprint, earlier: Fingerprint | None, by_name: bool) -> str:
-        """Returns what the folder holds that this run may neither continue nor replace; empty if there is nothing."""
-        part = "the results" if self._found.was_complete else "a part"
-        if earlier and not earlier.is_comparable:
-            return f"{part} of a run by another version of dist_eval, which only that version can continue"
-        if changed := fingerprint.changed(earlier) if earlier else []:
-            return f"{part} of another run: what differs is the {' and the '.join(changed)}"
-        if earlier is None and not by_name and self.is_resumable:
-            return f"a part of a run, but it is not known of which: {self._why_unknown()}"
-        if earlier is None and not by_name and self._found.was_complete:
-            return f"the results of a complete run, but no {JOURNAL} that identifies it"
-        damaged, has_results = self._found.damaged, any(map(os.path.lexists, self._derived()))
-        if damaged and (has_results or self._found.was_complete) and not self.is_resumable:
-            return f"a run of which {what_is_wrong(damaged)}, and nothing that it could be made again from"
-        return ""
-
-    def _why_unknown(self) -> str:
-        return what_is_wrong(self.path / JOURNAL / FINGERPRINT)
 
     def close(self) -> None:
         """Releases the lock, so that other runs may use the folder."""
@@ -235,7 +226,7 @@ class RunFolder(ABC):
 
     def _started(self) -> RunHeader:
         """Returns the results of a run that begins now."""
-        return RunningRun(
+        started = RunHeader(
             schema_version=SCHEMA_VERSION,
             status="running",
             error=None,
@@ -244,19 +235,12 @@ class RunFolder(ABC):
             config=self.options,
             environment=environment(),
         )
+        return self.records.validate_python(started.to_json())
 
     def _header(self) -> dict[str, Any]:
         """Returns what is known of every run, by name of the field."""
         results = self._read() or self._started()
         return {name: getattr(results, name) for name in RunHeader.model_fields}
-
-    @abstractmethod
-    def _ended(self, run: RunHeader, **changes: Any) -> RunHeader:
-        """Returns the results of a run that has ended without being complete."""
-
-    @abstractmethod
-    def _validate(self, content: Any) -> RunHeader:
-        """Makes a record of the parsed results."""
 
     def _has_failed_examples(self, results: RunHeader) -> bool:
         """Returns whether a complete run has examples that a new start would try again."""
@@ -322,8 +306,8 @@ class RunFolder(ABC):
     def _end(self, status: str, error: RunFailure, coverage: Mapping[str, int] | None) -> bool:
         if not self.is_ours or (results := self._read()) is None or results.status != "running":
             return False  # never change the results of a complete run
-        counts = {} if coverage is None else {"coverage": Coverage.model_validate(coverage)}
-        self._write(self._ended(results, status=status, error=error, finished=now(), **counts))
+        changes = {"status": status, "error": error.to_json(), "finished": now(), "coverage": coverage}
+        self._write(self.records.validate_python({**results.to_json(), **changes}))
         return True
 
     def _read(self) -> RunHeader | None:
@@ -336,7 +320,7 @@ class RunFolder(ABC):
     def _parse(self, content: bytes) -> RunHeader | None:
         try:
             parsed = parse_json(content)
-            return self._validate(parsed) if is_intact(parsed) else None
+            return self.records.validate_python(parsed) if is_intact(parsed) else None
         except ValueError:
             return None
 
@@ -344,3 +328,22 @@ class RunFolder(ABC):
         content = with_digests(results, self.path)
         text = json.dumps(content, indent=2, allow_nan=False) + "\n"
         write_atomically(self.path / self.results_name, text.encode())
+
+
+class NoFolder(RunFolder):
+    """Stands for the folder of a command that leaves no files."""
+
+    results_name, records, resume_source, foreign_files = "", RUN, "", ()
+    is_resumable = is_running = False
+
+    def open(self, attempt: int = 0) -> None:
+        """Does nothing."""
+
+    def open_on_host(self) -> None:
+        """Does nothing."""
+
+    def fail(self, message: str, **known: Any) -> bool:
+        """Does nothing: there is no file to mark."""
+        return False
+
+    stop = fail

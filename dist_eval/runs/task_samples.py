@@ -13,8 +13,7 @@ from dist_eval.errors import RunError
 from dist_eval.results.harness import NO_FILTER
 from dist_eval.results.run import CompleteHarnessRun
 from dist_eval.runs.files import PREDICTIONS
-from dist_eval.runs.reading import read_run
-from dist_eval.runs.saved_texts import SavedText, read_texts
+from dist_eval.runs.saved_samples import SavedText, read_texts
 
 DocumentKey = tuple[str, int]
 """What identifies a document in all runs, and how often the same came before in its task."""
@@ -71,18 +70,6 @@ class TaskRun:
     results: CompleteHarnessRun  # content of `results.json`
     _values: dict[str, dict[str, dict[DocumentKey, Any]]] = field(default_factory=dict, repr=False, compare=False)
 
-    @classmethod
-    def load(cls, folder: Path) -> TaskRun:
-        """Reads a run.
-
-        Raises:
-            RunError: the folder holds no complete run on tasks.
-        """
-        results = read_run(folder)
-        if not isinstance(results, CompleteHarnessRun):
-            raise RunError(f"{folder} holds no run on tasks of the lm-evaluation-harness, but one on a dataset.")
-        return cls(folder, results)
-
     def samples(self, task: str) -> Iterator[tuple[DocumentKey, Sample]]:
         """Yields the documents of a task with the model's answers, once for each filter.
 
@@ -132,10 +119,10 @@ def _read_harness(path: Path) -> Iterator[tuple[str, Sample]]:
 
 def _read_generated(path: Path) -> Iterator[tuple[str, Sample]]:
     """Two runs pair rows of equal position and references."""
-    for index, row in read_texts(path):
-        yield f"{index} {row.references!r}", _generated_sample(index, row)
+    for row in read_texts(path):
+        yield f"{row.index} {row.references!r}", _generated_sample(row)
 
 
-def _generated_sample(index: int, row: SavedText) -> Sample:
+def _generated_sample(row: SavedText) -> Sample:
     values = {"exact_match": int(row.exact_match), "exact_match_raw": int(row.exact_match_raw)}
-    return Sample(index, NO_FILTER, " | ".join(row.references), "", [], row.text, values)
+    return Sample(row.index, NO_FILTER, " | ".join(row.references), "", [], row.text, values)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from dist_eval.data.dataset import TokenizedDataset
-from dist_eval.data.tokenizer_files import load_tokenizer
+from dist_eval.data.tokenizers import load_tokenizer
 from dist_eval.distributed.collectives import all_gather, require_agreement
 from dist_eval.evaluation.context import RunContext
 from dist_eval.metrics.catalogue import lower_is_better

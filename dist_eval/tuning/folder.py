@@ -15,8 +15,7 @@ from typing import Any
 from dist_eval.errors import RunError, translating_os_errors
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.process.files import private_files
-from dist_eval.results.run import RunHeader
-from dist_eval.results.tuning import TUNING, StartedTuning, TuningProgress, TuningRank, TuningRun
+from dist_eval.results.tuning import TUNING, TuningProgress, TuningRank, TuningRun
 from dist_eval.runs.environment import now
 from dist_eval.runs.files import JOURNAL, RESULTS, TUNING_RESULTS
 from dist_eval.runs.run_folder import RunFolder
@@ -28,7 +27,7 @@ BEST, LAST = "best", "last"
 class TuningFolder(RunFolder):
     """The folder of one tuning (see `RunFolder`)."""
 
-    results_name, resume_source = TUNING_RESULTS, "its folder"
+    results_name, resume_source, records = TUNING_RESULTS, "its folder", TUNING
     foreign_files = (RESULTS, BEST, LAST)
 
     @property
@@ -64,15 +63,6 @@ class TuningFolder(RunFolder):
     def finish(self, progress: TuningProgress, ranks: list[TuningRank]) -> None:
         """Replaces the sections of `tuning.json`, and marks the run as complete."""
         self.update_results(progress, ranks=ranks, status="complete", finished=now())
-
-    def _started(self) -> RunHeader:
-        return StartedTuning(**dict(super()._started()))
-
-    def _ended(self, run: RunHeader, **changes: Any) -> RunHeader:
-        return run.model_copy(update=changes)
-
-    def _validate(self, content: Any) -> RunHeader:
-        return TUNING.validate_python(content)
 
     def _forget(self) -> None:
         super()._forget()

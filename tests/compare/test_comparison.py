@@ -22,7 +22,7 @@ from dist_eval.metrics.predictions import Predictions
 from dist_eval.results.run import CompleteRun
 from dist_eval.results.scores import Groups
 from dist_eval.runs.reading import read_results
-from dist_eval.runs.saved_predictions import SavedPredictions
+from dist_eval.runs.saved_samples import SavedPredictions
 from dist_eval.statistics import McNemar, holm, paired_differences
 
 

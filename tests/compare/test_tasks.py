@@ -13,8 +13,7 @@ import pytest
 from task_runs import task_run
 
 from dist_eval.compare.__main__ import main
-from dist_eval.compare.comparison import compare
-from dist_eval.compare.tasks import TasksRun
+from dist_eval.compare.comparison import compare, load_run
 from dist_eval.statistics import bonett_price, mcnemar
 
 DRAW = np.random.default_rng(0)
@@ -36,7 +35,7 @@ def folders(tmp_path: Path) -> list[Path]:
 
 
 def test_documents_are_paired(folders: list[Path]) -> None:
-    [found] = compare([TasksRun.load(folder) for folder in folders])
+    [found] = compare([load_run(folder) for folder in folders])
     assert list(found.differences) == ["words/acc", "words/odd", "texts/perplexity"]
     accuracy, odd, perplexity = found.differences.values()
     test = mcnemar(*(np.asarray(one, dtype=bool) for one in RIGHT))
@@ -53,7 +52,7 @@ def test_documents_are_paired(folders: list[Path]) -> None:
 
 def test_only_documents_that_both_have_are_compared(tmp_path: Path) -> None:
     runs = [run(tmp_path / "a", 0), run(tmp_path / "b", 0, first=20)]
-    [found] = compare([TasksRun.load(folder) for folder in runs], metrics=["acc"])
+    [found] = compare([load_run(folder) for folder in runs], metrics=["acc"])
     assert found.samples == {"words/acc": (40, 40)}
     expected = float(np.mean(RIGHT[0][:40]) - np.mean(RIGHT[0][20:]))
     assert found.differences["words/acc"].value == pytest.approx(expected)
@@ -74,7 +73,7 @@ def test_the_command_prints_tables_and_json(folders: list[Path], capsys: pytest.
 
 def test_of_all_pairs_metrics_that_the_first_run_lacks_are_compared(folders: list[Path], tmp_path: Path) -> None:
     third = run(tmp_path / "c", 0, endings={"acc": [0.0] * 5})
-    pairs = compare([TasksRun.load(folder) for folder in (*folders, third)], all_pairs=True)
+    pairs = compare([load_run(folder) for folder in (*folders, third)], all_pairs=True)
     assert ["endings/acc" in pair.differences for pair in pairs] == [False, False, True]
     assert main([*map(str, folders), str(third), "--all-pairs"]) == 0
 

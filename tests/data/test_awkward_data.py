@@ -22,7 +22,8 @@ from pyarrow import parquet
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from dist_eval.data.dataset import read_texts, tokenize_dataset
+from dist_eval.data.labelled_rows import LabelledRows, read_texts
+from dist_eval.data.tokenizing import tokenize_dataset
 from dist_eval.errors import DataError
 
 README = Path(__file__).parents[2] / "dist_eval" / "data" / "README.md"
@@ -84,11 +85,13 @@ GZIPPED = gzip.compress("".join(["text,label\n", *(f"good {row * 7919 % 10007},p
 NFD = "ne\u0301gatif"
 KINDS = (
     # labels
-    Kind("5.0 for 5, in text", f"{READ}; 2 mended", {"a.csv": csv("good,1.0", "bad,0.0")}),
-    Kind("5.0 for 5, in a column of floats", f"{READ}; 2 mended", {"a.parquet": table(["good", "bad"], [1.0, 0.0])}),
+    Kind("5.0 for 5, in text", f"{READ}; 2 normalized", {"a.csv": csv("good,1.0", "bad,0.0")}),
+    Kind(
+        "5.0 for 5, in a column of floats", f"{READ}; 2 normalized", {"a.parquet": table(["good", "bad"], [1.0, 0.0])}
+    ),
     Kind(
         "decimals",
-        f"{READ}; 2 mended",
+        f"{READ}; 2 normalized",
         {"a.parquet": table(["good", "bad"], [Decimal("1.00"), Decimal("0.00")])},
     ),
     Kind(
@@ -97,11 +100,11 @@ KINDS = (
         {"a.csv": csv("good,0.0")},
         classes=("1.0", "2.0"),
     ),
-    Kind("blanks around names", f"{READ}; 2 mended", {"a.csv": csv("good, pos", "bad,neg ")}),
-    Kind("a no-break space before a name", f"{READ}; 1 mended", {"a.csv": csv("good,\u00a0pos", "bad,neg")}),
+    Kind("blanks around names", f"{READ}; 2 normalized", {"a.csv": csv("good, pos", "bad,neg ")}),
+    Kind("a no-break space before a name", f"{READ}; 1 normalized", {"a.csv": csv("good,\u00a0pos", "bad,neg")}),
     Kind(
         "accents as characters of their own",
-        "read: 'bad' is n\u00e9gatif; 1 mended",
+        "read: 'bad' is n\u00e9gatif; 1 normalized",
         {"a.csv": csv(f"bad,{NFD}")},
         classes=("n\u00e9gatif", "positif"),
     ),
@@ -391,7 +394,7 @@ KINDS = (
     ),
     Kind(
         "integers in one file, floats in another",
-        "read: 'good' is pos, 'bad' is neg; 1 mended",
+        "read: 'good' is pos, 'bad' is neg; 1 normalized",
         {"a.parquet": table(["good"], [1]), "b.parquet": table(["bad"], [0.0])},
     ),
     Kind(
@@ -428,15 +431,15 @@ WORDS = word_tokenizer()
 
 def outcome_of(dataset: str | list[str], folder: Path, classes: Sequence[str]) -> str:
     """Returns what was read, or the message."""
-    options: dict[str, Any] = {"text_columns": ["text"], "label_column": "label", "label_names": classes}
+    rows = LabelledRows(dataset, ["text"], "label", classes)
     try:
-        data = tokenize_dataset(dataset, folder, tokenizer=WORDS, max_length=9, **options)
-        texts, digest = read_texts(dataset, range(len(data)), **options)
+        data = tokenize_dataset(rows, folder, tokenizer=WORDS, max_length=9)
+        texts, digest = read_texts(rows, range(len(data)))
     except DataError as error:
         return str(error)
     assert digest == data.facts.text_digest
-    rows = ", ".join(f"{texts[row][0]!r} is {classes[label]}" for row, label in enumerate(data.labels))
-    return f"read: {rows}" + (f"; {data.facts.mended_labels} mended" if data.facts.mended_labels else "")
+    shown = ", ".join(f"{texts[row][0]!r} is {classes[label]}" for row, label in enumerate(data.labels))
+    return f"read: {shown}" + (f"; {data.facts.normalized_labels} normalized" if data.facts.normalized_labels else "")
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])

@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from dist_eval import demo
-from dist_eval.data.dataset import TokenizedDataset, tokenize_dataset
+from dist_eval.data.dataset import TokenizedDataset
+from dist_eval.data.labelled_rows import LabelledRows
 from dist_eval.data.readers import ROWS_PER_BATCH
+from dist_eval.data.tokenizing import tokenize_dataset
 from dist_eval.errors import DataError
 
 DIGITS = AutoTokenizer.from_pretrained(demo.BASE_MODEL)
@@ -66,14 +69,11 @@ def tokenize(tmp_path: Path) -> Tokenize:
 def tokenized(dataset: str, folder: Path, **options: Any) -> TokenizedDataset:
     target = folder / "tokens"
     target.mkdir(exist_ok=True)
-    defaults = {
-        "tokenizer": WORDS,
-        "text_columns": ["text"],
-        "label_column": "label",
-        "label_names": ["neg", "pos"],
-        "max_length": 100,
-    }
-    return tokenize_dataset(dataset, target, **{**defaults, **options})
+    options = {"text_columns": ["text"], "label_column": "label", "label_names": ["neg", "pos"], **options}
+    of_rows = {field.name: options.pop(field.name) for field in fields(LabelledRows) if field.name in options}
+    return tokenize_dataset(
+        LabelledRows(dataset, **of_rows), target, **{"tokenizer": WORDS, "max_length": 100, **options}
+    )
 
 
 def all_ids(data: TokenizedDataset) -> list[list[int]]:
@@ -233,7 +233,7 @@ def test_the_facts_describe_the_dataset(tokenize: Tokenize, tmp_path: Path) -> N
         "with_begin": 0,
         "max_length": 100,
         "selection": None,
-        "mended_labels": 0,
+        "normalized_labels": 0,
         "shards": None,
     }
 
@@ -404,7 +404,7 @@ def test_json_lines_that_are_not_utf8_are_an_error_that_names_the_file(tokenize:
 
 
 def test_a_huge_text_is_truncated_like_any_other(tokenize: Tokenize) -> None:
-    data = tokenize(f"text,label\ngood,pos\n{'film ' * 10 + 'x' * 5_000_000},neg\nbad,pos\n", max_length=10)
+    data = tokenize(f"text,label\ngood,pos\n{'film ' * 10 + 'x' * 500_000},neg\nbad,pos\n", max_length=10)
     assert data.lengths.tolist() == [1, 10, 1]
     assert (data.facts.longest, data.facts.truncated) == (11, 1)
 
@@ -421,11 +421,11 @@ def test_a_rank_that_reads_all_rows_does_not_come_to_hold_the_file(
     tokenize: Tokenize, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dist_eval.data.token_file._ROWS_KEPT_MAPPED", 16)  # of a small file
-    data = tokenize([("good bad film " * (row % 100 + 1), "pos") for row in range(20_000)], max_length=400)
+    data = tokenize([("good bad film " * (row % 100 + 1), "pos") for row in range(8000)], max_length=400)
     file = tmp_path / "tokens" / "tokens.arrow"
-    assert file.stat().st_size > 10_000_000
+    assert file.stat().st_size > 4_000_000
     order = np.random.default_rng(0).permutation(len(data))
-    for rows in np.array_split(order, 1000):
+    for rows in np.array_split(order, 400):
         input_ids, lengths = data.padded(rows)
         assert input_ids[0, : lengths[0]].tolist() == [2, 3, 4] * (int(rows[0]) % 100 + 1)
     assert mapped_bytes(file) < file.stat().st_size / 2

@@ -325,7 +325,7 @@ def test_labels_that_are_no_classes_name_the_column_and_its_type(labels: list[An
     assert f"test.parquet: column 'label' holds {kind}" in error_of(labels)
 
 
-MENDED = [
+NORMALIZED = [
     (["1.0", "0.0", "1.00"], ["neg", "pos"], "auto", [1, 0, 1], 3),
     ([1.0, 0.0], ["neg", "pos"], "auto", [1, 0], 2),
     ([Decimal("1.0"), Decimal("0.0")], ["neg", "pos"], "auto", [1, 0], 2),
@@ -340,14 +340,14 @@ MENDED = [
 ]
 
 
-@pytest.mark.parametrize(("labels", "names", "how", "classes", "mended"), MENDED)
+@pytest.mark.parametrize(("labels", "names", "how", "classes", "normalized"), NORMALIZED)
 def test_what_can_mean_only_one_class_is_read_and_counted(
-    labels: list[Any], names: list[str], how: str, classes: list[int], mended: int
+    labels: list[Any], names: list[str], how: str, classes: list[int], normalized: int
 ) -> None:
     reader = LabelReader(RowSource("test.csv", iter(())), "label", names, how)
     codes = [reader.codes(pa.array([label], pa.array(labels).type), row) for row, label in enumerate(labels)]
     assert reader.ids(np.concatenate(codes)).tolist() == classes
-    assert reader.mended == mended
+    assert reader.normalized == normalized
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from dist_eval import demo
-from dist_eval.data.few_shot import draw_examples
+from dist_eval.data.labelled_rows import LabelledRows, draw_examples
 from dist_eval.data.prompts import PromptedWords, Template
 from dist_eval.errors import ConfigError, DataError
 
@@ -118,11 +118,11 @@ def test_behind_a_fixed_end_no_row_can_split_a_word_differently() -> None:
 def test_examples_are_drawn_by_the_seed_alone(tmp_path: Path) -> None:
     path = tmp_path / "train.csv"
     path.write_text("text,label\n" + "".join(f"row {row},{['no', 'yes'][row % 2]}\n" for row in range(50)))
-    settings: Any = {"columns": ["text"], "label_column": "label", "label_names": ["no", "yes"]}
-    rows, examples = draw_examples(str(path), 5, 3, **settings)
+    source = LabelledRows(str(path), ["text"], "label", ["no", "yes"], numbers=True)
+    rows, examples = draw_examples(source, 5, 3)
     assert len(set(rows)) == 5
     assert examples == [([f"row {row}"], row % 2) for row in rows]
-    assert draw_examples(str(path), 5, 3, **settings) == (rows, examples)
-    assert draw_examples(str(path), 5, 4, **settings) != (rows, examples)
+    assert draw_examples(source, 5, 3) == (rows, examples)
+    assert draw_examples(source, 5, 4) != (rows, examples)
     with pytest.raises(DataError, match=r"--few-shot 51 needs as many rows, but .*train.csv has 50"):
-        draw_examples(str(path), 51, 0, **settings)
+        draw_examples(source, 51, 0)

@@ -19,11 +19,13 @@ from transformers import AutoTokenizer
 from dist_eval import demo
 from dist_eval.data import selection
 from dist_eval.data.columns import group_numbers
-from dist_eval.data.dataset import TokenizedDataset, read_texts, tokenize_dataset
+from dist_eval.data.dataset import TokenizedDataset
+from dist_eval.data.labelled_rows import LabelledRows, read_texts
 from dist_eval.data.plan import plan_batches
-from dist_eval.data.problem_types import MULTI_LABEL
+from dist_eval.data.problem_types import MULTI_LABEL, SINGLE_LABEL, Problem
 from dist_eval.data.readers import RowSource
-from dist_eval.data.selection import SelectedRows, Selection, allocate, draw_rows, only_rows, select_rows
+from dist_eval.data.selection import SelectedRows, Selection, allocate, draw_rows, select_rows
+from dist_eval.data.tokenizing import tokenize_dataset
 from dist_eval.errors import DataError
 
 ROWS = 500
@@ -94,7 +96,7 @@ def test_a_stream_of_some_rows_has_these(sizes: list[int], data: st.DataObject) 
         pa.record_batch([pa.array(range(start, start + size), pa.int64())], names=["row"])
         for start, size in zip(starts, sizes, strict=False)
     ]
-    source = only_rows(RowSource("test", iter(batches)), np.asarray(rows, dtype=np.int64))
+    source = RowSource("test", iter(batches)).only(np.asarray(rows, dtype=np.int64))
     found = [row for batch in source.batches for row in batch.column(0).to_pylist()]
     assert found == rows
     assert [source.row(position) for position in range(len(rows))] == rows
@@ -114,13 +116,18 @@ def file(tmp_path: Path) -> Path:
 
 
 def selected(path: Path, method: Any = "random", size: int = 40, seed: int | None = 7, **options: Any) -> SelectedRows:
-    return select_rows(Selection(method, lambda rows: size, seed), str(path), **{**COLUMNS, **options})
+    return select_rows(Selection(method, lambda rows: size, seed), LabelledRows(str(path), **{**COLUMNS, **options}))
 
 
-def tokenized(path: Path, rows: SelectedRows | None, **options: Any) -> TokenizedDataset:
+def tokenized(
+    path: Path, rows: SelectedRows | None, problem: Problem = SINGLE_LABEL, **options: Any
+) -> TokenizedDataset:
     folder = Path(tempfile.mkdtemp(dir=path.parent))
     return tokenize_dataset(
-        str(path), folder, selected=rows, **{**COLUMNS, "tokenizer": DIGITS, "max_length": 100, **options}
+        LabelledRows(str(path), problem=problem, **COLUMNS),
+        folder,
+        selected=rows,
+        **{"tokenizer": DIGITS, "max_length": 100, **options},
     )
 
 
@@ -135,7 +142,7 @@ def test_an_example_is_named_by_its_row_and_is_what_it_is_in_the_whole_dataset(m
     for one, other in zip(part.padded(rows), whole.padded(rows), strict=True):
         assert np.array_equal(one, other)
     assert part.labels_of(rows).tolist() == [int(label_of(row) == "pos") for row in rows]
-    texts, digest = read_texts(str(file), {int(rows[0])}, **COLUMNS, rows=chosen.rows)
+    texts, digest = read_texts(LabelledRows(str(file), **COLUMNS), {int(rows[0])}, chosen.rows)
     assert {row: text.split("g")[-1] for row, (text,) in texts.items()} == {rows[0]: str(rows[0])}
     assert digest == part.facts.text_digest
     # a run on all rows is known to be one on the same data

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from dist_eval.data.token_ids import encode_texts, token_ids
+from dist_eval.data.tokenizers import encode_texts, token_ids
 
 TOKENIZER = make_tokenizer(128)
 ADDS_NOTHING = make_tokenizer(128)

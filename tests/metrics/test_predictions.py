@@ -106,8 +106,8 @@ def test_concatenation_keeps_the_order_of_the_parts(parts: list[list[int]]) -> N
 
 @quickly
 @given(records())
-def test_dataset_order_moves_whole_rows(predictions: Predictions) -> None:
-    ordered = predictions.in_dataset_order()
+def test_predictions_are_taken_as_whole_rows(predictions: Predictions) -> None:
+    ordered = predictions.at(np.argsort(predictions.index))
     assert ordered.index.tolist() == list(range(len(predictions)))
     for position, row in enumerate(predictions.index):
         assert ordered.label[row] == predictions.label[position]

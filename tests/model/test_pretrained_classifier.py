@@ -13,7 +13,7 @@ from tiny_models import VOCABULARY
 
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL
-from dist_eval.data.token_types import with_types
+from dist_eval.data.token_file import with_types
 from dist_eval.errors import CheckpointError, ConfigError, DataError, ModelOutputError
 from dist_eval.evaluation.task import write_dataset
 from dist_eval.inference.forward import checked_answers

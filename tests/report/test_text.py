@@ -104,11 +104,11 @@ def test_the_table_shows_the_number_of_truncated_texts(tmp_path: Path) -> None:
 
 
 def test_one_is_not_several(tmp_path: Path) -> None:
-    ones = dict.fromkeys(("truncated", "multiline", "blank", "unknown", "mended_labels"), 1)
+    ones = dict.fromkeys(("truncated", "multiline", "blank", "unknown", "normalized_labels"), 1)
     coverage = {**FACTS["coverage"], "expected": 1, "seen": 1}
     assert (
         "\n1 of 1 example, each exactly once; 1 text cut to 64 tokens; 1 text has several lines; 1 text has no "
-        "token of its own; 1 text has no token that the tokenizer knows; 1 label mended, "
+        "token of its own; 1 text has no token that the tokenizer knows; 1 label normalized, "
     ) in table_of(tmp_path, data={**FACTS["data"], **ones}, coverage=coverage)
 
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from samples import FACTS, PREDICTIONS, RESULTS, config_for, folder_of, sections
 
 from dist_eval.results.record import Record
-from dist_eval.results.run import RUN, EndedRun, RunningRun
+from dist_eval.results.run import RUN, RunningRun
 from dist_eval.results.scores import Interval
 
 
@@ -41,12 +41,6 @@ def test_options_keep_their_types() -> None:
     config = {"flag": True, "number": 1, "float": 1.0, "text": "1", "list": ["a"], "none": None}
     found = RunningRun.model_validate(header(config=config)).config
     assert [(type(value), value) for value in found.values()] == [(type(value), value) for value in config.values()]
-
-
-def test_only_what_is_known_of_the_coverage_is_written() -> None:
-    failure = {"message": "why", "rank": 0, "host": "here", "transient": False}
-    ended = EndedRun.model_validate(header(status="failed", error=failure, finished="t"))
-    assert "coverage" not in ended.to_json()
 
 
 @pytest.mark.parametrize(

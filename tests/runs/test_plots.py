@@ -42,7 +42,7 @@ def pixels_of(path: Path) -> np.ndarray:
     return image.imread(path)
 
 
-@pytest.mark.parametrize("classes", [2, 60, 300])
+@pytest.mark.parametrize("classes", [2, 60])
 def test_the_confusion_matrix_is_a_png(tmp_path: Path, classes: int) -> None:
     names = [f"class {number}" for number in range(classes)]
     write_png(tmp_path / "m.png", draw_confusion_matrix(results_for(names)))
@@ -101,7 +101,9 @@ def test_a_sparse_matrix_is_drawn_like_a_whole_one(monkeypatch: pytest.MonkeyPat
     assert np.array_equal(confusion_cells(sparse).toarray(), confusion_cells(whole).toarray())
 
 
-@pytest.mark.parametrize(("name", "outputs"), [(name, n) for name in PROBLEMS for n in (1, 3, 30)])
+@pytest.mark.parametrize(
+    ("name", "outputs"), [*((name, n) for name in PROBLEMS for n in (1, 3)), (MULTI_LABEL.name, 30)]
+)
 def test_every_problem_type_has_a_plot(tmp_path: Path, name: str, outputs: int) -> None:
     predictions = synthetic_predictions(PROBLEMS[name], outputs)
     metrics = compute_metrics(predictions, [f"$output {number}" for number in range(outputs)])
@@ -112,7 +114,7 @@ def test_every_problem_type_has_a_plot(tmp_path: Path, name: str, outputs: int) 
 
 
 @pytest.mark.parametrize("grouped", [False, True])
-@pytest.mark.parametrize(("name", "outputs"), [(SINGLE_LABEL.name, 3), (MULTI_LABEL.name, 2), (MULTI_LABEL.name, 30)])
+@pytest.mark.parametrize(("name", "outputs"), [(SINGLE_LABEL.name, 3), (MULTI_LABEL.name, 2)])
 def test_every_classifier_has_a_reliability_diagram(tmp_path: Path, name: str, outputs: int, grouped: bool) -> None:
     predictions = synthetic_predictions(PROBLEMS[name], outputs)
     names = [f"$output {number}" for number in range(outputs)]

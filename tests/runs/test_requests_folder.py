@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -11,27 +10,27 @@ from conftest import results_of
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from samples import write_with_digest
 from task_runs import task_run
 
 from dist_eval.data.answers import BatchOutcome, logits_columns
 from dist_eval.errors import RunError
 from dist_eval.options.harness import HarnessConfig
 from dist_eval.results.harness import HarnessFiles
+from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.runs.journal import Journal
-from dist_eval.runs.requests_folder import RequestsFolder
 
 
-def opened(folder: Path, overwrite: bool = True) -> RequestsFolder:
+def opened(folder: Path, overwrite: bool = True) -> EvaluationFolder:
     options = HarnessConfig(tasks=["a"], model="base", backend="local").recorded()
-    run = RequestsFolder(folder, options, overwrite=overwrite)
+    run = EvaluationFolder(folder, options, overwrite=overwrite)
     run.open()
     return run
 
 
 def test_a_run_that_is_replaced_leaves_none_of_its_files(tmp_path: Path) -> None:
     task_run(tmp_path, {"a": {"acc": [1, 0]}}, {})
-    (tmp_path / "results_now.json").write_text("{}")
     opened(tmp_path).close()
     assert {path.name for path in tmp_path.iterdir()} == {"results.json", "journal"}
 
@@ -41,9 +40,8 @@ def test_results_from_elsewhere_remove_nothing_else(tmp_path: Path, name: str) -
     run = tmp_path / "run"
     task_run(run, {"a": {"acc": [1, 0]}}, {})
     results = results_of(run)
-    del results["digests"]
     results["files"]["samples"] = {"a": name.format(tmp_path)}
-    (run / "results.json").write_text(json.dumps(results))
+    write_with_digest(run, results)
     (run / "samples_").mkdir()
     for folder in (tmp_path, run):
         (folder / "thesis.jsonl").write_text("years of work")
@@ -63,7 +61,7 @@ def test_the_names_of_files_are_plain(before: str, separator: str, after: str) -
 DATE = "2026-11-23T02-48-59.398099"
 
 
-def damaged_run(folder: Path) -> RequestsFolder:
+def damaged_run(folder: Path) -> EvaluationFolder:
     """A run on tasks, opened, of which `results.json` is damaged; files of other origin are beside it."""
     task_run(folder, {"a": {"acc": [1, 0]}}, {})
     for name in (f"results_{DATE}.json", f"samples_a_{DATE}.jsonl", "results_thesis.json", "samples_of_rock.jsonl"):

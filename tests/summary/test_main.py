@@ -20,6 +20,8 @@ from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.metric_loading import synthetic_predictions
 from dist_eval.report.__main__ import main as report
 from dist_eval.results.run import CompleteRun
+from dist_eval.results.tuning import TUNING
+from dist_eval.runs.digests import with_digests
 from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.reading import read_results
 from dist_eval.summary.__main__ import main
@@ -280,11 +282,10 @@ def test_the_best_epoch_of_a_tuning_is_named(tmp_path: Path, capsys: pytest.Capt
     best = {"epoch": 1, "metric": "accuracy", "value": 0.875}
     content = {"data": FACTS["data"], "evaluation_data": FACTS["data"], "model": FACTS["model"], "swarm": None}
     (tmp_path / "tuned").mkdir()
-    (tmp_path / "tuned" / "tuning.json").write_text(
-        json.dumps(
-            {**header, "config": {}, "status": "complete", "error": None, "epochs": [epoch], "best": best, **content}
-        )
+    tuned = TUNING.validate_python(
+        {**header, "config": {}, "status": "complete", "error": None, "epochs": [epoch], "best": best, **content}
     )
+    (tmp_path / "tuned" / "tuning.json").write_text(json.dumps(with_digests(tuned, tmp_path / "tuned")))
     assert main([str(tmp_path / "tuned")]) == 0
     assert "tuned, epoch 1 of 1 is the best by accuracy (0.8750, biased" in capsys.readouterr().out
 

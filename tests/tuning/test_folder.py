@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dist_eval import demo
-from dist_eval.data.tokenizer_files import load_tokenizer
+from dist_eval.data.tokenizers import load_tokenizer
 from dist_eval.errors import RunError
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.runs.fingerprint import Fingerprint

@@ -41,7 +41,8 @@ def share(topology: Topology) -> Predictions:
 def everything(world_size: int) -> Predictions:
     """What all ranks have together."""
     shares = [share(Topology(rank=rank, world_size=world_size)) for rank in range(world_size)]
-    return Predictions.concatenate(shares).in_dataset_order()
+    unordered = Predictions.concatenate(shares)
+    return unordered.at(np.argsort(unordered.index))
 
 
 def gather_predictions(local: Predictions) -> Predictions:

@@ -9,7 +9,7 @@ from typing import Any
 
 import sentencepiece
 
-from dist_eval.data.tokenizer_files import load_tokenizer, tokenizer_digest
+from dist_eval.data.tokenizers import load_tokenizer, tokenizer_digest
 
 WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 MERGES = ["t h", "th e", "Ġ the", "Ġ c", "a t", "Ġc at", "1 2", "Ã ¼", "r e", "o n", "re on"]

@@ -17,7 +17,7 @@ from dist_eval.data.problem_types import PROBLEMS
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.metric_loading import synthetic_predictions
 from dist_eval.metrics.predictions import Predictions
-from dist_eval.runs.saved_predictions import SavedPredictions, read_pieces, read_predictions, write_predictions
+from dist_eval.runs.saved_samples import read_chunks, read_predictions, write_predictions
 
 
 @pytest.mark.parametrize(("rows", "classes"), [(0, 2), (1, 2), (7, 5), (9000, 60)])
@@ -42,17 +42,17 @@ def test_groups_are_a_column_which_nothing_else_depends_on(
 ) -> None:
     predictions, groups = synthetic_predictions(PROBLEMS[problem], 3), np.arange(8) // 3
     path, again, plain = (tmp_path / name for name in ("p", "again", "plain"))
-    for module in ("metrics.predictions", "runs.saved_predictions"):
+    for module in ("metrics.predictions", "runs.saved_samples"):
         monkeypatch.setattr(f"dist_eval.{module}.rows_of_a_chunk", lambda _: 3)
     write_predictions(path, predictions, groups)
     write_predictions(plain, predictions)
-    columns = read_predictions(path)
+    saved = read_predictions(path)
+    columns = saved.columns()
     assert columns.pop("group").tolist() == groups.tolist()
-    for name, column in read_predictions(plain).items():
+    for name, column in read_predictions(plain).columns().items():
         np.testing.assert_array_equal(columns.pop(name), column)
     assert not columns
     # what was read is written as what was computed, with groups and without
-    saved = SavedPredictions.of_columns(read_predictions(path))
     write_predictions(again, saved, groups)
     assert again.read_bytes() == path.read_bytes()
     write_predictions(again, saved)
@@ -67,7 +67,7 @@ def test_equal_predictions_give_equal_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "one").read_bytes() != (tmp_path / "other").read_bytes()
 
 
-@pytest.mark.parametrize(("name", "outputs"), [(name, n) for name in PROBLEMS for n in (1, 2, 4)])
+@pytest.mark.parametrize(("name", "outputs"), [(name, n) for name in PROBLEMS for n in (1, 3)])
 def test_the_file_gives_the_same_figures_and_sections(name: str, outputs: int, tmp_path: Path) -> None:
     examples = synthetic_predictions(PROBLEMS[name], outputs)
     copies = np.sort(np.resize(np.arange(len(examples)), 90))
@@ -75,7 +75,7 @@ def test_the_file_gives_the_same_figures_and_sections(name: str, outputs: int, t
     logits = examples.logits[copies] + generator.normal(size=(90, outputs)).astype(np.float32)
     predictions = Predictions.from_logits(np.arange(90), examples.label[copies], logits, PROBLEMS[name])
     write_predictions(tmp_path / "p.parquet", predictions)
-    saved = SavedPredictions.of_columns(read_predictions(tmp_path / "p.parquet"))
+    saved = read_predictions(tmp_path / "p.parquet")
     assert (len(saved), saved.num_labels, saved.problem) == (90, outputs, predictions.problem)
     names = [f"output {number}" for number in range(outputs)]
     view = AnalysisOptions(0.9, [Slicing.of_column("c", pa.array(["x", "y"] * 45))], "c", np.arange(90) // 3)
@@ -89,15 +89,15 @@ def test_the_file_gives_the_same_figures_and_sections(name: str, outputs: int, t
 
 
 @pytest.mark.parametrize(("name", "outputs"), [(name, n) for name in PROBLEMS for n in (1, 3)])
-def test_pieces_are_the_whole_in_order(
+def test_chunks_are_the_whole_in_order(
     name: str, outputs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_predictions(tmp_path / "p.parquet", synthetic_predictions(PROBLEMS[name], outputs))
-    monkeypatch.setattr("dist_eval.runs.saved_predictions._CELLS_READ_AT_ONCE", 3)
-    whole = SavedPredictions.of_columns(read_predictions(tmp_path / "p.parquet"))
-    pieces = list(read_pieces(tmp_path / "p.parquet"))
-    assert len(pieces) > 2
+    monkeypatch.setattr("dist_eval.runs.saved_samples._CELLS_READ_AT_ONCE", 3)
+    whole = read_predictions(tmp_path / "p.parquet")
+    chunks = list(read_chunks(tmp_path / "p.parquet"))
+    assert len(chunks) > 2
     for column in ("index", "label", "prediction", "loss", "probabilities"):
-        joined = np.concatenate([getattr(piece, column) for piece in pieces])
+        joined = np.concatenate([getattr(chunk, column) for chunk in chunks])
         np.testing.assert_array_equal(joined, getattr(whole, column))
         assert joined.dtype == getattr(whole, column).dtype

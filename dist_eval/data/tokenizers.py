@@ -1,14 +1,53 @@
-"""From texts to token ids."""
+"""Tokenizers: loaded without running code, hashed, and applied to texts, each of which begins once."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from dist_eval.errors import CheckpointError, one_line
+
 ONE_BEGINNING = "the tokenizer's BOS in front already, which is not doubled"
 """What is said that texts have which begin with the token that the tokenizer puts before every text."""
+
+
+def load_tokenizer(place: str, hint: str = "") -> Any:
+    """Loads a Hugging Face tokenizer.
+
+    Args:
+        place: folder or hub name.
+        hint: added to the place in messages.
+
+    Raises:
+        CheckpointError: there is no readable tokenizer.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(place, trust_remote_code=False)
+    except Exception as error:  # OSError, ValueError, errors of tokenizers and of the hub's client
+        raise CheckpointError(f"There is no readable tokenizer in {place}{hint}: {one_line(error)}") from error
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """Returns a hash of what defines a Hugging Face tokenizer: vocabulary, rules and special tokens."""
+    if tokenizer.is_fast:
+        parts = dict(json.loads(tokenizer.backend_tokenizer.to_str()))
+        for state in ("truncation", "padding"):  # set by the last call
+            parts.pop(state, None)
+    else:
+        parts = tokenizer.get_vocab()
+    kind = [
+        json.dumps(parts, sort_keys=True),
+        str(tokenizer.special_tokens_map),
+        tokenizer.padding_side,
+        tokenizer.truncation_side,
+    ]
+    return hashlib.sha256("\n".join(kind).encode()).hexdigest()
 
 
 def encode_texts(

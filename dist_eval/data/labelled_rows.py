@@ -1,0 +1,153 @@
+"""Rows with texts and a label: which columns they are in, how these are read, and how they are hashed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from dist_eval.data.label_columns import LabelColumn, open_labels
+from dist_eval.data.problem_types import SINGLE_LABEL, Problem
+from dist_eval.data.readers import RowSource, open_rows
+from dist_eval.errors import DataError
+
+
+@dataclass(frozen=True)
+class LabelledRows:
+    """A dataset with texts and labels, and how its columns are to be read.
+
+    Attributes:
+        dataset: files, folders, patterns or a hub name (see `dist_eval.data.readers.open_rows`).
+        text_columns: the columns with texts: one, two for a pair, or any number for a prompt.
+        label_column: the column with the labels.
+        label_names: names of the classes or outputs.
+        labels: how to interpret the label column (see `LabelReader` and `dist_eval.data.label_columns`).
+        problem: the problem type.
+        numbers: whether text columns may hold numbers, as they may in a prompt.
+        subset: configuration of a hub dataset.
+        split: split of a hub dataset or of a folder.
+    """
+
+    dataset: str | Sequence[str]
+    text_columns: Sequence[str]
+    label_column: str
+    label_names: Sequence[str]
+    labels: str = "auto"
+    problem: Problem = SINGLE_LABEL
+    numbers: bool = False
+    subset: str | None = None
+    split: str | None = None
+
+    def open(self, rows: np.ndarray | None = None, extra_columns: Sequence[str] = ()) -> RowSource:
+        """Opens the rows: batches with the columns of texts, then others, and the labels last.
+
+        Args:
+            rows: the rows to read, ascending, int64 of shape [rows]; by default all.
+            extra_columns: further columns.
+        """
+        others = [name for name in extra_columns if name not in (*self.text_columns, self.label_column)]
+        columns = [*self.text_columns, *others, self.label_column]
+        return open_rows(self.dataset, columns, subset=self.subset, split=self.split).only(rows)
+
+    def label_reader(self, source: RowSource) -> LabelColumn:
+        """Returns what reads the labels of rows that were opened."""
+        return open_labels(self.problem, source, self.label_column, self.label_names, self.labels)
+
+    def texts(self, source: RowSource, batch: pa.RecordBatch, first_row: int) -> list[list[str]]:
+        """Returns the texts of a batch by column; `first_row` is the position of its first row."""
+        return [
+            texts_in(source, name, batch.column(number), first_row, self.numbers)
+            for number, name in enumerate(self.text_columns)
+        ]
+
+
+def texts_in(source: RowSource, column: str, array: pa.Array, first_row: int, numbers: bool = False) -> list[str]:
+    """Returns a chunk of a text column.
+
+    Args:
+        source: the rows, for messages.
+        column: name of the column.
+        array: the chunk.
+        first_row: position of its first row.
+        numbers: whether the column may hold numbers, or true and false; they are written as Arrow writes them.
+
+    Raises:
+        DataError: a text is missing, or the column holds something else.
+    """
+    source.require_present(array, f"text in column {column!r}", first_row)
+    if numbers and (pa.types.is_primitive(array.type) and not pa.types.is_temporal(array.type)):
+        array = array.cast(pa.string())
+    if not pa.types.is_string(array.type):
+        raise DataError(f"{source.file}: column {column!r} holds {array.type}, not text. Convert it, or name another.")
+    return array.to_pylist()
+
+
+def text_bytes(*columns: Sequence[str]) -> bytes:
+    """Returns texts by columns as bytes, each preceded by its length, so that the boundaries matter for the hash."""
+    return b"".join(f"{len(text)}:{text}".encode(errors="surrogatepass") for column in columns for text in column)
+
+
+def draw_examples(data: LabelledRows, count: int, seed: int) -> tuple[list[int], list[tuple[list[str], int]]]:
+    """Draws labelled examples for a prompt without replacement, the same ones wherever it is called.
+
+    Args:
+        data: the rows to draw from; those that are not drawn may lack their texts.
+        count: number of rows to draw.
+        seed: of the draw.
+
+    Returns:
+        The rows' positions in the file, in the order in which they were drawn; and the texts, by column, and class of
+        each.
+
+    Raises:
+        DataError: the file cannot be read, has too few rows, or a row has no text or no known label.
+    """
+    source = data.open()
+    rows = sum(batch.num_rows for batch in source.batches)
+    if rows < count:
+        raise DataError(f"--few-shot {count} needs as many rows, but {source.name} has {rows}.")
+    drawn = np.random.default_rng(seed).choice(rows, size=count, replace=False)
+    source = data.open()
+    reader, codes, first = data.label_reader(source), [], 0
+    texts: dict[int, list[str]] = {}
+    for batch in source.batches:
+        codes.append(reader.codes(batch.column(len(data.text_columns)), first))
+        for row in drawn[(drawn >= first) & (drawn < first + batch.num_rows)].tolist():
+            texts[row] = [text for [text] in data.texts(source, batch.slice(row - first, 1), row)]
+        first += batch.num_rows
+    classes = reader.ids(np.concatenate(codes))
+    return drawn.tolist(), [(texts[row], int(classes[row])) for row in drawn.tolist()]
+
+
+def read_texts(
+    data: LabelledRows, wanted: Container[int], rows: np.ndarray | None = None
+) -> tuple[dict[int, tuple[str, ...]], str]:
+    """Reads some texts of a dataset, and hashes all of them.
+
+    Args:
+        data: the dataset.
+        wanted: rows of the dataset whose texts to return.
+        rows: the rows to read, ascending, int64 of shape [rows]; by default all.
+
+    Returns:
+        The texts by row, one for each text column, and the `text_digest` of all that was read.
+
+    Raises:
+        DataError: the dataset cannot be read, or a row has no text or no known label; the message names the row.
+    """
+    source = data.open(rows)
+    reader = data.label_reader(source)
+    digest, codes, row = hashlib.sha256(), [], 0
+    found: dict[int, tuple[str, ...]] = {}
+    for batch in source.batches:
+        texts = data.texts(source, batch, row)
+        digest.update(text_bytes(*texts))
+        codes.append(reader.codes(batch.column(len(data.text_columns)), row))
+        numbered = ((source.row(row + i), of_row) for i, of_row in enumerate(zip(*texts, strict=True)))
+        found.update({number: of_row for number, of_row in numbered if number in wanted})
+        row += batch.num_rows
+    digest.update(reader.ids(np.concatenate(codes)).tobytes() if codes else b"")
+    return found, digest.hexdigest()

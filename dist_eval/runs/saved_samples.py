@@ -1,0 +1,196 @@
+"""`predictions.parquet`, the table of a run's samples: predictions, or generated texts.
+
+The fields of `SavedPredictions` and of `SavedText` are its columns, by name and in their order; their types are those
+of the values. What is written, read back and cut into chunks follows from them. Predictions have lost their logits, but
+whatever is computed of them is equal to the last bit to what the run itself computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import parquet
+
+from dist_eval.data.problem_types import REGRESSION, SINGLE_LABEL, Problem, problem_of
+from dist_eval.metrics.predictions import PredictionsLike, rows_of_a_chunk
+from dist_eval.process.files import replaced_atomically
+
+_ROWS_AT_ONCE = 1 << 16
+_CELLS_READ_AT_ONCE = 1 << 20
+
+
+@dataclass(frozen=True)
+class SavedPredictions:
+    """Columns of predictions.
+
+    A regression with a single output has numbers in the table, instead of lists of one.
+    """
+
+    index: np.ndarray  # position in the dataset, int64 of shape [n]
+    label: np.ndarray  # true labels, as in `dist_eval.Predictions`
+    prediction: np.ndarray  # predicted labels, of the same shape and dtype
+    loss: np.ndarray  # float64 of shape [n]
+    # float64 of shape [n, num_labels]; of a regression, which has none, of shape [n, 0], and not in the table
+    probabilities: np.ndarray
+    group: np.ndarray | None = None  # number of the group of each example, int64 of shape [n]; None without groups
+
+    @classmethod
+    def from_predictions(cls, predictions: PredictionsLike, group: np.ndarray | None = None) -> SavedPredictions:
+        """Takes over predictions, and their groups if they have any."""
+        none = np.empty((len(predictions), 0))
+        probabilities = none if predictions.problem is REGRESSION else predictions.probabilities
+        return cls(predictions.index, predictions.label, predictions.prediction, predictions.loss, probabilities, group)
+
+    @classmethod
+    def from_table(cls, table: pa.Table | pa.RecordBatch) -> SavedPredictions:
+        """Takes over columns that were read from a file."""
+        columns = {name: _to_numpy(table.column(name)) for name in table.schema.names}
+        if problem_of(columns["label"].dtype) is REGRESSION:
+            columns["probabilities"] = np.empty((len(columns["label"]), 0))
+            for name in ("label", "prediction"):
+                columns[name] = columns[name].reshape(len(columns[name]), -1)
+        return cls(**columns)
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """Returns the columns by name, without those that these predictions do not have."""
+        every = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: column for name, column in every.items() if column is not None}
+
+    def table(self) -> dict[str, np.ndarray]:
+        """Returns the columns as they are written."""
+        columns = self.columns()
+        if self.problem is REGRESSION:
+            del columns["probabilities"]
+            if self.num_labels == 1:
+                columns |= {name: columns[name][:, 0] for name in ("label", "prediction")}
+        return columns
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @property
+    def num_labels(self) -> int:
+        """Width of the head."""
+        return self.label.shape[1] if self.problem is REGRESSION else self.probabilities.shape[1]
+
+    @property
+    def problem(self) -> Problem:
+        """What kind of labels they are."""
+        return problem_of(self.label.dtype)
+
+    def probabilities_of(self, classes: Iterable[int]) -> Iterator[np.ndarray]:
+        """Yields columns of `probabilities`, float64 of shape [n] each."""
+        for number in classes:
+            yield self.probabilities[:, number]
+
+    def at(self, positions: np.ndarray | slice) -> SavedPredictions:
+        """Returns some predictions, by their positions here."""
+        return SavedPredictions(**{name: column[positions] for name, column in self.columns().items()})
+
+    def chunks(self) -> Iterator[SavedPredictions]:
+        """Cuts the predictions into chunks of bounded size."""
+        step = rows_of_a_chunk(self.num_labels)
+        for start in range(0, len(self), step):
+            yield self.at(slice(start, start + step))
+
+
+@dataclass(frozen=True)
+class SavedText:
+    """A generated text."""
+
+    index: int  # position of the prompt in the dataset
+    references: list[str]  # what the text may be
+    text: str  # the text
+    exact_match: bool  # whether it is one of them, once both are normalized (see `dist_eval.metrics.exact_match`)
+    exact_match_raw: bool  # whether it is one of them as it is
+
+
+def write_predictions(path: Path, predictions: PredictionsLike, groups: np.ndarray | None = None) -> None:
+    """Writes one row for each prediction. Equal input gives equal bytes.
+
+    Args:
+        path: the file.
+        predictions: what it says.
+        groups: the group of each, int64 of shape [n]; None if there is to be no column for them.
+    """
+    nothing = predictions.at(np.empty(0, dtype=np.int64))
+    schema = _infer_schema(SavedPredictions.from_predictions(nothing, None if groups is None else groups[:0]).table())
+
+    def tables() -> Iterator[Mapping[str, np.ndarray]]:
+        start = 0
+        for chunk in predictions.chunks():  # the probabilities take more memory than the predictions themselves
+            of_chunk = None if groups is None else groups[start : start + len(chunk)]
+            yield SavedPredictions.from_predictions(chunk, of_chunk).table()
+            start += len(chunk)
+
+    _write_table(
+        path,
+        schema,
+        tables(),
+        # a dictionary pays for classes only
+        use_dictionary=["label", "prediction"] if predictions.problem is SINGLE_LABEL else False,
+        column_encoding={"index": "DELTA_BINARY_PACKED"},
+    )
+
+
+def read_predictions(path: Path) -> SavedPredictions:
+    """Reads what `write_predictions` wrote.
+
+    Raises:
+        OSError: there is no such file, or none that can be read.
+    """
+    return SavedPredictions.from_table(parquet.read_table(path))
+
+
+def read_chunks(path: Path) -> Iterator[SavedPredictions]:
+    """Reads the same in chunks of bounded size."""
+    with parquet.ParquetFile(path) as file:
+        widest = max(getattr(field.type, "list_size", 1) for field in file.schema_arrow)
+        yield from map(SavedPredictions.from_table, file.iter_batches(max(1, _CELLS_READ_AT_ONCE // widest)))
+
+
+def write_texts(path: Path, texts: Sequence[SavedText]) -> None:
+    """Writes one row for each text, in the order given; at least one. Equal input gives equal bytes."""
+    tables = (_to_columns(texts[start : start + _ROWS_AT_ONCE]) for start in range(0, len(texts), _ROWS_AT_ONCE))
+    _write_table(path, _infer_schema(_to_columns(texts[:1])), tables)
+
+
+def read_texts(path: Path) -> Iterator[SavedText]:
+    """Reads what `write_texts` wrote."""
+    with parquet.ParquetFile(path) as file:
+        for batch in file.iter_batches(_ROWS_AT_ONCE):
+            yield from (SavedText(**row) for row in batch.to_pylist())
+
+
+def _to_columns(texts: Sequence[SavedText]) -> dict[str, list[Any]]:
+    return {field.name: [getattr(text, field.name) for text in texts] for field in fields(SavedText)}
+
+
+def _infer_schema(table: Mapping[str, Any]) -> pa.Schema:
+    return pa.schema([(name, _to_arrow(values).type) for name, values in table.items()])
+
+
+def _write_table(path: Path, schema: pa.Schema, tables: Iterable[Mapping[str, Any]], **options: Any) -> None:
+    """Writes tables one after the other, each as a row group."""
+    with replaced_atomically(path) as file, parquet.ParquetWriter(file, schema, **options) as writer:
+        for table in tables:
+            writer.write_batch(pa.record_batch([_to_arrow(table[name]) for name in schema.names], schema=schema))
+
+
+def _to_arrow(values: Any) -> pa.Array:
+    if not isinstance(values, np.ndarray):
+        return pa.array(values)
+    flat = pa.array(values.ravel())
+    return flat if values.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
+
+
+def _to_numpy(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if pa.types.is_fixed_size_list(array.type):
+        return array.flatten().to_numpy(zero_copy_only=False).reshape(len(array), array.type.list_size)
+    return array.to_numpy(zero_copy_only=False)
