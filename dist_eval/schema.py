@@ -10,6 +10,7 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
+from dist_eval.process.arguments import ArgumentParser
 from dist_eval.process.output import run_program
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def _config_schema(config: type[RunConfig]) -> dict[str, Any]:
 
 def build_parser() -> argparse.ArgumentParser:
     """Builds the command line's parser, which has no options except --help."""
-    return argparse.ArgumentParser(
+    return ArgumentParser(
         prog="dist-eval schema",
         description="Prints the JSON Schema of results.json (draft 2020-12).",
         allow_abbrev=False,

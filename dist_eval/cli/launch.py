@@ -47,14 +47,13 @@ def build_parser(command: Command[Any]) -> argparse.ArgumentParser:
 
 def start_ranks(module: str, command: Command[Any], arguments: Sequence[str]) -> int | list[str]:
     """Starts the ranks of this host and waits for them, unless this process can be the only rank."""
-    words = [_with_dashes(word) for word in arguments]
     launching = OptionParser(add_help=False, allow_abbrev=False)
     _add_options(launching)
     try:
-        launch, options = launching.parse_known_args(words)
+        launch, options = launching.parse_known_args(arguments)
         if not options:
             raise ConfigError(command.nothing_asked)
-        parse_args(words, command, build_parser(command))
+        parse_args(arguments, command, build_parser(command))
     except ConfigError as error:
         end_for_wrong_options(error)
     if vars(launch) in ({}, {"nproc_per_node": "1"}):
@@ -65,10 +64,3 @@ def start_ranks(module: str, command: Command[Any], arguments: Sequence[str]) ->
     logging.disable(logging.CRITICAL)  # the agent would log failures that the ranks have reported themselves
     torchrun = [f"--{name.replace('_', '-')}={value}" for name, value in vars(launch).items()]
     return agent.main([*torchrun, "-m", module, *options])
-
-
-def _with_dashes(word: str) -> str:
-    """Spells an option of the launch with dashes: torchrun accepts both --nproc-per-node and --nproc_per_node."""
-    name, equals, value = word.partition("=")
-    dashed = name.replace("_", "-")
-    return dashed + equals + value if name.startswith("--") and dashed[2:] in _OPTIONS else word

@@ -6,7 +6,6 @@ loopback address, which is a different host everywhere else. Independent of runs
 
 from __future__ import annotations
 
-import argparse
 import ipaddress
 import socket
 import sys
@@ -14,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from dist_eval.errors import RunError
+from dist_eval.process.arguments import ArgumentParser
 from dist_eval.process.output import run_program
 
 _ELSEWHERE = "192.0.2.1"  # an address that no host has (RFC 5737): its route is the default route
@@ -128,7 +128,7 @@ def find_place(hosts: Sequence[str], local: Interfaces, addresses_of: Resolver =
 
 def main(arguments: Iterable[str] | None = None) -> int:
     """Prints this host's place in one line that a shell can `read`; returns 1 if it cannot be determined."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="python -m dist_eval.cluster.hosts",
         description="Finds this host in a list of hosts. Prints four words: its number in the list, its address, the "
         "network interface with that address, and the address of the first host.",

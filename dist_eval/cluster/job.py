@@ -24,6 +24,7 @@ from dist_eval.cluster import slurm
 from dist_eval.cluster.sweep import read_sweep
 from dist_eval.distributed.stop import SIGNALS, leave_stop_file
 from dist_eval.errors import ConfigError, EvaluationError, RunError, print_error, translating_os_errors
+from dist_eval.process.arguments import ArgumentParser
 from dist_eval.process.exit_status import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS
 from dist_eval.process.output import run_program
 from dist_eval.runs.outcome import Outcome, read_outcome
@@ -35,7 +36,7 @@ _BEFORE_A_RUN = {"dist_eval.doctor", "dist_eval.planning"}, {"doctor", "plan"}
 
 def build_parser() -> argparse.ArgumentParser:
     """Builds the command-line parser."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="dist-eval job",
         usage="%(prog)s --output RUN [options] -- COMMAND...",
         description="Runs a command that evaluates (or tunes), such as `srun torchrun -m dist_eval ...`, as a batch "

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from dist_eval.errors import ConfigError, EvaluationError, print_error
 from dist_eval.metrics.catalogue import METRICS, metric_names
+from dist_eval.process.arguments import ArgumentParser
 from dist_eval.process.output import run_program
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 def build_parser() -> argparse.ArgumentParser:
     """Builds the command line's parser."""
     usual = "; ".join(f"{problem}: {', '.join(metric_names(problem, 'compared'))}" for problem in METRICS)
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="dist-eval compare",
         description="Compares runs on the same data, example by example (runs on tasks of the lm-evaluation-harness: "
         "document by document): the first one with each of the others.",

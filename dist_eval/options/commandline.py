@@ -24,6 +24,7 @@ from dist_eval.errors import ConfigError, os_reason
 from dist_eval.options.config import EvaluationConfig, RunConfig
 from dist_eval.options.groups import flag
 from dist_eval.printable import printable_lines
+from dist_eval.process.arguments import ArgumentParser
 from dist_eval.process.exit_status import WRONG_OPTIONS
 from dist_eval.process.files import is_utf8
 from dist_eval.process.interpreter import require_current_packages, require_docstrings
@@ -94,7 +95,7 @@ EVALUATION = Command(
 )
 
 
-class OptionParser(argparse.ArgumentParser):
+class OptionParser(ArgumentParser):
     """A parser that raises a `ConfigError` for invalid options, and suggests similar names for unknown ones."""
 
     def error(self, message: str) -> NoReturn:
@@ -152,7 +153,8 @@ def build_parser(command: Command[Any] = EVALUATION) -> argparse.ArgumentParser:
         extra = dict(field.metadata["extra"])
         if "choices" not in extra:
             extra["metavar"] = field.metadata["metavar"] or {int: "N", float: "X", str: field.name.upper()}[scalar]
-        groups[field.metadata["group"]].add_argument(flag(field.name), **{"type": scalar, "help": help_text, **extra})
+        names = [flag(field.name), *map(flag, field.metadata["aliases"])]
+        groups[field.metadata["group"]].add_argument(*names, **{"type": scalar, "help": help_text, **extra})
     groups["what"].add_argument("--config", metavar="FILE.yaml", help="read options from a YAML file")
     return parser
 
@@ -211,8 +213,10 @@ def read_yaml(path: Path, config: type[RunConfig] = EvaluationConfig) -> dict[st
         raise ConfigError(f"--config {path}: should hold lines of the form `option: value`.")
     hints, values = typing.get_type_hints(config), {}
     choices = {field.name: field.metadata["extra"].get("choices") for field in dataclasses.fields(config)}
+    aliases = {alias: field.name for field in dataclasses.fields(config) for alias in field.metadata["aliases"]}
     for key, value in content.items():
         name = str(key).lstrip("-").replace("-", "_")
+        name = aliases.get(name, name)
         if name not in hints:
             raise ConfigError(
                 f"--config {path}: there is no option {key!r}." + _suggestion(flag(name), map(flag, hints))

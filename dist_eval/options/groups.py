@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -32,6 +32,7 @@ def option(
     metavar: str | None = None,
     least: float | None = None,
     most: float | None = None,
+    aliases: Sequence[str] = (),
     **extra: Any,
 ) -> Any:
     """Declares a field of a group that is an option of the command line and of the YAML file.
@@ -43,12 +44,14 @@ def option(
         metavar: placeholder in `--help`.
         least: smallest value, None without a limit.
         most: largest value, None without a limit.
+        aliases: further names of the field, such as that which another command or tool has for it.
         **extra: `choices`, `nargs`, `action` or `type`, passed to argparse.
 
     Returns:
         A dataclass field.
     """
-    metadata = {"help": help, "group": group, "metavar": metavar, "least": least, "most": most, "extra": extra}
+    limits = {"least": least, "most": most}
+    metadata = {"help": help, "group": group, "metavar": metavar, **limits, "aliases": aliases, "extra": extra}
     if isinstance(default, list):
         return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)

@@ -30,6 +30,7 @@ class HarnessConfig(RunConfig):
         group="tasks",
         metavar="N",
         least=0,
+        aliases=("few_shot",),
     )
     limit: float | None = option(
         None, "documents of each task: a number, or a share below 1 (default: all)", group="tasks", metavar="N"

@@ -48,7 +48,11 @@ class PromptOptions(Options):
         choices=("none", "tokens", "bytes"),
     )
     few_shot: int = option(
-        0, "examples before each prompt, drawn at random from --few-shot-from", group="prompt", least=0
+        0,
+        "examples before each prompt, drawn at random from --few-shot-from",
+        group="prompt",
+        least=0,
+        aliases=("num_fewshot",),
     )
     few_shot_from: str | list[str] | None = option(
         None, "files with the columns of --dataset, other than it", group="prompt", nargs="+", metavar="FILE"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dist_eval.errors import ConfigError, EvaluationError, os_reason, print_error
 from dist_eval.printable import printable_lines
+from dist_eval.process.arguments import ArgumentParser
 from dist_eval.process.output import run_program
 from dist_eval.report.document import Contents
 from dist_eval.report.naming import options_of
@@ -26,7 +27,7 @@ examples:
 
 def build_parser() -> argparse.ArgumentParser:
     """Builds the command line's parser."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="dist-eval report",
         description="Shows a finished run. Without --markdown, --model-index or --tracker it writes report.html. "
         "Several runs are shown by dist-eval summary, and tested for differences by dist-eval compare.",

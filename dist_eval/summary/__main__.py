@@ -17,6 +17,7 @@ from typing import Any
 
 from dist_eval.cluster.sweep import read_sweep
 from dist_eval.errors import ConfigError, EvaluationError, RunError, os_reason, print_error
+from dist_eval.process.arguments import ArgumentParser
 from dist_eval.process.exit_status import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS
 from dist_eval.process.files import BY_UMASK, write_atomically
 from dist_eval.process.output import run_program
@@ -29,7 +30,7 @@ _KINDS = (".csv", ".html", ".json", ".md")
 
 def build_parser() -> argparse.ArgumentParser:
     """Builds the command line's parser."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="dist-eval summary",
         description="Shows the status of runs: coverage, metrics, and why a run is not complete.",
         epilog="Exit status: 0 all are complete; 75 some are not, and running their command again resumes them; "

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from dist_eval.cluster import slurm
 from dist_eval.cluster.hosts import interfaces, is_loopback, outward
 from dist_eval.errors import ConfigError, EvaluationError, SwarmError, os_reason, print_error
+from dist_eval.process.arguments import ArgumentParser
 from dist_eval.process.files import BY_UMASK, write_atomically
 from dist_eval.process.lifetime import temporary_files_in, workspace
 from dist_eval.process.logging_setup import silence_libraries
@@ -37,7 +38,7 @@ Command = Callable[[argparse.Namespace], bool | None]
 
 def build_parser() -> argparse.ArgumentParser:
     """Builds the command-line parser."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="dist-eval swarm",
         description="Starts a private Petals swarm on this host and keeps it until Ctrl-C. "
         "`dist-eval swarm status --initial-peers ...` shows what a running swarm covers, `serve` runs one "

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from dist_eval.errors import ConfigError, os_reason
 from dist_eval.options.config import read_peers
+from dist_eval.process.arguments import ArgumentParser
 from dist_eval.process.files import PRIVATE, private_files
 
 _WATCH_SECONDS, _BOOTSTRAP_SECONDS = 0.5, 5.0
@@ -22,7 +23,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 def build_serve_parser() -> argparse.ArgumentParser:
     """Builds the parser of the command `serve`."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="dist-eval swarm serve",
         description="Runs one server of a swarm that spans several hosts, until Ctrl-C or SIGTERM.",
         allow_abbrev=False,
@@ -60,7 +61,7 @@ def add_adapters(parser: argparse.ArgumentParser) -> None:
 
 def build_identities_parser() -> argparse.ArgumentParser:
     """Builds the parser of the command `identities`."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="dist-eval swarm identities",
         description="Creates the keys of a swarm's servers, and the file of their addresses. Existing keys are kept.",
         allow_abbrev=False,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from dist_eval.errors import SwarmError
+from dist_eval.process.arguments import ArgumentParser
 
 if TYPE_CHECKING:
     from dist_eval.swarm.coverage import SwarmCoverage
@@ -18,7 +19,7 @@ _LEAST_SECONDS, _MODELS_NAMED = 0.1, 5
 
 def build_parser() -> argparse.ArgumentParser:
     """Builds the parser of the command `status`."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="dist-eval swarm status",
         description="Shows which servers of a swarm hold which blocks and adapters, in which precision and with which "
         "version of Petals, and which blocks have no server.",

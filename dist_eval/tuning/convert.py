@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from dist_eval.errors import CheckpointError, EvaluationError, print_error, translating_os_errors
+from dist_eval.process.arguments import ArgumentParser
 from dist_eval.process.exit_status import COMPLETE, FAILED
 from dist_eval.process.output import run_program
 from dist_eval.tables import format_count
@@ -13,7 +14,7 @@ from dist_eval.tables import format_count
 
 def build_parser() -> argparse.ArgumentParser:
     """Builds the command line's parser."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="dist-eval convert",
         description="Converts pickled prompts and heads, running no code.",
         allow_abbrev=False,

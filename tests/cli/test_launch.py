@@ -12,7 +12,7 @@ import pytest
 from conftest import TIMEOUT, Launcher, results_of
 
 from dist_eval import demo
-from dist_eval.cli.launch import _with_dashes, start_ranks
+from dist_eval.cli.launch import start_ranks
 from dist_eval.options.commandline import EVALUATION
 
 CLI = ("-m", "dist_eval.cli.main")
@@ -25,11 +25,6 @@ DEMO = (
 def test_one_rank_needs_no_agent() -> None:
     assert start_ranks("dist_eval", EVALUATION, ["--demo"]) == ["--demo"]
     assert start_ranks("dist_eval", EVALUATION, ["--nproc_per_node=1", "--demo"]) == ["--demo"]
-
-
-def test_names_of_options_may_have_underscores_and_values_keep_theirs() -> None:
-    words = ["--nproc_per_node=2", "--slice-by", "node_rank", "--group-column", "master_addr"]
-    assert list(map(_with_dashes, words)) == ["--nproc-per-node=2", *words[1:]]
 
 
 @pytest.mark.parametrize(

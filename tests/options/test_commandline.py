@@ -171,6 +171,14 @@ def test_line_breaks_and_tabs_can_be_typed() -> None:
     assert (config.prompt, config.label_delimiter) == ("C:\\new {text}\n\tIs it?", "\n")
 
 
+def test_an_option_has_the_name_that_another_command_gives_it(tmp_path: Path) -> None:
+    options = ["--dataset", "a.csv", "--model", "m", "--backend", "local", "--label-words", "no", "yes"]
+    options += ["--prompt", "{text}", "--few-shot-from", "b.csv"]
+    for name in ("--few-shot", "--num-fewshot", "--num_fewshot"):
+        assert parse_args([*options, name, "3"]).few_shot == 3
+    assert parse_args([*options, "--config", yaml_file(tmp_path, {"num_fewshot": 3})]).few_shot == 3
+
+
 def test_the_options_tried_above_are_all_options_there_are() -> None:
     fields = {field.name for field in dataclasses.fields(EvaluationConfig)}
     where = {"backend", "swarm", "initial_peers"}
