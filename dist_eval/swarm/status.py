@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
+import json
+import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_eval.errors import SwarmError
 from dist_eval.process.arguments import ArgumentParser
@@ -15,6 +18,7 @@ if TYPE_CHECKING:
     from dist_eval.swarm.coverage import SwarmCoverage
 
 _LEAST_SECONDS, _MODELS_NAMED = 0.1, 5
+_CLEAR = "\x1b[H\x1b[2J"  # the terminal
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -30,40 +34,90 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--dht-prefix", metavar="NAME", help="name it is announced under")
     parser.add_argument("--adapter", metavar="NAME", help="count only servers that hold this LoRA adapter")
     parser.add_argument("--timeout", type=float, default=30.0, metavar="SECONDS")
+    parser.add_argument("--json", action="store_true", help="print one line of JSON instead of a table")
+    parser.add_argument(
+        "--watch",
+        type=_seconds,
+        nargs="?",
+        const=10.0,
+        metavar="SECONDS",
+        help="look again after so many seconds (10 if none are given), until Ctrl-C",
+    )
     parser.add_argument("-v", "--verbose", action="store_true")
     return parser
 
 
+def _seconds(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < float("inf"):
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+
+
 def show(arguments: argparse.Namespace) -> bool:
-    """Prints a swarm's coverage."""
+    """Prints a swarm's coverage, again and again if that is asked for; returns whether all blocks have servers."""
     from dist_eval.swarm.client import join_swarm, leave_swarm
+
+    dht = join_swarm(arguments.initial_peers, arguments.timeout, timeout_option="--timeout")
+    try:
+        while True:
+            status = _look_up(dht, arguments)
+            text = json.dumps(status.summary()) if arguments.json else status.describe()
+            clear = _CLEAR if arguments.watch and not arguments.json and sys.stdout.isatty() else ""
+            print(clear + text, flush=True)
+            if not arguments.watch:
+                return status.is_complete
+            time.sleep(arguments.watch)
+    finally:
+        leave_swarm(dht)
+
+
+class Status(NamedTuple):
+    """What was found of a swarm."""
+
+    models: list[SwarmCoverage]
+    not_looked_up: list[str]  # models for which there was no time
+    dropped_models: int  # announced models that no honest server announces
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all blocks of all models have servers."""
+        return not self.not_looked_up and not any(model.missing for model in self.models)
+
+    def summary(self) -> dict[str, Any]:
+        """Returns what `--json` prints; a model is as in the section `swarm` of `results.json`."""
+        return {**self._asdict(), "models": [model.summary().model_dump(mode="json") for model in self.models]}
+
+    def describe(self) -> str:
+        """Returns a text table for each model."""
+        texts = [model.describe() for model in self.models]
+        if self.dropped_models:
+            texts.insert(0, f"dropped models, which no honest server announces: {self.dropped_models}")
+        if self.not_looked_up:
+            names = ", ".join(self.not_looked_up[:_MODELS_NAMED])
+            more = ", ..." if len(self.not_looked_up) > _MODELS_NAMED else ""
+            texts.append(f"not looked up within --timeout: {names}{more}; name one with --dht-prefix")
+        return "\n\n".join(texts)
+
+
+def _look_up(dht: Any, arguments: argparse.Namespace) -> Status:
     from dist_eval.swarm.coverage import look_up_coverage
     from dist_eval.swarm.dht_records import read_models
     from dist_eval.swarm.families import default_dht_prefix, read_base_config
 
-    config = read_base_config(arguments.model) if arguments.model else None
-    dht = join_swarm(arguments.initial_peers, arguments.timeout, timeout_option="--timeout")
-    try:
-        if config is not None:
-            prefix = arguments.dht_prefix or default_dht_prefix(arguments.model, config)
-            models = {prefix: config.num_hidden_layers}
-        else:
-            announced = read_models(dht, arguments.timeout)
-            models = {k: v for k, v in announced.blocks.items() if arguments.dht_prefix in (None, k)}
-            if announced.dropped:
-                print(f"dropped models, which no honest server announces: {announced.dropped}")
-        if not models:
-            raise SwarmError("The swarm announces no model. Name the one to look for with --model.")
-        look_up = functools.partial(look_up_coverage, dht, adapter=arguments.adapter)
-        coverages, unknown = look_up_all(look_up, models, arguments.timeout)
-    finally:
-        leave_swarm(dht)
-    coverages = [coverage.serving(config) for coverage in coverages]
-    print("\n\n".join(coverage.describe() for coverage in coverages))
-    if unknown:
-        names = ", ".join(unknown[:_MODELS_NAMED]) + (", ..." if len(unknown) > _MODELS_NAMED else "")
-        print(f"not looked up within {arguments.timeout:g} s: {names}; name one with --dht-prefix")
-    return not unknown and not any(coverage.missing for coverage in coverages)
+    config, dropped = read_base_config(arguments.model) if arguments.model else None, 0
+    if config is not None:
+        prefix = arguments.dht_prefix or default_dht_prefix(arguments.model, config)
+        models = {prefix: config.num_hidden_layers}
+    else:
+        announced = read_models(dht, arguments.timeout)
+        models = {k: v for k, v in announced.blocks.items() if arguments.dht_prefix in (None, k)}
+        dropped = announced.dropped
+    if not models:
+        raise SwarmError("The swarm announces no model. Name the one to look for with --model.")
+    look_up = functools.partial(look_up_coverage, dht, adapter=arguments.adapter)
+    coverages, unknown = look_up_all(look_up, models, arguments.timeout)
+    return Status([coverage.serving(config) for coverage in coverages], unknown, dropped)
 
 
 def look_up_all(

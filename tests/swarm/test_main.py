@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import threading
@@ -35,6 +36,16 @@ def test_a_private_swarm_starts_shows_its_status_and_ends(
         assert "replicas per block: 1 (blocks 0, 3), 2 (blocks 1-2)" in status.stdout
         assert "missing blocks: none" in status.stdout
         assert status.stderr == ""
+        watch = launcher.start(
+            *("-m", "dist_eval.swarm", "status", "--json", "--watch", "0.1", "--initial-peers", *peers), preloaded=True
+        )
+        assert watch.stdout
+        first, second = (json.loads(watch.stdout.readline()) for _ in range(2))
+        watch.send_signal(signal.SIGINT)
+        assert (watch.wait(TIMEOUT), watch.communicate()[1]) == (0, "")
+        assert first == second and first["not_looked_up"] == []
+        assert [(model["dht_prefix"], model["missing_blocks"]) for model in first["models"]] == [("base", [])]
+        assert [(server["start"], server["end"]) for server in first["models"][0]["servers"]] == [(0, 4), (1, 3)]
     swarm.send_signal(end)
     out, err = swarm.communicate(timeout=TIMEOUT)
     assert swarm.returncode == (-9 if end == signal.SIGKILL else 0)
