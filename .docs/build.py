@@ -70,9 +70,8 @@ def write_pages(source: Path) -> None:
 
 def tracked() -> list[str]:
     """Returns the files of the repository that READMEs may link to."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    files = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
-    return [file for file in files if (ROOT / file).is_file() and not file.endswith(".safetensors")]
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    return [file for file in listed.split("\0") if (ROOT / file).is_file() and not file.endswith(".safetensors")]
 
 
 def toctree(pages: list[str], *options: str) -> str:

@@ -16,6 +16,7 @@ exclude_patterns = [".venv", ".cache", "tests"]
 myst_heading_anchors = 4
 myst_enable_extensions = ["deflist"]
 autodoc_member_order = "bysource"
+autodoc_default_options = {"exclude-members": "model_config"}
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented_params"
 default_role = "code"  # of the single backticks in docstrings
@@ -32,7 +33,7 @@ def setup(app: Any) -> None:
     vars(dist_eval).update({name: getattr(dist_eval, name) for name in dist_eval.__all__})
     config = dist_eval.EvaluationConfig
     options = [
-        f"    {field.name}: `{flag(field.name)}`: {field.metadata['help']}.".replace("*", r"\*")
+        f"    {field.name}: `{flag(field.name)}`: {field.metadata['help']}.".replace("\\", r"\\").replace("*", r"\*")
         for field in dataclasses.fields(config)
     ]
     config.__doc__ = "\n".join([inspect.getdoc(config) or "", "", "Attributes:", *options])

@@ -23,7 +23,7 @@ from dist_eval.evaluation.combination import throughput
 from dist_eval.evaluation.context import RunContext
 from dist_eval.evaluation.drive import LocalWork, RunWork, drive
 from dist_eval.evaluation.request_model import FILES, RequestModel, Requests
-from dist_eval.evaluation.run_plan import plan_run
+from dist_eval.evaluation.run_plan import decide_plan
 from dist_eval.inference.window import Window
 from dist_eval.metrics.predictions import prove_coverage
 from dist_eval.model.base_model_spec import BaseModelSpec
@@ -162,7 +162,7 @@ def answer_requests(
     with context.process_group():
         data = Requests(_folder_on_host(context))
         model = _answering(loaded, data, base, context)
-        plan = plan_run(context, partial(data.plan, base.token_budget), base, loaded, config.session_share)
+        plan = decide_plan(context, partial(data.plan, base.token_budget), base, loaded, config.session_share)
         answered_by = fingerprint_of(config, base, data, plan)
         journal = context.open_journal(plan, model.columns, answered_by)
         window = context.window(base, plan)

@@ -22,7 +22,7 @@ from dist_eval.swarm.families import session_tokens
 _WORTHWHILE = 1.2
 
 
-def plan_run(
+def decide_plan(
     context: RunContext[Any, Any],
     make_plan: Callable[[int], Plan],
     base: BaseModelSpec,

@@ -18,7 +18,7 @@ from dist_eval.evaluation.context import RunContext
 from dist_eval.evaluation.drive import DrivenModel, drive
 from dist_eval.evaluation.rescoring import analysis_of, rescore_complete, with_recorded_analysis
 from dist_eval.evaluation.results import results_of
-from dist_eval.evaluation.run_plan import plan_run
+from dist_eval.evaluation.run_plan import decide_plan
 from dist_eval.evaluation.scoring import score
 from dist_eval.evaluation.task import EvalTask, write_dataset
 from dist_eval.evaluation.worker import FailurePolicy
@@ -66,7 +66,7 @@ def evaluate_run(context: EvalContext) -> dict[str, float | None] | None:
             return rescore_complete(context.folder, config, task.custom_metrics, data)
         announce_selection(context, data)
         share = 0.0 if config.audit else config.session_share
-        plan = plan_run(context, partial(task.plan, data), task.base, model, share)
+        plan = decide_plan(context, partial(task.plan, data), task.base, model, share)
         analysis = analysis_of(config, data) if context.topology.is_leader else AnalysisOptions()
         fingerprint = task.fingerprint(config, data, plan)
         journal = context.open_journal(plan, model.columns, fingerprint)

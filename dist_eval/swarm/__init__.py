@@ -7,7 +7,8 @@ hosts. `requests` sends a batch to the `servers` of a model, one after the other
 when the server can use it by its `pacing`, and `transport` sends it. `gradients` does so backwards. `limited_p2p`
 limits what servers may answer; `findings` are those of audits. `inference_session` sends texts in chunks, to a
 `server_cache` on each server of its route; `session_room` decides how many of them a run may hold. `architecture`
-finds out what of a decoder is where, `blocks` computes its blocks, which `petals_server` serves; `families` reads
+finds out what of a decoder is where, `blocks` computes its blocks, which
+`petals_server` serves in `server_tasks`; `families` reads
 configs, `config_keys` checks that all of them was read, `petals_version` knows which models the versions of Petals
 compute; `hivemind_compat` makes it run on a current hivemind, `reachability` knows which peers listen.
 """

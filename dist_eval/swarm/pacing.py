@@ -1,9 +1,9 @@
 """When a server can use a further request. Does no I/O but for the state that the ranks of a host share.
 
-A server with Petals 2.2 or main works on all the requests that it holds by turns, block by block. So they leave it
-together, and the next server has nothing to do until then: a convoy. Each further request that it holds delays those
-before it. It is enough that the next one is there before the last is done: requests are paced, as packets in
-BBR (Cardwell et al., 2016, "BBR: congestion-based congestion control"). Two measurements tell when to send it:
+A server works on all the requests that it holds by turns, a block or several at a time. So they leave it together,
+and the next server has nothing to do until then: a convoy. Each further request that it holds delays those before
+it. It is enough that the next one is there before the last is done: requests are paced, as packets in BBR (Cardwell
+et al., 2016, "BBR: congestion-based congestion control"). Two measurements tell when to send it:
 
 - the time between answers, while the server has more to do, is its own time for a request;
 - the least latency, less that time, is the time on the way.

@@ -21,7 +21,7 @@ from dist_eval.errors import RefusedError, SwarmError, one_line
 from dist_eval.results.work import Traffic
 from dist_eval.swarm.attempts import Attempts, Choice, NoServer, RoutePart, TooLarge
 from dist_eval.swarm.directory import ServerDirectory
-from dist_eval.swarm.failures import RequestDisplaced, classify, drop_traceback
+from dist_eval.swarm.failures import Failure, RequestDisplaced, classify, drop_traceback
 from dist_eval.swarm.families import max_request_tokens
 from dist_eval.swarm.gate import STEPS, ConcurrencyLimit, Gate, RateLimiter
 from dist_eval.swarm.router import Router
@@ -178,8 +178,10 @@ class SwarmRequests:
                     answer = await self._send_in_turn(make_request(choice.segment), choice)
                 except Exception as error:  # any of the daemon, the connection or the server
                     drop_traceback(error)
-                    self.servers.refresh()
-                    await asyncio.sleep(attempts.failed(choice, error, time.monotonic()))
+                    delay = attempts.failed(choice, error, time.monotonic())
+                    if classify(error) not in (Failure.DISPLACED, Failure.TOO_LARGE):
+                        self.servers.refresh()
+                    await asyncio.sleep(delay)
                 else:
                     attempts.answered(choice, time.monotonic())
                     return choice.segment, answer

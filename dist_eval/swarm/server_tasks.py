@@ -1,16 +1,23 @@
-"""What a server does with a request: one task for all blocks that it asks for.
+"""What a server does with a request: a task for as many of its blocks as take a quarter of a second.
 
 Petals makes a task of each block, after which the activations go from the GPU to the process of the handler and back.
-They are large (16 MiB for 1024 tokens of a model of 70B in bfloat16), so here they stay where they are until the last
-block is done. A request is therefore not interrupted by others, and the first that came is the first that is answered.
+They are large (16 MiB for 1024 tokens of a model of 70B in bfloat16), so here they stay where they are while several
+blocks are computed. Tasks stay short, because a server does not interrupt one: steps of sessions go first between two
+of them, and of a request that was given up no further one is made.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+
+TASK_SECONDS = 0.25
+"""What a task should take at most, if it has more than one block."""
+
+_seconds_per_work: dict[str, float] = {}  # of one token in one block, as in the latest task of a kind
 
 
 def merge_pools(backends: Mapping[str, Any]) -> None:
@@ -21,51 +28,55 @@ def merge_pools(backends: Mapping[str, Any]) -> None:
     """
     from petals.server.task_pool import PrioritizedTaskPool
 
-    def pool(name: str, run: Callable[..., Any]) -> Any:
-        return PrioritizedTaskPool(run, first.forward_pool.max_batch_size, name, device=first.forward_pool.device)
-
     first, chain = next(iter(backends.values())), _Chain(backends)
-    forward, backward = pool("forward", chain.forward), pool("backward", chain.backward)
-    inference = pool("inference", chain.inference)
+
+    def pool(run: Callable[..., Any]) -> Any:
+        return PrioritizedTaskPool(
+            run, first.forward_pool.max_batch_size, run.__name__, device=first.forward_pool.device
+        )
+
+    forward, backward, inference = pool(chain.forward), pool(chain.backward), pool(chain.inference)
     for backend in backends.values():
         backend.forward_pool, backend.backward_pool, backend.inference_pool = forward, backward, inference
 
 
 class _Chain:
-    """Blocks one after the other; each method runs in the process and on the device of the blocks."""
+    """Blocks one after the other; its methods run in the process of the blocks, and return the seconds at the end."""
 
     def __init__(self, backends: Mapping[str, Any]) -> None:
         self._backends = backends
 
-    def forward(self, hidden: torch.Tensor, adapter: str, uids: Sequence[str], *prompts: Any) -> tuple[torch.Tensor]:
-        """Runs blocks forward; prompts are of shape [1, pre_seq_len, hidden], or None."""
+    def forward(self, hidden: torch.Tensor, adapter: str, uids: Sequence[str], *prompts: Any) -> tuple[Any, ...]:
+        """Runs blocks forward; prompts are of shape [rows or 1, pre_seq_len, hidden], or None."""
+        start = time.monotonic()
         for uid, prompt in zip(uids, prompts, strict=True):
             (hidden,) = self._backends[uid].forward(_with_prompt(hidden, prompt), adapter)
-        return (hidden,)
+        return hidden, _seconds_since(start, hidden)
 
     def backward(
         self, hidden: torch.Tensor, gradient: torch.Tensor, adapter: str, uids: Sequence[str], *prompts: Any
-    ) -> tuple[torch.Tensor, ...]:
+    ) -> tuple[Any, ...]:
         """Returns the gradients of the inputs, and of the prompts if there are any; each forward is run twice."""
+        start = time.monotonic()
         inputs = [_with_prompt(hidden, prompts[0])]
         for uid, prompt in zip(uids[:-1], prompts[1:], strict=True):
             (outputs,) = self._backends[uid].forward(inputs[-1], adapter)
             inputs.append(_with_prompt(outputs, prompt))
-        gradients = []
-        for uid, block_inputs, prompt in zip(reversed(uids), reversed(inputs), reversed(prompts), strict=True):
-            (gradient,) = self._backends[uid].backward(block_inputs, gradient, adapter)
+        gradients: list[torch.Tensor] = []
+        for uid, prompt in zip(reversed(uids), reversed(prompts), strict=True):
+            (gradient,) = self._backends[uid].backward(inputs.pop(), gradient, adapter)
             if prompt is not None:
-                gradients.append(gradient[:, : prompt.shape[1]])
-        return (gradient, torch.stack(gradients[::-1])) if gradients else (gradient,)
+                gradients.insert(0, gradient[:, : prompt.shape[1]].clone())
+        stacked = [torch.stack(gradients)] if gradients else []
+        return gradient, *stacked, _seconds_since(start, gradient)
 
     @torch.inference_mode()
-    def inference(
-        self, hidden: torch.Tensor, order: torch.Tensor, steps: Sequence[Any], *prompts: Any
-    ) -> tuple[torch.Tensor]:
+    def inference(self, hidden: torch.Tensor, order: torch.Tensor, steps: Any, *prompts: Any) -> tuple[Any, ...]:
         """Runs a step of a session; `steps` has Petals' `InferenceMetadata` for each block."""
+        start = time.monotonic()
         for step, prompt in zip(steps, prompts, strict=True):
             (hidden,) = self._backends[step.uid].inference_step(_with_prompt(hidden, prompt), order, step)
-        return (hidden,)
+        return hidden, _seconds_since(start, hidden)
 
 
 def _with_prompt(hidden: torch.Tensor, prompt: torch.Tensor | None) -> torch.Tensor:
@@ -74,51 +85,102 @@ def _with_prompt(hidden: torch.Tensor, prompt: torch.Tensor | None) -> torch.Ten
     return hidden
 
 
-async def run_forward(*tensors: torch.Tensor, args_structure: Any = None, **request: Any) -> torch.Tensor:
-    """Runs blocks forward; takes and returns what `petals.server.block_functions.run_rpc_forward` does."""
-    hidden, prompts, *_ = _unpacked(tensors, args_structure)
-    (outputs,) = await _submit("forward", [hidden], prompts, **request)
-    return outputs
+def _seconds_since(start: float, computed: torch.Tensor) -> torch.Tensor:
+    if computed.is_cuda:
+        torch.cuda.synchronize(computed.device)
+    return torch.tensor(time.monotonic() - start)
 
 
-async def run_backward(*tensors: torch.Tensor, args_structure: Any = None, **request: Any) -> Sequence[torch.Tensor]:
-    """Runs blocks backward; takes and returns what `petals.server.block_functions.run_rpc_backward` does."""
-    hidden, gradient, prompts, *_ = _unpacked(tensors, args_structure)
-    return await _submit("backward", [hidden, gradient], prompts, **request)
-
-
-async def _submit(
-    kind: str,
-    tensors: Sequence[torch.Tensor],
-    prompts: torch.Tensor | None,
-    *,
+async def run_forward(
+    *tensors: torch.Tensor,
     requested_backends: Sequence[Any],
     active_adapter: str = "",
     prioritizer: Any,
     points: int = 0,
-) -> Any:
-    """Has the runtime run a method of `_Chain`."""
-    backend = requested_backends[0]
-    tensors = [tensor.to(backend.dtype) for tensor in tensors]
-    if tensors[0].ndim != 3:
-        raise ValueError(f"Received hidden states of {tensors[0].ndim} dimensions instead of 3")
-    pool = backend.forward_pool if kind == "forward" else backend.backward_pool
-    priority = prioritizer.prioritize(*tensors, points=points, backend=backend, type=kind)
-    uids, deep = [each.name for each in requested_backends], _prompt_of_each(prompts, requested_backends)
-    return await pool.submit_task(*tensors, active_adapter, uids, *deep, priority=priority)
+    args_structure: Any = None,
+) -> torch.Tensor:
+    """Runs blocks forward; takes and returns what `petals.server.block_functions.run_rpc_forward` does."""
+    hidden, prompts, *_ = _unpacked(tensors, args_structure)
+    hidden = _as_hidden(hidden, requested_backends)
+    deep = _prompt_of_each(prompts, requested_backends)
+    priority = prioritizer.prioritize(hidden, points=points, backend=requested_backends[0], type="forward")
+    for blocks in _tasks("forward", hidden, len(requested_backends)):
+        hidden = await _forward(hidden, requested_backends[blocks], deep[blocks], active_adapter, priority)
+    return hidden
+
+
+async def run_backward(
+    *tensors: torch.Tensor,
+    requested_backends: Sequence[Any],
+    active_adapter: str = "",
+    prioritizer: Any,
+    points: int = 0,
+    args_structure: Any = None,
+) -> Sequence[torch.Tensor]:
+    """Runs blocks backward; takes and returns what `petals.server.block_functions.run_rpc_backward` does."""
+    hidden, gradient, prompts, *_ = _unpacked(tensors, args_structure)
+    hidden, gradient = (_as_hidden(tensor, requested_backends) for tensor in (hidden, gradient))
+    deep = _prompt_of_each(prompts, requested_backends)
+    priority = prioritizer.prioritize(hidden, gradient, points=points, backend=requested_backends[0], type="backward")
+    inputs: list[tuple[slice, torch.Tensor]] = []
+    for blocks in _tasks("backward", hidden, len(requested_backends)):
+        inputs.append((blocks, hidden))
+        if blocks.stop < len(requested_backends):
+            hidden = await _forward(hidden.clone(), requested_backends[blocks], deep[blocks], active_adapter, priority)
+    of_prompts: list[torch.Tensor] = []
+    for blocks, hidden in reversed(inputs):
+        backends = requested_backends[blocks]
+        arguments = gradient, active_adapter, [backend.name for backend in backends], *deep[blocks]
+        pool = backends[0].backward_pool
+        gradient, *found, seconds = await pool.submit_task(hidden, *arguments, priority=priority)
+        _note("backward", seconds, hidden, blocks)
+        of_prompts = [*found, *of_prompts]
+    return [gradient, torch.cat(of_prompts)] if of_prompts else [gradient]
+
+
+async def _forward(
+    hidden: torch.Tensor, backends: Sequence[Any], prompts: Sequence[Any], adapter: str, priority: float
+) -> torch.Tensor:
+    uids, pool = [backend.name for backend in backends], backends[0].forward_pool
+    outputs, seconds = await pool.submit_task(hidden, adapter, uids, *prompts, priority=priority)
+    _note("forward", seconds, hidden, slice(0, len(backends)))
+    return outputs
+
+
+def _tasks(kind: str, hidden: torch.Tensor, count: int) -> Iterator[slice]:
+    """Yields the blocks of each task of a request, as many as the tasks before show that there is time for."""
+    start = 0
+    while start < count:
+        seconds = _seconds_per_work.get(kind, float("inf")) * max(1, hidden.shape[0] * hidden.shape[1])
+        end = min(count, start + max(1, int(min(count, TASK_SECONDS / seconds))))
+        yield slice(start, end)
+        start = end
+
+
+def _note(kind: str, seconds: torch.Tensor, hidden: torch.Tensor, blocks: slice) -> None:
+    """Notes what a task took."""
+    work = max(1, hidden.shape[0] * hidden.shape[1]) * (blocks.stop - blocks.start)
+    _seconds_per_work[kind] = max(1e-12, float(seconds) / work)
+
+
+def _as_hidden(tensor: torch.Tensor, backends: Sequence[Any]) -> torch.Tensor:
+    """Returns what a client sent as hidden states, in the dtype of the blocks."""
+    if tensor.ndim != 3:
+        raise ValueError(f"Received hidden states of {tensor.ndim} dimensions instead of 3")
+    return tensor.to(backends[0].dtype)
 
 
 def _unpacked(tensors: Sequence[torch.Tensor], args_structure: Any) -> Sequence[torch.Tensor]:
+    if args_structure is None:
+        return tensors
     from petals.utils.packaging import unpack_args_kwargs
 
-    return tensors if args_structure is None else unpack_args_kwargs(tensors, args_structure)[0]
+    return unpack_args_kwargs(tensors, args_structure)[0]
 
 
 def _prompt_of_each(prompts: torch.Tensor | None, backends: Sequence[Any]) -> list[torch.Tensor | None]:
     """Returns each block's prompts, or None, from those of all blocks, [blocks, rows or 1, pre_seq_len, hidden]."""
-    from petals.utils.misc import is_dummy
-
-    if prompts is None or is_dummy(prompts):
+    if prompts is None or not prompts.numel():
         return [None] * len(backends)
     if len(prompts) != len(backends):
         raise ValueError(f"Received {len(prompts)} prompts for {len(backends)} blocks")
@@ -168,11 +230,15 @@ async def iterate_inference(
             hidden, order, points=points / max(max_length, 1), requested_uids=requested_uids, type="inference"
         )
         if hidden.numel():  # a step without tokens allocates the cache
-            steps = tuple(
+            steps = [
                 InferenceMetadata(uid, position, tuple(handles), active_adapter)
                 for uid, handles in zip(requested_uids, cache_handles, strict=True)
-            )
-            (hidden,) = await backend.inference_pool.submit_task(hidden, order, steps, *deep, priority=priority)
+            ]
+            for blocks in _tasks("inference", hidden, len(steps)):
+                hidden, seconds = await backend.inference_pool.submit_task(
+                    hidden, order, tuple(steps[blocks]), *deep[blocks], priority=priority
+                )
+                _note("inference", seconds, hidden, blocks)
         answer = serialize_torch_tensor(hidden.to(output.dtype), output.compression, allow_inplace=True)
         yield [answer], all(prompt is None for prompt in deep)
         position = end

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.swarm import describe_bottleneck, describe_servers
-from dist_eval.results.work import ServerTraffic
+from dist_eval.results.work import Announcement, ServerTraffic
 from dist_eval.swarm.pacing import Ticket
 from dist_eval.swarm.router import Router
 from dist_eval.swarm.routes import Span
@@ -34,7 +34,7 @@ def test_the_bottleneck_is_where_replicas_together_do_least() -> None:
 def test_every_server_that_answered_is_listed(gone: bool) -> None:
     router = measured(a=0.001)
     counts = {"requests": 1, "failures": 2, "wrong_answers": 0, "token_blocks": 1000}
-    servers = [ServerTraffic(peer="a", latency_p50=0.5, latency_p95=0.7, **counts)]
+    servers = [ServerTraffic(peer="a", announced=Announcement(), latency_p50=0.5, latency_p95=0.7, **counts)]
     line = describe_servers(servers, [] if gone else [Span("a", 0, 4)], router).splitlines()[1].split()
     assert line[:4] == ["...a", "gone" if gone else "0:4", "1", "2"]
     assert line[4:] == ["0.500", "0.700", "?" if gone else "250"]

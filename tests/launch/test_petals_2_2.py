@@ -166,7 +166,8 @@ def answers(
 ) -> dict[tuple[str, str], dict[str, Any]]:
     """What each combination of client and servers computes, or says instead, by model."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
-    wanted = {item.callspec.params["client"] for item in request.session.items if "answers" in item.fixturenames}
+    items = [item for item in request.session.items if item.path == request.path and "answers" in item.fixturenames]
+    wanted = {item.callspec.params["client"] for item in items}
 
     def ask(version: str, servers: Servers) -> None:
         dht = servers.join()

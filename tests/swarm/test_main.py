@@ -23,7 +23,7 @@ def test_a_private_swarm_starts_shows_its_status_and_ends(
     end: signal.Signals, launcher: Launcher, tmp_path: Path
 ) -> None:
     peers_file = tmp_path / "peers.txt"
-    blocks = ["0:4"] if end == signal.SIGKILL else ["0:4", "1:3"]
+    blocks = ["0:4", "1:3"]
     options = ["--model", str(demo.BASE_MODEL), "--blocks", *blocks, "--peers-file", str(peers_file)]
     # as a shell starts jobs in the background of a script
     swarm = launcher.start("-m", "dist_eval.swarm", *options, preexec_fn=_ignore_interrupts)
