@@ -49,7 +49,8 @@ class SavedPredictions:
     @classmethod
     def from_table(cls, table: pa.Table | pa.RecordBatch) -> SavedPredictions:
         """Takes over columns that were read from a file."""
-        columns = {name: _to_numpy(table.column(name)) for name in table.schema.names}
+        known = {field.name for field in fields(cls)}  # a newer version may have written more
+        columns = {name: _to_numpy(table.column(name)) for name in table.schema.names if name in known}
         if problem_of(columns["label"].dtype) is REGRESSION:
             columns["probabilities"] = np.empty((len(columns["label"]), 0))
             for name in ("label", "prediction"):
