@@ -43,7 +43,7 @@ def describe_comparisons(comparisons: Sequence[Comparison]) -> Document:
         rows = _rows(comparison, notes)
         table = Table(caption, columns, rows, [*tests, *notes.lines()], summary_rows=len(rows))
         sections.append(Section(pair, [table]))
-    return Document("Comparison", [f"{first.describe_runs(runs)}; {with_whom}"], sections)
+    return Document("Comparison", [f"{first.describe_runs(runs)}; {with_whom}"], sections, facts_first=True)
 
 
 def _rows(comparison: Comparison, notes: Footnotes) -> Rows:
@@ -99,7 +99,7 @@ def _signed(name: str, difference: PairedDifference, notes: Footnotes) -> Number
 
     value, interval = difference.value, difference.interval
     if interval.limits is None or value is None:
-        return Number("–" if value is None else signed(value), notes.mark(interval.reason))
+        return Number("-" if value is None else signed(value), notes.mark(interval.reason))
     low, high = interval.limits
     return Number(signed(value), f" [{signed(low)}, {signed(high)}]")
 

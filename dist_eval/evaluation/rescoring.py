@@ -72,7 +72,7 @@ def rescore_complete(
     if custom_metrics or is_new_analysis or not (folder.path / REPORT).exists():
         report_on(folder.path, config.report)
     if custom_metrics or is_new_analysis:
-        print(f"Computed from its predictions:{format_run(folder.path)}", flush=True)
+        print(f"Computed from its predictions:{format_run(folder.path, with_speed=False)}", flush=True)
     return results.metrics
 
 

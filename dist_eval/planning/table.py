@@ -64,7 +64,7 @@ def _traffic_lines(hop: HopValues | None) -> list[str]:
         return []
     deep = f", and {format_bytes(2 * hop.prompts)} of deep prompts for each of its blocks" if hop.prompts else ""
     small = format_bytes(2 * hop.activations)
-    return [f"bytes: {small} to and from each server on the way{deep}; in float32 twice that"]
+    return [f"bytes: {small} to and from each server on the way{deep}; in float32 without --compression twice that"]
 
 
 def _label_lines(labels: list[LabelCount]) -> list[str]:

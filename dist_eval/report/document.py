@@ -43,7 +43,7 @@ Rows: TypeAlias = list[list[Cell]]
 class Table:
     """A table."""
 
-    caption: str  # what it shows
+    caption: str  # what it shows; "" if the heading of its section says it
     columns: Sequence[str]  # names of the columns
     rows: Sequence[Sequence[Cell]]  # the cells of each row
     notes: Sequence[str] = ()  # lines below it, such as footnotes
@@ -51,14 +51,19 @@ class Table:
     summary_rows: int = 0  # number of rows in a summary; 0 if it is not part of one
     # whether rows begin with a label and a prediction, whose mistakes a reader may want to see
     filters_mistakes: bool = False
+    further_rows: int = 0  # number of rows that only results.json has
+    # on a terminal, which is narrow: the caption of the table without what follows its numbers and without notes, ""
+    # if these are shown; and the number of characters after which texts are cut, 0 if they are not
+    values_caption: str = ""
+    longest_text: int = 0
 
     def summary(self) -> Sequence[Sequence[Cell]]:
         """Returns the rows that are part of a summary."""
         return self.rows[: self.summary_rows]
 
-    def omission(self) -> list[str]:
-        """Returns a line on the rows that are not part of a summary; none if all are."""
-        omitted = len(self.rows) - len(self.summary())
+    def omission(self, shown: int) -> list[str]:
+        """Returns a line on the rows after the first ones, which are shown; none if these are all."""
+        omitted = max(0, len(self.rows) - shown) + self.further_rows
         return [f"{format_count(omitted, 'more is', 'more are')} in results.json."] if omitted else []
 
 
@@ -79,10 +84,9 @@ class Section:
     lines: Sequence[str] = ()  # what is said above these
     notes: Sequence[str] = ()  # what is said below these; they are part of a summary
 
-    def summary(self) -> list[tuple[str, Table]]:
-        """Returns the tables that are part of a summary, with their captions; "" for one that has this title."""
-        tables = [part for part in self.parts if isinstance(part, Table) and part.summary_rows]
-        return [("" if table.caption == self.title else table.caption, table) for table in tables]
+    def summary(self) -> list[Table]:
+        """Returns the tables that are part of a summary."""
+        return [part for part in self.parts if isinstance(part, Table) and part.summary()]
 
 
 @dataclass(frozen=True)
@@ -100,8 +104,9 @@ class Document:
     """A run, or several."""
 
     title: str  # name of the run
-    facts: Sequence[str]  # how much was evaluated, and how fast
+    facts: Sequence[str]  # how much was evaluated, then how fast
     sections: Sequence[Section]  # the sections, of which the first has the metrics
+    facts_first: bool = False  # whether a terminal shows the facts above the tables, too
     kind: str = ""  # what kind of evaluation it is
     model: str = ""  # name of the model
     data: str = ""  # name of what it was evaluated on
@@ -128,7 +133,7 @@ Results: TypeAlias = CompleteRun | CompleteHarnessRun
 def metric_number(name: str, results: Results | Slice, notes: Footnotes) -> Number:
     """Returns a metric with its interval, or a footnote that says why it is undefined or has none."""
     value, interval, why = results.metrics.get(name), results.intervals.get(name), results.undefined.get(name)
-    text = "–" if value is None else format_metric(name, value)
+    text = "-" if value is None else format_metric(name, value)
     return Number(text, format_interval(name, interval, notes, why) if interval else notes.mark(why))
 
 
@@ -136,4 +141,4 @@ def metric_card(title: str, name: str, results: Results) -> tuple[str, Number]:
     """Returns a metric with its interval, or the reason why it is undefined or has none, under a title."""
     value, interval = results.metrics.get(name), results.intervals.get(name)
     reason = results.undefined.get(name) or (interval.reason if interval else None) or ""
-    return title, Number("–" if value is None else format_metric(name, value), format_limits(name, interval) or reason)
+    return title, Number("-" if value is None else format_metric(name, value), format_limits(name, interval) or reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,7 @@ from dist_eval.tables import Footnotes, format_count
 
 _CLASSES_IN_MATRIX, _CONFUSIONS, _LABELS_SHOWN, _LONG_TABLE = 24, 20, 10, 40
 _ROWS_IN_SUMMARY, _CONFUSIONS_IN_SUMMARY = 30, 5
+_LABEL_WIDTH, _SLICE_WIDTH = 30, 40  # on a terminal
 _AVERAGES = ("macro", "micro", "weighted")
 
 
@@ -78,21 +80,24 @@ def describe_evaluation(run: FinishedRun, contents: Contents) -> Document:
         files=[RESULTS, PREDICTIONS, plot_name(results.problem_type), *([RELIABILITY] if results.calibration else [])],
         cards=[metric_card(name, name, results) for name in metric_names(results.problem_type, "cards")],
         sections=sections,
-        find_mistakes=lambda: find_mistakes(run, [(row, column) for row, column, _ in confusions], contents),
+        find_mistakes=lambda: find_mistakes(
+            run, [(row, column) for row, column, _ in confusions[:_CONFUSIONS]], contents
+        ),
         details=_details(results),
     )
 
 
 def _metrics(results: CompleteRun) -> Section:
     shown = metrics_shown(results)
-    tables = [_metric_table("Metrics", shown, results, summary_rows=len(shown)), *_averages(results)]
+    tables = [_metric_table("", shown, results, summary_rows=len(shown)), *_averages(results)]
     in_tables = {*shown, *(f"{ratio}_{average}" for ratio in OF_CLASS for average in _AVERAGES)}
     others = [name for name in results.metrics if name not in in_tables]
     if others:
         tables.append(_metric_table(f"{len(others)} more metrics", others, results, is_folded=True))
-    share = results.majority_share
-    majority = [f"Always guessing the most frequent class would have an accuracy of {share:.4f}."] if share else []
-    return Section("Metrics", tables, notes=[*majority, *caveats(results)])
+    if share := results.majority_share:
+        majority = f"Always guessing the most frequent class would have an accuracy of {share:.4f}."
+        tables[0] = replace(tables[0], notes=[*tables[0].notes, majority])
+    return Section("Metrics", tables, notes=caveats(results))
 
 
 def _averages(results: CompleteRun) -> list[Table]:
@@ -132,7 +137,7 @@ def _confusions(results: EvaluationResults, confusions: Sequence[Sequence[int]])
         support = [row.support for row in results.per_class if isinstance(row, ClassResults)]
         rows: Rows = [
             [names[label], names[prediction], *_count_and_share(count, support[label])]
-            for label, prediction, count in confusions
+            for label, prediction, count in confusions[:_CONFUSIONS]
         ]
         table = Table(
             "Most frequent confusions",
@@ -140,6 +145,8 @@ def _confusions(results: EvaluationResults, confusions: Sequence[Sequence[int]])
             rows,
             summary_rows=_CONFUSIONS_IN_SUMMARY,
             filters_mistakes=True,
+            further_rows=max(0, len(confusions) - _CONFUSIONS),
+            longest_text=_LABEL_WIDTH,
         )
         return [Section("Confusion", [plot, table], lines)]
     if results.problem_type == MULTI_LABEL.name and isinstance(matrix, ConfusionMatrix):
@@ -167,12 +174,12 @@ def _label_counts(matrix: Sequence[Sequence[int]]) -> list[Number]:
 
 
 def top_confusions(results: EvaluationResults) -> list[list[int]]:
-    """Returns true class, predicted class and number of examples of the most frequent confusions of single labels."""
+    """Returns true class, predicted class and number of examples of confusions of single labels, the most frequent first."""
     if results.problem_type != SINGLE_LABEL.name or results.confusion_matrix is None:
         return []
     cells = confusion_cells(results.confusion_matrix).tocoo()
     wrong = np.flatnonzero(cells.row != cells.col)
-    order = wrong[np.argsort(-cells.data[wrong], kind="stable")[:_CONFUSIONS]]
+    order = wrong[np.argsort(-cells.data[wrong], kind="stable")]
     return np.stack([cells.row, cells.col, cells.data], axis=1)[order].tolist()
 
 
@@ -199,13 +206,15 @@ def _classes(results: CompleteRun) -> list[Section]:
         notes.lines(),
         is_folded=len(rows) > _LONG_TABLE,
         summary_rows=_ROWS_IN_SUMMARY,
+        values_caption=f"By {what}",
+        longest_text=_LABEL_WIDTH,
     )
     return [Section(f"By {what}", [table])]
 
 
 def _class_number(name: str, row: ClassResults | OutputResults, notes: Footnotes) -> Number:
     value, interval = getattr(row, name), getattr(row.intervals, name, None)  # the support has none
-    text = "–" if value is None else str(value) if name == "support" else format_metric(name, value)
+    text = "-" if value is None else str(value) if name == "support" else format_metric(name, value)
     return Number(text, "" if interval is None else format_interval(name, interval, notes))
 
 
@@ -275,6 +284,7 @@ def _slice_table(column: str, slices: Sequence[Slice], problem: str) -> Table:
         rows,
         [*notes.lines(), *left_out],
         summary_rows=_ROWS_IN_SUMMARY,
+        longest_text=_SLICE_WIDTH,
     )
 
 

@@ -19,8 +19,8 @@ def render_markdown(document: Document) -> str:
     blocks = [f"### {code(document.title)}", f"{subject}."]
     for section in document.sections:
         tables = section.summary()
-        for caption, table in tables:
-            blocks += _table_blocks(caption, table)
+        for table in tables:
+            blocks += _table_blocks(table)
         if tables:
             blocks += _notes(section.notes)
     return "\n\n".join(blocks) + "\n"
@@ -34,12 +34,17 @@ def code(text: object) -> str:
     return f"{fence}{pad}{plain}{pad}{fence}"
 
 
-def _table_blocks(caption: str, table: Table) -> list[str]:
+def _table_blocks(table: Table) -> list[str]:
     """Returns a table with its notes; below its caption, if any, and then folded if it is long."""
     rows = [list(map(_cell, row)) for row in table.summary()]
     formats = [">" if isinstance(cell, Number) else "<" for cell in table.rows[0]] if rows else ()
     head = [code(name) if "|" in name or "`" in name else escape(name) for name in table.columns]
-    blocks = ["\n".join(markdown_table([head, *rows], formats)), *_notes(table.notes), *table.omission()]
+    blocks = [
+        "\n".join(markdown_table([head, *rows], formats)),
+        *_notes(table.notes),
+        *table.omission(table.summary_rows),
+    ]
+    caption = table.caption
     if not caption:
         return blocks
     if len(rows) <= _ROWS_UNFOLDED:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from dist_eval.errors import one_line, print_error
@@ -36,11 +37,13 @@ def write_report(folder: Path, contents: Contents | None = None, path: Path | No
     return path or folder / REPORT
 
 
-def format_run(folder: Path) -> str:
+def format_run(folder: Path, *, with_speed: bool = True) -> str:
     """Formats a complete run of any kind for the terminal, with the names of its files."""
     from dist_eval.report.text import render_text
 
     document = describe_run(folder)
+    if not with_speed:
+        document = replace(document, facts=document.facts[:1])
     names = [*document.files, *([REPORT] if (folder / REPORT).exists() else [])]
     files = "\n".join(f"  {folder / name}" for name in names)
     return printable_lines(f"\n{render_text(document)}\nfiles:\n{files}")

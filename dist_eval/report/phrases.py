@@ -8,6 +8,7 @@ from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION
 from dist_eval.data.tokenizers import ONE_BEGINNING
 from dist_eval.metrics.catalogue import OF_CLASS, OF_OUTPUT, metric_names
 from dist_eval.metrics.units import FEW_UNITS
+from dist_eval.report.naming import name_of
 from dist_eval.results.inputs import DatasetSummary, SessionsSummary
 from dist_eval.results.run import EvaluationResults
 from dist_eval.results.scores import Groups, Scores, Slice
@@ -113,11 +114,12 @@ def _precision_lines(swarm: Swarm | None) -> list[str]:
 
 
 def caveats(results: EvaluationResults) -> list[str]:
-    """Returns what a reader of the metrics should know: rows, groups, ranks, precisions, sessions, and the audit."""
+    """Returns what a reader of the metrics should know: rows, groups, ranks, adapter, precisions, sessions, and the audit."""
     return [
         *_selection_lines(results.data, results.groups),
         *_group_lines(results.groups),
         *_spread_lines(results.spread),
+        *([f"adapter: {name_of(results.model.adapter)}"] if results.model.adapter else []),
         *_precision_lines(results.swarm),
         *_session_lines(results.sessions),
         *audit_lines(results.audit),

@@ -85,16 +85,20 @@ def _metrics(run: TaskRun) -> Section:
     ]
     head = f"value [{100 * run.results.confidence:g} % interval]"
     columns = ["metric", head, "documents", "examples in front"]
-    tables = [Table("Metrics", columns, rows, notes.lines(), summary_rows=len(rows))]
+    tables = [Table("", columns, rows, notes.lines(), summary_rows=len(rows))]
     of_groups: Rows = [
-        [f"{name}/{metric.key}", Number("–" if metric.value is None else format_metric(metric.metric, metric.value))]
+        [
+            f"{name}/{metric.key}",
+            Number("-" if metric.value is None else format_metric(metric.metric, metric.value)),
+            ", ".join(group.tasks),
+        ]
         for name, group in results.groups.items()
         for metric in group.metrics
     ]
     if of_groups:
         caption = "Groups of tasks, as the harness aggregates them"
-        tables.append(Table(caption, ["metric", "value"], of_groups, summary_rows=len(of_groups)))
-    return Section("Metrics", tables, notes=results.notices)
+        tables.append(Table(caption, ["metric", "value", "tasks"], of_groups, summary_rows=len(of_groups)))
+    return Section("Metrics", tables, notes=[f"notice: {text}" for text in results.notices])
 
 
 def _find_missed(run: TaskRun, contents: Contents) -> Mistakes:

@@ -2,24 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dist_eval.printable import printable_lines
-from dist_eval.report.document import Cell, Document, Number
+from dist_eval.report.document import Cell, Document, Number, Table
 from dist_eval.tables import text_table
 
 
 def render_text(document: Document) -> str:
     """Renders the summary of a document: its tables, and below them all else that is said."""
-    lines: list[str] = []
-    for caption, table in (named for section in document.sections for named in section.summary()):
-        if caption:
-            lines += [""] * bool(lines) + [f"{caption}:"]
-        rows = [[_format_cell(cell) for cell in row] for row in table.summary()]
-        lines += [*text_table([table.columns, *rows]), *table.omission(), *table.notes]
-    notes = (line for section in document.sections for line in section.notes)
-    return printable_lines("\n".join([*lines, "", *document.facts, *notes]))
+    blocks = [_table_lines(table) for section in document.sections for table in section.summary()]
+    notes = [line for section in document.sections for line in section.notes]
+    if document.facts_first:
+        blocks = [[*document.facts], *blocks, notes]
+    else:
+        blocks.append([*document.facts, *notes])
+    return printable_lines("\n\n".join("\n".join(lines) for lines in blocks if lines))
 
 
-def _format_cell(cell: Cell) -> str:
-    if isinstance(cell, str):
-        return cell
-    return f"{cell.text}{cell.suffix}" if isinstance(cell, Number) else cell.text
+def _table_lines(table: Table) -> list[str]:
+    caption = table.values_caption or table.caption
+    columns = [_format_column(table, column) for column in zip(*table.summary(), strict=True)]
+    formats = [">" if isinstance(cell, Number) else "<" for cell in table.rows[0]]
+    return [
+        *([f"{caption}:"] if caption else []),
+        *text_table([table.columns, *zip(*columns, strict=True)], formats),
+        *table.omission(table.summary_rows),
+        *([] if table.values_caption else table.notes),
+    ]
+
+
+def _format_column(table: Table, cells: Sequence[Cell]) -> list[str]:
+    """Formats the cells of a column: numbers end below each other, and what follows them begins there."""
+    numbers = [cell for cell in cells if isinstance(cell, Number)]
+    suffixes = {id(cell): "" if table.values_caption else cell.suffix for cell in numbers}
+    width = max((len(cell.text) for cell in numbers), default=0)
+    suffix_width = max(map(len, suffixes.values()), default=0)
+    return [
+        f"{cell.text:>{width}}{suffixes[id(cell)]:<{suffix_width}}"
+        if isinstance(cell, Number)
+        else _cut(cell if isinstance(cell, str) else cell.text, table.longest_text)
+        for cell in cells
+    ]
+
+
+def _cut(text: str, longest: int) -> str:
+    return text if not longest or len(text) <= longest else text[: longest - 3] + "..."

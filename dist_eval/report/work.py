@@ -51,7 +51,7 @@ def _rank_table(results: Results, unit: str, *, with_hosts: bool) -> Table:
             *(Number(str(count)) for count in (rank.samples, rank.resumed, rank.batches)),
             Number(f"{rank.seconds:.2f}"),
             Number(_share(rank.seconds, longest) + (" (slow)" if rank.seconds > _SLOW * median else "")),
-            Number(f"{rank.samples / rank.seconds:.1f}" if rank.seconds else "–"),
+            Number(f"{rank.samples / rank.seconds:.1f}" if rank.seconds else "-"),
             Number(str(rank.in_flight)),
         ]
         for rank in results.ranks
@@ -61,7 +61,7 @@ def _rank_table(results: Results, unit: str, *, with_hosts: bool) -> Table:
 
 
 def _share(seconds: float, longest: float) -> str:
-    return f"{100 * seconds / longest:.0f} %" if longest else "–"
+    return f"{100 * seconds / longest:.0f} %" if longest else "-"
 
 
 def _server_tables(results: Results) -> list[Table]:
@@ -87,4 +87,4 @@ def _server_tables(results: Results) -> list[Table]:
 
 def _longest(seconds: list[float | None]) -> Number:
     known = [value for value in seconds if value is not None]
-    return Number(f"{1000 * max(known):.0f} ms" if known else "–")
+    return Number(f"{1000 * max(known):.0f} ms" if known else "-")

@@ -32,13 +32,15 @@ def describe_summary(
     complete = sum(outcome.status == "complete" for outcome in outcomes)
     verdict = f"{complete} of {format_count(len(outcomes), 'run is', 'runs are')} complete"
     rows = [_cells(outcome, metrics, folder, names) for outcome in outcomes]
-    table = Table("Runs", ["run", "status", "examples", *metrics], rows, summary_rows=len(rows))
+    table = Table("", ["run", "status", "examples", *metrics], rows, summary_rows=len(rows))
     sections = [Section("Runs", [table], notes=_remarks(outcomes, names))]
     if with_options:
         runs = [(names[outcome.folder], run) for outcome in outcomes if (run := measured(outcome))]
         options = differing_options([run for _, run in runs]) if runs else {}
         option_rows = [[name, *(values[row] for values in options.values())] for row, (name, _) in enumerate(runs)]
-        table = Table("Options that differ", ["run", *options], option_rows, summary_rows=len(option_rows))
+        table = Table(
+            "Options that differ", ["run", *options], option_rows, summary_rows=len(option_rows), longest_text=30
+        )
         sections.append(Section("Options", [table]))
     return Document(format_count(len(outcomes), "run"), [verdict], sections)
 
@@ -121,7 +123,7 @@ def _format_values(values: Sequence[Any], public: Sequence[Any]) -> list[str]:
 
 def _format_value(value: Any) -> str:
     if value is None or value == []:
-        return "–"
+        return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

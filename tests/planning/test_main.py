@@ -66,7 +66,7 @@ def test_without_a_probe_no_swarm_is_named_and_nothing_is_sent(
         "half of these texts lose at most 11, the longest 11 of 41",
         "unusual: 1 text of several lines, 1 text without a token of its own",
         "without any example: 1, 2, 4, 5, 6, 8, 9",
-        "of deep prompts for each of its blocks; in float32 twice that",
+        "of deep prompts for each of its blocks; in float32 without --compression twice that",
         "time: unknown without a probe",
     ):
         assert words in said

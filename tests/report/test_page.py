@@ -164,7 +164,7 @@ class Marks:
     def cell(
         self, value: float | None, interval: dict[str, Any], undefined: str | None = None, form: str = ".4f"
     ) -> str:
-        shown = "–" if value is None else f"{value:{form}}"
+        shown = "-" if value is None else f"{value:{form}}"
         if interval["low"] is not None:
             return f"{shown} [{interval['low']:{form}}, {interval['high']:{form}}]"
         words = undefined or interval["reason"]

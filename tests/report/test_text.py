@@ -135,17 +135,17 @@ def test_the_table_shows_intervals_or_why_there_are_none(tmp_path: Path) -> None
 def test_the_table_shows_undefined_figures_as_a_dash_with_the_reason(tmp_path: Path) -> None:
     metrics = compute_metrics(predictions_of([1, 1, 1], [1, 1, 1], 2), ["neg", "pos"])
     table = table_of(tmp_path, metrics)
-    number = line_of(table, "mcc ").removeprefix("mcc ").strip().removeprefix("– ")
+    number = line_of(table, "mcc ").removeprefix("mcc ").strip().removeprefix("- ")
     assert f"\n{number} {metrics.undefined['mcc']}\n" in table
-    number = line_of(table, "roc_auc ").removeprefix("roc_auc ").strip().removeprefix("– ")
+    number = line_of(table, "roc_auc ").removeprefix("roc_auc ").strip().removeprefix("- ")
     assert f"\n{number} class 'neg' without examples\n" in table
-    assert line_of(table, "neg ").split()[1:] == ["–", "–", "–", "0"]
+    assert line_of(table, "neg ").split()[1:] == ["-", "-", "-", "0"]
 
 
 def test_an_average_that_is_undefined_is_a_dash_with_its_reason_somewhere(tmp_path: Path) -> None:
     metrics = compute_metrics(predictions_of([0, 1, 2, 0], [0, 1, 1, 0], 3), ["a", "b", "c"])
     table = table_of(tmp_path, metrics)
-    assert line_of(table, "macro ").split()[1] == "–"
+    assert line_of(table, "macro ").split()[1] == "-"
     assert "class 'c' was never predicted" in table
 
 
@@ -205,7 +205,7 @@ def test_the_table_shows_slices(tmp_path: Path) -> None:
     slices = [slice_of(value) for value in values] + [slice_of("tv", f1=0.5), slice_of("book", f1=0.25)]
     table = table_of(tmp_path, slices=slices)
     assert line_of(table, "source ").split() == ["source", "examples", "accuracy", "f1_macro"]
-    assert line_of(table, "web ").split()[1:] == ["40", "0.8750", "[0.7000,", "0.9500]", "–", "(1)"]
+    assert line_of(table, "web ").split()[1:] == ["40", "0.8750", "[0.7000,", "0.9500]", "-", "(1)"]
     assert line_of(table, "tv ").endswith("  0.5000 (2)") and line_of(table, "book ").endswith("(2)")
     assert "\n(1) no class\n(2) too few\n" in table
     for shown in ("(empty) ", "(missing) ", "two lines ", "x" * 77 + "... "):

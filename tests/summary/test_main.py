@@ -270,7 +270,7 @@ def test_options_of_paths_that_end_alike_and_weights_of_the_same_model_are_told_
     }
     assert differing_options([one, other(slice_by=["length", "source"], strict=True)]) == {
         "strict": ["no", "yes"],
-        "slice_by": ["–", "length, source"],
+        "slice_by": ["-", "length, source"],
     }
 
 
