@@ -174,7 +174,7 @@ def _label_counts(matrix: Sequence[Sequence[int]]) -> list[Number]:
 
 
 def top_confusions(results: EvaluationResults) -> list[list[int]]:
-    """Returns true class, predicted class and number of examples of confusions of single labels, the most frequent first."""
+    """Returns true class, predicted class and number of each kind of confusion of single labels, largest first."""
     if results.problem_type != SINGLE_LABEL.name or results.confusion_matrix is None:
         return []
     cells = confusion_cells(results.confusion_matrix).tocoo()

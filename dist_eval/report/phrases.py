@@ -114,7 +114,7 @@ def _precision_lines(swarm: Swarm | None) -> list[str]:
 
 
 def caveats(results: EvaluationResults) -> list[str]:
-    """Returns what a reader of the metrics should know: rows, groups, ranks, adapter, precisions, sessions, and the audit."""
+    """Returns what a reader of the metrics should know: rows, groups, ranks, adapter, precisions, sessions, audit."""
     return [
         *_selection_lines(results.data, results.groups),
         *_group_lines(results.groups),

@@ -38,9 +38,7 @@ def describe_summary(
         runs = [(names[outcome.folder], run) for outcome in outcomes if (run := measured(outcome))]
         options = differing_options([run for _, run in runs]) if runs else {}
         option_rows = [[name, *(values[row] for values in options.values())] for row, (name, _) in enumerate(runs)]
-        table = Table(
-            "Options that differ", ["run", *options], option_rows, summary_rows=len(option_rows), longest_text=30
-        )
+        table = Table("Options that differ", ["run", *options], option_rows, summary_rows=len(option_rows))
         sections.append(Section("Options", [table]))
     return Document(format_count(len(outcomes), "run"), [verdict], sections)
 

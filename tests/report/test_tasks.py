@@ -42,7 +42,9 @@ def test_the_summary_and_a_model_card_have_the_metrics_of_all_tasks(
     lines = capsys.readouterr().out.splitlines()
     assert lines[2].startswith("`base` on `tasks of the lm-evaluation-harness 0.4.13`: 240 of 240 log-likelihoods")
     assert "| `words/acc` | 0.7500 [0.5981, 0.8581] | 40 | 2 |" in lines
-    assert "| `words/odd` | 0.1230 (1) | 40 | 2 |" in lines and "| `all/acc` | 0.5000 |" in lines
+    assert "| `words/odd` | 0.1230 (1) | 40 | 2 |" in lines
+    [of_group] = (line for line in lines if line.startswith("| `all/acc` | 0.5000 | "))
+    assert "words" in of_group
     assert [line for line in lines if line.startswith("- `(1) it is no mean over documents")]
     assert main([str(folder), "--model-index", "--model-name", "me/base"]) == 0
     [model] = yaml.safe_load(capsys.readouterr().out)["model-index"]

@@ -208,7 +208,7 @@ def test_the_table_shows_slices(tmp_path: Path) -> None:
     assert line_of(table, "web ").split()[1:] == ["40", "0.8750", "[0.7000,", "0.9500]", "-", "(1)"]
     assert line_of(table, "tv ").endswith("  0.5000 (2)") and line_of(table, "book ").endswith("(2)")
     assert "\n(1) no class\n(2) too few\n" in table
-    for shown in ("(empty) ", "(missing) ", "two lines ", "x" * 77 + "... "):
+    for shown in ("(empty) ", "(missing) ", "two lines ", "x" * 37 + "... "):
         assert line_of(table, shown)
     many = [slice_of(str(number)) for number in range(70)]
     assert "\n40 more are in results.json.\n" in table_of(tmp_path, slices=many)
