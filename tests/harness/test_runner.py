@@ -112,7 +112,7 @@ def test_it_answers_as_the_harness_own_backend(
             assert found == (pytest.approx(value, rel=1e-5) if isinstance(value, float) else value), (name, metric)
     assert written["task_hashes"] and written["config"]["model_args"] == {"pretrained": str(models[family])}
     assert_recorded(results, written, samples)
-    assert results["notices"] == notices and all(f"\n{text}\n" in out for text in notices)
+    assert results["notices"] == notices and all(f"\nnotice: {text}\n" in out for text in notices)
     assert [name for name in TASKS if any(f"{name} says num_fewshot: 0" in text for text in notices)] == [
         name for name, task in results["tasks"].items() if task["num_fewshot"] == 0
     ]

@@ -279,7 +279,6 @@ def test_an_unknown_choice_in_the_file_is_refused(tmp_path: Path, name: str, opt
     ("typed", "meant"),
     [
         ("--datset", "--dataset"),
-        ("--text_column", "--text-column"),
         ("--initial-peer", "--initial-peers"),
         ("--label", "--labels"),
     ],
