@@ -111,7 +111,7 @@ def test_a_prompt_that_begins_with_the_tokenizers_own_first_token_has_it_once(
     assert run_here(*command(model, dataset, tmp_path, *prompt, *LOCAL)) == 0
     assert [row["text"] for row in predictions(tmp_path)] == expected
     said = f"{ROWS} prompts have the tokenizer's BOS in front already, which is not doubled"
-    assert results_of(tmp_path)["notices"] == [said] and f"\n{said}\n" in capfd.readouterr().out
+    assert results_of(tmp_path)["notices"] == [said] and f"\nnotice: {said}\n" in capfd.readouterr().out
 
 
 def test_samples_depend_on_the_seed_and_runs_are_compared_by_row(

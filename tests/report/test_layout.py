@@ -121,7 +121,7 @@ COLUMNS = """(height) => {
   main.querySelectorAll("h2").forEach((one) => follow(one, one.nextElementSibling));
   main.querySelectorAll("section > p:has(+ figure)").forEach(
     (one) => follow(one, one.nextElementSibling.querySelector("img")));
-  main.querySelectorAll("table").forEach((one) => follow(one.caption, one.querySelector("tbody tr")));
+  main.querySelectorAll("table").forEach((one) => follow(one.caption || one.tHead, one.querySelector("tbody tr")));
   main.querySelectorAll(".notes").forEach(
     (one) => follow(one.previousElementSibling.querySelector("tbody tr:last-child"), one));
   const lows = {};
