@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL
+from dist_eval.data.problem_types import REGRESSION, SINGLE_LABEL
 from dist_eval.metrics.catalogue import OF_CLASS, metric_names
 from dist_eval.metrics.words import format_interval, format_metric
+from dist_eval.report.confusions import LABEL_WIDTH, confusion_sections, frequent_confusions
 from dist_eval.report.document import (
     Contents,
     Document,
@@ -36,14 +35,12 @@ from dist_eval.report.phrases import (
 )
 from dist_eval.report.work import format_speed, work_details, work_section
 from dist_eval.results.inputs import DatasetSummary, PromptSummary
-from dist_eval.results.run import CompleteRun, EvaluationResults
-from dist_eval.results.scores import Calibration, CalibrationBin, ClassResults, ConfusionMatrix, OutputResults, Slice
+from dist_eval.results.run import CompleteRun
+from dist_eval.results.scores import Calibration, CalibrationBin, ClassResults, OutputResults, Slice
 from dist_eval.runs.files import PREDICTIONS, RESULTS
 from dist_eval.runs.plots import (
     POINTS,
     RELIABILITY,
-    confusion_cells,
-    draw_confusion_matrix,
     draw_reliability,
     draw_scatter,
     plot_name,
@@ -51,19 +48,17 @@ from dist_eval.runs.plots import (
 from dist_eval.runs.reading import FinishedRun
 from dist_eval.tables import Footnotes, format_count
 
-_CLASSES_IN_MATRIX, _CONFUSIONS, _LABELS_SHOWN, _LONG_TABLE = 24, 20, 10, 40
-_ROWS_IN_SUMMARY, _CONFUSIONS_IN_SUMMARY = 30, 5
-_LABEL_WIDTH, _SLICE_WIDTH = 30, 40  # on a terminal
+_LABELS_SHOWN, _LONG_TABLE, _ROWS_IN_SUMMARY, _SLICE_WIDTH = 10, 40, 30, 40
 _AVERAGES = ("macro", "micro", "weighted")
 
 
 def describe_evaluation(run: FinishedRun, contents: Contents) -> Document:
     """Describes a run."""
     results = run.results
-    confusions = top_confusions(results)
+    confusions, kinds = frequent_confusions(results)
     sections = [
         _metrics(results),
-        *_confusions(results, confusions),
+        *confusion_sections(results, confusions, kinds),
         *_labels_and_predictions(run),
         *_classes(results),
         *_calibration(results),
@@ -80,9 +75,7 @@ def describe_evaluation(run: FinishedRun, contents: Contents) -> Document:
         files=[RESULTS, PREDICTIONS, plot_name(results.problem_type), *([RELIABILITY] if results.calibration else [])],
         cards=[metric_card(name, name, results) for name in metric_names(results.problem_type, "cards")],
         sections=sections,
-        find_mistakes=lambda: find_mistakes(
-            run, [(row, column) for row, column, _ in confusions[:_CONFUSIONS]], contents
-        ),
+        find_mistakes=lambda: find_mistakes(run, [(row, column) for row, column, _ in confusions], contents),
         details=_details(results),
     )
 
@@ -122,67 +115,6 @@ def _interval_head(results: CompleteRun) -> str:
     return f"value [{100 * results.confidence:g} % interval]"
 
 
-def _confusions(results: EvaluationResults, confusions: Sequence[Sequence[int]]) -> list[Section]:
-    matrix, names = results.confusion_matrix, results.label_names
-    if results.problem_type == SINGLE_LABEL.name and matrix is not None:
-        lines = []
-        if len(names) > _CLASSES_IN_MATRIX + 1:
-            lines.append(f"Of {len(names)} classes those {_CLASSES_IN_MATRIX} with the most mistakes are drawn.")
-        if omitted := getattr(matrix, "omitted", 0):
-            lines.append(f"Cells with few examples, {omitted} in all, are left out.")
-        plot = Plot(
-            "Confusion matrix: examples by true class (rows) and predicted class (columns)",
-            lambda: draw_confusion_matrix(results, _CLASSES_IN_MATRIX),
-        )
-        support = [row.support for row in results.per_class if isinstance(row, ClassResults)]
-        rows: Rows = [
-            [names[label], names[prediction], *_count_and_share(count, support[label])]
-            for label, prediction, count in confusions[:_CONFUSIONS]
-        ]
-        table = Table(
-            "Most frequent confusions",
-            ["true class", "predicted class", "examples", "of the true class"],
-            rows,
-            summary_rows=_CONFUSIONS_IN_SUMMARY,
-            filters_mistakes=True,
-            further_rows=max(0, len(confusions) - _CONFUSIONS),
-            longest_text=_LABEL_WIDTH,
-        )
-        return [Section("Confusion", [plot, table], lines)]
-    if results.problem_type == MULTI_LABEL.name and isinstance(matrix, ConfusionMatrix):
-        line = "Each cell has the number of examples, and its share of those that have the label, or that do not."
-        columns = ["label", "there, found", "there, missed", "not there, predicted", "not there, left out"]
-        matrices: Any = matrix.matrix
-        table = Table(
-            "What became of each label",
-            columns,
-            [[name, *_label_counts(counts)] for name, counts in zip(names, matrices, strict=True)],
-        )
-        return [Section("Confusion", [table], [line])]
-    return []
-
-
-def _count_and_share(count: int, total: int) -> list[Number]:
-    return [Number(str(count)), Number(f"{100 * count / total:.1f} %")]
-
-
-def _label_counts(matrix: Sequence[Sequence[int]]) -> list[Number]:
-    (right_no, wrong_yes), (wrong_no, right_yes) = matrix
-    yes, no = right_yes + wrong_no, right_no + wrong_yes
-    counts = [(right_yes, yes), (wrong_no, yes), (wrong_yes, no), (right_no, no)]
-    return [Number(str(count), f" {100 * count / total:.1f} %" if total else "") for count, total in counts]
-
-
-def top_confusions(results: EvaluationResults) -> list[list[int]]:
-    """Returns true class, predicted class and number of each kind of confusion of single labels, largest first."""
-    if results.problem_type != SINGLE_LABEL.name or results.confusion_matrix is None:
-        return []
-    cells = confusion_cells(results.confusion_matrix).tocoo()
-    wrong = np.flatnonzero(cells.row != cells.col)
-    order = wrong[np.argsort(-cells.data[wrong], kind="stable")]
-    return np.stack([cells.row, cells.col, cells.data], axis=1)[order].tolist()
-
-
 def _labels_and_predictions(run: FinishedRun) -> list[Section]:
     if run.results.problem_type != REGRESSION.name:
         return []
@@ -207,7 +139,7 @@ def _classes(results: CompleteRun) -> list[Section]:
         is_folded=len(rows) > _LONG_TABLE,
         summary_rows=_ROWS_IN_SUMMARY,
         values_caption=f"By {what}",
-        longest_text=_LABEL_WIDTH,
+        longest_text=LABEL_WIDTH,
     )
     return [Section(f"By {what}", [table])]
 

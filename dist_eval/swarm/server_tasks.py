@@ -133,7 +133,7 @@ async def run_backward(
         arguments = gradient, active_adapter, [backend.name for backend in backends], *deep[blocks]
         pool = backends[0].backward_pool
         gradient, *found, seconds = await pool.submit_task(hidden, *arguments, priority=priority)
-        _note("backward", seconds, hidden, blocks)
+        _note("backward", seconds, hidden, len(backends))
         of_prompts = [*found, *of_prompts]
     return [gradient, torch.cat(of_prompts)] if of_prompts else [gradient]
 
@@ -143,7 +143,7 @@ async def _forward(
 ) -> torch.Tensor:
     uids, pool = [backend.name for backend in backends], backends[0].forward_pool
     outputs, seconds = await pool.submit_task(hidden, adapter, uids, *prompts, priority=priority)
-    _note("forward", seconds, hidden, slice(0, len(backends)))
+    _note("forward", seconds, hidden, len(backends))
     return outputs
 
 
@@ -151,16 +151,19 @@ def _tasks(kind: str, hidden: torch.Tensor, count: int) -> Iterator[slice]:
     """Yields the blocks of each task of a request, as many as the tasks before show that there is time for."""
     start = 0
     while start < count:
-        seconds = _seconds_per_work.get(kind, float("inf")) * max(1, hidden.shape[0] * hidden.shape[1])
+        seconds = _seconds_per_work.get(kind, float("inf")) * _tokens(hidden)
         end = min(count, start + max(1, int(min(count, TASK_SECONDS / seconds))))
         yield slice(start, end)
         start = end
 
 
-def _note(kind: str, seconds: torch.Tensor, hidden: torch.Tensor, blocks: slice) -> None:
-    """Notes what a task took."""
-    work = max(1, hidden.shape[0] * hidden.shape[1]) * (blocks.stop - blocks.start)
-    _seconds_per_work[kind] = max(1e-12, float(seconds) / work)
+def _note(kind: str, seconds: torch.Tensor, hidden: torch.Tensor, count: int) -> None:
+    """Notes what a task of a number of blocks took."""
+    _seconds_per_work[kind] = max(1e-12, float(seconds) / (_tokens(hidden) * count))
+
+
+def _tokens(hidden: torch.Tensor) -> int:
+    return max(1, hidden.shape[0] * hidden.shape[1])
 
 
 def _as_hidden(tensor: torch.Tensor, backends: Sequence[Any]) -> torch.Tensor:
@@ -238,7 +241,7 @@ async def iterate_inference(
                 hidden, seconds = await backend.inference_pool.submit_task(
                     hidden, order, tuple(steps[blocks]), *deep[blocks], priority=priority
                 )
-                _note("inference", seconds, hidden, blocks)
+                _note("inference", seconds, hidden, blocks.stop - blocks.start)
         answer = serialize_torch_tensor(hidden.to(output.dtype), output.compression, allow_inplace=True)
         yield [answer], all(prompt is None for prompt in deep)
         position = end

@@ -71,6 +71,14 @@ def test_the_command_prints_tables_and_json(folders: list[Path], capsys: pytest.
     assert found["tasks_only_in_run"] == ["endings"]
 
 
+def test_each_table_says_which_run_it_is_about(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [str(run(tmp_path / name, number)) for name, number in (("a", 0), ("b", 1), ("c", 1))]
+    assert main(runs) == 0
+    head, *tables = capsys.readouterr().out.split("\n\n")
+    assert head == f"tasks of the lm-evaluation-harness; compared with {runs[0]}"
+    assert [table.splitlines()[0] for table in tables] == [f"{folder}:" for folder in runs[1:]]
+
+
 def test_of_all_pairs_metrics_that_the_first_run_lacks_are_compared(folders: list[Path], tmp_path: Path) -> None:
     third = run(tmp_path / "c", 0, endings={"acc": [0.0] * 5})
     pairs = compare([load_run(folder) for folder in (*folders, third)], all_pairs=True)

@@ -52,6 +52,22 @@ def test_the_table_contains_the_figures(tmp_path: Path) -> None:
         assert re.findall(r"\d\.\d+(?= [\[(]|  )", line_of(table, f"{average} ")) == numbers
 
 
+def test_the_table_counts_all_kinds_of_confusion_and_shows_none_of_a_run_without_mistakes(tmp_path: Path) -> None:
+    names = [f"class-{number}" for number in range(8)]
+    labels, predictions = [number // 8 for number in range(64)], [number % 8 for number in range(64)]
+    every = predictions_of(labels, predictions, 8)
+    table = table_of(tmp_path, compute_metrics(every, names))
+    assert f"\n{8 * 7 - 5} more are in results.json.\n" in table.partition("Most frequent confusions:")[2]
+    right = predictions_of(labels, labels, 8)
+    assert "confusions" not in table_of(tmp_path, compute_metrics(right, names))
+
+
+def test_the_table_names_the_adapter(tmp_path: Path) -> None:
+    assert "adapter" not in table_of(tmp_path)
+    table = table_of(tmp_path, model={**dict(FACTS["model"]), "adapter": "org/lora"})
+    assert "adapter: org/lora" in table.splitlines()
+
+
 def test_the_table_shows_coverage_speed_and_files(tmp_path: Path) -> None:
     complete_run(tmp_path)
     table = format_run(tmp_path)
