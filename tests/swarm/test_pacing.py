@@ -76,7 +76,7 @@ def test_few_batches_pass_without_a_convoy(way: float) -> None:
 @pytest.mark.parametrize("way", [0.02, 0.1, 0.5])
 def test_a_way_that_was_not_measured_is_learned(way: float) -> None:
     share, servers = share_of_limit(1, 300, way, measured=0.0, announced=None)
-    assert share > 0.94
+    assert share > 0.93
     assert servers[0].most_held <= 5
 
 
@@ -86,7 +86,7 @@ def test_large_messages_take_longer_than_the_round_trip_that_was_measured(
     way: float, measured: float, batches: int, announced: float | None
 ) -> None:
     share, servers = share_of_limit(2, batches, way, measured=measured, announced=announced)
-    assert share > (0.92 if announced == 1.0 else 0.88)
+    assert share > (0.92 if announced == 1.0 else 0.85)
     assert all(server.most_held <= 7 for server in servers)
 
 
@@ -167,7 +167,7 @@ def test_a_server_close_by_gets_the_second_request_after_the_first_answer() -> N
     admitted(pacing, 9.0)
 
 
-@pytest.mark.parametrize(("announced", "wait"), [(0.05, 0.001), (0.2, 0.08), (2.0, 1.7), (60.0, 53.9)])
+@pytest.mark.parametrize(("announced", "wait"), [(0.05, 0.001), (0.2, 0.02), (2.0, 1.7), (60.0, 59.7)])
 def test_the_second_request_arrives_before_the_first_is_done_as_announced(announced: float, wait: float) -> None:
     pacing = Pacing()
     pacing.measured_round_trip(0.001)
@@ -190,7 +190,7 @@ def test_the_first_requests_to_a_distant_server_arrive_one_after_the_other_as_an
 def test_slow_requests_overlap_little() -> None:
     pacing = measured(seconds=6.0)
     admitted(pacing, 20.0)
-    assert pacing.admit(WORK, 20.0) == pytest.approx(6.0 - 0.9)
+    assert pacing.admit(WORK, 20.0) == pytest.approx(6.0 - 0.3)
 
 
 def test_a_server_that_is_late_gets_nothing_more() -> None:
@@ -268,7 +268,7 @@ def test_a_small_request_does_not_wait_until_large_ones_are_done() -> None:
     pacing = measured(seconds=1.0)
     admitted(pacing, 20.0)
     large, small = pacing.admit(3 * WORK, 20.05), pacing.admit(WORK // 10, 20.05)
-    assert large == small == pytest.approx(0.55)
+    assert large == small == pytest.approx(0.65)
 
 
 def test_a_server_whose_answers_are_late_is_expected_to_be_slow() -> None:
@@ -295,7 +295,7 @@ def test_an_idle_server_may_have_become_faster() -> None:
 def test_a_server_that_works_at_another_speed_now_is_measured_again(seconds: float) -> None:
     pacing = measured(seconds=2.0)
     second = admitted(pacing, 12.0)
-    third = admitted(pacing, 13.5)
+    third = admitted(pacing, 13.8)
     for ticket, now in ((second, 14.0), (third, 16.0)):  # one follows the other
         pacing.answered(ticket, now)
     assert pacing.seconds_per_work == pytest.approx(2.0 / WORK)
