@@ -50,6 +50,7 @@ COMMANDS = {
     "compare": Program("test whether runs differ by more than chance", "dist_eval.compare.__main__"),
     "report": Program("show a run as a page, a summary or model card metadata", "dist_eval.report.__main__"),
     "summary": Program("show many runs in one table", "dist_eval.summary.__main__"),
+    "sweep": Program("run each combination of some options", "dist_eval.sweep"),
     "schema": Program("print the JSON Schema of results.json", "dist_eval.schema"),
     "convert": Program("make a checkpoint of pickled prompts and heads", "dist_eval.tuning.convert"),
     "job": Program("run one of these as a batch job of a scheduler", "dist_eval.cluster.job"),
@@ -102,7 +103,7 @@ def main() -> int:
     if program.command:
         from dist_eval.cli.launch import start_ranks
 
-        started = start_ranks(program.module, _command_of(program), arguments)
+        started = start_ranks(program.module, command_of(program), arguments)
         if isinstance(started, int):
             return started
         arguments = started
@@ -117,10 +118,11 @@ def parser_of(program: Program) -> argparse.ArgumentParser:
         return import_module(program.module).build_parser()
     from dist_eval.cli import launch
 
-    return launch.build_parser(_command_of(program))
+    return launch.build_parser(command_of(program))
 
 
-def _command_of(program: Program) -> Command[Any]:
+def command_of(program: Program) -> Command[Any]:
+    """Imports the `Command` of a command with several processes."""
     module, _, name = program.command.partition(":")
     return getattr(import_module(module), name)
 

@@ -114,7 +114,7 @@ def judge(
 class Job:
     """The running command, and the signal that asked it to stop."""
 
-    def __init__(self, command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, command: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None) -> None:
         self._command, self._folder, self._environment = command, folder, environment
         self.stop_signal: int | None = None
 
@@ -123,7 +123,7 @@ class Job:
         for number in SIGNALS:
             signal.signal(number, self._on_signal)
         with translating_os_errors(ConfigError, f"{self._command[0]} cannot be started"):
-            process = subprocess.Popen(self._command, env=dict(self._environment))
+            process = subprocess.Popen(self._command, env=self._environment)
         deadline = None
         while True:
             with suppress(subprocess.TimeoutExpired):
@@ -134,6 +134,13 @@ class Job:
             deadline = deadline or time.monotonic() + drain_timeout
             if self.stop_signal == signal.SIGUSR1 and time.monotonic() > deadline:
                 return None
+
+    def run_and_judge(self, drain_timeout: float = math.inf, *, is_first: bool = True) -> Verdict:
+        """Runs the command to its end, and judges what became of the run."""
+        before = read_outcome(self._folder)
+        status = self.run(drain_timeout)
+        after = _read_new_outcome(self._folder, before, status)
+        return judge(before, after, status, self.stop_signal, is_first=is_first)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.stop_signal = self.stop_signal or number
@@ -158,17 +165,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not is_first:  # keep what earlier starts of this job have finished
             extra_options = [*extra_options, "--no-overwrite"]
         job = Job([*options.command, "--output", str(folder), *extra_options], folder, environment)
-        before = read_outcome(folder)
-        command_status = job.run(options.patience if options.slurm else math.inf)
+        patience = options.patience if options.slurm else math.inf
         if _comes_before_a_run(options.command):
+            command_status = job.run(patience)
             return FAILED if command_status is None else command_status
-        verdict = judge(
-            before,
-            _read_new_outcome(folder, before, command_status),
-            command_status,
-            job.stop_signal,
-            is_first=is_first,
-        )
+        verdict = job.run_and_judge(patience, is_first=is_first)
         _print(verdict.message)
         if options.slurm and verdict.requeue:
             for number in SIGNALS:  # requeueing kills this script

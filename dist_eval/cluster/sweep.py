@@ -1,44 +1,75 @@
-"""A list of runs that differ in some options, one per line of a file, for a job array.
+"""Reads which runs belong together, for a job array or `dist-eval sweep`.
+
+A list has a run on each line, as a shell would read it. Lines count from 1, including empty ones and comments, so that
+`grep -c ''` counts them:
 
     # name    options of this run
     epoch-1   --checkpoint tuned/epoch-1
     epoch-2   --checkpoint "tuned/epoch 2"
 
-Quoting is that of a shell. Lines count from 1, including empty ones and comments, so that `grep -c ''` counts them.
+A grid is a YAML file with a run for each combination of values, and the options that all of them share:
+
+    command: harness
+    num-fewshot: 5
+    grid:
+      model: [./llama, ./qwen]
+      tasks: [arc_easy, hellaswag]
+      seed: [0, 1]
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, TypeAlias
 
 from dist_eval.errors import ConfigError, os_reason
+from dist_eval.process.parsing import parse_yaml
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=-]{0,199}")
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._+=-]+")
+_GRID_SUFFIXES = (".yaml", ".yml")
+_COMMANDS = ("run", "harness", "tune")
+
+Value: TypeAlias = "str | int | float | bool | list[str | int | float] | None"
 
 
-class Entry(NamedTuple):
-    """One run of a list: its name, which is that of its folder too, and its options."""
+@dataclass(frozen=True)
+class Entry:
+    """One run: its name, which is that of its folder too, its options, and in a grid the name of each axis' value."""
 
     name: str
     options: list[str]
+    values: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A run for each combination of the values of some axes."""
+
+    command: str  # that of `dist-eval`
+    axes: Sequence[str]
+    entries: Sequence[Entry]
 
 
 def read_sweep(path: Path) -> list[Entry | None]:
-    """Reads a list of runs.
+    """Reads a list of runs, or a grid.
 
     Returns:
-        The run of each line, None for an empty line or a comment.
+        The run of each line, None for an empty line or a comment; or the runs of the grid.
 
     Raises:
         ConfigError: it cannot be read, a line is malformed, or a name is repeated; the message names the line.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--list {path} cannot be read: {os_reason(error)}.") from error
+    return list(read_grid(path).entries) if path.suffix in _GRID_SUFFIXES else _read_list(path)
+
+
+def _read_list(path: Path) -> list[Entry | None]:
+    lines = _read(path).removesuffix("\n").split("\n")
     entries: list[Entry | None] = []
     numbers: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
@@ -51,11 +82,7 @@ def read_sweep(path: Path) -> list[Entry | None]:
             continue
         name, *options = words
         entries.append(Entry(name, options))
-        if not _NAME.fullmatch(name):
-            raise ConfigError(
-                f"{path}, line {number}: {name!r} cannot be the name of a run, which is that of its folder too: use "
-                "letters, digits and . _ + = -"
-            )
+        _check_name(name, f"{path}, line {number}")
         if any(option.split("=")[0] == "--output" for option in options):
             raise ConfigError(f"{path}, line {number}: --output follows from the name of the run; leave it out.")
         if numbers.setdefault(name, number) < number:
@@ -63,3 +90,97 @@ def read_sweep(path: Path) -> list[Entry | None]:
     if not numbers:
         raise ConfigError(f"--list {path} names no run.")
     return entries
+
+
+def read_grid(path: Path) -> Grid:
+    """Reads a grid.
+
+    Raises:
+        ConfigError: it cannot be read, or is no grid; the message names the axis.
+    """
+    try:
+        content = parse_yaml(_read(path))
+    except ValueError as error:
+        raise ConfigError(f"{path} is no valid YAML: {error}.") from error
+    if not isinstance(content, dict) or not isinstance(content.get("grid"), dict) or not content["grid"]:
+        raise ConfigError(f"{path} has no `grid:` with the options that vary, such as `seed: [0, 1, 2]`.")
+    shared = _named(content)
+    command, axes_of_values = shared.pop("command", "run"), _named(shared.pop("grid"))
+    if command not in _COMMANDS:
+        raise ConfigError(f"{path}: command is one of {', '.join(_COMMANDS)}, not {command!r}.")
+    axes = {axis: _read_axis(axis, values, path) for axis, values in axes_of_values.items()}
+    entries: dict[str, Entry] = {}
+    for combination in itertools.product(*(values.items() for values in axes.values())):
+        values = dict(zip(axes, (value for value, _ in combination), strict=True))
+        options = shared.copy()
+        for _, own in combination:
+            options |= own
+        name = "-".join(values.values())
+        _check_name(name, str(path))
+        if name in entries:
+            raise ConfigError(f"{path}: two runs are named {name}. Name the values: `AXIS: {{NAME: VALUE, ...}}`.")
+        entries[name] = Entry(name, _to_words(options, path), values)
+    return Grid(command, list(axes), list(entries.values()))
+
+
+def _read_axis(axis: str, values: Any, path: Path) -> dict[str, dict[str, Value]]:
+    """Returns the options of each value of an axis, by its name."""
+    if isinstance(values, dict):
+        named = {str(name): value for name, value in values.items()}
+    elif isinstance(values, list):
+        named = {_name_value(axis, value): value for value in values}
+        if len(named) < len(values):
+            raise ConfigError(f"{path}: two values of {axis} have one name. Name them: `{axis}: {{NAME: VALUE, ...}}`.")
+    else:
+        named = {}
+    if not named:
+        raise ConfigError(f"{path}: {axis} should be a list of values, or of names with values, not {values!r}.")
+    return {name: _named(value) if isinstance(value, dict) else {axis: value} for name, value in named.items()}
+
+
+def _named(options: Mapping[Any, Any]) -> dict[str, Any]:
+    """Returns options by their name on the command line, without its dashes in front."""
+    return {str(name).lstrip("-").replace("_", "-"): value for name, value in options.items()}
+
+
+def _name_value(axis: str, value: Any) -> str:
+    """Returns a value as a part of a run's name: the last part of a path, a number with what it is."""
+    if isinstance(value, str):
+        return _NOT_IN_NAMES.sub("_", Path(value).name)
+    if isinstance(value, list):
+        return "+".join(_name_value(axis, item) for item in value)
+    if value is None or isinstance(value, bool):
+        return axis if value else f"no-{axis}"
+    return f"{axis}={value}"
+
+
+def _to_words(options: Mapping[str, Value], path: Path) -> list[str]:
+    """Returns options as words of a command line."""
+    words: list[str] = []
+    for option, value in options.items():
+        if option == "output":
+            raise ConfigError(f"{path}: output follows from the names of the runs; leave it out.")
+        if isinstance(value, dict):
+            raise ConfigError(f"{path}: {option} should have a value, not options of its own.")
+        if isinstance(value, list) and len(value) > 1:
+            words += [f"--{option}", *map(str, value)]
+        elif isinstance(value, bool):
+            words.append(f"--{option}" if value else f"--no-{option}")
+        elif value is not None and value != []:
+            words.append(f"--{option}={value[0] if isinstance(value, list) else value}")
+    return words
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} cannot be read: {os_reason(error)}.") from error
+
+
+def _check_name(name: str, where: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{where}: {name!r} cannot be the name of a run, which is that of its folder too: use letters, digits "
+            "and . _ + = -"
+        )

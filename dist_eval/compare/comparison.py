@@ -148,11 +148,11 @@ def compare(
     pairs = [*itertools.combinations(prepared, 2)] if all_pairs else [(prepared[0], run) for run in prepared[1:]]
     names = kind.choose_metrics(pairs, metrics, custom_metrics)
     comparisons = [first.compare_with(other, names, confidence, resamples) for first, other in pairs]
-    return _adjust(comparisons)
+    return adjust_p_values(comparisons)
 
 
-def _adjust(comparisons: Sequence[Comparison]) -> list[Comparison]:
-    """Returns comparisons with their p-values adjusted by Holm's procedure for all of them."""
+def adjust_p_values(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Returns comparisons with their p-values adjusted by Holm's procedure (1979) for all of them."""
     p_values = [difference.p_value for comparison in comparisons for difference in comparison.differences.values()]
     corrected = iter(_holm(p_values))
     tests = _holm([None if comparison.test is None else comparison.test.p_value for comparison in comparisons])

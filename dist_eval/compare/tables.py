@@ -28,8 +28,8 @@ def describe_comparisons(comparisons: Sequence[Comparison]) -> Document:
     runs = list({run.folder: run for pair in comparisons for run in (pair.first, pair.run)}.values())
     names = dict(zip([run.folder for run in runs], short_names([run.folder for run in runs]), strict=True))
     has_baseline = all(comparison.first is first for comparison in comparisons)
+    adjusted = f"p (Holm, {_family(comparisons)})"
     with_whom = f"compared with {first.folder}" if has_baseline else f"{len(comparisons)} pairs of runs"
-    family = sum(value is not None for comparison in comparisons for value in comparison.corrected.values())
     sections = []
     for comparison in comparisons:
         pair = str(comparison.run.folder) + ("" if has_baseline else f" against {comparison.first.folder}")
@@ -38,12 +38,34 @@ def describe_comparisons(comparisons: Sequence[Comparison]) -> Document:
         notes = Footnotes()
         confidence = next((difference.interval.confidence for difference in comparison.differences.values()), None)
         heads = [_with_confidence(names[run.folder], run.confidence) for run in (comparison.first, comparison.run)]
-        columns = ["metric", *heads, _with_confidence("difference", confidence), "p", f"p (Holm, {family})"]
+        columns = ["metric", *heads, _with_confidence("difference", confidence), "p", adjusted]
         columns += ["documents"] * bool(comparison.samples)
         rows = _rows(comparison, notes)
         table = Table(caption, columns, rows, [*tests, *notes.lines()], summary_rows=len(rows))
         sections.append(Section(pair, [table]))
     return Document("Comparison", [f"{first.describe_runs(runs)}; {with_whom}"], sections, facts_first=True)
+
+
+def describe_pairs(comparisons: Sequence[Comparison]) -> Document:
+    """Describes many comparisons: a row for each metric of each of them, without the values of the runs."""
+    folders = dict.fromkeys(run.folder for pair in comparisons for run in (pair.first, pair.run))
+    names = dict(zip(folders, distinct_ends(list(folders)), strict=True))
+    notes = Footnotes()
+    rows = [
+        [names[comparison.run.folder], names[comparison.first.folder], metric, *tests]
+        for comparison in comparisons
+        for metric, _, _, *tests in (row[:6] for row in _rows(comparison, notes))
+    ]
+    confidence = comparisons[0].first.confidence
+    columns = ["run", "against", "metric", _with_confidence("difference", confidence)]
+    columns += ["p", f"p (Holm, {_family(comparisons)})"]
+    table = Table("Differences", columns, rows, notes.lines(), summary_rows=len(rows))
+    return Document("Comparison", [], [Section("Differences", [table])])
+
+
+def _family(comparisons: Sequence[Comparison]) -> int:
+    """Returns the number of p-values that are adjusted together."""
+    return sum(value is not None for comparison in comparisons for value in comparison.corrected.values())
 
 
 def _rows(comparison: Comparison, notes: Footnotes) -> Rows:

@@ -11,7 +11,7 @@ from importlib import metadata
 import pytest
 
 from dist_eval.cli import main as cli
-from dist_eval.cli.main import COMMANDS, _command_of, parser_of
+from dist_eval.cli.main import COMMANDS, command_of, parser_of
 from dist_eval.options.commandline import parse_args
 
 
@@ -87,7 +87,7 @@ def test_every_example_in_a_help_is_one_that_its_parser_takes() -> None:
             assert (program, command) == ("dist-eval", name)
             parser = parser_of(COMMANDS[name])
             if COMMANDS[name].command:
-                parse_args(words, _command_of(COMMANDS[name]), parser)
+                parse_args(words, command_of(COMMANDS[name]), parser)
             else:
                 parser.parse_args(words)
     assert [words[words.index("--stop") + 1] for words in examples["run"] if "--stop" in words] == ["\\n"]

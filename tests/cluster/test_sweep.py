@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_eval.cluster.sweep import Entry, read_sweep
+from dist_eval.cluster.sweep import Entry, read_grid, read_sweep
 from dist_eval.errors import ConfigError
 
 LIST = """\
@@ -63,3 +63,56 @@ def test_errors_name_the_line(content: str, words: str, tmp_path: Path) -> None:
 def test_a_missing_list_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nothing cannot be read: No such file"):
         read_sweep(tmp_path / "nothing")
+
+
+GRID = """\
+command: harness
+num-fewshot: 5
+apply_chat_template: true
+grid:
+  model:
+    small: ./llama-3.2-1b
+    quick: {model: ./llama-3.1-8b, limit: 200}
+  tasks: [arc_easy, [mmlu, tasks/my own.yaml]]
+  --seed: [0]
+"""
+
+
+def test_a_grid_is_a_run_for_each_combination(tmp_path: Path) -> None:
+    path = tmp_path / "grid.yaml"
+    path.write_text(GRID)
+    grid = read_grid(path)
+    assert (grid.command, grid.axes) == ("harness", ["model", "tasks", "seed"])
+    second, third = grid.entries[1:3]
+    shared = ["--num-fewshot=5", "--apply-chat-template"]
+    tasks = ["--tasks", "mmlu", "tasks/my own.yaml"]
+    assert second.name == "small-mmlu+my_own.yaml-seed=0"
+    assert second.options == [*shared, "--model=./llama-3.2-1b", *tasks, "--seed=0"]
+    assert second.values == {"model": "small", "tasks": "mmlu+my_own.yaml", "seed": "seed=0"}
+    assert third.name == "quick-arc_easy-seed=0"
+    assert third.options == [*shared, "--model=./llama-3.1-8b", "--limit=200", "--tasks=arc_easy", "--seed=0"]
+    assert read_sweep(path) == list(grid.entries)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("seed: 1\n", "has no `grid:`"),
+        ("grid: [1]\n", "has no `grid:`"),
+        ("grid: {seed: [0]}\ncommand: compare\n", "command is one of run, harness, tune, not 'compare'"),
+        ("grid: {seed: 0}\n", "seed should be a list of values, or of names with values, not 0"),
+        ("grid: {seed: []}\n", "seed should be a list"),
+        ("grid: {model: [a/x, b/x]}\n", "two values of model have one name"),
+        ("grid: {a: {x-y: 1, x: 2}, b: {z: 1, y-z: 2}}\n", "two runs are named x-y-z"),
+        ("grid: {model: {../up: x}}\n", "'../up' cannot be the name of a run"),
+        ("grid: {seed: [0]}\noutput: runs\n", "output follows from the names"),
+        ("grid: {seed: [0]}\nmodel: {small: x}\n", "model should have a value"),
+        ("grid: [\n", "is no valid YAML"),
+    ],
+)
+def test_what_is_no_grid_is_told(content: str, words: str, tmp_path: Path) -> None:
+    path = tmp_path / "grid.yaml"
+    path.write_text(content)
+    with pytest.raises(ConfigError) as raised:
+        read_grid(path)
+    assert str(path) in str(raised.value) and words in str(raised.value)

@@ -1,0 +1,143 @@
+"""`dist-eval sweep GRID.yaml --output FOLDER`: a run for each combination of options, one table, and comparisons.
+
+The runs follow one another on this host; each resumes by itself where an earlier start left it. A job array can start
+the same runs on a cluster (see `dist_eval.cluster.job`); this command then finds them complete, and shows the table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from dist_eval.cluster.sweep import Entry, Grid, read_grid
+from dist_eval.errors import ConfigError, EvaluationError, RunError, print_error
+from dist_eval.process.arguments import ArgumentParser
+from dist_eval.process.exit_status import COMPLETE, FAILED, WRONG_OPTIONS
+from dist_eval.process.output import run_program
+
+_PROGRAM = "dist-eval sweep"
+_EXAMPLES = f"""\
+examples:
+  {_PROGRAM} grid.yaml --output runs/models --nproc-per-node 4
+  {_PROGRAM} grid.yaml --output runs/models --print
+
+grid.yaml has the options that all runs share, and below `grid` those that vary:
+  command: harness                  # or tune (default: run)
+  initial-peers: [/ip4/10.0.0.5/tcp/31337/p2p/QmPeerIdentity]
+  grid:
+    model: {{llama: ./llama-3.1-8b, qwen: ./qwen3-8b}}       # values with names, for the runs' folders,
+    tasks: [arc_easy, hellaswag]                           # or without
+    seed: [0, 1, 2]
+A value may also be several options: `few: {{num-fewshot: 5, limit: 200}}`."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Builds the command line's parser."""
+    parser = ArgumentParser(
+        prog=_PROGRAM,
+        description="Starts a run for each combination of options, one after the other, then shows one table of all, "
+        "and tests the differences between runs that differ in one option. The same command resumes.",
+        epilog=f"{_EXAMPLES}\n\nExit status: 0 all runs are complete; 75 some are not, and the same command resumes "
+        "them; 2 an option is wrong; 1 some failed.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("grid", type=Path, metavar="GRID.yaml", help="the options of the runs")
+    parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="gets a folder for each run")
+    parser.add_argument("--nproc-per-node", type=int, default=1, metavar="N", help="processes (ranks) of each run "
+                        "(default: 1)")  # fmt: skip
+    parser.add_argument("--compare", metavar="OPTION", help="test the differences between runs that differ in this "
+                        "option only (default: the first one below `grid`)")  # fmt: skip
+    parser.add_argument("--metric", nargs="+", default=[], metavar="NAME", help="metrics to show and to compare "
+                        "(default: the usual ones)")  # fmt: skip
+    parser.add_argument("--write", nargs="+", default=[], metavar="FILE", help="also write the table: .csv, .html, "
+                        ".json or .md")  # fmt: skip
+    parser.add_argument(
+        "--print", action="store_true", help="start nothing: print the name and the options of each run, in a line"
+    )
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit status: 0, 1, 2 or 75 (see `build_parser`)."""
+    options = build_parser().parse_args(arguments)
+    try:
+        grid = read_grid(options.grid)
+        if options.compare is not None and options.compare not in grid.axes:
+            raise ConfigError(f"--compare {options.compare}: {options.grid} varies {', '.join(grid.axes)}.")
+        _check_options(grid, options.grid)
+        if options.print:
+            for entry in grid.entries:
+                print(shlex.join([entry.name, *entry.options]).replace("\n", "\\n"))
+            return COMPLETE
+        _start_runs(grid, options.output, options.nproc_per_node)
+        return _show(grid, options)
+    except EvaluationError as error:
+        print_error(str(error), _PROGRAM)
+        return WRONG_OPTIONS if isinstance(error, ConfigError) else FAILED
+
+
+def _check_options(grid: Grid, path: Path) -> None:
+    from dist_eval.cli.main import COMMANDS, command_of
+    from dist_eval.options.commandline import parse_args
+
+    for entry in grid.entries:
+        try:
+            parse_args(entry.options, command_of(COMMANDS[grid.command]))
+        except ConfigError as error:
+            raise ConfigError(f"{path}, run {entry.name}: {error}") from error
+
+
+def _start_runs(grid: Grid, output: Path, ranks: int) -> None:
+    """Starts all runs; one that fails does not keep the others from running."""
+    from dist_eval.cluster.job import Job
+
+    command = [sys.executable, "-m", "dist_eval.cli.main", grid.command, f"--nproc-per-node={ranks}"]
+    for number, entry in enumerate(grid.entries, start=1):
+        folder = output / entry.name
+        print(f"{number} of {len(grid.entries)}: {entry.name}", file=sys.stderr, flush=True)
+        job = Job([*command, *entry.options, "--output", str(folder)], folder)
+        job.run_and_judge()
+        if job.stop_signal is not None:
+            raise RunError(f"stopped after {number} of {len(grid.entries)} runs; the same command resumes.")
+
+
+def _show(grid: Grid, options: argparse.Namespace) -> int:
+    """Prints the table of all runs, and the differences; returns the exit status of the table."""
+    from dist_eval.summary.__main__ import main as summarize
+
+    metrics = ["--metric", *options.metric] if options.metric else []
+    written = ["--write", *options.write] if options.write else []
+    print()  # the last run's table ends here
+    status = summarize([str(options.output), "--list", str(options.grid), *metrics, *written])
+    axis = options.compare or grid.axes[0]
+    if len({entry.values[axis] for entry in grid.entries}) > 1:
+        _compare(grid.entries, axis, options.output, options.metric)
+    return status
+
+
+def _compare(entries: Iterable[Entry], axis: str, output: Path, metrics: Sequence[str]) -> None:
+    """Prints the differences between the complete runs that differ in one axis only."""
+    from dist_eval.compare.comparison import adjust_p_values, compare, load_run
+    from dist_eval.compare.tables import describe_pairs
+    from dist_eval.report.text import render_text
+    from dist_eval.runs.outcome import read_outcome
+
+    sets: dict[tuple[str, ...], list[Path]] = {}
+    for entry in entries:
+        if read_outcome(output / entry.name).status == "complete":
+            others = tuple(value for name, value in entry.values.items() if name != axis)
+            sets.setdefault(others, []).append(output / entry.name)
+    comparisons = []
+    for folders in sets.values():
+        if len(folders) > 1:
+            comparisons += compare([load_run(folder) for folder in folders], metrics=metrics, all_pairs=True)
+    if comparisons:
+        print("\n" + render_text(describe_pairs(adjust_p_values(comparisons))))
+
+
+if __name__ == "__main__":
+    run_program(main)

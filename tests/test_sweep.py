@@ -1,0 +1,79 @@
+"""`dist-eval sweep`: real runs, one after the other, also where some fail; one table, and the differences."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import fork_server
+
+from dist_eval import demo
+from dist_eval.cluster.sweep import read_sweep
+from dist_eval.distributed.stop import SIGNALS
+from dist_eval.sweep import main
+
+
+@pytest.fixture
+def preloaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Has runs started with interpreters that have everything imported; restores the signal handlers."""
+    monkeypatch.setattr(sys, "executable", fork_server().command)
+    for name, value in fork_server().environment.items():
+        monkeypatch.setenv(name, value)
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def write_grid(folder: Path, **options: Any) -> Path:
+    shared = {"backend": "local", "model": str(demo.BASE_MODEL), "checkpoint": str(demo.CHECKPOINT), "limit": 60}
+    path = folder / "grid.yaml"
+    path.write_text(json.dumps({**shared, "report": "none", "dataset": str(demo.TEST_DATA), **options}))
+    return path
+
+
+@pytest.mark.usefixtures("preloaded")
+def test_runs_are_compared_that_differ_in_one_option_only(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    missing = str(tmp_path / "missing.csv")
+    grid = write_grid(
+        tmp_path, grid={"dataset": {"digits": str(demo.TEST_DATA), "missing": missing}, "max-length": [40, 256]}
+    )
+    sweep = [str(grid), "--output", str(tmp_path / "runs"), "--compare", "max-length", "--metric", "accuracy"]
+    assert main([*sweep, "--write", str(tmp_path / "runs.csv")]) == 1
+    printed, errors = capfd.readouterr()
+    _, _, differences = printed.partition("Differences:\n")
+    head, *rows = [line.split() for line in differences.splitlines()]
+    assert [*head[:3], *head[-3:]] == ["run", "against", "metric", "p", "(Holm,", "1)"]
+    assert [row[:3] for row in rows] == [["digits-max-length=256", "digits-max-length=40", "accuracy"]]
+    assert "2 of 4 runs are complete" in printed and errors.count("missing.csv") == 2
+    assert len((tmp_path / "runs.csv").read_text().splitlines()) == 5
+
+
+def test_printed_is_a_line_for_each_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prompts = {"plain": "{text}", "quoted": 'It\'s "{text}"\n#'}
+    grid = write_grid(tmp_path, checkpoint=None, grid={"prompt": prompts, "label-words": {"words": ["no", "yes"]}})
+    assert main([str(grid), "--output", str(tmp_path), "--print"]) == 0
+    listed = tmp_path / "runs.txt"
+    listed.write_text(capsys.readouterr().out)
+    assert [entry and entry.name for entry in read_sweep(listed)] == ["plain-words", "quoted-words"]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"grid": {"seed": [0, 1]}, "sed": 1}, "run seed=0: There is no option --sed"),
+        ({"grid": {"max-length": [1, 0]}}, "run max-length=0: --max-length"),
+        ({"grid": {"seed": [0]}, "command": "harness"}, "run seed=0: There is no option --checkpoint"),
+    ],
+)
+def test_options_are_checked_before_anything_starts(
+    options: dict[str, Any], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(write_grid(tmp_path, **options)), "--output", str(tmp_path / "runs")]) == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
