@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from dist_eval.cluster.sweep import Entry, Grid, read_grid
-from dist_eval.errors import ConfigError, EvaluationError, RunError, print_error
+from dist_eval.errors import ConfigError, EvaluationError, print_error
 from dist_eval.process.arguments import ArgumentParser
-from dist_eval.process.exit_status import COMPLETE, FAILED, WRONG_OPTIONS
+from dist_eval.process.exit_status import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS
 from dist_eval.process.output import run_program
 
 _PROGRAM = "dist-eval sweep"
@@ -73,8 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for entry in grid.entries:
                 print(shlex.join([entry.name, *entry.options]).replace("\n", "\\n"))
             return COMPLETE
-        _start_runs(grid, options.output, options.nproc_per_node)
-        return _show(grid, options)
+        return _show(grid, options) if _start_runs(grid, options.output, options.nproc_per_node) else STOPPED
     except EvaluationError as error:
         print_error(str(error), _PROGRAM)
         return WRONG_OPTIONS if isinstance(error, ConfigError) else FAILED
@@ -91,8 +90,8 @@ def _check_options(grid: Grid, path: Path) -> None:
             raise ConfigError(f"{path}, run {entry.name}: {error}") from error
 
 
-def _start_runs(grid: Grid, output: Path, ranks: int) -> None:
-    """Starts all runs; one that fails does not keep the others from running."""
+def _start_runs(grid: Grid, output: Path, ranks: int) -> bool:
+    """Starts all runs, also after one that fails; returns whether nobody asked to stop."""
     from dist_eval.cluster.job import Job
 
     command = [sys.executable, "-m", "dist_eval.cli.main", grid.command, f"--nproc-per-node={ranks}"]
@@ -102,7 +101,9 @@ def _start_runs(grid: Grid, output: Path, ranks: int) -> None:
         job = Job([*command, *entry.options, "--output", str(folder)], folder)
         job.run_and_judge()
         if job.stop_signal is not None:
-            raise RunError(f"stopped after {number} of {len(grid.entries)} runs; the same command resumes.")
+            print_error(f"stopped in run {number} of {len(grid.entries)}; the same command resumes.", _PROGRAM)
+            return False
+    return True
 
 
 def _show(grid: Grid, options: argparse.Namespace) -> int:
