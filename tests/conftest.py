@@ -84,6 +84,7 @@ STARTERS = ("launcher", "swarm_client", "petals_classifier", "by_world_size", "t
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks tests by what they need. Files that start processes come first: no long one is left for the end."""
     for item in items:
         if any(name in STARTERS or re.search("swarms?$", name) for name in getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.processes)
@@ -91,6 +92,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.petals_models)
         if item.get_closest_marker("petals_models") and not has_packages_of_petals():
             item.add_marker(pytest.mark.skip(reason="needs the environment of launch/petals-2.2"))
+    starters = {item.path for item in items if item.get_closest_marker("processes")}
+    items.sort(key=lambda item: item.path not in starters)
 
 
 @pytest.fixture(scope="session")

@@ -119,7 +119,10 @@ OWN = {
 }
 
 
-@pytest.mark.parametrize("problem", OWN)
+@pytest.mark.parametrize(
+    "problem",
+    [pytest.param(problem, marks=pytest.mark.slow if problem == "regression" else ()) for problem in OWN],
+)
 def test_a_run_gives_the_same_to_the_last_byte_on_any_number_of_ranks(
     problem: str, cases: dict[str, list[str]], evaluated: Runs, tmp_path: Path
 ) -> None:

@@ -214,6 +214,7 @@ def test_every_model_is_computed_right_or_refused(
     print(f"client {client}, servers {servers}:", {name: f"{value:.1e}" for name, value in differences.items()})
 
 
+@pytest.mark.slow
 def test_servers_that_compute_something_else_are_not_used_beside_those_that_do_not(
     models: Path, release: Servers, local: dict[str, Any]
 ) -> None:

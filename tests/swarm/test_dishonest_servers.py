@@ -140,6 +140,7 @@ def test_a_request_that_some_refuse_as_too_large_is_taken_whole_by_others(
     assert caught.value.transient, "Petals' servers take as much by default: another one may be there later"
 
 
+@pytest.mark.slow
 def test_silent_servers_that_announce_a_high_speed_do_not_get_all_attempts(
     swarm: SwarmWithLiars, connect: Callable[..., Classifier], truth: torch.Tensor
 ) -> None:

@@ -18,7 +18,9 @@ from dist_eval.swarm.__main__ import _claim, _wait_for_peers, main
 from dist_eval.swarm.private import PrivateSwarm
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow), signal.SIGKILL])
+@pytest.mark.parametrize(
+    "end", [signal.SIGINT, *(pytest.param(end, marks=pytest.mark.slow) for end in (signal.SIGTERM, signal.SIGKILL))]
+)
 def test_a_private_swarm_starts_shows_its_status_and_ends(
     end: signal.Signals, launcher: Launcher, tmp_path: Path
 ) -> None:

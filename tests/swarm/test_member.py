@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import signal
+import socket
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,6 @@ from dist_eval import demo
 from dist_eval.process.ports import free_ports
 from dist_eval.swarm.__main__ import main
 from dist_eval.swarm.member import peers_to_join
-from dist_eval.swarm.reachability import may_listen
 
 NAMES = ["QmZmNRxpVSgwCUQ1ncBqnmjUUzotKCQj6JPvWEd2YpBd57", "QmNYetLanhvQdm9Liu83dwqtTDEdJyTobjsywvVV4hDEDJ"]
 
@@ -26,16 +28,13 @@ def make_identities(folder: Path, address: str, servers: int = 2) -> list[str]:
 
 
 def adjacent_ports() -> str:
-    """Returns the first digits of two free ports that differ in the last one, 0 and 1."""
-    found = ""
-
-    def look() -> bool:
-        nonlocal found
-        found = str(free_ports("127.0.0.1", 1)[0] // 10)
-        return not any(may_listen(f"/ip4/127.0.0.1/tcp/{found}{number}", 0.2) for number in (0, 1))
-
-    assert wait_for(look)
-    return found
+    """Returns the first digits of two free ports that differ in the last one, 0 and 1; no connection gets such a one."""
+    for tens in random.sample(range(2000, 3270), 100):
+        with suppress(OSError), socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 10 * tens))
+            second.bind(("127.0.0.1", 10 * tens + 1))
+            return str(tens)
+    raise AssertionError("no free ports")
 
 
 def test_identities_stay_when_servers_are_added(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -125,6 +125,7 @@ def replicated_swarm() -> Iterator[PrivateSwarm]:
         yield swarm
 
 
+@pytest.mark.slow
 def test_a_server_killed_while_it_learns_costs_nothing_but_time(
     alone: Path, data: dict[str, Path], replicated_swarm: PrivateSwarm, launcher: Launcher, tmp_path: Path
 ) -> None:
@@ -149,7 +150,7 @@ def start(launcher: Launcher, *arguments: str, output: Path, ranks: int | None =
     return process
 
 
-@pytest.mark.parametrize("how", ["SIGKILL", pytest.param("SIGUSR1", marks=pytest.mark.slow), "STOP"])
+@pytest.mark.parametrize("how", ["SIGKILL", *(pytest.param(how, marks=pytest.mark.slow) for how in STOPPED)])
 def test_an_interrupted_run_resumes_to_the_same_bits(
     how: str,
     alone: Path,
