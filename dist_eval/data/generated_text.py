@@ -33,9 +33,22 @@ class StopStrings:
         return any(string in text for string in self._strings)
 
 
-def text_of(tokens: Sequence[int], stop: Sequence[str], tokenizer: Any) -> str:
-    """Returns the text of tokens, without special ones, up to the first stop string."""
+def text_of(tokens: Sequence[int], stop: Sequence[str], tokenizer: Any, think_end: str | int | None = None) -> str:
+    """Returns the text of tokens, without special ones, up to the first stop string.
+
+    Args:
+        tokens: their ids.
+        stop: the stop strings; empty ones are ignored.
+        tokenizer: a Hugging Face tokenizer.
+        think_end: text, or id of a token: the text begins after the last one, if there is any, and its white space.
+    """
+    if isinstance(think_end, int) and think_end in tokens:
+        tokens = tokens[len(tokens) - list(reversed(tokens)).index(think_end) :]
     text: str = tokenizer.decode(tokens, skip_special_tokens=True)
+    if isinstance(think_end, str):
+        text = text.split(think_end)[-1]
+    if think_end is not None:
+        text = text.lstrip()
     for string in filter(None, stop):
         text = text.split(string, 1)[0]
     return text

@@ -4,9 +4,11 @@
 
 For the harness there is one process: the leader runs it, with `language_model` as its model. At the first call all
 requests of all tasks become one dataset, which `dist_eval.evaluation.requests` sends through the model like any
-evaluation: planned, journalled, gathered and proven by all ranks. `runner` is the whole run; `tasks` finds the harness'
-tasks, also those in `shipped_tasks/`; `examples` keeps questions out of their own few-shot examples; `notices` collects
-what the harness warns of; `metrics` reads their figures, and adds intervals.
+evaluation: planned, journalled, gathered and proven by all ranks. `runner` is the whole run; `finding` finds the
+harness' tasks, also those in `shipped_tasks/`, and `task_files` checks their files; `tasks` loads and runs them;
+`examples` keeps questions out of their own few-shot examples; `notices` collects what the harness warns of; `metrics`
+reads their figures, and adds intervals. `inspection` lists and checks tasks without a model.
 
-`lm_eval` is imported in `examples`, `language_model`, `notices` and `tasks` only, on the leader.
+`lm_eval` is imported in `examples`, `finding`, `language_model`, `notices`, `task_files` and `tasks` only, on the
+leader; and by `dist_eval.options.mappings`, where `--gen-kwargs` and `--metadata` are given.
 """

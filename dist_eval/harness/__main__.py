@@ -13,6 +13,12 @@ if TYPE_CHECKING:
 
 def load(config: HarnessConfig) -> tuple[program.RunFunction, type[RunFolder]]:
     """Imports the run function, and the class of the run's folder."""
+    if not config.is_run:
+        from dist_eval.harness import inspection
+        from dist_eval.runs.run_folder import NoFolder
+
+        return inspection.check_tasks if config.check else inspection.list_tasks, NoFolder
+
     from dist_eval.harness.runner import evaluate_tasks
     from dist_eval.runs.evaluation_folder import EvaluationFolder
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from jinja2 import TemplateError
 from lm_eval.api.instance import Instance
-from lm_eval.api.model import TemplateLM
+from lm_eval.api.model import LM, TemplateLM
 from lm_eval.models.utils import handle_stop_sequences, has_bos_prefix, normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from pydantic import ValidationError
@@ -54,12 +54,14 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         vocab_size: int,
         strict: bool = False,
         seed: int = 0,
+        think_end: str | int | None = None,
+        template_options: Mapping[str, Any] | None = None,
         say: Callable[..., None] = lambda *_: None,
     ) -> None:
         super().__init__()
         self.tokenizer, self.max_length = tokenizer, max_length
         self._tasks, self._answer, self._vocab_size, self._strict = tasks, answer, vocab_size, strict
-        self._seed, self._say = seed, say
+        self._seed, self._think_end, self._template_options, self._say = seed, think_end, template_options or {}, say
         self._answers: dict[int, tuple[float, bool]] | None = None
         self._texts: dict[int, list[str]] = {}
 
@@ -89,7 +91,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             instances = [instance for task in self._tasks for instance in task.instances]
             scored = [instance for instance in instances if instance.request_type != _GENERATION]
             generated = [instance for instance in instances if instance.request_type == _GENERATION]
-            decodings = [self._decoding_of(instance) for instance in generated]
+            decodings = [decoding_of(instance, self.tokenizer.eos_token, self._seed) for instance in generated]
             counts: list[int] = []  # of the texts of each instance
             found = self._answer(self._pairs(scored, counts), self._prompts(generated, decodings))
             ends = np.cumsum(counts, dtype=np.int64)
@@ -100,10 +102,22 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             texts = iter(found[sum(counts) :])
             for instance, decoding in zip(generated, decodings, strict=True):
                 self._texts[id(instance)] = [
-                    text_of(answer["tokens"][: answer["length"]].tolist(), decoding.stop, self.tokenizer)
+                    self._text(instance, answer["tokens"][: answer["length"]].tolist(), decoding.stop)
                     for answer in itertools.islice(texts, _times(instance, decoding))
                 ]
         return self._answers
+
+    def _text(self, instance: Instance, tokens: list[int], stop: list[str]) -> str:
+        end = self._think_end
+        thought = tokens if isinstance(end, int) else self.tokenizer.decode(tokens, skip_special_tokens=True)
+        if end is not None and end not in thought:
+            self._say(
+                f"Task {instance.task_name}, document {document_of(instance)}: the text has no --think-end-token, so "
+                "all of it is taken for the answer. Thinking may need more tokens (--gen-kwargs max_gen_toks=N), or "
+                "have ended at a stop string (until).",
+                ("no end of thinking", instance.task_name),
+            )
+        return text_of(tokens, stop, self.tokenizer, end)
 
     def _prompts(self, instances: list[Instance], decodings: list[Decoding]) -> Iterator[Prompt]:
         for instance, decoding in zip(instances, decodings, strict=True):
@@ -126,33 +140,6 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
                 yield from itertools.repeat((context, decoding), _times(instance, decoding))
                 continue
             raise _problem(instance, problem)
-
-    def _decoding_of(self, instance: Instance) -> Decoding:
-        """Returns how the harness' own backend would generate the text."""
-        options = dict(normalize_gen_kwargs(instance.args[1]))
-        stop = handle_stop_sequences(options.pop("until"), eos=self.tokenizer.eos_token)
-        samples, temperature = options.pop("do_sample"), float(options.pop("temperature", 0.0))
-        most, top_k, top_p = options.pop("max_gen_toks"), options.pop("top_k", _SAMPLED_FROM), options.pop("top_p", 1.0)
-        for name, value in options.items():
-            if value is not None and value != _NO_OTHERS.get(name):
-                raise ConfigError(
-                    f"The task {instance.task_name} generates with {name}: {value!r}, which is not supported: texts "
-                    "are generated greedily, or drawn with temperature, top_k and top_p."
-                )
-        if samples and not temperature:
-            raise ConfigError(
-                f"The task {instance.task_name} draws its texts (do_sample) with a temperature of 0: it should name "
-                "one above 0, or leave do_sample out."
-            )
-        drawn = {"temperature": temperature, "top_k": top_k or 0, "top_p": top_p, "seed": self._seed} if samples else {}
-        try:
-            return Decoding(max_new_tokens=most, stop=[string for string in stop if string], **drawn)
-        except ValidationError as error:
-            [first, *_] = error.errors()
-            raise ConfigError(
-                f"The task {instance.task_name} cannot generate with {first['loc'][0]}: {first['input']!r}: "
-                f"{first['msg']}."
-            ) from error
 
     def _pairs(self, instances: list[Instance], counts: list[int]) -> Iterator[Pair]:
         """Yields the texts of instances, and appends to `counts` how many each has."""
@@ -196,7 +183,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         """Checks a request without any text: of a pair, nothing can be predicted."""
         if instance.request_type != _ROLLING:
             raise _problem(instance, "context and continuation are both empty")
-        self._say(f"Task {instance.task_name}, document {instance.doc_id}: the text is empty.", "empty text")
+        self._say(f"Task {instance.task_name}, document {document_of(instance)}: the text is empty.", "empty text")
 
     def _check(self, instance: Instance, context: list[int], continuation: list[int]) -> None:
         length = len(context) + len(continuation)
@@ -277,13 +264,40 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         try:
             return str(
                 self.tokenizer.apply_chat_template(
-                    chat_history, tokenize=False, add_generation_prompt=add_generation_prompt
+                    chat_history,
+                    tokenize=False,
+                    add_generation_prompt=add_generation_prompt,
+                    **self._template_options,
                 )
             )
         except TemplateError:
             raise
         except Exception as error:  # of a template's own expressions
             raise _bad_template(error) from error
+
+
+class StandInModel(LM):  # type: ignore[misc]
+    """Gives every request an answer without a model, so that all else of a task can be tried."""
+
+    tokenizer_name = ""
+
+    def loglikelihood(self, requests: list[Instance], **_: Any) -> list[tuple[float, bool]]:
+        """Returns log-likelihoods that are all the same."""
+        return [(-1.0, False) for _ in requests]
+
+    def loglikelihood_rolling(self, requests: list[Instance], **_: Any) -> list[float]:
+        """Returns log-likelihoods that are all the same."""
+        return [-1.0 for _ in requests]
+
+    def generate_until(self, requests: list[Instance], **_: Any) -> list[str]:
+        """Returns texts that are all the same, if they could be generated."""
+        for request in requests:
+            decoding_of(request, None, 0)
+        return ["answer" for _ in requests]
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """Returns a conversation without a template."""
+        return "\n".join(f"{message['role']}: {message['content']}" for message in chat_history)
 
 
 def _bad_template(error: Exception) -> ConfigError:
@@ -301,7 +315,53 @@ def _text_of(instance: Instance, number: int) -> str:
 
 
 def _problem(instance: Instance, problem: str) -> DataError:
-    return DataError(f"Task {instance.task_name}, document {instance.doc_id}: {problem}.")
+    return DataError(f"Task {instance.task_name}, document {document_of(instance)}: {problem}.")
+
+
+def document_of(instance: Instance) -> int:
+    """Returns the number of a request's document in the data, which `doc_id` is not where --samples chooses some."""
+    return int(getattr(instance, "document", instance.doc_id))
+
+
+def decoding_of(instance: Instance, eos_token: str | None, seed: int) -> Decoding:
+    """Returns how the harness' own backend would generate the text.
+
+    Args:
+        instance: a request for a text.
+        eos_token: the tokenizer's token at which texts end, if it has one.
+        seed: of texts that are drawn.
+
+    Raises:
+        ConfigError: a setting is not supported.
+    """
+    try:
+        options = dict(normalize_gen_kwargs(instance.args[1]))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"The task {instance.task_name} cannot generate with {instance.args[1]!r:.200}: {one_line(error)}."
+        ) from error
+    stop = handle_stop_sequences(options.pop("until"), eos=eos_token)
+    samples, temperature = options.pop("do_sample"), float(options.pop("temperature", 0.0))
+    most, top_k, top_p = options.pop("max_gen_toks"), options.pop("top_k", _SAMPLED_FROM), options.pop("top_p", 1.0)
+    for name, value in options.items():
+        if value is not None and value != _NO_OTHERS.get(name):
+            raise ConfigError(
+                f"The task {instance.task_name} generates with {name}: {value!r}, which is not supported: texts "
+                "are generated greedily, or drawn with temperature, top_k and top_p, and end at a string in until."
+            )
+    if samples and not temperature:
+        raise ConfigError(
+            f"The task {instance.task_name} draws its texts (do_sample) with a temperature of 0: it should name "
+            "one above 0, or leave do_sample out."
+        )
+    drawn = {"temperature": temperature, "top_k": top_k or 0, "top_p": top_p, "seed": seed} if samples else {}
+    try:
+        return Decoding(max_new_tokens=most, stop=[string for string in stop if string], **drawn)
+    except ValidationError as error:
+        [first, *_] = error.errors()
+        raise ConfigError(
+            f"The task {instance.task_name} cannot generate with {first['loc'][0]}: {first['input']!r}: {first['msg']}."
+        ) from error
 
 
 def _times(instance: Instance, decoding: Decoding) -> int:

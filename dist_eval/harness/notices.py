@@ -13,12 +13,14 @@ from lm_eval import utils
 from lm_eval.api.task import ConfigurableTask
 
 from dist_eval.harness.metrics import read_metrics
+from dist_eval.options.harness import HarnessConfig
 
 _LONGEST, _OF_A_KIND = 300, 3
 
 _EXPECTED = re.compile(
     r"metric \S+ is defined, but (aggregation|higher_is_better) is not"  # results.json says which ones are used
     r"|Overwriting default num_fewshot"  # as --num-fewshot asks for
+    r"|generation_kwargs: .* specified through cli"  # as --gen-kwargs asks for
     r"|Custom kwargs can be passed"
 )
 _INDEX = "lm_eval.tasks._index"
@@ -99,6 +101,25 @@ def readable(text: str) -> str:
     words = "".join(letter if letter.isprintable() else " " for letter in text).split()
     line = " ".join(words)
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
+
+
+def of_options(options: HarnessConfig, tasks: Mapping[str, Any]) -> Iterator[str]:
+    """Yields what options do not do for tasks, though one might think so."""
+    if not any(task.OUTPUT_TYPE == "generate_until" for task in tasks.values()):
+        for option, value in (("--gen-kwargs", options.gen_kwargs), ("--think-end-token", options.think_end_token)):
+            if value:
+                yield f"None of the tasks generates texts: {option} changes nothing."
+    unnamed = [name for name in tasks if name not in options.samples]
+    if options.samples and unnamed:
+        yield f"--samples does not name {', '.join(unnamed)}: all documents are evaluated, as in the harness."
+    shots = [task.get_config("num_fewshot") for task in tasks.values()]
+    if options.num_fewshot is not None:
+        shots = [options.num_fewshot for of_task in shots if of_task != 0]
+    if options.apply_chat_template and options.fewshot_as_multiturn is None and any(shots):
+        yield (
+            "The examples before a question are in its message. --fewshot-as-multiturn makes turns of them, which is "
+            "the default of the harness' own command line; --no-fewshot-as-multiturn keeps them, without this notice."
+        )
 
 
 def before_requests(name: str, task: Any, num_fewshot: int | None) -> Iterator[str]:

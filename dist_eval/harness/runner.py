@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,7 @@ from dist_eval.evaluation.requests import (
 from dist_eval.harness.metrics import group_results, task_results
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.language_model import CausalModel
+from dist_eval.options.mappings import require_harness
 from dist_eval.results.harness import HarnessResults
 
 if TYPE_CHECKING:
@@ -38,15 +38,6 @@ def evaluate_tasks(context: RequestContext) -> HarnessResults | None:
     if context.topology.is_leader:
         require_harness()
     return run_with_leader(context, lambda *own: _HarnessRun(*own).run())
-
-
-def require_harness() -> None:
-    """Checks that the harness is installed."""
-    if find_spec("lm_eval") is None:
-        raise ConfigError(
-            "The lm-evaluation-harness is not installed: `uv sync --extra harness` installs it, or start the command "
-            "with `uv run --extra harness`."
-        )
 
 
 class AlreadyComplete(EvaluationError):
@@ -77,6 +68,8 @@ class _HarnessRun:
             vocab_size=self._base.config.vocab_size,
             strict=context.config.strict,
             seed=context.config.seed,
+            think_end=context.config.think_end,
+            template_options=context.config.template_options,
             say=tasks.notices.say,
         )
         tracker = tracker_of(context.folder.path)
@@ -102,7 +95,18 @@ class _HarnessRun:
                 f"--apply-chat-template: the tokenizer of {self._base.name} has no chat template. Name a model that "
                 "was tuned for chats, or leave the option out."
             )
+        self._check_think_end(tokenizer)
         return tokenizer
+
+    def _check_think_end(self, tokenizer: Any) -> None:
+        end, known = self._context.config.think_end, self._base.config.vocab_size
+        if isinstance(end, int) and end >= known:
+            raise ConfigError(f"--think-end-token {end}: the model knows only the ids of {known} tokens.")
+        if end in tokenizer.all_special_tokens:
+            raise ConfigError(
+                f"--think-end-token: texts are read without the tokenizer's special tokens, of which {end} is one: "
+                f"give its id, {tokenizer.convert_tokens_to_ids(end)}."
+            )
 
     def _answer(
         self, pairs: Iterator[Pair], prompts: Iterator[Prompt], tasks: LoadedTasks, tokenizer: Any
@@ -119,9 +123,7 @@ class _HarnessRun:
             return {
                 "tokenizer": tokenizer_digest(tokenizer),
                 **tasks.identity(),
-                "--num-fewshot": str(config.num_fewshot),
-                "--limit": str(config.limit),
-                "--apply-chat-template": str(config.apply_chat_template),
+                **config.of_results(),
             }
 
         try:

@@ -3,46 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
+import copy
 import hashlib
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import datasets
 from lm_eval import evaluator
 from lm_eval.api.model import LM
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.loggers import EvaluationTracker
-from lm_eval.tasks import TaskManager, _yaml_loader
-from lm_eval.tasks._index import Entry, Kind
+from lm_eval.tasks import TaskManager
 
 from dist_eval.errors import ConfigError, DataError, EvaluationError, RunError, error_summary
 from dist_eval.harness.examples import ExampleGuard, document_text
-from dist_eval.harness.notices import Notices, after_metrics, before_requests
+from dist_eval.harness.finding import names_of, open_manager, own_skipped, quiet, reading, require_confirmed
+from dist_eval.harness.notices import Notices, after_metrics, before_requests, of_options
+from dist_eval.harness.task_files import TaskFileError
 from dist_eval.options.harness import HarnessConfig
 from dist_eval.process.files import private_files
-from dist_eval.process.parsing import require_small
 from dist_eval.process.patching import patched
 from dist_eval.results.harness import HarnessFiles
-
-SHIPPED = Path(__file__).parent / "shipped_tasks"
-"""Task files of this package."""
-
-_NAMED = 3
-
-
-class _BoundedLoader(_yaml_loader._Base):  # type: ignore[misc]  # the harness'
-    def get_single_node(self) -> Any:
-        node = super().get_single_node()
-        require_small(node)
-        return node
 
 
 @dataclass(frozen=True)
@@ -56,40 +43,42 @@ class LoadedTasks:
     guards: dict[str, ExampleGuard]  # what keeps questions out of their examples, by task
 
     @classmethod
-    def load(cls, options: HarnessConfig) -> LoadedTasks:
-        """Reads the tasks and their data."""
-        missing = [path for path in options.include_path if not Path(path).is_dir()]
-        if missing:
-            raise ConfigError(f"--include-path {missing[0]}: there is no such folder.")
+    def load(cls, options: HarnessConfig, manager: TaskManager | None = None) -> LoadedTasks:
+        """Reads the tasks and their data.
+
+        Args:
+            options: the options of the run.
+            manager: finds the tasks; one is made by default.
+        """
         loaded: dict[str, Any] = {"tasks": {}, "groups": {}, "group_map": {}}
-        notices, bounded = Notices(), patched(_yaml_loader, "_Base", _BoundedLoader)
-        with notices.listening(), quiet(not options.verbose), _no_remote_code(), bounded:
-            manager = _manager(options, notices)
-            skipped = _own_skipped(notices, options)
-            for name in dict.fromkeys(options.tasks):
-                if name not in manager.all_tasks and not Path(name).is_file():
-                    close = difflib.get_close_matches(name, manager.all_tasks, n=_NAMED)
-                    raise _no_task(name, skipped, f"Did you mean {' or '.join(close)}?" if close else "")
+        notices = Notices()
+        with reading(options, notices):
+            manager = copy.copy(manager) if manager else open_manager(options, notices)
+            for name in names_of(manager, options, notices):
                 try:
                     found = manager.load([name])
+                except EvaluationError:
+                    raise
                 except Exception as error:  # of yaml, of datasets, of the hub's client, of a task's own code
                     logged = f" ({notices.error})" if notices.error else ""
                     raise DataError(f"The task {name} cannot be loaded: {error_summary(error)}{logged}") from error
                 for part in ("groups", "group_map"):
                     loaded[part].update(found.get(part, {}))
                 _add_tasks(loaded["tasks"], found)
-        for path, why in skipped:
+        tasks = loaded["tasks"]
+        _check_options(options, tasks)
+        for path, why in own_skipped(notices, options):
             notices.say(f"The task file {path} cannot be read: {why}.")
-        for name, task in loaded["tasks"].items():
+        for text in of_options(options, tasks):
+            notices.say(text)
+        for name, task in tasks.items():
             for text in before_requests(name, task, options.num_fewshot):
                 notices.say(text)
         manager.load = lambda _: loaded  # the harness would read all data again
-        guards = {
-            name: ExampleGuard(task) for name, task in loaded["tasks"].items() if isinstance(task, ConfigurableTask)
-        }
-        for name, task in loaded["tasks"].items():
-            _name_documents(name, task)
-        return cls(manager, loaded["tasks"], options, notices, guards)
+        guards = {name: ExampleGuard(task) for name, task in tasks.items() if isinstance(task, ConfigurableTask)}
+        for name, task in tasks.items():
+            _name_documents(name, task, options.samples.get(name))
+        return cls(manager, tasks, options, notices, guards)
 
     def say_replaced(self) -> None:
         """Adds notices about examples that were replaced, once requests are built."""
@@ -130,8 +119,16 @@ class LoadedTasks:
             for name, task in self.tasks.items()
         }
 
-    def run(self, model: LM, tracker: EvaluationTracker) -> dict[str, Any]:
-        """Runs the harness."""
+    def run(self, model: LM, tracker: EvaluationTracker | None = None) -> dict[str, Any]:
+        """Runs the harness.
+
+        Args:
+            model: answers its requests.
+            tracker: what will write its files, if any.
+
+        Returns:
+            The harness' results.
+        """
         options = self.options
         limit = options.limit if options.limit is None or options.limit < 1 else int(options.limit)
         try:
@@ -143,13 +140,18 @@ class LoadedTasks:
             ):
                 results = evaluator.simple_evaluate(
                     model=model,
-                    model_args={"pretrained": str(options.model)},
+                    model_args=options.model_args,
                     tasks=list(self.tasks),
                     task_manager=self.manager,
                     num_fewshot=options.num_fewshot,
                     limit=limit,
                     bootstrap_iters=options.bootstrap_iters,
+                    samples=options.samples or None,
                     apply_chat_template=options.apply_chat_template,
+                    fewshot_as_multiturn=bool(options.fewshot_as_multiturn),
+                    system_instruction=options.system_instruction or None,
+                    gen_kwargs=options.gen_kwargs or None,
+                    confirm_run_unsafe_code=options.confirm_run_unsafe_code,
                     evaluation_tracker=tracker,
                 )
         except EvaluationError:
@@ -164,48 +166,24 @@ class LoadedTasks:
         return dict(results)
 
 
-def _manager(options: HarnessConfig, notices: Notices) -> TaskManager:
-    """Indexes the tasks; those of the harness only if they are needed, because they are thousands of files."""
-    places = {
-        "include_path": [str(SHIPPED), *options.include_path],
-        "metadata": {"pretrained": options.model},
-    }
-    manager = TaskManager(include_defaults=False, **places)
-    if _knows(manager, options.tasks):
-        return manager
-    skipped = _own_skipped(notices, options)
-    for name in options.tasks:
-        if any(Path(path).stem == name for path, _ in skipped):  # never the harness' own in its place
-            raise _no_task(name, skipped)
-    return TaskManager(**places)
-
-
-def _no_task(name: str, skipped: list[tuple[str, str]], hint: str = "") -> ConfigError:
-    reasons = "; ".join(f"{path} cannot be read: {why}" for path, why in skipped[:_NAMED])
-    return ConfigError(f"--tasks: the harness has no task {name!r}. {reasons or hint or 'Is --include-path missing?'}")
-
-
-def _knows(manager: TaskManager, names: list[Any]) -> bool:
-    """Whether there are tasks of these names, and groups with all that is in them."""
-    entries = [manager.task_index.get(name) if isinstance(name, str) else None for name in names]
-    return all(
-        entry is not None
-        and (entry.kind in (Kind.TASK, Kind.PY_TASK) or (entry.kind is Kind.GROUP and _knows(manager, _members(entry))))
-        for entry in entries
-    )
-
-
-def _members(group: Entry) -> list[Any]:
-    """Returns the names of what is in a group; such as it defines itself has none that counts."""
-    members = (group.cfg or {}).get("task") or []
-    named = [members] if isinstance(members, str) else members
-    return [member.get("task") if isinstance(member, dict) else member for member in named]
-
-
-def _own_skipped(notices: Notices, options: HarnessConfig) -> list[tuple[str, str]]:
-    """Returns the skipped files that are in the folders of `--include-path`, each with the reason."""
-    folders = options.include_path
-    return [(path, why) for path, why in notices.skipped.items() if any(map(Path(path).is_relative_to, folders))]
+def _check_options(options: HarnessConfig, tasks: Mapping[str, Any]) -> None:
+    """Checks options that are about single tasks, once these are known."""
+    for name, task in tasks.items():
+        if getattr(task, "UNSAFE_CODE", False):
+            require_confirmed(options, f"The task {name}")
+        if options.enable_thinking and task.OUTPUT_TYPE != "generate_until":
+            raise ConfigError(
+                f"--enable-thinking: the task {name} asks for log-likelihoods of answers, which would stand where the "
+                "model's thoughts should."
+            )
+    for name, numbers in options.samples.items():
+        if name not in tasks:
+            raise ConfigError(f"--samples: {name} is none of the tasks of this run, which are {', '.join(tasks)}.")
+        if numbers[-1] >= (documents := len(tasks[name].eval_docs)):
+            raise ConfigError(
+                f"--samples: there is no document {numbers[-1]} in the task {name}, whose {documents} documents are "
+                "numbered from 0."
+            )
 
 
 def _add_tasks(tasks: dict[str, Any], found: Mapping[str, Any]) -> None:
@@ -220,24 +198,39 @@ def _add_tasks(tasks: dict[str, Any], found: Mapping[str, Any]) -> None:
             )
 
 
-def _name_documents(name: str, task: Any) -> None:
-    """Makes errors of a task's templates and code name the document that they were given."""
-    numbers = itertools.count()
+def _name_documents(name: str, task: Any, samples: Sequence[int] | None) -> None:
+    """Makes errors of a task's templates and code name the document that they were given.
+
+    Args:
+        name: the task's name.
+        task: the task.
+        samples: numbers of the documents that are evaluated, None for all from 0 on.
+    """
+    numbers = itertools.count() if samples is None else itertools.cycle(samples)
 
     def named(call: Callable[..., Any], number: int) -> Any:
         try:
             return call()
+        except TaskFileError as error:
+            raise DataError(f"Task {name}, document {number}: {error}") from error
         except EvaluationError:
             raise
         except Exception as error:
             raise DataError(f"Task {name}, document {number}: {error_summary(error)}") from error
 
     fewshot_context, construct_requests = task.fewshot_context, task.construct_requests
+
+    def construct_named(*own: Any, **options: Any) -> Any:
+        place = options["metadata"][1]
+        number = place if samples is None else samples[place]
+        made = named(partial(construct_requests, *own, **options), number)
+        for request in made if isinstance(made, list) else [made]:
+            request.document = number
+        return made
+
     # the harness makes the context of each document, one after the other, and then its requests
     task.fewshot_context = lambda *own, **options: named(partial(fewshot_context, *own, **options), next(numbers))
-    task.construct_requests = lambda *own, **options: named(
-        partial(construct_requests, *own, **options), options["metadata"][1]
-    )
+    task.construct_requests = construct_named
 
 
 def tracker_of(folder: Path) -> EvaluationTracker:
@@ -281,39 +274,10 @@ def _is_written(path: Path, lines: int | None) -> bool:
 
 
 @contextlib.contextmanager
-def quiet(is_quiet: bool = True) -> Iterator[None]:
-    """Keeps progress bars, prints and warnings of the harness off the terminal."""
-    if not is_quiet:
-        yield
-        return
-    with (
-        open(os.devnull, "w", encoding="utf-8") as sink,
-        contextlib.redirect_stdout(sink),
-        contextlib.redirect_stderr(sink),
-    ):
-        yield
-
-
-@contextlib.contextmanager
 def on_terminal(stdout: Any, stderr: Any) -> Iterator[None]:
     """Shows what is printed within `quiet` all the same."""
     with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
         yield
-
-
-@contextlib.contextmanager
-def _no_remote_code() -> Iterator[None]:
-    """Keeps code of a hub's datasets from being run, whatever a task's file says."""
-    load = datasets.load_dataset
-
-    def load_data_only(*arguments: Any, **options: Any) -> Any:
-        return load(*arguments, **{**options, "trust_remote_code": False})
-
-    datasets.load_dataset = load_data_only
-    try:
-        yield
-    finally:
-        datasets.load_dataset = load
 
 
 @contextlib.contextmanager

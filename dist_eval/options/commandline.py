@@ -15,7 +15,7 @@ import sys
 import time
 import types
 import typing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
@@ -80,6 +80,9 @@ class Command(Generic[Config]):
     usage: str  # the most important options
     nothing_asked: str  # message when it is started without options
     groups: dict[str, tuple[str, str | None]]  # headings and texts of groups of options, besides those of all commands
+    foreign: Mapping[str, str] = dataclasses.field(
+        default_factory=dict
+    )  # what to do instead of options of a similar program
 
 
 EVALUATION = Command(
@@ -96,14 +99,23 @@ EVALUATION = Command(
 
 
 class OptionParser(ArgumentParser):
-    """A parser that raises a `ConfigError` for invalid options, and suggests similar names for unknown ones."""
+    """A parser that raises a `ConfigError` for invalid options, and suggests similar names for unknown ones.
+
+    Attributes:
+        foreign: what to do instead of options that another program has.
+    """
+
+    foreign: Mapping[str, str] = {}
 
     def error(self, message: str) -> NoReturn:
         """Raises a `ConfigError` where argparse would print and exit."""
         unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
         if unknown:
             shown = (name for name, act in self._option_string_actions.items() if act.help is not argparse.SUPPRESS)
-            message = f"There is no option {unknown[1]}." + _suggestion(unknown[1], shown)
+            instead = self.foreign.get(unknown[1].replace("_", "-"))
+            message = f"There is no option {unknown[1]}" + (
+                f": {instead}" if instead else "." + _suggestion(unknown[1], shown)
+            )
         raise ConfigError(message if message.endswith((".", "?")) else message + ".")
 
 
@@ -118,7 +130,8 @@ def _scalar_type(annotation: Any) -> tuple[type, bool]:
     for part in parts:
         if typing.get_origin(part) is list:
             return typing.get_args(part)[0], True
-    return next(part for part in parts if part is not type(None)), False
+    scalar = next(part for part in parts if part is not type(None))
+    return typing.get_origin(scalar) or scalar, False
 
 
 def build_parser(command: Command[Any] = EVALUATION) -> argparse.ArgumentParser:
@@ -133,6 +146,7 @@ def build_parser(command: Command[Any] = EVALUATION) -> argparse.ArgumentParser:
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
     )
+    parser.foreign = command.foreign
     titles = {"what": command.groups["what"], "data": _GROUPS["data"], **command.groups, **_GROUPS}
     groups = {key: parser.add_argument_group(title, text) for key, (title, text) in titles.items()}
     hints = typing.get_type_hints(command.config)
@@ -212,7 +226,7 @@ def read_yaml(path: Path, config: type[RunConfig] = EvaluationConfig) -> dict[st
     if not isinstance(content, dict):
         raise ConfigError(f"--config {path}: should hold lines of the form `option: value`.")
     hints, values = typing.get_type_hints(config), {}
-    choices = {field.name: field.metadata["extra"].get("choices") for field in dataclasses.fields(config)}
+    extras = {field.name: field.metadata["extra"] for field in dataclasses.fields(config)}
     aliases = {alias: field.name for field in dataclasses.fields(config) for alias in field.metadata["aliases"]}
     for key, value in content.items():
         name = str(key).lstrip("-").replace("-", "_")
@@ -221,14 +235,19 @@ def read_yaml(path: Path, config: type[RunConfig] = EvaluationConfig) -> dict[st
             raise ConfigError(
                 f"--config {path}: there is no option {key!r}." + _suggestion(flag(name), map(flag, hints))
             )
-        values[name] = _convert(path, name, value, hints[name], choices[name])
+        values[name] = _convert(path, name, value, hints[name], extras[name])
     return values
 
 
-def _convert(path: Path, name: str, value: Any, annotation: Any, choices: Sequence[str] | None) -> Any:
+def _convert(path: Path, name: str, value: Any, annotation: Any, extra: dict[str, Any]) -> Any:
     scalar, is_list = _scalar_type(annotation)
     if value is None and isinstance(annotation, types.UnionType):
         return None
+    if scalar is dict and isinstance(value, str):
+        try:
+            return extra["type"](value)
+        except argparse.ArgumentTypeError as error:
+            raise ConfigError(f"--config {path}: {name}: {error}.") from error
     items = value if is_list and isinstance(value, list) else [value]
     for item in items:
         accepted = (int, float) if scalar is float else (scalar,)
@@ -236,6 +255,7 @@ def _convert(path: Path, name: str, value: Any, annotation: Any, choices: Sequen
             raise ConfigError(f"--config {path}: {name} should be of type {scalar.__name__}, not {item!r}.")
     if not all(map(is_utf8, items)):
         raise ConfigError(f"--config {path}: {name} is not UTF-8: {value!r}.")
+    choices = extra.get("choices")
     if choices and any(item not in choices for item in items):
         raise ConfigError(f"--config {path}: {name} should be one of {', '.join(choices)}, not {value!r}.")
     return [scalar(item) for item in items] if is_list else scalar(value)

@@ -38,7 +38,7 @@ def option(
     """Declares a field of a group that is an option of the command line and of the YAML file.
 
     Args:
-        default: value if the option is not given; lists are copied for each instance.
+        default: value if the option is not given; lists and mappings are copied for each instance.
         help: one line for `--help`, which appends the default.
         group: heading under which `--help` shows the option.
         metavar: placeholder in `--help`.
@@ -52,8 +52,8 @@ def option(
     """
     limits = {"least": least, "most": most}
     metadata = {"help": help, "group": group, "metavar": metavar, **limits, "aliases": aliases, "extra": extra}
-    if isinstance(default, list):
-        return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
+    if isinstance(default, (list, dict)):
+        return dataclasses.field(default_factory=lambda: default.copy(), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass
+from typing import Any
 
 from dist_eval.errors import ConfigError
 from dist_eval.options.commandline import WHERE, Command
 from dist_eval.options.config import RunConfig
-from dist_eval.options.groups import option
+from dist_eval.options.groups import flag, option
+from dist_eval.options.mappings import MergeMappings, json_mapping, key_values, require_recordable
 
 PROGRAM = "dist-eval harness"
+
+# What changes prompts or the metrics of answers; runs without them have the same fingerprints as before they existed
+_OF_RESULTS = (
+    *("gen_kwargs", "system_instruction", "fewshot_as_multiturn", "samples", "metadata"),
+    *("think_end_token", "enable_thinking"),
+)
 
 
 @dataclass(kw_only=True)
@@ -21,7 +31,11 @@ class HarnessConfig(RunConfig):
     """
 
     tasks: list[str] = option(
-        [], "tasks, groups or tags of the harness, or task files (YAML)", group="tasks", nargs="+", metavar="TASK"
+        [],
+        "tasks, groups or tags of the harness, patterns of their names, or task files (YAML)",
+        group="tasks",
+        nargs="+",
+        metavar="TASK",
     )
     include_path: list[str] = option([], "folders with further task files", group="tasks", nargs="+", metavar="FOLDER")
     num_fewshot: int | None = option(
@@ -35,7 +49,71 @@ class HarnessConfig(RunConfig):
     limit: float | None = option(
         None, "documents of each task: a number, or a share below 1 (default: all)", group="tasks", metavar="N"
     )
+    samples: dict[str, Any] = option(
+        {},
+        'documents of tasks by their numbers, from 0: a JSON file, or JSON such as {"my_task": [0, 3]}',
+        group="tasks",
+        metavar="JSON",
+        type=json_mapping,
+    )
     apply_chat_template: bool = option(False, "put questions into the tokenizer's chat template", group="tasks")
+    fewshot_as_multiturn: bool | None = option(
+        None, "with it, each example is a question and an answer of their own in the conversation", group="tasks"
+    )
+    system_instruction: str | None = option(
+        None,
+        "text before each task's description, with a chat template as system message",
+        group="tasks",
+        metavar="TEXT",
+    )
+    gen_kwargs: dict[str, Any] = option(
+        {},
+        "how texts are generated, over what tasks say: temperature=0.7,do_sample=true,max_gen_toks=64, or JSON",
+        group="tasks",
+        nargs="+",
+        metavar="KEY=VALUE",
+        type=key_values,
+        action=MergeMappings,
+    )
+    think_end_token: str | None = option(
+        None,
+        "text, or id of the token, that ends a model's thinking: what is before it is no part of generated texts",
+        group="tasks",
+        metavar="TOKEN",
+    )
+    enable_thinking: bool | None = option(
+        None,
+        "tell the chat template that the model should think; --no-enable-thinking: that it should not (default: what "
+        "the template does without)",
+        group="tasks",
+    )
+    metadata: dict[str, Any] = option(
+        {},
+        "passed to tasks that ask for it, such as max_seq_lengths=[4096,8192], or JSON",
+        group="tasks",
+        nargs="+",
+        metavar="KEY=VALUE",
+        type=key_values,
+        action=MergeMappings,
+    )
+    confirm_run_unsafe_code: bool = option(
+        False, "run tasks that execute the code that the model writes, on this host", group="tasks"
+    )
+    list_tasks: str | None = option(
+        None,
+        "list tasks, groups and tags, all or those that a pattern such as 'arc*' matches, and end",
+        group="tasks",
+        nargs="?",
+        const="*",
+        metavar="PATTERN",
+        aliases=("list",),
+    )
+    check: bool = option(
+        False,
+        "check --tasks, or all in --include-path, without a model or a swarm: read their data, make all prompts, score "
+        "made-up answers, and end",
+        group="tasks",
+    )
     seed: int = option(0, "seed of texts that a task wants to be drawn at random", group="tasks", least=0)
     strict: bool = option(False, "a context that is too long is an error", group="tasks")
     bootstrap_iters: int = option(
@@ -58,20 +136,111 @@ class HarnessConfig(RunConfig):
 
     def __post_init__(self) -> None:
         self.tasks = [name for names in self.tasks for name in names.split(",") if name]
-        self._require(self.model, "--model", "the language model to evaluate")
-        self._require(self.tasks, "--tasks", "names of tasks, such as hellaswag")
+        if self.check:
+            self._require(self.tasks or self.include_path, "--tasks", "what --check is to look at, or --include-path")
+        elif self.is_run:
+            self._require(self.model, "--model", "the language model to evaluate")
+            self._require(self.tasks, "--tasks", "names of tasks, such as hellaswag", " --list shows them.")
         super().__post_init__()
         self._check_range("max_length", 2)  # a context and a continuation
         if self.limit is not None and not (0 < self.limit < 1 or (self.limit >= 1 and self.limit % 1 == 0)):
             raise ConfigError(f"--limit must be a whole number, or a share between 0 and 1, not {self.limit:g}.")
         if not 0 < self.confidence < 1:
             raise ConfigError(f"--confidence must be between 0 and 1, such as 0.95, not {self.confidence}.")
+        for name in ("gen_kwargs", "metadata", "samples"):
+            require_recordable(flag(name), getattr(self, name))
+        self._check_samples()
+        self._check_conversation()
+
+    def _check_samples(self) -> None:
+        if self.samples and self.limit is not None:
+            raise ConfigError("--samples and --limit contradict each other: leave out one of them.")
+        for task, numbers in self.samples.items():
+            is_list = isinstance(numbers, list) and numbers
+            if not is_list or any(type(number) is not int or number < 0 for number in numbers):
+                raise ConfigError(
+                    f"--samples: {task} should have a list of numbers of documents, from 0, not {numbers!r:.40}."
+                )
+        # in the order of the data, in which the harness takes them; it would name them in the order that is given
+        self.samples = {task: sorted(set(numbers)) for task, numbers in self.samples.items()}
+
+    def _check_conversation(self) -> None:
+        for name in ("fewshot_as_multiturn", "enable_thinking"):
+            if getattr(self, name) and not self.apply_chat_template:
+                raise ConfigError(f"{flag(name)} is about chat templates: it needs --apply-chat-template.")
+        if self.enable_thinking and not self.think_end_token:
+            raise ConfigError(
+                "--enable-thinking needs --think-end-token, such as '</think>': the model's thoughts would be taken "
+                "for its answers."
+            )
+
+    @property
+    def is_run(self) -> bool:
+        """Whether anything is evaluated, not only listed or checked."""
+        return self.list_tasks is None and not self.check
+
+    @property
+    def think_end(self) -> str | int | None:
+        """What ends the model's thinking: a text, or the id of a token."""
+        token = self.think_end_token or None
+        return int(token) if token is not None and token.isdecimal() else token
+
+    @property
+    def model_args(self) -> dict[str, Any]:
+        """What the harness calls the model's arguments, for its tasks and its own files."""
+        model = {"pretrained": str(self.model)} if self.model else {}
+        thinking = {"think_end_token": self.think_end} if self.think_end_token else {}
+        return {**model, **thinking, **self.template_options}
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        """What the chat template is told besides the conversation."""
+        return {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
+
+    def of_results(self) -> dict[str, str]:
+        """Returns options that results depend on, as texts, by their names on the command line."""
+        always = ("num_fewshot", "limit", "apply_chat_template")
+        given = {name: getattr(self, name) for name in _OF_RESULTS}
+        given["fewshot_as_multiturn"] = self.fewshot_as_multiturn or None
+        return {
+            **{flag(name): str(getattr(self, name)) for name in always},
+            **{flag(name): json.dumps(value) for name, value in given.items() if value not in (None, {}, "")},
+        }
+
+    def _check_where(self) -> None:
+        if self.is_run:
+            super()._check_where()
 
     @property
     def run_name(self) -> str:
         """The names of the tasks."""
-        return "-".join(name.rpartition("/")[2].removesuffix(".yaml") for name in self.tasks[:3])
+        names = (name.rpartition("/")[2].removesuffix(".yaml") for name in self.tasks[:3])
+        return re.sub(r"[*?\[\]]", "", "-".join(names)) or "tasks"
 
+
+_AS_LARGE = "requests are as large as servers take them (--token-budget)."
+_OF_SERVERS = "where a model's blocks run, and in which dtype, is up to the servers; --backend local runs it here."
+_RESUMED = "answers are kept in the journal: start the same command again to go on, or to score a complete run anew."
+
+# Options of the lm-evaluation-harness that have no counterpart, or another one
+_OF_LM_EVAL = {
+    "--model-args": "give its parts as options: --model, --max-length, --adapter, --think-end-token and so on.",
+    "--batch-size": _AS_LARGE,
+    "--max-batch-size": _AS_LARGE,
+    "--device": _OF_SERVERS,
+    "--output-path": "the folder of the run is --output.",
+    "--log-samples": "they always are, in samples_TASK_DATE.jsonl.",
+    "--use-cache": _RESUMED,
+    "--cache-requests": "requests are made anew, and answers are kept in the journal.",
+    "--check-integrity": "--check tries all of a task but the model.",
+    "--write-out": "--check shows the first request of each task, and samples_TASK_DATE.jsonl has all of them.",
+    "--show-config": "results_DATE.json has the configuration of each task.",
+    "--predict-only": "generated texts are in samples_TASK_DATE.jsonl, beside their metrics.",
+    "--wandb-args": "dist-eval report RUN --tracker wandb logs a run.",
+    "--wandb-config-args": "dist-eval report RUN --tracker wandb logs a run.",
+    "--verbosity": "--verbose shows what the harness prints.",
+    "--trust-remote-code": "no code of a hub is run; code in task files of yours (!function) is.",
+}
 
 HARNESS = Command(
     program=PROGRAM,
@@ -83,8 +252,11 @@ examples:
   {PROGRAM} --nproc-per-node 2 --tasks digits --model dist_eval/demo/base --swarm embedded
   {PROGRAM} --nproc-per-node 4 --tasks arc_easy,my_task --include-path my_tasks --num-fewshot 5 --limit 200 \\
       --model MODEL --initial-peers /ip4/10.0.0.5/tcp/31337/p2p/QmPeerIdentity --output runs/arc
+  {PROGRAM} --list 'arc*'
+  {PROGRAM} --check --include-path my_tasks
 """,
-    usage=f"--tasks TASK... --model MODEL\n{WHERE} [options]",
+    usage=f"--tasks TASK... --model MODEL\n{WHERE} [options]\n"
+    f"       {PROGRAM} --list [PATTERN]\n       {PROGRAM} --check [--tasks TASK...] [--include-path FOLDER...]",
     nothing_asked=f"""\
 dist_eval.harness needs tasks, a language model, and a swarm:
   {PROGRAM} --tasks TASK... --model MODEL --initial-peers ADDRESS...
@@ -94,4 +266,5 @@ All options: --help""",
         "tasks": ("on which tasks", None),
         "metrics": ("which metrics", None),
     },
+    foreign=_OF_LM_EVAL,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, TypeAdapter
 
@@ -20,7 +20,7 @@ from dist_eval.results.record import Count, Record, Time
 from dist_eval.results.scores import Analysis, Scores
 from dist_eval.results.work import Audit, RankResults, Spread, Swarm, Throughput
 
-OptionValue = bool | int | float | str | list[str] | None
+OptionValue = bool | int | float | str | list[str] | dict[str, Any] | None
 RecordedOptions = dict[str, OptionValue]
 """All options by name; `initial_peers` says how many addresses there were, which are not recorded.
 

@@ -120,7 +120,7 @@ def _format_values(values: Sequence[Any], public: Sequence[Any]) -> list[str]:
 
 
 def _format_value(value: Any) -> str:
-    if value is None or value == []:
+    if value in (None, [], {}):
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"

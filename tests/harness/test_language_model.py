@@ -9,12 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 from harness_tasks import WORDS, make_tokenizer
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dist_eval.data.answers import generation_columns, log_likelihood_columns
+from dist_eval.data.generated_text import text_of
 from dist_eval.errors import ConfigError, DataError
 
 pytest.importorskip("lm_eval", reason="the extra `harness` is not installed")
 from lm_eval.api.instance import Instance
+from lm_eval.models.utils import postprocess_generated_text
 
 from dist_eval.harness.language_model import HarnessModel, Pair, Prompt
 
@@ -140,10 +144,31 @@ def test_texts_are_generated_as_the_harness_own_backend_does_and_cut_at_stop_str
     assert found == [f"{WORDS[1]} winter", WORDS[0], WORDS[0], f"{WORDS[2]} winter"]
 
 
+def test_thinking_is_no_part_of_a_text() -> None:
+    said: list[str] = []
+    settings = {"until": [], "max_gen_toks": 3}
+    requests = [request("generate_until", "river", settings, number=number) for number in range(2)]
+    first = ids(WORDS[0], begins=False)
+    for end, found in ((WORDS[0], ["winter", f"{WORDS[1]} winter"]), (first[-1], ["winter", f"{WORDS[1]} winter"])):
+        _, model = prompted(requests, think_end=end, say=lambda text, kind=None: said.append(text))
+        assert model.generate_until(requests) == found
+    assert len(said) == 2 and said[0].startswith("Task stories, document 1: the text has no --think-end-token, so all")
+
+
+@given(
+    st.lists(st.sampled_from(WORDS), max_size=6), st.sampled_from(WORDS), st.lists(st.sampled_from(WORDS), max_size=2)
+)
+def test_the_end_of_thinking_is_looked_for_as_by_the_harness(words: list[str], end: str, stop: list[str]) -> None:
+    tokens = ids(" ".join(words), begins=False)
+    theirs = postprocess_generated_text(TOKENIZER.decode(tokens, skip_special_tokens=True), stop, end)
+    assert text_of(tokens, stop, TOKENIZER, end) == theirs
+
+
 @pytest.mark.parametrize(
     ("settings", "options", "error", "message"),
     [
         ({"num_beams": 4}, {}, ConfigError, "The task stories generates with num_beams: 4, which is not supported"),
+        ({"temperature": "warm"}, {}, ConfigError, "The task stories cannot generate with .*'warm'.*could not convert"),
         ({"do_sample": True}, {}, ConfigError, "do_sample. with a temperature of 0"),
         ({"max_gen_toks": 0}, {}, ConfigError, "cannot generate with max_new_tokens: 0"),
         ({}, {}, DataError, r"document 0: it asks for up to 256 new tokens \(max_gen_toks\), which leaves no room"),

@@ -62,7 +62,22 @@ def of_harness(output: Path) -> tuple[dict[str, Any], dict[str, list[dict[str, A
     return json.loads(path.read_text()), samples
 
 
-def by_hugging_face(model: Path, tasks: Path) -> dict[str, Any]:
+def by_hugging_face(
+    model: Path,
+    tasks: Path,
+    thinking: dict[str, Any] | None = None,
+    metadata: dict[str, Any] | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Returns what the harness' own backend finds.
+
+    Args:
+        model: the model.
+        tasks: the folder with the tasks.
+        thinking: arguments of the backend.
+        metadata: passed to the tasks.
+        **options: further arguments of `simple_evaluate`.
+    """
     from lm_eval.evaluator import simple_evaluate
     from lm_eval.models.huggingface import HFLM
     from lm_eval.tasks import TaskManager
@@ -72,13 +87,15 @@ def by_hugging_face(model: Path, tasks: Path) -> dict[str, Any]:
         pretrained=AutoModelForCausalLM.from_pretrained(model),
         tokenizer=AutoTokenizer.from_pretrained(model),
         max_length=MOST_TOKENS,
-        batch_size=4,
+        batch_size=1 if thinking else 4,  # in a batch, texts go on after their stop string, and may end to think there
         logits_cache=False,  # it mixes up requests with equal forwards that are split differently
         device="cpu",
+        **(thinking or {}),
     )
-    manager = TaskManager(include_path=str(tasks), include_defaults=False)
+    manager = TaskManager(include_path=str(tasks), include_defaults=False, metadata=metadata)
     os.environ["DISABLE_MULTIPROC"] = "1"
-    return dict(simple_evaluate(theirs, tasks=[*TASKS], num_fewshot=2, task_manager=manager, bootstrap_iters=10))
+    options = {"num_fewshot": 2, "bootstrap_iters": 10, **options}
+    return dict(simple_evaluate(theirs, tasks=[*TASKS], task_manager=manager, **options))
 
 
 def answers(samples: list[dict[str, Any]]) -> list[tuple[float, str]]:
@@ -90,6 +107,12 @@ def answers(samples: list[dict[str, Any]]) -> list[tuple[float, str]]:
             value, greedy = answer if isinstance(answer, (list, tuple)) else (0, answer) if is_text else (answer, "")
             found.append((float(value), str(greedy)))
     return found
+
+
+def assert_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Metrics are those of the harness."""
+    for metric, value in expected.items():
+        assert found[metric] == (pytest.approx(value, rel=1e-5) if isinstance(value, float) else value), metric
 
 
 @pytest.mark.parametrize("family", [*MODELS[:3], *(pytest.param(name, marks=pytest.mark.slow) for name in MODELS[3:])])
@@ -107,15 +130,66 @@ def test_it_answers_as_the_harness_own_backend(
         ours, expected = answers(samples[name]), answers(theirs["samples"][name])
         assert [greedy for _, greedy in ours] == [greedy for _, greedy in expected]
         assert [value for value, _ in ours] == pytest.approx([value for value, _ in expected], abs=1e-4)
-        for metric, value in theirs["results"][name].items():
-            found = written["results"][name][metric]
-            assert found == (pytest.approx(value, rel=1e-5) if isinstance(value, float) else value), (name, metric)
+        assert_equal(written["results"][name], theirs["results"][name])
     assert written["task_hashes"] and written["config"]["model_args"] == {"pretrained": str(models[family])}
     assert_recorded(results, written, samples)
     assert results["notices"] == notices and all(f"\nnotice: {text}\n" in out for text in notices)
     assert [name for name in TASKS if any(f"{name} says num_fewshot: 0" in text for text in notices)] == [
         name for name, task in results["tasks"].items() if task["num_fewshot"] == 0
     ]
+
+
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}"
+    "{% if enable_thinking is defined and not enable_thinking %}Answer {% endif %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+CHAT = ["--apply-chat-template", "--fewshot-as-multiturn", "--system-instruction", "river {{ stone }}"]
+SETTINGS = {"max_gen_toks": 9, "until": ["thunder"]}
+
+
+@pytest.mark.parametrize("is_id", [False, True])
+def test_it_takes_the_harness_own_arguments(
+    is_id: bool, models: dict[str, Path], tasks: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "chat"
+    shutil.copytree(models["llama"], model)
+    tokenizer = make_tokenizer(VOCABULARY)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(model)
+    end = tokenizer.convert_tokens_to_ids("▁bridge") if is_id else "bridge"
+    samples = {name: [7, 3, 20] for name in TASKS}
+    given = [
+        *(*CHAT, "--gen-kwargs", "max_gen_toks=9", 'until=["thunder"]', "--samples", json.dumps(samples)),
+        *("--metadata", '{"lengths": [4, 8]}', "--think-end-token", str(end), "--no-enable-thinking"),
+    ]
+    assert run_here(*command(model, tasks, tmp_path / "out", *LOCAL), *given) == 0
+    capfd.readouterr()
+    written, ours = of_harness(tmp_path / "out")
+    theirs = by_hugging_face(
+        model,
+        tasks,
+        {"think_end_token": end, "enable_thinking": False},
+        {"lengths": [4, 8]},
+        apply_chat_template=True,
+        fewshot_as_multiturn=True,
+        system_instruction="river {{ stone }}",
+        gen_kwargs=SETTINGS,
+        samples={name: sorted(numbers) for name, numbers in samples.items()},
+    )
+    for name in TASKS:
+        expected = theirs["samples"][name]
+        for key in ("doc_id", "prompt_hash", "target_hash"):
+            assert [sample[key] for sample in ours[name]] == [sample[key] for sample in expected], key
+        assert [greedy for _, greedy in answers(ours[name])] == [greedy for _, greedy in answers(expected)]
+        assert_equal(written["results"][name], theirs["results"][name])
+        assert written["configs"][name]["metadata"]["lengths"] == [4, 8]
+    assert [sample["doc_id"] for sample in ours["words"]] == [3, 7, 20]
+    assert written["system_instruction"] == "river {{ stone }}" and written["fewshot_as_multiturn"] is True
+    assert written["config"]["gen_kwargs"] == SETTINGS == results_of(tmp_path / "out")["config"]["gen_kwargs"]
+    assert [sample["resps"] for sample in ours["stories"]] == 3 * [[["ad"]]], "of '... bridgead'"
+    assert run_here(*command(model, tasks, tmp_path / "out", *LOCAL), *given[:-3]) == 1
+    assert " the --think-end-token and the --enable-thinking. Choose another" in capfd.readouterr().err
 
 
 def assert_recorded(results: dict[str, Any], written: dict[str, Any], samples: dict[str, list[dict[str, Any]]]) -> None:
@@ -229,12 +303,12 @@ WRONG: dict[str, tuple[dict[str, Any], list[str], str]] = {
     "no data": (
         {"dataset_kwargs": {"data_files": {"test": "nowhere.json"}}},
         [],
-        "The task strange cannot be loaded: FileNotFoundError: Unable to find",
+        "strange.yaml: dataset_path: FileNotFoundError: Unable to find",
     ),
     "template": (
         {"doc_to_text": "{{query}}"},
         [],
-        "The task strange cannot be loaded: UndefinedError: 'query' is undefined",
+        "strange.yaml: doc_to_text: 'query' is undefined. The data has question, choices, answer, ending, text.",
     ),
     "strict": ({}, ["--strict"], "tokens, more than --max-length 25, and --strict forbids to cut them."),
     "metric": (
@@ -263,6 +337,50 @@ def test_wrong_tasks_are_one_sentence(
     *progress, last = err.splitlines()
     assert message in last and not out
     assert what == "metric" or not progress, "nothing was sent"
+
+
+def test_a_check_needs_no_model_and_names_every_wrong_file(
+    tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    check = ("-m", "dist_eval.harness", "--check", "--num-fewshot", "1", "--include-path")
+    assert run_here(*check, str(tasks)) == 0
+    out, err = capfd.readouterr()
+    rows = [line.split() for line in out.splitlines()]
+    assert ["words", "24", "192", "multiple_choice", "acc,", "mcc,", "acc_norm,", "acc_mutual_info"] in rows
+    assert "\nwords, first request: 'Question: " in out
+    assert {line.split(":")[0] for line in err.splitlines()} == {"notice"}
+    folder = strange(tasks, tmp_path / "wrong", doc_to_target="answr")
+    (folder / "broken.yaml").write_text("task: broken\nother: [")
+    (folder / "all.yaml").write_text(json.dumps({"group": "all", "task": ["strange"]}))
+    (folder / "right.yaml").write_text(json.dumps({**json.loads((tasks / "words.yaml").read_text()), "task": "right"}))
+    assert run_here(*check, str(folder)) == 1
+    out, err = capfd.readouterr()
+    assert "\nright  24" in out
+    broken, target = err.removeprefix("dist_eval: ").splitlines()
+    assert broken.startswith(f"{folder / 'broken.yaml'}: cannot be read: ")
+    assert target.startswith(
+        f"{folder / 'strange.yaml'}: doc_to_target: there is no column 'answr'; did you mean answer?"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["wrong"], "no folder of a run"
+    (tmp_path / "empty").mkdir()
+    assert run_here(*check, "empty") == 1
+    assert "--check: there is no task file in empty." in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_tasks_are_listed_by_patterns(tasks: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    listing = ("-m", "dist_eval.harness", "--include-path", str(tasks), "--list")
+    assert run_here(*listing) == 0
+    kinds = {line.split()[0]: line.split()[1] for line in capfd.readouterr().out.splitlines()}
+    assert (kinds["mmlu"], kinds["hellaswag"], kinds["arc_multilingual"]) == ("group", "task", "tag")
+    assert {"words", "digits"} < kinds.keys() and len(kinds) > 5000
+    assert run_here(*listing, "wor[dk]*") == 0
+    assert [line.split() for line in capfd.readouterr().out.splitlines()[1:]] == [
+        ["words", "task", "multiple_choice", str(tasks / "words.yaml")]
+    ]
+    assert run_here(*listing, "hellaswog") == 1
+    assert "no task, group or tag has such a name. Did you mean hellaswag" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

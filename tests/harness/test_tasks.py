@@ -13,7 +13,9 @@ from dist_eval.errors import ConfigError, DataError
 from dist_eval.options.harness import HarnessConfig
 
 pytest.importorskip("lm_eval", reason="the extra `harness` is not installed")
-from dist_eval.harness.notices import after_metrics
+from dist_eval.harness.finding import names_of, open_manager, reading
+from dist_eval.harness.language_model import StandInModel
+from dist_eval.harness.notices import Notices, after_metrics
 from dist_eval.harness.tasks import LoadedTasks
 
 Load = Callable[..., LoadedTasks]
@@ -182,7 +184,10 @@ def test_two_different_tasks_of_a_name_are_refused(load: Load, tmp_path: Path) -
     ("changes", "message"),
     [
         ({"doc_to_text": "question"}, "AssertionError: Context is not a string! : None"),
-        ({"doc_to_target": "{{question.nowhere}}", "doc_to_choice": None, "output_type": "loglikelihood"}, "Undefined"),
+        (
+            {"doc_to_target": "{{question.nowhere}}", "doc_to_choice": None, "output_type": "loglikelihood"},
+            "no attribute",
+        ),
         ({"doc_to_choice": "{{[question, question + 'x']}}"}, "TypeError"),
     ],
 )
@@ -193,11 +198,137 @@ def test_what_fails_on_a_document_names_it(load: Load, changes: dict[str, Any], 
         load({"test": rows}, **changes)
 
 
+def steps(**options: Any) -> list[dict[str, Any]]:
+    return [{"name": "own", "filter": [options]}]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"doc_to_txt": "x"}, "doc_to_txt: there is no such key; did you mean doc_to_text?"),
+        ({"output_type": "multiple_chioce"}, "output_type: there is no type 'multiple_chioce'; did you mean multiple_"),
+        ({"dataset_path": None}, "dataset_path: is missing"),
+        ({"test_split": None}, "test_split: is missing, and so is validation_split"),
+        ({"test_split": "tset"}, "test_split: the data has no split 'tset', but test."),
+        ({"fewshot_split": "trian"}, "fewshot_split: the data has no split 'trian', but test."),
+        ({"doc_to_text": "{{query}}"}, "doc_to_text: 'query' is undefined. The data has id, question, answer."),
+        ({"doc_to_text": "{{query"}, "doc_to_text: the template is wrong in line 1: unexpected end of template"),
+        ({"description": "{% if %}"}, "description: the template is wrong in line 1: "),
+        ({"doc_to_target": "answr"}, "doc_to_target: there is no column 'answr'; did you mean answer? The data has id"),
+        (
+            {"doc_to_choice": "options"},
+            "doc_to_choice: there is no column 'options'. The data has id, question, answer",
+        ),
+        ({"metric_list": "acc"}, "metric_list: it should be a list, not 'acc'."),
+        ({"metric_list": ["acc"]}, "metric_list: each entry should have `metric: NAME`, unlike 'acc'."),
+        (
+            {"metric_list": [{"metric": "exact_mach"}]},
+            "metric_list: there is no metric 'exact_mach'; did you mean exact",
+        ),
+        (
+            {"metric_list": [{"metric": "acc", "aggregation": "meen"}]},
+            "metric_list: there is no aggregation 'meen'; did you mean mean?",
+        ),
+        (
+            {"process_results": "process_results", "metric_list": [{"metric": "own"}]},
+            "metric_list: the metric 'own' has no aggregation of its own, and names none",
+        ),
+        ({"filter_list": steps(function="regx")}, "filter_list: there is no filter 'regx'; did you mean regex?"),
+        ({"filter_list": steps(function="regex", regex_pattern="(")}, "filter_list: the filter regex cannot be made: "),
+        ({"filter_list": [{"filter": "regex"}]}, "filter_list: each entry should have a name, and a list `filter`"),
+        (
+            {"fewshot_config": {"sampler": "first"}},
+            "fewshot_config: there is no sampler 'first'; did you mean first_n?",
+        ),
+        ({"fewshot_config": {"smapler": "x"}}, "fewshot_config: smapler: there is no such key; did you mean sampler?"),
+    ],
+)
+def test_a_wrong_key_of_a_task_file_is_named(load: Load, changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError) as caught:
+        load(**changes)
+    assert str(caught.value).startswith(f"{tmp_path / 'tasks' / 'strange.yaml'}: {message}")
+
+
+def test_all_wrong_keys_of_a_file_are_named_at_once_and_functions_by_their_file(load: Load, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"^\S+: output_type: .*\n\S+: metric_list: ") as caught:
+        load(output_type="texts", metric_list="acc")
+    assert len(str(caught.value).splitlines()) == 2
+    path = tmp_path / "tasks" / "strange.yaml"
+    path.write_text(path.read_text().removesuffix("}") + ', "process_docs": !function own.nothing}')
+    (path.parent / "own.py").write_text("")
+    with pytest.raises(DataError, match=rf"^{path}: AttributeError: Module .* has no function 'nothing'"):
+        LoadedTasks.load(options(path.parent))
+
+
+def options(folder: Path, **changes: Any) -> HarnessConfig:
+    return HarnessConfig(
+        **{"tasks": ["strange"], "model": "m", "backend": "local", "include_path": [str(folder)], **changes}
+    )
+
+
+def test_a_metric_that_fails_on_an_answer_names_file_and_key(load: Load) -> None:
+    loaded = load(
+        output_type="generate_until", doc_to_choice=None, metric_list=[{"metric": "exact_match", "regexes": 1}]
+    )
+    with pytest.raises(DataError, match=r"strange.yaml: metric_list: TypeError: .*regexes"):
+        loaded.run(StandInModel())
+
+
+def test_samples_are_documents_by_their_numbers(load: Load, tmp_path: Path) -> None:
+    folder = write(tmp_path / "tasks", {"test": ROWS})
+    loaded = LoadedTasks.load(options(folder, samples={"strange": [5, 3, 5]}))
+    assert [sample["doc_id"] for sample in loaded.run(StandInModel())["samples"]["strange"]] == [3, 5]
+    rows = [*ROWS[:5], {**ROWS[5], "question": None}]
+    folder = write(tmp_path / "tasks", {"test": rows}, doc_to_text="question")
+    with pytest.raises(DataError, match=r"^Task strange, document 5: "):
+        LoadedTasks.load(options(folder, samples={"strange": [3, 5]})).run(StandInModel())
+    with pytest.raises(ConfigError, match=r"there is no document 6 in the task strange, whose 6 doc"):
+        LoadedTasks.load(options(folder, samples={"strange": [6]}))
+    with pytest.raises(ConfigError, match="--samples: words is none of the tasks of this run, which are strange"):
+        LoadedTasks.load(options(folder, samples={"words": [0]}))
+
+
+def test_tasks_that_run_code_of_the_model_are_refused_unless_that_is_confirmed(load: Load, tmp_path: Path) -> None:
+    folder = write(tmp_path / "tasks", {"test": ROWS}, unsafe_code=True)
+    with pytest.raises(ConfigError, match=r"strange.yaml: unsafe_code: this task executes code that the model writes"):
+        LoadedTasks.load(options(folder))
+    assert LoadedTasks.load(options(folder, confirm_run_unsafe_code=True)).run(StandInModel())["results"]["strange"]
+
+
+def test_patterns_name_all_tasks_that_they_match(tmp_path: Path) -> None:
+    for name in ("strange", "stranger", "other"):
+        folder = write(tmp_path / "tasks", {"test": ROWS}, task=name)
+    notices, config = Notices(), options(folder, tasks=["str*", "strange", "other"])
+    with reading(config, notices):
+        assert names_of(open_manager(options(folder), notices), config, notices) == ["strange", "stranger", "other"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"gen_kwargs": {"temperature": 1}}, "None of the tasks generates texts: --gen-kwargs changes nothing."),
+        ({"think_end_token": "</think>"}, "None of the tasks generates texts: --think-end-token changes nothing."),
+        ({"apply_chat_template": True, "num_fewshot": 2}, "The examples before a question are in its message."),
+        ({"samples": {"strange": [0]}, "tasks": ["strange", "other"]}, "--samples does not name other: all documents"),
+    ],
+)
+def test_what_options_do_not_do_is_said(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    for name in ("strange", "other"):
+        folder = write(tmp_path / "tasks", {"test": ROWS}, task=name)
+    assert [line for line in LoadedTasks.load(options(folder, **changes)).notices.lines() if line.startswith(said)]
+    quiet = options(folder, num_fewshot=2, apply_chat_template=True, fewshot_as_multiturn=False)
+    assert not LoadedTasks.load(quiet).notices.lines()
+
+
+def test_thinking_is_for_tasks_that_generate(load: Load, tmp_path: Path) -> None:
+    thinking = {"apply_chat_template": True, "enable_thinking": True, "think_end_token": "x"}
+    with pytest.raises(ConfigError, match="--enable-thinking: the task strange asks for log-likelihoods"):
+        LoadedTasks.load(options(write(tmp_path / "tasks", {"test": ROWS}), **thinking))
+
+
 def test_the_line_with_the_cause_is_shown(load: Load) -> None:
-    with pytest.raises(DataError, match=r"strange cannot be loaded: .* other: .*column names don't match"):
+    with pytest.raises(DataError, match=r"strange.yaml: dataset_path: .* other: .*column names don't match"):
         load({"test": ROWS}, dataset_kwargs={"data_files": {"test": [*_two_files(load)]}})
-    with pytest.raises(DataError, match=r"strange cannot be loaded: KeyError.*exactly not found in the evaluate"):
-        load(metric_list=[{"metric": "exactly"}])
 
 
 def _two_files(load: Load) -> list[str]:

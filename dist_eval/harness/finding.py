@@ -1,0 +1,225 @@
+"""Where the harness' tasks are, how they are found by name, and how their files are read."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import datasets
+import lm_eval
+from lm_eval.config.task import TaskConfig
+from lm_eval.tasks import TaskManager, _factory, _yaml_loader
+from lm_eval.tasks._index import Entry, Kind
+
+from dist_eval.errors import ConfigError, error_summary
+from dist_eval.harness.notices import Notices
+from dist_eval.harness.task_files import CheckedTask, TaskFileError
+from dist_eval.options.harness import HarnessConfig
+from dist_eval.process.parsing import require_small
+from dist_eval.process.patching import patched
+
+SHIPPED = Path(__file__).parent / "shipped_tasks"
+"""Task files of this package."""
+
+_NAMED = 3
+
+
+class _BoundedLoader(_yaml_loader._Base):  # type: ignore[misc]  # the harness'
+    def get_single_node(self) -> Any:
+        node = super().get_single_node()
+        require_small(node)
+        return node
+
+
+def open_manager(options: HarnessConfig, notices: Notices) -> TaskManager:
+    """Indexes the tasks; those of the harness only if they are needed, because they are thousands of files.
+
+    To be called within `reading`.
+
+    Args:
+        options: names the tasks, and the folders of further ones.
+        notices: takes what the harness warns of, and the files that it cannot read.
+    """
+    places = _places(options)
+    manager = TaskManager(include_defaults=False, **places)
+    if _knows(manager, options.tasks or own_tasks(manager, options)):
+        return manager
+    skipped = own_skipped(notices, options)
+    for name in options.tasks:
+        if any(Path(path).stem == name for path, _ in skipped):  # never the harness' own in its place
+            raise _no_task(name, skipped)
+    return TaskManager(**places)
+
+
+def own_tasks(manager: TaskManager, options: HarnessConfig) -> list[str]:
+    """Returns the names of the groups, and then of the tasks, in the folders of `--include-path`."""
+    groups: list[str] = []
+    tasks: list[str] = []
+    for name, entry in manager.task_index.items():
+        if entry.yaml_path is not None and any(map(Path(entry.yaml_path).is_relative_to, options.include_path)):
+            (groups if entry.kind is Kind.GROUP else tasks).append(name)
+    return groups + tasks
+
+
+def matching_tasks(options: HarnessConfig, notices: Notices) -> list[tuple[str, str, str, str]]:
+    """Returns the tasks, groups and tags that `--list` asks for: name, kind, output type and file of each.
+
+    Args:
+        options: names the pattern, and the folders of further tasks.
+        notices: takes the files that the harness cannot read.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    with reading(options, notices):
+        manager = TaskManager(**_places(options))
+    names = manager.match_tasks([options.list_tasks])
+    if not names:
+        close = difflib.get_close_matches(str(options.list_tasks), manager.all_tasks, n=_NAMED)
+        hint = f" Did you mean {' or '.join(close)}?" if close else ""
+        raise ConfigError(f"--list {options.list_tasks!r}: no task, group or tag has such a name.{hint}")
+    return [(name, *_described(manager.task_index[name])) for name in names]
+
+
+def _described(entry: Entry) -> tuple[str, str, str]:
+    """Returns the kind of what has a name, its output type and its file."""
+    if entry.kind is Kind.TAG:
+        return "tag", "", f"{len(entry.tags)} tasks"
+    is_file = entry.kind is Kind.TASK
+    output_type = (entry.cfg or {}).get("output_type", TaskConfig.output_type) if is_file else ""
+    path = Path(str(entry.yaml_path))
+    inside = Path(lm_eval.__file__).parents[1]
+    shown = path.relative_to(inside) if path.is_relative_to(inside) else path
+    return "group" if entry.kind is Kind.GROUP else "task", str(output_type), str(shown)
+
+
+def _places(options: HarnessConfig) -> dict[str, Any]:
+    """Returns where task files are, and what they are told."""
+    missing = [path for path in options.include_path if not Path(path).is_dir()]
+    if missing:
+        raise ConfigError(f"--include-path {missing[0]}: there is no such folder.")
+    return {
+        "include_path": [str(SHIPPED), *options.include_path],
+        "metadata": {**options.model_args, **options.metadata},
+    }
+
+
+@contextlib.contextmanager
+def reading(options: HarnessConfig, notices: Notices) -> Iterator[None]:
+    """Has the harness read task files and data within this context: safely, and with errors that name the file."""
+    with (
+        notices.listening(),
+        quiet(not options.verbose),
+        _no_remote_code(),
+        patched(_yaml_loader, "_Base", _BoundedLoader),
+        patched(_factory, "ConfigurableTask", CheckedTask),
+        patched(_factory, "load_yaml", partial(_load_file, options)),
+    ):
+        yield
+
+
+def _load_file(options: HarnessConfig, path: Path, **how: Any) -> dict[str, Any]:
+    """Reads a task file that was indexed, with its functions."""
+    config = _yaml_loader.load_yaml(path, resolve_func=False)
+    if config.get("unsafe_code"):  # its functions may be unsafe to import
+        require_confirmed(options, f"{path}: unsafe_code: this task")
+    try:
+        return dict(_yaml_loader.load_yaml(path, **how))
+    except Exception as error:  # of its own code
+        raise TaskFileError(f"{path}: {error_summary(error)}") from error
+
+
+def names_of(manager: TaskManager, options: HarnessConfig, notices: Notices) -> list[str]:
+    """Returns the names of tasks, groups and tags, and the task files, that `--tasks` asks for.
+
+    Raises:
+        ConfigError: there is none of a name.
+    """
+    found: list[str] = []
+    for name in options.tasks:
+        matching = manager.match_tasks([name])
+        if not matching and not Path(name).is_file():
+            close = difflib.get_close_matches(name, manager.all_tasks, n=_NAMED)
+            hint = f"Did you mean {' or '.join(close)}?" if close else ""
+            raise _no_task(name, own_skipped(notices, options), hint)
+        found += matching or [name]
+    return list(dict.fromkeys(found))
+
+
+def _no_task(name: str, skipped: list[tuple[str, str]], hint: str = "") -> ConfigError:
+    reasons = "; ".join(f"{path} cannot be read: {why}" for path, why in skipped[:_NAMED])
+    return ConfigError(f"--tasks: the harness has no task {name!r}. {reasons or hint or 'Is --include-path missing?'}")
+
+
+def _knows(manager: TaskManager, names: list[Any]) -> bool:
+    """Whether there are tasks of these names, and groups with all that is in them."""
+    entries = [manager.task_index.get(name) if isinstance(name, str) else None for name in names]
+    return all(
+        entry is not None
+        and (entry.kind in (Kind.TASK, Kind.PY_TASK) or (entry.kind is Kind.GROUP and _knows(manager, _members(entry))))
+        for entry in entries
+    )
+
+
+def _members(group: Entry) -> list[Any]:
+    """Returns the names of what is in a group; such as it defines itself has none that counts."""
+    members = (group.cfg or {}).get("task") or []
+    named = [members] if isinstance(members, str) else members
+    return [member.get("task") if isinstance(member, dict) else member for member in named]
+
+
+def own_skipped(notices: Notices, options: HarnessConfig) -> list[tuple[str, str]]:
+    """Returns the skipped files that are in the folders of `--include-path`, each with the reason."""
+    folders = options.include_path
+    return [(path, why) for path, why in notices.skipped.items() if any(map(Path(path).is_relative_to, folders))]
+
+
+def require_confirmed(options: HarnessConfig, what: str) -> None:
+    """Checks that code of the model may be executed.
+
+    Args:
+        options: the options of the run.
+        what: the beginning of the message: what executes it.
+
+    Raises:
+        ConfigError: it may not.
+    """
+    if not options.confirm_run_unsafe_code:
+        raise ConfigError(
+            f"{what} executes code that the model writes, here and with your rights. Run it where that can do no harm, "
+            "such as in a container, with --confirm-run-unsafe-code."
+        )
+
+
+@contextlib.contextmanager
+def quiet(is_quiet: bool = True) -> Iterator[None]:
+    """Keeps progress bars, prints and warnings of the harness off the terminal."""
+    if not is_quiet:
+        yield
+        return
+    with (
+        open(os.devnull, "w", encoding="utf-8") as sink,
+        contextlib.redirect_stdout(sink),
+        contextlib.redirect_stderr(sink),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _no_remote_code() -> Iterator[None]:
+    """Keeps code of a hub's datasets from being run, whatever a task's file says."""
+    load = datasets.load_dataset
+
+    def load_data_only(*arguments: Any, **options: Any) -> Any:
+        return load(*arguments, **{**options, "trust_remote_code": False})
+
+    datasets.load_dataset = load_data_only
+    try:
+        yield
+    finally:
+        datasets.load_dataset = load

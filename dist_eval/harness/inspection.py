@@ -1,0 +1,97 @@
+"""`dist-eval harness --list` and `--check`: which tasks there are, and whether their files are right."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from typing import TYPE_CHECKING, Any
+
+from dist_eval.errors import DataError, EvaluationError
+from dist_eval.evaluation.requests import RequestContext
+from dist_eval.harness.metrics import read_metrics
+from dist_eval.options.mappings import require_harness
+from dist_eval.tables import text_table
+
+if TYPE_CHECKING:
+    from dist_eval.harness.tasks import LoadedTasks
+
+_LISTED = ("name", "kind", "output type", "file")
+_CHECKED = ("task", "documents", "requests", "output type", "metrics")
+
+
+def list_tasks(context: RequestContext) -> None:
+    """Prints the tasks, groups and tags that match a pattern, on the leader.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    if not context.topology.is_leader:
+        return
+    require_harness()
+    from dist_eval.harness.finding import matching_tasks, own_skipped
+    from dist_eval.harness.notices import Notices
+
+    options, notices = context.config, Notices()
+    rows = matching_tasks(options, notices)
+    for path, why in own_skipped(notices, options):
+        print(f"notice: The task file {path} cannot be read: {why}.", file=sys.stderr)
+    print("\n".join(text_table([_LISTED, *rows])), flush=True)
+
+
+def check_tasks(context: RequestContext) -> None:
+    """Checks tasks, on the leader, and prints what they hold.
+
+    Raises:
+        DataError: some are wrong; it names each.
+    """
+    if not context.topology.is_leader:
+        return
+    require_harness()
+    from dist_eval.harness.finding import open_manager, own_skipped, own_tasks, reading
+    from dist_eval.harness.language_model import StandInModel
+    from dist_eval.harness.notices import Notices
+    from dist_eval.harness.tasks import LoadedTasks
+
+    options, notices = context.config, Notices()
+    with reading(options, notices):
+        manager = open_manager(options, notices)
+    problems = [f"{path}: cannot be read: {why}." for path, why in own_skipped(notices, options)]
+    names = options.tasks or own_tasks(manager, options)
+    if not names and not problems:
+        raise DataError(f"--check: there is no task file in {', '.join(options.include_path)}.")
+    rows: dict[str, tuple[str, ...]] = {}
+    for name in names:
+        if name in rows:  # a member of a group that has been checked
+            continue
+        samples = {task: numbers for task, numbers in options.samples.items() if task == name}
+        alone = dataclasses.replace(options, tasks=[name], samples=samples, bootstrap_iters=0)
+        try:
+            loaded = LoadedTasks.load(alone, manager)
+            results = loaded.run(StandInModel())
+        except EvaluationError as error:
+            problems.append(str(error))
+            continue
+        loaded.say_replaced()
+        for text in loaded.notices.lines():
+            print(f"notice: {text}", file=sys.stderr)
+        for task in loaded.tasks:
+            rows[task] = _row(task, loaded, results)
+            print(f"{task}, first request: {_first_request(task, loaded)}\n")
+    print("\n".join(text_table([_CHECKED, *rows.values()] if rows else [])), flush=True)
+    if problems:
+        raise DataError("\n".join(dict.fromkeys(problems)))
+
+
+def _row(name: str, loaded: LoadedTasks, results: dict[str, Any]) -> tuple[str, ...]:
+    """Returns a line of what `--check` prints of a task."""
+    requests = loaded.tasks[name].instances
+    documents = len({request.doc_id for request in requests})
+    metrics = dict.fromkeys(metric for metric, _, _ in read_metrics(results["results"][name]))
+    output_type = str(loaded.tasks[name].OUTPUT_TYPE)
+    return name, str(documents), str(len(requests)), output_type, ", ".join(metrics)
+
+
+def _first_request(name: str, loaded: LoadedTasks) -> str:
+    """Returns the texts of a task's first request: a context and what may follow it, or one text."""
+    request = loaded.tasks[name].instances[0]
+    return " + ".join(repr(text) for text in request.args if isinstance(text, str))
