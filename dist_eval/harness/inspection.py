@@ -77,7 +77,8 @@ def check_tasks(context: RequestContext) -> None:
         for task in loaded.tasks:
             rows[task] = _row(task, loaded, results)
             print(f"{task}, first request: {_first_request(task, loaded)}\n")
-    print("\n".join(text_table([_CHECKED, *rows.values()] if rows else [])), flush=True)
+    if rows:
+        print("\n".join(text_table([_CHECKED, *rows.values()])), flush=True)
     if problems:
         raise DataError("\n".join(dict.fromkeys(problems)))
 

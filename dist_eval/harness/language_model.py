@@ -99,25 +99,28 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
                 id(instance): _combined(found[end - count : end])
                 for instance, end, count in zip(scored, ends, counts, strict=True)
             }
-            texts = iter(found[sum(counts) :])
+            texts, unfinished = iter(found[sum(counts) :]), Counter[str]()
             for instance, decoding in zip(generated, decodings, strict=True):
-                self._texts[id(instance)] = [
-                    self._text(instance, answer["tokens"][: answer["length"]].tolist(), decoding.stop)
+                tokens = [
+                    answer["tokens"][: answer["length"]].tolist()
                     for answer in itertools.islice(texts, _times(instance, decoding))
                 ]
+                self._texts[id(instance)] = [
+                    text_of(of_text, decoding.stop, self.tokenizer, self._think_end) for of_text in tokens
+                ]
+                unfinished[instance.task_name] += sum(map(self._goes_on_thinking, tokens))
+            for name, count in (+unfinished).items():
+                self._say(
+                    f"Task {name}: {count} texts have no --think-end-token, so all of each is taken for the answer. "
+                    "Thinking may need more tokens (--gen-kwargs max_gen_toks=N), or end at a stop string (until)."
+                )
         return self._answers
 
-    def _text(self, instance: Instance, tokens: list[int], stop: list[str]) -> str:
+    def _goes_on_thinking(self, tokens: list[int]) -> bool:
         end = self._think_end
-        thought = tokens if isinstance(end, int) else self.tokenizer.decode(tokens, skip_special_tokens=True)
-        if end is not None and end not in thought:
-            self._say(
-                f"Task {instance.task_name}, document {document_of(instance)}: the text has no --think-end-token, so "
-                "all of it is taken for the answer. Thinking may need more tokens (--gen-kwargs max_gen_toks=N), or "
-                "have ended at a stop string (until).",
-                ("no end of thinking", instance.task_name),
-            )
-        return text_of(tokens, stop, self.tokenizer, end)
+        if end is None:
+            return False
+        return end not in (tokens if isinstance(end, int) else self.tokenizer.decode(tokens, skip_special_tokens=True))
 
     def _prompts(self, instances: list[Instance], decodings: list[Decoding]) -> Iterator[Prompt]:
         for instance, decoding in zip(instances, decodings, strict=True):

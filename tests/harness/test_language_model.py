@@ -152,7 +152,7 @@ def test_thinking_is_no_part_of_a_text() -> None:
     for end, found in ((WORDS[0], ["winter", f"{WORDS[1]} winter"]), (first[-1], ["winter", f"{WORDS[1]} winter"])):
         _, model = prompted(requests, think_end=end, say=lambda text, kind=None: said.append(text))
         assert model.generate_until(requests) == found
-    assert len(said) == 2 and said[0].startswith("Task stories, document 1: the text has no --think-end-token, so all")
+    assert len(said) == 2 and said[0].startswith("Task stories: 1 texts have no --think-end-token, so all of each is")
 
 
 @given(

@@ -58,7 +58,7 @@ def test_mappings_can_be_given_repeatedly_and_in_files(tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["--gen-kwargs", "temperature"], "argument --gen-kwargs: expected `key=value`, got 'temperature'."),
-        (["--gen-kwargs", "{'a': 1}"], "argument --gen-kwargs: Invalid JSON"),
+        (["--gen-kwargs", "{'a': 1}"], "argument --gen-kwargs: is no JSON: Expecting property"),
         (["--gen-kwargs", "a=inf"], "--gen-kwargs cannot be written as JSON: "),
         (["--metadata", "a={1, 2}"], "--metadata cannot be written as JSON: "),
         (
