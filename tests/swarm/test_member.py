@@ -28,7 +28,7 @@ def make_identities(folder: Path, address: str, servers: int = 2) -> list[str]:
 
 
 def adjacent_ports() -> str:
-    """Returns the first digits of two free ports that differ in the last one, 0 and 1; no connection gets such a one."""
+    """Returns the first digits of two free ports that differ in the last one, 0 and 1; connections get higher ones."""
     for tens in random.sample(range(2000, 3270), 100):
         with suppress(OSError), socket.socket() as first, socket.socket() as second:
             first.bind(("127.0.0.1", 10 * tens))
