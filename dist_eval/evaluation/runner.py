@@ -59,11 +59,11 @@ def evaluate_run(context: EvalContext) -> dict[str, float | None] | None:
         dataset = cache(lambda: task.open_dataset(context.wait_for_dataset()))
         context.claim(lambda: context.folder.claim(task.fingerprint(config, *dataset())))
         model = context.load_model(task.base, task.target) if needs_model else None
-        data = dataset()[0]
         if context.is_complete() or model is None:
-            if not context.topology.is_leader:
+            if not context.topology.is_leader:  # nor may it open the data, which end with a leader that is done
                 return None
-            return rescore_complete(context.folder, config, task.custom_metrics, data)
+            return rescore_complete(context.folder, config, task.custom_metrics, dataset()[0])
+        data = dataset()[0]
         announce_selection(context, data)
         share = 0.0 if config.audit else config.session_share
         plan = decide_plan(context, partial(task.plan, data), task.base, model, share)
