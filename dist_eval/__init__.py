@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dist_eval.api.evaluate import evaluate
     from dist_eval.api.petals_classifier import open_petals_classifier
     from dist_eval.api.pipeline import PetalsPipeline
+    from dist_eval.api.run import run, run_tasks
     from dist_eval.errors import EvaluationError
     from dist_eval.metrics.computing import Metrics, compute_metrics
     from dist_eval.metrics.predictions import Predictions, prove_coverage
@@ -45,6 +46,8 @@ _MODULES = {
     "evaluate": "api.evaluate",
     "open_petals_classifier": "api.petals_classifier",
     "prove_coverage": "metrics.predictions",
+    "run": "api.run",
+    "run_tasks": "api.run",
 }
 
 __all__ = [
@@ -60,6 +63,8 @@ __all__ = [
     "evaluate",
     "open_petals_classifier",
     "prove_coverage",
+    "run",
+    "run_tasks",
 ]
 
 

@@ -79,7 +79,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> BySwarm:
     return BySwarm(config, log)
 
 
-STARTERS = ("launcher", "swarm_client", "petals_classifier", "by_world_size", "three_replicas")
+STARTERS = ("launcher", "preloaded_ranks", "swarm_client", "petals_classifier", "by_world_size", "three_replicas")
 """Fixtures that start processes; so do those whose names end with swarm or swarms."""
 
 
@@ -445,6 +445,15 @@ def launcher() -> Iterator[Launcher]:
     yield launcher
     launcher.end()
     shutil.rmtree(temporary, ignore_errors=True)
+
+
+@pytest.fixture
+def preloaded_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `dist_eval.run` starts has everything imported already."""
+    server = fork_server()
+    monkeypatch.setattr(sys, "executable", server.command)
+    for name, value in server.environment.items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture

@@ -37,6 +37,7 @@ PROGRAMS = {place: code for place, code in EXAMPLES.items() if "PrivateSwarm(" i
 """Programs that need nothing but this repository: they start a swarm of their own."""
 
 LOOP, METRICS, READERS = ("README.md", 0), ("dist_eval/metrics/README.md", 0), ("dist_eval/report/README.md", 0)
+FROM_PYTHON = ("dist_eval/api/README.md", 1)
 """Examples that a test below gives what they need."""
 
 
@@ -48,7 +49,7 @@ def documented(code: str) -> list[str]:
 def test_every_example_is_tested() -> None:
     assert {"README.md", "dist_eval/api/README.md", "launch/README.md"} <= {*TEXTS}
     assert len(PROGRAMS) >= 2
-    assert {*EXAMPLES} == {*PROGRAMS, LOOP, METRICS, READERS}
+    assert {*EXAMPLES} == {*PROGRAMS, LOOP, METRICS, READERS, FROM_PYTHON}
     assert sum(text.count("```py") for text in TEXTS.values()) == len(EXAMPLES), "one is fenced in another way"
 
 
@@ -117,6 +118,15 @@ def test_pandas_and_duckdb_read_the_predictions_as_the_readme_says(
     capfd.readouterr()
     exec(program, {})
     assert capfd.readouterr().out.splitlines() == expected
+
+
+@pytest.mark.usefixtures("preloaded_ranks")
+def test_a_run_from_a_program_prints_what_the_readme_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    exec(EXAMPLES[FROM_PYTHON], {})
+    assert capfd.readouterr().out.splitlines() == documented(EXAMPLES[FROM_PYTHON])
 
 
 def without_code(text: str) -> str:

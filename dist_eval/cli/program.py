@@ -98,6 +98,7 @@ class _Failure:
     transient: bool = True  # an unexpected error may be due to the host, not to the input
     details: str = ""  # the traceback, if it is wanted
     coverage: dict[str, Any] | None = None
+    kind: str = ""  # class of the error
 
     @classmethod
     def from_error(cls, error: BaseException, *, is_verbose: bool) -> _Failure:
@@ -106,7 +107,8 @@ class _Failure:
             return cls("interrupted before the end", INTERRUPTED)
         if isinstance(error, EvaluationError):
             coverage = error.coverage.model_dump() if isinstance(error, CoverageError) else None
-            return cls(str(error), FAILED, error.transient, traceback_text if is_verbose else "", coverage)
+            details = traceback_text if is_verbose else ""
+            return cls(str(error), FAILED, error.transient, details, coverage, kind=type(error).__name__)
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             where = error.filename or "a temporary file or for shared memory (/dev/shm)"  # semaphores have no name
             message = f"There is no space left for {where}: make some, or give the container more."
@@ -158,7 +160,7 @@ def _report(
                 source = folder.resume_source
                 print_error(f"What was finished before is in {source}: the same command resumes from there.")
         print_error(failure.details + failure.message)
-        _report_to_torchrun(failure.message)
+        _report_to_torchrun(failure)
     if reports or topology.is_leader:  # the leader, too: the failed rank may be on a host with other disks
         try:
             (end if first["message"] == failure.message else folder.fail)(**first)  # another may have the root cause
@@ -166,12 +168,13 @@ def _report(
             print_error(f"{folder.results_name} could not be marked as failed: {error}")
 
 
-def _report_to_torchrun(message: str) -> None:
-    """Adds the message to torchrun's own report of the failure, which follows.
+def _report_to_torchrun(failure: _Failure) -> None:
+    """Adds the message to torchrun's own report of the failure, which follows; `dist_eval.run` reads the class, too.
 
     Format of the file: https://docs.pytorch.org/docs/stable/elastic/errors.html
     """
-    path, now = os.environ.get("TORCHELASTIC_ERROR_FILE"), int(time.time())
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
     if path:
+        details = {"timestamp": int(time.time()), "type": failure.kind}
         with suppress(OSError):
-            Path(path).write_text(json.dumps({"message": {"message": message, "extraInfo": {"timestamp": now}}}))
+            Path(path).write_text(json.dumps({"message": {"message": failure.message, "extraInfo": details}}))

@@ -17,11 +17,14 @@ the end, unless --log-dir names one. And the exit status is:
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -60,6 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 torchrun.run(options)
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
+        _pass_on([one.error_file_data for one in error.failures.values()])
         if failure.exitcode > 0:
             return failure.exitcode
         name = signal.Signals(-failure.exitcode).name
@@ -76,6 +80,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"dist_eval: torchrun failed: {error_summary(error)}", file=sys.stderr)
         return FAILED
     return 0
+
+
+def _pass_on(reports: Sequence[dict[str, Any]]) -> None:
+    """Writes a rank's report of its failure to where this process is to report its own, as torchrun does."""
+    path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+    written = [report for report in reports if isinstance(report["message"], dict)]  # torchrun fills in the others
+    if path and written:
+        with suppress(OSError):
+            Path(path).write_text(json.dumps(written[0]))
 
 
 def _choose_addresses(options: Any) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Protocol, TextIO
 
 from dist_eval.distributed.time_left import in_words
 from dist_eval.printable import printable
 from dist_eval.tables import format_count
+
+BAR = "DIST_EVAL_BAR"
+"""Environment variable: set where a stream that is no terminal is shown where a bar can be, as in a notebook."""
 
 _LINE_SECONDS = 10.0
 
@@ -30,7 +34,7 @@ class Display(Protocol):
 
 def display_on(stream: TextIO, total: int) -> Display:
     """Returns the display of a run with a number of examples, for a stream."""
-    return _Bar(total, stream) if stream.isatty() else _Lines(total, stream)
+    return _Bar(total, stream) if stream.isatty() or BAR in os.environ else _Lines(total, stream)
 
 
 class _Bar:

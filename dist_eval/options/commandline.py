@@ -225,21 +225,36 @@ def read_yaml(path: Path, config: type[RunConfig] = EvaluationConfig) -> dict[st
         return {}
     if not isinstance(content, dict):
         raise ConfigError(f"--config {path}: should hold lines of the form `option: value`.")
+    return convert_options(content, config, f"--config {path}")
+
+
+def convert_options(given: Mapping[Any, Any], config: type[RunConfig], where: str) -> dict[str, Any]:
+    """Converts options that do not come from a command line to the names and types of a configuration.
+
+    Args:
+        given: value by name of the option, as in a YAML file.
+        config: the configuration's class.
+        where: where they were given, for messages.
+
+    Returns:
+        Value by name of the field.
+
+    Raises:
+        ConfigError: an option is unknown, or of the wrong type.
+    """
     hints, values = typing.get_type_hints(config), {}
     extras = {field.name: field.metadata["extra"] for field in dataclasses.fields(config)}
     aliases = {alias: field.name for field in dataclasses.fields(config) for alias in field.metadata["aliases"]}
-    for key, value in content.items():
+    for key, value in given.items():
         name = str(key).lstrip("-").replace("-", "_")
         name = aliases.get(name, name)
         if name not in hints:
-            raise ConfigError(
-                f"--config {path}: there is no option {key!r}." + _suggestion(flag(name), map(flag, hints))
-            )
-        values[name] = _convert(path, name, value, hints[name], extras[name])
+            raise ConfigError(f"{where}: there is no option {key!r}." + _suggestion(flag(name), map(flag, hints)))
+        values[name] = _convert(where, name, value, hints[name], extras[name])
     return values
 
 
-def _convert(path: Path, name: str, value: Any, annotation: Any, extra: dict[str, Any]) -> Any:
+def _convert(where: str, name: str, value: Any, annotation: Any, extra: dict[str, Any]) -> Any:
     scalar, is_list = _scalar_type(annotation)
     if value is None and isinstance(annotation, types.UnionType):
         return None
@@ -247,17 +262,17 @@ def _convert(path: Path, name: str, value: Any, annotation: Any, extra: dict[str
         try:
             return extra["type"](value)
         except argparse.ArgumentTypeError as error:
-            raise ConfigError(f"--config {path}: {name}: {error}.") from error
+            raise ConfigError(f"{where}: {name}: {error}.") from error
     items = value if is_list and isinstance(value, list) else [value]
     for item in items:
         accepted = (int, float) if scalar is float else (scalar,)
         if not isinstance(item, accepted) or (isinstance(item, bool) and scalar is not bool):
-            raise ConfigError(f"--config {path}: {name} should be of type {scalar.__name__}, not {item!r}.")
+            raise ConfigError(f"{where}: {name} should be of type {scalar.__name__}, not {item!r:.80}.")
     if not all(map(is_utf8, items)):
-        raise ConfigError(f"--config {path}: {name} is not UTF-8: {value!r}.")
+        raise ConfigError(f"{where}: {name} is not UTF-8: {value!r}.")
     choices = extra.get("choices")
     if choices and any(item not in choices for item in items):
-        raise ConfigError(f"--config {path}: {name} should be one of {', '.join(choices)}, not {value!r}.")
+        raise ConfigError(f"{where}: {name} should be one of {', '.join(choices)}, not {value!r}.")
     return [scalar(item) for item in items] if is_list else scalar(value)
 
 

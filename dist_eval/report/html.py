@@ -23,14 +23,9 @@ def render_html(document: Document) -> str:
         RunError: predictions of the run cannot be read.
         DataError: texts are wanted, but the dataset cannot be read, or is not that of the run.
     """
-    import jinja2
-
-    templates = jinja2.PackageLoader("dist_eval.report")
-    environment = jinja2.Environment(
-        loader=templates, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    environment = _environment()
     # the source, not a template: the hash must be that of the text in the page
-    style, script = (templates.get_source(environment, name)[0] for name in ("report.css", "report.js"))
+    style, script = (environment.loader.get_source(environment, name)[0] for name in ("report.css", "report.js"))
     mistakes = document.find_mistakes() if document.find_mistakes else None
     rows = mistakes.rows if mistakes else []
     return environment.get_template("page.html.jinja").render(
@@ -44,6 +39,23 @@ def render_html(document: Document) -> str:
         script=_trusted(script),
         style_hash=_hash(style),
         script_hash=_hash(script),
+    )
+
+
+def render_summary(document: Document) -> str:
+    """Renders what a terminal shows of a document as a part of another page, such as a notebook."""
+    return _environment().get_template("summary.html.jinja").render(document=document, most_rows=0)
+
+
+def _environment() -> Any:
+    import jinja2
+
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("dist_eval.report"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
 
 

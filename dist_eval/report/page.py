@@ -8,7 +8,7 @@ from pathlib import Path
 from dist_eval.errors import one_line, print_error
 from dist_eval.printable import printable_lines
 from dist_eval.process.files import BY_UMASK, PRIVATE, write_atomically
-from dist_eval.report.document import Contents, Document
+from dist_eval.report.document import Contents, Document, Results
 from dist_eval.report.html import render_html
 from dist_eval.results.run import CompleteHarnessRun
 from dist_eval.runs.files import REPORT, RESULTS
@@ -16,12 +16,12 @@ from dist_eval.runs.reading import FinishedRun, read_run
 from dist_eval.runs.task_samples import TaskRun
 
 
-def describe_run(folder: Path, contents: Contents | None = None) -> Document:
-    """Describes a complete run of any kind."""
+def describe_run(folder: Path, contents: Contents | None = None, results: Results | None = None) -> Document:
+    """Describes a complete run of any kind, whose results are read unless they are given."""
     from dist_eval.report.evaluation import describe_evaluation
     from dist_eval.report.tasks import describe_tasks
 
-    results, contents = read_run(folder), contents or Contents()
+    results, contents = results or read_run(folder), contents or Contents()
     if isinstance(results, CompleteHarnessRun):
         return describe_tasks(TaskRun(folder, results), contents)
     return describe_evaluation(FinishedRun(folder, results), contents)

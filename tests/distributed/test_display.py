@@ -27,6 +27,15 @@ def test_a_bar_shows_the_time_left_and_counts_no_examples_of_earlier_starts(monk
     assert "80/100 [00:00<02:05, " in last
 
 
+def test_a_bar_is_shown_where_somebody_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(display.BAR, "1")
+    stream = io.StringIO()
+    bar = display.display_on(stream, 100)
+    bar.show(50, 0, 10.0)
+    bar.close()
+    assert "\revaluating:  50%|" in stream.getvalue()
+
+
 def test_lines_come_now_and_then_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     lines = display.display_on(stream, 100)

@@ -17,7 +17,10 @@ from task_runs import task_run
 
 from dist_eval.errors import DataError
 from dist_eval.report.document import Contents
-from dist_eval.report.page import report_on, write_report
+from dist_eval.report.html import render_summary
+from dist_eval.report.page import describe_run, report_on, write_report
+from dist_eval.report.text import render_text
+from dist_eval.runs.reading import read_run
 from dist_eval.summary.__main__ import main as summary
 
 PHONE, DESKTOP = {"width": 360, "height": 740}, {"width": 1100, "height": 900}
@@ -71,6 +74,15 @@ def test_ids_are_unique(pages: Any, hostile_run: Path, runs: Any, tmp_path: Path
     for page in (pages["multi"], pages["sliced"], hostile_run / "report.html", tasks, tmp_path / "runs.html"):
         found = Ids(page).found
         assert len(found) == len(set(found)) > 5, page
+
+
+def test_a_notebook_shows_the_tables_of_the_terminal(runs: Any, hostile_run: Path) -> None:
+    run = read_run(runs["single"])
+    page = render_summary(describe_run(runs["single"], results=run))
+    assert page.count("<table") == render_text(describe_run(runs["single"])).count("\n\n")
+    assert f'<th dir="auto" scope="row">mcc</th><td class="n">{run.metrics["mcc"]:.4f} <span>[' in page
+    assert f"<p>{run.coverage.seen} of {run.coverage.seen} examples, each exactly once" in page
+    assert not re.search("<(script|img|style|link|b)\\b", render_summary(describe_run(hostile_run)))
 
 
 def indices(page: Any) -> list[int]:

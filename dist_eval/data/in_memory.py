@@ -1,0 +1,113 @@
+"""Data in memory → a Parquet file, which is read and checked like any other (see `formats`).
+
+No library of data frames is imported: tables are recognized by their Arrow interface, those of pandas and `datasets` by
+their attributes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from dist_eval.data.formats import ROWS_PER_BATCH, require_columns
+from dist_eval.data.plain_types import plain_batch
+from dist_eval.errors import DataError, RunError, one_line, translating_os_errors
+
+# What Arrow raises for a value that does not go with the others of its column
+_REFUSED = (pa.ArrowException, TypeError, ValueError, OverflowError)
+
+
+def is_in_memory(dataset: Any) -> bool:
+    """Returns whether a dataset is no name of files, but the rows: a table, or a list of mappings."""
+    if isinstance(dataset, list):
+        return any(isinstance(row, Mapping) for row in dataset)
+    return hasattr(dataset, "__arrow_c_stream__") or _is_of_pandas(dataset) or _is_of_datasets(dataset)
+
+
+def write_parquet(dataset: Any, path: Path) -> None:
+    """Writes data to a file.
+
+    Args:
+        dataset: a table of pandas, polars, pyarrow or another library with Arrow's interface, a `datasets.Dataset`, or
+            a list of mappings.
+        path: the file, whose stem is the dataset's name in messages.
+
+    Raises:
+        DataError: a value does not go with the others of its column, or the dataset is no table.
+        RunError: the file cannot be written.
+    """
+    from pyarrow import parquet
+
+    try:
+        reader = _open(dataset, path.stem)
+        with (
+            translating_os_errors(RunError, f"{path} cannot be written"),
+            parquet.ParquetWriter(path, _plain_schema(reader.schema)) as writer,
+        ):
+            for batch in map(plain_batch, reader):
+                writer.write_batch(batch)
+    except _REFUSED as error:
+        raise DataError(f"{path.stem} cannot be read as a table: {one_line(error)}") from error
+
+
+def _is_of_pandas(dataset: Any) -> bool:
+    return hasattr(dataset, "iloc") and hasattr(dataset, "columns")
+
+
+def _is_of_datasets(dataset: Any) -> bool:
+    return hasattr(dataset, "features") and hasattr(dataset, "with_format") and hasattr(dataset, "num_rows")
+
+
+def _open(dataset: Any, name: str) -> pa.RecordBatchReader:
+    if _is_of_datasets(dataset):  # in pieces: it may be larger than the memory
+        schema = dataset.features.arrow_schema  # with the names of classes
+        tables = dataset.with_format("arrow").iter(batch_size=ROWS_PER_BATCH)
+        batches = (batch for table in tables for batch in table.cast(schema).to_batches())
+        return pa.RecordBatchReader.from_batches(schema, batches)
+    if isinstance(dataset, list):
+        columns = _columns_of_rows(dataset, name)
+    elif _is_of_pandas(dataset):
+        require_columns(name, [], list(map(str, dataset.columns)))  # each of them once
+        columns = {column: dataset[column] for column in dataset.columns}
+    else:
+        return pa.table(dataset).to_reader()
+    return pa.table({str(column): _array(values, column, name) for column, values in columns.items()}).to_reader()
+
+
+def _plain_schema(schema: pa.Schema) -> pa.Schema:
+    """Returns the schema of plain batches: Parquet does not take all that polars has."""
+    columns = [column.chunk(0) for column in schema.empty_table().columns]
+    return plain_batch(pa.RecordBatch.from_arrays(columns, schema=schema)).schema.with_metadata(schema.metadata)
+
+
+def _columns_of_rows(rows: list[Any], name: str) -> dict[Any, Any]:
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise DataError(
+                f"{name}, row {number} (counted from 0): should be a mapping with columns, not {row!r:.80}."
+            )
+    columns = dict.fromkeys(column for row in rows for column in row)
+    return {column: [row.get(column) for row in rows] for column in columns}
+
+
+def _array(values: Any, column: Any, name: str) -> pa.Array:
+    try:
+        return pa.array(values, from_pandas=True)
+    except _REFUSED as error:
+        known = list(values)
+        row = bisect_left(range(len(known)), True, key=lambda row: _is_refused(known[: row + 1]))
+        raise DataError(
+            f"{name}, row {row} (counted from 0): column {column!r} cannot be read ({one_line(error)})."
+        ) from error
+
+
+def _is_refused(values: list[Any]) -> bool:
+    try:
+        pa.array(values, from_pandas=True)
+    except _REFUSED:
+        return True
+    return False
