@@ -451,7 +451,7 @@ def launcher() -> Iterator[Launcher]:
 def preloaded_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """What `dist_eval.run` starts has everything imported already."""
     server = fork_server()
-    monkeypatch.setattr(sys, "executable", server.command)
+    monkeypatch.setattr("dist_eval.api.run.PYTHON", server.command)
     for name, value in server.environment.items():
         monkeypatch.setenv(name, value)
 

@@ -40,6 +40,7 @@ from dist_eval.runs.reading import read_run
 if TYPE_CHECKING:
     from dist_eval.report.document import Document
 
+PYTHON = sys.executable
 _OPTIONS, _REPORT = "options.yaml", "error.json"  # files in the scratch folder; the second is torchrun's
 _ERROR = "dist_eval: "  # what errors of a command begin with
 _LAST_WORDS_SECONDS = 5.0  # longest wait for what a run that has ended said
@@ -178,11 +179,12 @@ def _execute(arguments: Sequence[str], scratch_dir: Path) -> tuple[int, str]:
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),  # where metrics of one's own are found here
+        "TMPDIR": str(scratch_dir),  # so that all that it starts is known by it, and ends with it
         "TORCHELASTIC_ERROR_FILE": str(scratch_dir / _REPORT),
         **({BAR: "1"} if _shows_bars() else {}),
     }
     process = subprocess.Popen(
-        [sys.executable, "-m", "dist_eval.cli.main", *arguments, f"--config={scratch_dir / _OPTIONS}"],
+        [PYTHON, "-m", "dist_eval.cli.main", *arguments, f"--config={scratch_dir / _OPTIONS}"],
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,  # what it prints is what is returned here

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from dist_eval import errors
 from dist_eval.distributed.stop import Stop, asked_by_a_person
 from dist_eval.errors import ConfigError, CoverageError, EvaluationError, RunStopped, error_summary, print_error
 from dist_eval.options.commandline import Command, end_for_wrong_options, parse_args
@@ -98,7 +99,7 @@ class _Failure:
     transient: bool = True  # an unexpected error may be due to the host, not to the input
     details: str = ""  # the traceback, if it is wanted
     coverage: dict[str, Any] | None = None
-    kind: str = ""  # class of the error
+    kind: str = ""  # class of the error, as in `dist_eval.errors`
 
     @classmethod
     def from_error(cls, error: BaseException, *, is_verbose: bool) -> _Failure:
@@ -108,7 +109,8 @@ class _Failure:
         if isinstance(error, EvaluationError):
             coverage = error.coverage.model_dump() if isinstance(error, CoverageError) else None
             details = traceback_text if is_verbose else ""
-            return cls(str(error), FAILED, error.transient, details, coverage, kind=type(error).__name__)
+            kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
+            return cls(str(error), FAILED, error.transient, details, coverage, kind)
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             where = error.filename or "a temporary file or for shared memory (/dev/shm)"  # semaphores have no name
             message = f"There is no space left for {where}: make some, or give the container more."

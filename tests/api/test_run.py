@@ -59,16 +59,21 @@ def test_a_frame_is_evaluated_resumed_and_refused_once_it_changes(
 
 
 @pytest.mark.usefixtures("preloaded_ranks")
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize(
+    ("ranks", "changes", "said"),
+    [
+        (1, {"label_column": "class"}, "DataFrame has no column 'class'. It has: text, label. Name yours with"),
+        (2, {}, "DataFrame, row 0 (counted from 0): the label in column 'label' is 'x'"),
+    ],
+)
 def test_a_rank_s_error_is_raised_once_and_names_the_row(
-    ranks: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ranks: int, changes: dict[str, Any], said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     wrong = FRAME.assign(label=["x", *FRAME.label[1:].astype(str)])
     with pytest.raises(DataError) as caught:
-        dist_eval.run(OPTIONS, dataset=wrong, output=tmp_path / "out", ranks=ranks)
-    said = str(caught.value)
-    assert said.startswith("DataFrame, row 0 (counted from 0): the label in column 'label' is 'x'")
-    assert results_of(tmp_path / "out")["error"]["message"].endswith(said.partition(", row")[2])
+        dist_eval.run(OPTIONS, dataset=wrong, output=tmp_path / "out", ranks=ranks, **changes)
+    assert str(caught.value).startswith(said)
+    assert results_of(tmp_path / "out")["status"] == "failed"
     assert capfd.readouterr().err == ""
 
 
@@ -139,7 +144,7 @@ import sys
 import dist_eval
 dist_eval.run(
     dataset="{demo.TEST_DATA}", checkpoint="{demo.CHECKPOINT}", model="{demo.BASE_MODEL}", swarm="embedded",
-    max_tokens_per_second=400, output=sys.argv[1], ranks=2,
+    max_tokens_per_second=2000, output=sys.argv[1], ranks=2,
 )
 """
 
@@ -165,6 +170,6 @@ def test_a_run_that_somebody_stops_says_how_far_it_is(tmp_path: Path) -> None:
     )
     stopping.start()
     with pytest.raises(RunStopped) as caught:
-        dist_eval.run(demo=True, max_tokens_per_second=400, output=tmp_path, ranks=2)
+        dist_eval.run(demo=True, max_tokens_per_second=2000, output=tmp_path, ranks=2)
     stopping.join()
     assert 0 < caught.value.coverage.seen < 596
