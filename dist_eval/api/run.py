@@ -171,6 +171,8 @@ def _plain(value: Any) -> Any:
     """Returns a value as YAML has it, which knows neither paths nor tuples."""
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
     return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 

@@ -139,6 +139,17 @@ def test_a_bar_is_shown_on_a_terminal_and_in_a_notebook(monkeypatch: pytest.Monk
     assert shows_bars()
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("preloaded_ranks")
+def test_tasks_are_evaluated_with_the_harness_own_names_of_options(tmp_path: Path) -> None:
+    results = dist_eval.run_tasks(
+        tasks=["digits"], model=demo.BASE_MODEL, backend="local", samples={"digits": (0, 3)}, output=tmp_path, ranks=2
+    )
+    assert results.tasks["digits"].documents == 2
+    assert "digits/acc" in str(results)
+    assert results.config["samples"] == {"digits": [0, 3]}
+
+
 WAITING = f"""
 import sys
 import dist_eval
