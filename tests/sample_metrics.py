@@ -86,6 +86,23 @@ def sure_loss(predictions: np.ndarray, labels: np.ndarray, probabilities: np.nda
     return log_loss(labels, probabilities, labels=range(probabilities.shape[1]))
 
 
+def contains(text: str, references: list[str]) -> bool:
+    return any(reference in text for reference in references)
+
+
+def length(text: str, references: list[str]) -> int:
+    return len(text)
+
+
+def length_of_nothing(text: str, references: list[str]) -> float:
+    return math.nan
+
+
+def share_of_short_ones(text: str, references: list[str]) -> float:
+    """Fails for an empty text."""
+    return 1 / len(text.split())
+
+
 class NoFunction:
     def update(self, predictions: np.ndarray, labels: np.ndarray, probabilities: np.ndarray) -> float:
         return 1.0

@@ -7,20 +7,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from dist_eval.analysis.mistakes import confident_mistakes
 from dist_eval.analysis.slices import LENGTH, Slicing, compute_slices
 from dist_eval.data.columns import group_numbers
-from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.problem_types import REGRESSION
 from dist_eval.data.selection import positions_of
 from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.results.scores import Analysis, ClassResults, Groups, OutputResults
 from dist_eval.statistics import Statistic, Units, class_intervals, compute_calibration, metric_intervals
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class AnalysedRows(Protocol):
+    """What an analysis needs of the rows of a dataset (see `dist_eval.data.dataset.TokenizedDataset`)."""
+
+    @property
+    def lengths(self) -> np.ndarray: ...  # noqa: D102
+    @property
+    def rows(self) -> np.ndarray | None: ...  # noqa: D102
+    @property
+    def sampling_fraction(self) -> float: ...  # noqa: D102
+    def where(self, position: int) -> str: ...  # noqa: D102
+    def column(self, name: str) -> pa.Array: ...  # noqa: D102
+
+
+class Samples(Protocol):
+    """Predictions or generated texts."""
+
+    @property
+    def index(self) -> np.ndarray: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
@@ -37,7 +59,7 @@ class AnalysisOptions:
 
     @classmethod
     def of(
-        cls, data: TokenizedDataset, *, confidence: float, slice_by: Sequence[str], group_column: str | None
+        cls, data: AnalysedRows, *, confidence: float, slice_by: Sequence[str], group_column: str | None
     ) -> AnalysisOptions:
         """Builds the options with the columns of the dataset that they name.
 
@@ -57,19 +79,27 @@ class AnalysisOptions:
             for name in dict.fromkeys(slice_by)
         ]
         if group_column is None:
-            return cls(confidence, slicings, sampling_fraction=data.facts.sampling_fraction)
+            return cls(confidence, slicings, sampling_fraction=data.sampling_fraction)
         groups = group_numbers(data.column(group_column), group_column, data.where)
         return cls(confidence, slicings, group_column, groups, data.rows)
 
-    def groups(self, predictions: PredictionsLike) -> np.ndarray | None:
-        """Returns the group of each prediction, int64 of shape [n], None without groups."""
-        return None if self.group_column is None else self.group_of[positions_of(predictions.index, self.rows)]
+    def groups(self, samples: Samples) -> np.ndarray | None:
+        """Returns the group of each sample, int64 of shape [n], None without groups."""
+        return None if self.group_column is None else self.group_of[positions_of(samples.index, self.rows)]
 
-    def interval_options(self, predictions: PredictionsLike) -> dict[str, Any]:
+    def groups_summary(self, samples: Samples) -> Groups | None:
+        """Returns what results say of the groups of samples; None without groups."""
+        groups = self.groups(samples)
+        if groups is None or self.group_column is None:
+            return None
+        sizes = np.unique(groups, return_counts=True)[1]
+        return Groups(column=self.group_column, count=len(sizes), largest=int(sizes.max()))
+
+    def interval_options(self, samples: Samples) -> dict[str, Any]:
         """Returns the arguments of `metric_intervals` and its like that depend on these options."""
         return {
             "confidence": self.confidence,
-            "groups": self.groups(predictions),
+            "groups": self.groups(samples),
             "sampling_fraction": self.sampling_fraction,
         }
 
@@ -106,17 +136,10 @@ def analyse(
     return Analysis(
         intervals=intervals,
         per_class=[OutputResults(**row) for row in rows] if is_regression else [ClassResults(**row) for row in rows],
-        groups=_groups(options, level["groups"]),
+        groups=options.groups_summary(predictions),
         calibration=None if is_regression else compute_calibration(predictions, names, **level),
         confident_mistakes=confident_mistakes(predictions, names),
         slices=[
             entry for slicing in options.slicings for entry in compute_slices(predictions, slicing, names, **level)
         ],
     )
-
-
-def _groups(options: AnalysisOptions, groups: np.ndarray | None) -> Groups | None:
-    if options.group_column is None or groups is None:
-        return None
-    sizes = np.unique(groups, return_counts=True)[1]
-    return Groups(column=options.group_column, count=len(sizes), largest=int(sizes.max()))

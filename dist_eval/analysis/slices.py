@@ -6,7 +6,7 @@ value is a slice, only the most frequent ones if there are many. A missing value
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -32,9 +32,13 @@ LENGTH = "length"
 # maximum number of values with a slice of their own; all others form one more slice
 MOST_VALUES = 50
 
+# maximum number of resamples for the interval of a metric of a slice
+RESAMPLES = 1_999
+
 _RANGES = 5
 _MOST_NUMBERS = 20
-_RESAMPLES = 1_999
+
+Measure = Callable[[np.ndarray], tuple[MetricValues, Reasons, Intervals]]
 
 
 @dataclass(frozen=True)
@@ -137,23 +141,19 @@ def _values(values: list[str], counts: np.ndarray, numbers: np.ndarray | None) -
     return parts, part_of
 
 
-def compute_slices(
-    predictions: PredictionsLike,
-    slicing: Slicing,
-    label_names: Sequence[str],
-    *,
-    confidence: float = 0.95,
-    groups: np.ndarray | None = None,
-    sampling_fraction: float = 0.0,
-) -> list[Slice]:
-    """Computes the entries of a slicing in the section `slices` of `results.json`."""
-    part_of = slicing.part_of[positions_of(predictions.index, slicing.rows)]
-    needed, entries = np.flatnonzero(_support(predictions)), []
+def slices_of(index: np.ndarray, slicing: Slicing, measure: Measure) -> list[Slice]:
+    """Returns the entries of a slicing in the section `slices` of `results.json`.
+
+    Args:
+        index: rows of the dataset that have an answer, int64 of shape [n].
+        slicing: the slicing.
+        measure: computes metrics, reasons of undefined ones, and intervals, given places in `index`, which may be none.
+    """
+    part_of = slicing.part_of[positions_of(index, slicing.rows)]
+    entries = []
     for number, part in enumerate(slicing.parts):
         places = np.flatnonzero(part_of == number)
-        values, undefined, intervals = _metrics(
-            predictions, places, label_names, needed, confidence, groups, sampling_fraction
-        )
+        values, undefined, intervals = measure(places)
         entries.append(
             Slice(
                 by=slicing.by,
@@ -165,6 +165,31 @@ def compute_slices(
             )
         )
     return entries
+
+
+def compute_slices(
+    predictions: PredictionsLike,
+    slicing: Slicing,
+    label_names: Sequence[str],
+    *,
+    confidence: float = 0.95,
+    groups: np.ndarray | None = None,
+    sampling_fraction: float = 0.0,
+) -> list[Slice]:
+    """Computes the slices of predictions (see `slices_of`)."""
+    needed = np.flatnonzero(_support(predictions))
+
+    def measure(places: np.ndarray) -> tuple[MetricValues, Reasons, Intervals]:
+        return _metrics(predictions, places, label_names, needed, confidence, groups, sampling_fraction)
+
+    return slices_of(predictions.index, slicing, measure)
+
+
+def empty_slice(names: Sequence[str], confidence: float) -> tuple[MetricValues, Reasons, Intervals]:
+    """Returns what there is to say of metrics in a slice without examples."""
+    why = "no example of it has a prediction"
+    nothing = Interval(confidence=confidence, reason=why)
+    return dict.fromkeys(names), dict.fromkeys(names, why), dict.fromkeys(names, nothing)
 
 
 def _metrics(
@@ -179,9 +204,7 @@ def _metrics(
     """Returns the metrics of a slice, the reasons of undefined ones, and intervals."""
     names = metric_names(predictions.problem.name, "slices")
     if not len(places):
-        why = "no example of it has a prediction"
-        nothing = Interval(confidence=confidence, reason=why)
-        return dict.fromkeys(names), dict.fromkeys(names, why), dict.fromkeys(names, nothing)
+        return empty_slice(names, confidence)
     inside = predictions.at(places)
     metrics = _of_slice(compute_metrics(inside, label_names), names, _why_no_mean(inside, needed))
     slice_groups = None if groups is None else groups[places]
@@ -191,7 +214,7 @@ def _metrics(
         confidence=confidence,
         groups=slice_groups,
         sampling_fraction=sampling_fraction,
-        most=_RESAMPLES,
+        most=RESAMPLES,
     )
     return metrics.values, metrics.undefined, intervals
 

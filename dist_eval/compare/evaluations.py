@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dist_eval.compare.comparison import Change, ComparedRun, Comparison, GroupedTest
-from dist_eval.compare.requirements import on_common_rows, require_comparable
+from dist_eval.compare.requirements import on_common_rows, renumbered, require_comparable
 from dist_eval.errors import ConfigError, RunError, one_line
 from dist_eval.metrics.catalogue import accuracy_names, metric_names
 from dist_eval.tables import format_count
@@ -138,7 +138,7 @@ class EvaluationRun(ComparedRun):
         from dist_eval.statistics import metric_intervals
 
         places = np.flatnonzero(np.isin(self.predictions.index, rows))
-        group = None if self.group is None else _renumbered(self.group[places])
+        group = None if self.group is None else renumbered(self.group[places])
         if len(places) == len(self.predictions):
             return replace(self, group=group)
         predictions, groups = self.predictions.at(places), self.results.groups
@@ -321,11 +321,3 @@ def format_label(label: Any, names: Sequence[str]) -> str:
     if label.dtype.kind == "b":
         return ";".join(csv_text(names[number]) for number in label.nonzero()[0])
     return csv_text(names[int(label)])
-
-
-def _renumbered(group: np.ndarray) -> np.ndarray:
-    """Returns groups numbered in the order in which they first appear, int64 of shape [n]."""
-    import numpy as np
-
-    _, first, number_of = np.unique(group, return_index=True, return_inverse=True)
-    return np.argsort(np.argsort(first))[number_of.reshape(-1)]

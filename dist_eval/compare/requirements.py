@@ -11,7 +11,12 @@ from dist_eval.errors import RunError
 from dist_eval.tables import format_count
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy as np
+
     from dist_eval.compare.evaluations import EvaluationRun
+    from dist_eval.results.scores import Groups
 
 _CLASSES_NAMED = 5
 
@@ -59,25 +64,47 @@ def require_comparable(first: EvaluationRun, second: EvaluationRun) -> None:
         )
     if not np.array_equal(first.predictions.label, second.predictions.label):
         raise RunError(f"{pair}: the data are the same, but not the labels in predictions.parquet. Run both again.")
-    _require_same_groups(first, second, pair)
+    require_same_groups(
+        [run.folder for run in (first, second)],
+        [run.results.groups for run in (first, second)],
+        [run.group for run in (first, second)],
+    )
 
 
-def _require_same_groups(first: EvaluationRun, second: EvaluationRun, pair: str) -> None:
+def require_same_groups(
+    folders: Sequence[Path], groups: Sequence[Groups | None], numbers: Sequence[np.ndarray | None]
+) -> None:
+    """Requires that two runs put the samples that they have in common into the same groups, or have none.
+
+    Args:
+        folders: of both runs.
+        groups: what the results say of their groups.
+        numbers: the group of each sample, numbered in the order in which they first appear, int64 of shape [n].
+    """
     import numpy as np
 
-    columns = [run.results.groups and run.results.groups.column for run in (first, second)]
+    pair = f"{folders[0]} and {folders[1]} cannot be compared"
+    columns = [own and own.column for own in groups]
     if columns[0] != columns[1]:
         drawn = " and ".join(
-            f"{run.folder} {'none' if column is None else repr(column)}"
-            for run, column in zip((first, second), columns, strict=True)
+            f"{folder} {'none' if column is None else repr(column)}"
+            for folder, column in zip(folders, columns, strict=True)
         )
-        again = first if columns[0] is None else second
+        again = folders[0] if columns[0] is None else folders[1]
         raise RunError(
-            f"{pair}: their --group-column differs, {drawn}. Start the command of {again.folder} again with "
+            f"{pair}: their --group-column differs, {drawn}. Start the command of {again} again with "
             f"--group-column {shlex.quote(columns[0] or columns[1] or '')}, which sends nothing."
         )
-    if first.group is not None and second.group is not None and not np.array_equal(first.group, second.group):
+    if numbers[0] is not None and numbers[1] is not None and not np.array_equal(numbers[0], numbers[1]):
         raise RunError(
             f"{pair}: column {columns[0]!r} puts examples into other groups in one than in the other. Start both "
             "commands again with the same dataset, which sends nothing."
         )
+
+
+def renumbered(group: np.ndarray) -> np.ndarray:
+    """Returns groups numbered in the order in which they first appear, int64 of shape [n]."""
+    import numpy as np
+
+    _, first, number_of = np.unique(group, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first))[number_of.reshape(-1)]

@@ -7,11 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dist_eval.compare.comparison import Change, ComparedRun, Comparison
+from dist_eval.compare.requirements import renumbered, require_same_groups
 from dist_eval.errors import ConfigError, RunError
 from dist_eval.runs.task_samples import DocumentKey, Sample, TaskRun
 from dist_eval.tables import csv_text
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from dist_eval.metrics.custom_metrics import CustomMetric
     from dist_eval.results.harness import TaskMetric
     from dist_eval.statistics import McNemar, PairedDifference
@@ -104,7 +107,8 @@ class TasksRun(TaskRun, ComparedRun):
         ]
         if both and forms[0] is not None and forms[0] is forms[1]:
             paired = [(before[document], after[document]) for document in both]
-            comparison.differences[name], test = _difference(paired, forms[0], confidence, resamples)
+            groups = self._groups_in_common(other, task, both)
+            comparison.differences[name], test = _difference(paired, forms[0], confidence, resamples, groups)
             if test is not None:
                 comparison.tests[name] = test
         else:
@@ -114,13 +118,25 @@ class TasksRun(TaskRun, ComparedRun):
             comparison.differences[name] = PairedDifference(value, Interval(confidence=confidence, reason=reason), None)
         comparison.samples[name] = (len(both), len(before) + len(after) - 2 * len(both))
 
+    def _groups_in_common(self, other: TasksRun, task: str, documents: Sequence[DocumentKey]) -> np.ndarray | None:
+        """Returns the group of each of some documents, int64 of shape [n]; None if runs on prompts have none."""
+        import numpy as np
+
+        runs = (self, other)
+        groups = [run.results.dataset.groups if run.results.dataset else None for run in runs]
+        numbers: list[np.ndarray | None] = [None, None]
+        if all(groups):
+            of_runs = [run.groups(task) for run in runs]
+            numbers = [renumbered(np.asarray([of_run[key] for key in documents])) for of_run in of_runs]
+        require_same_groups([run.folder for run in runs], groups, numbers)
+        return numbers[0]
+
     def changes_since(self, first: TasksRun) -> Iterator[Change]:
         """Yields the documents of which the first metric that is 0 or 1 in both runs differs."""
         for task in (name for name in first.results.tasks if name in self.results.tasks):
-            for key, metric in first._metrics(task).items():
-                if key in self._metrics(task) and metric.interval.method == "wilson":
-                    yield from self._changes_of_metric(first, task, metric)
-                    break
+            common = [metric for metric in first.shares(task) if metric.key in self._metrics(task)]
+            for metric in common[:1]:
+                yield from self._changes_of_metric(first, task, metric)
 
     def _changes_of_metric(self, first: TasksRun, task: str, metric: TaskMetric) -> Iterator[Change]:
         before, after = (run.values(task)[metric.key] for run in (first, self))
@@ -149,9 +165,16 @@ class TasksRun(TaskRun, ComparedRun):
 
 
 def _difference(
-    values: Sequence[tuple[Any, Any]], form: Form, confidence: float, resamples: int | None
+    values: Sequence[tuple[Any, Any]],
+    form: Form,
+    confidence: float,
+    resamples: int | None,
+    groups: np.ndarray | None,
 ) -> tuple[PairedDifference, McNemar | None]:
-    """Compares both values of each document: where they are 0 or 1 by McNemar's test, else by the bootstrap."""
+    """Compares both values of each document.
+
+    Where they are 0 or 1, and documents are not grouped, this is done by McNemar's test, else by the bootstrap.
+    """
     import numpy as np
 
     from dist_eval.statistics import Difference, PairedDifference, bonett_price, gather_evidence, mcnemar
@@ -159,9 +182,9 @@ def _difference(
     from dist_eval.statistics.intervals import make_interval
 
     before, after = ([pair[run] for pair in values] for run in range(2))
-    difference = Difference(document_statistic(before, form), document_statistic(after, form))
+    difference = Difference(document_statistic(before, form, groups), document_statistic(after, form, groups))
     value = difference.observed()[VALUE]
-    if is_share([*before, *after]):
+    if groups is None and is_share([*before, *after]):
         test = mcnemar(np.asarray(before, dtype=bool), np.asarray(after, dtype=bool))
         limits = bonett_price(test.only_first, test.only_second, len(before), confidence)
         interval = make_interval(value, limits, "bonett-price", confidence=confidence)

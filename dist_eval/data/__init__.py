@@ -9,6 +9,6 @@ chooses rows, if not all are wanted.
 columns that a model declares; `shared_prefixes` plans those of texts that begin alike, `shared_contexts` of contexts
 that are continued in several ways, where `sharing_costs` says that it is cheaper; `collector` puts columns together.
 `continuations` are the data of a language model, planned by distinct `forwards`, and so are the prompts of
-`generation`, whose answers `generated_text` makes texts of, to be compared with `references`; `token_file` holds the
-token ids of all. Nothing here depends on process groups or models.
+`generation`, which `prompted_rows` makes of a dataset, and whose answers `generated_text` makes texts of, to be
+compared with `references`; `token_file` holds the token ids of all. Nothing here depends on process groups or models.
 """

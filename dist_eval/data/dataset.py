@@ -54,6 +54,11 @@ class TokenizedDataset:
         """Name of the dataset, for messages."""
         return self.facts.source
 
+    @property
+    def sampling_fraction(self) -> float:
+        """Share of the dataset's rows that a random sample has; 0 without one."""
+        return self.facts.sampling_fraction
+
     def __len__(self) -> int:
         return self.facts.examples
 

@@ -90,6 +90,19 @@ def text_bytes(*columns: Sequence[str]) -> bytes:
     return b"".join(f"{len(text)}:{text}".encode(errors="surrogatepass") for column in columns for text in column)
 
 
+def draw_positions(data: LabelledRows, count: int, seed: int) -> np.ndarray:
+    """Draws rows without replacement; returns their positions in the order in which they were drawn, int64 of [count].
+
+    Raises:
+        DataError: the file cannot be read, or has too few rows.
+    """
+    source = data.open()
+    rows = sum(batch.num_rows for batch in source.batches)
+    if rows < count:
+        raise DataError(f"--few-shot {count} needs as many rows, but {source.name} has {rows}.")
+    return np.random.default_rng(seed).choice(rows, size=count, replace=False)
+
+
 def draw_examples(data: LabelledRows, count: int, seed: int) -> tuple[list[int], list[tuple[list[str], int]]]:
     """Draws labelled examples for a prompt without replacement, the same ones wherever it is called.
 
@@ -105,11 +118,7 @@ def draw_examples(data: LabelledRows, count: int, seed: int) -> tuple[list[int],
     Raises:
         DataError: the file cannot be read, has too few rows, or a row has no text or no known label.
     """
-    source = data.open()
-    rows = sum(batch.num_rows for batch in source.batches)
-    if rows < count:
-        raise DataError(f"--few-shot {count} needs as many rows, but {source.name} has {rows}.")
-    drawn = np.random.default_rng(seed).choice(rows, size=count, replace=False)
+    drawn = draw_positions(data, count, seed)
     source = data.open()
     reader, codes, first = data.label_reader(source), [], 0
     texts: dict[int, list[str]] = {}

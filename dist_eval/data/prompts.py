@@ -67,6 +67,11 @@ class Template:
         return filled
 
 
+def join_texts(texts: Sequence[str], begin: str) -> str:
+    """Joins texts, of which only the first one may begin with what begins a text (BOS, empty if there is none)."""
+    return "".join([*texts[:1], *(text.removeprefix(begin) for text in texts[1:])])
+
+
 def _no_template(text: str, why: str) -> ConfigError:
     return ConfigError(f"--prompt {text!r} is no template: {why}. Write {{{{ and }}}} for braces that are text.")
 
@@ -129,10 +134,7 @@ class PromptedWords:
             texts: the examples.
             between: what stands after each.
         """
-        self.before = between.join([*texts[:1], *(self._inside(text) for text in texts[1:]), ""])
-
-    def _inside(self, text: str) -> str:
-        return text.removeprefix(self._begin)
+        self.before = join_texts([text + between for text in texts], self._begin)
 
     def with_words(self, columns: Sequence[Sequence[str]], classes: Sequence[int]) -> list[str]:
         """Returns the prompts of labelled rows, each with the word of its class."""
@@ -154,7 +156,7 @@ class PromptedWords:
         """
         texts = self.template.fill(columns)
         if self.before:
-            texts = [self.before + self._inside(text) for text in texts]
+            texts = [join_texts([self.before, text], self._begin) for text in texts]
         texts = [text + self._space for text in texts]
         if not _CONSTANT_END.search(self.template.end):
             for row, text in enumerate(texts):

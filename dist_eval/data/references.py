@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from dist_eval.data.labelled_rows import LabelledRows, draw_positions
 from dist_eval.data.readers import FILL_IN, RowSource
 from dist_eval.errors import DataError
 
@@ -47,3 +48,31 @@ def references_in(source: RowSource, column: str, array: pa.Array, first_row: in
         row = first_row + int(missing[0])
         raise DataError(f"{source.where(row)}: the reference in column {column!r} is missing. {FILL_IN}")
     return rows
+
+
+def draw_referenced(data: LabelledRows, count: int, seed: int) -> tuple[list[int], list[tuple[list[str], str]]]:
+    """Draws examples for a prompt without replacement, the same rows as `draw_examples`.
+
+    Args:
+        data: the rows to draw from; those that are not drawn may lack their texts and references.
+        count: number of rows to draw.
+        seed: of the draw.
+
+    Returns:
+        The rows' positions in the file, in the order in which they were drawn; and the texts, by column, and the first
+        reference of each.
+
+    Raises:
+        DataError: the file cannot be read, has too few rows, or a row has no text or no reference.
+    """
+    drawn = draw_positions(data, count, seed)
+    source = data.open(np.sort(drawn))
+    found: dict[int, tuple[list[str], str]] = {}
+    first = 0
+    for batch in source.batches:
+        texts = zip(*data.texts(source, batch, first), strict=True)
+        references = references_in(source, data.label_column, batch.column(batch.num_columns - 1), first)
+        for place, (of_row, [reference, *_]) in enumerate(zip(texts, references, strict=True)):
+            found[source.row(first + place)] = list(of_row), reference
+        first += batch.num_rows
+    return drawn.tolist(), [found[row] for row in drawn.tolist()]

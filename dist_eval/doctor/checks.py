@@ -21,6 +21,7 @@ from dist_eval.doctor.config import DoctorConfig
 from dist_eval.doctor.findings import Fault
 from dist_eval.evaluation.task import target_of
 from dist_eval.model.base_model_spec import BaseModelSpec, EvalTarget
+from dist_eval.model.language_model import CausalModel
 from dist_eval.options.groups import ModelOptions
 from dist_eval.process.files import samples_of
 from dist_eval.tables import format_count
@@ -97,17 +98,19 @@ class Model(NamedTuple):
     """A base model, and what is evaluated on it."""
 
     base: BaseModelSpec
-    target: EvalTarget
+    target: EvalTarget | CausalModel
 
 
 def read_model(config: DoctorConfig) -> Model:
     """Reads the files of base model and checkpoint, which must fit together."""
-    target = target_of(config)
+    target = CausalModel.read(str(config.model)) if config.generate else target_of(config)
     return Model(BaseModelSpec.read(config.select(ModelOptions), target), target)
 
 
 def check_model(config: DoctorConfig, model: Model) -> Equal:
     """Finds the hashes of base model and checkpoint."""
+    if isinstance(model.target, CausalModel):
+        return Equal("base model can be read", {"base model": model.base.digest()})
     name = "prompt and label words" if config.prompt else "tuned checkpoint"
     digests = {"base model": model.base.digest(), name: model.target.digest()}
     return Equal(f"base model and {name} can be read, and fit together", digests)

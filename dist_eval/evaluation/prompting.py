@@ -1,11 +1,13 @@
-"""From the options about prompts to a language model with label words."""
+"""From the options about prompts to a language model with label words, and to examples before a prompt."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from dist_eval.data.labelled_rows import LabelledRows, draw_examples
-from dist_eval.data.prompts import PromptedWords, Template
+from dist_eval.data.prompts import PromptedWords, Template, join_texts
+from dist_eval.data.references import draw_referenced
 from dist_eval.data.tokenizers import load_tokenizer
 from dist_eval.errors import ConfigError
 from dist_eval.model.label_words import LabelWords
@@ -33,6 +35,34 @@ def label_words_of(model: str, options: PromptOptions, data: DataOptions) -> Lab
         shown = [prompted.with_words([[text] for text in texts], [number])[0] for texts, number in examples]
         prompted.put_before(shown, BETWEEN_EXAMPLES)
     return LabelWords(model, config, prompted, list(names), options.length_normalization, rows)
+
+
+def examples_before(
+    options: PromptOptions, label_column: str, template: Template, tokenizer: Any
+) -> tuple[list[int], str]:
+    """Draws the examples before each prompt after which a text is generated.
+
+    Args:
+        options: the options about prompts.
+        label_column: column with the references, of which the first one follows each example's prompt.
+        template: the prompt of a row.
+        tokenizer: a Hugging Face tokenizer.
+
+    Returns:
+        Their rows in the file that they are drawn from, and their text; none and an empty text without examples.
+
+    Raises:
+        DataError: an example cannot be read.
+    """
+    if not options.few_shot:
+        return [], ""
+    source = LabelledRows(options.few_shot_from or (), template.columns, label_column, (), numbers=True)
+    rows, examples = draw_referenced(source, options.few_shot, options.few_shot_seed)
+    shown = [
+        template.fill([[text] for text in texts])[0] + (template.space or " ") + reference + BETWEEN_EXAMPLES
+        for texts, reference in examples
+    ]
+    return rows, join_texts(shown, tokenizer.bos_token or "")
 
 
 def split_name(item: str) -> tuple[str, str]:

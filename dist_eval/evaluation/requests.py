@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +24,7 @@ from dist_eval.evaluation.context import RunContext
 from dist_eval.evaluation.drive import LocalWork, RunWork, drive
 from dist_eval.evaluation.request_model import FILES, RequestModel, Requests
 from dist_eval.evaluation.run_plan import decide_plan
+from dist_eval.evaluation.worker import FailurePolicy
 from dist_eval.inference.window import Window
 from dist_eval.metrics.predictions import prove_coverage
 from dist_eval.model.base_model_spec import BaseModelSpec
@@ -39,7 +40,7 @@ from dist_eval.results.work import RankWork
 from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.files import REPORT
 from dist_eval.runs.fingerprint import Fingerprint
-from dist_eval.runs.saved_samples import SavedText
+from dist_eval.runs.saved_samples import SavedTexts
 
 RequestContext = RunContext[Any, EvaluationFolder]
 """Of a run whose options are a `RunConfig` of any kind."""
@@ -58,15 +59,17 @@ class Answered:
     """What all ranks found; the answers, and what is made of them, on the leader only.
 
     Attributes:
-        answers: of each request, with the columns `Requests.columns`, of shape [n].
+        answers: of each request that has one, with the columns `Requests.columns`, of shape [n].
+        index: their positions among the requests, ascending, int64 of shape [n].
         continuations: the requests for log-likelihoods.
         prompts: the requests for texts.
         plan: their batches.
-        coverage: the proof that each has one answer.
+        coverage: the proof that each has one answer, or failed.
         work: what all ranks did.
     """
 
     answers: np.ndarray
+    index: np.ndarray
     continuations: ContinuationsSummary
     prompts: PromptsSummary
     plan: Plan
@@ -172,30 +175,41 @@ def answer_requests(
         def columns_of(rows: np.ndarray, answers: np.ndarray) -> Columns:
             return {"index": rows, **{name: answers[name] for name in column_names(model.columns)}}
 
-        with drive(context, model, data, plan, answered_by, journal, columns_of, window=window, stream=stream) as local:
+        driven = drive(
+            *(context, model, data, plan, answered_by, journal, columns_of),
+            window=window,
+            failures=FailurePolicy.of(config),
+            stream=stream,
+        )
+        with driven as local:
             return _gather(local, model.columns, data, plan, topology)
 
 
 def publish_results(
-    context: RequestContext, results: HarnessResults | None = None, texts: Sequence[SavedText] = ()
+    context: RequestContext, results: HarnessResults | None = None, texts: SavedTexts | None = None
 ) -> HarnessResults | None:
     """Writes, reports and prints results, on the leader.
 
     Args:
         context: its part of the run.
         results: the sections of `results.json`; None if the folder holds this very run, complete.
-        texts: those that were generated, in dataset order.
+        texts: those that were generated, in dataset order; None if there are none.
 
     Returns:
         The sections of `results.json`.
     """
-    folder = context.folder
     if results is not None:
-        folder.complete_tasks(results, texts)
+        context.folder.complete_tasks(results, texts)
+    return show_results(context, are_new=results is not None)
+
+
+def show_results(context: RequestContext, *, are_new: bool) -> HarnessResults | None:
+    """Reports and prints the results that the folder holds, on the leader (see `publish_results`)."""
+    folder = context.folder
     context.announce_results()
     recorded = folder.task_results()
     if recorded is not None:
-        if results is not None or not (folder.path / REPORT).exists():
+        if are_new or not (folder.path / REPORT).exists():
             report_on(folder.path, context.config.report)
         print(format_run(folder.path), flush=True)
     return recorded
@@ -207,13 +221,16 @@ def _gather(local: LocalWork, columns: AnswerColumns, data: Requests, plan: Plan
     answers = np.empty(len(index), dtype=columns)
     for name, column in gathered.items():
         answers[name] = column
+    work = RunWork.gather(local, local.work)
+    failed = (position for position, _ in work.failed)
     return Answered(
         answers=answers,
+        index=index,
         continuations=data.continuations.facts,
         prompts=data.prompts.facts,
         plan=plan,
-        coverage=prove_coverage(index, len(data) if topology.is_leader else 0),
-        work=RunWork.gather(local, local.work),
+        coverage=prove_coverage(index, len(data), failed) if topology.is_leader else prove_coverage(index, 0),
+        work=work,
     )
 
 

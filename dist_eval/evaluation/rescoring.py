@@ -6,17 +6,19 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from dist_eval.analysis.options import AnalysisOptions, analyse
+from dist_eval.analysis.options import AnalysedRows, AnalysisOptions, analyse
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.errors import RunError, one_line
+from dist_eval.evaluation.context import RunContext
 from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.custom_metrics import CustomMetric, CustomResults, Inputs, custom_results
 from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.metrics.words import format_metric
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.report.page import format_run, report_on
-from dist_eval.report.phrases import headline
-from dist_eval.results.run import CompleteRun
+from dist_eval.report.phrases import format_selection, headline
+from dist_eval.results.inputs import SelectionSummary
+from dist_eval.results.run import CompleteHarnessRun, CompleteRun
 from dist_eval.results.scores import Analysis, Interval, Intervals
 from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.files import PREDICTIONS, REPORT
@@ -29,7 +31,7 @@ from dist_eval.tables import format_count
 _Value = TypeVar("_Value")
 
 # Options of the analysis: they change how predictions are analysed, not the predictions
-_OPTIONS = ("confidence", "group_column", "slice_by")
+ANALYSIS_OPTIONS = ("confidence", "group_column", "slice_by")
 
 
 def rescore_complete(
@@ -52,7 +54,7 @@ def rescore_complete(
         "Nothing was sent; --overwrite runs it again.",
         flush=True,
     )
-    is_new_analysis = any(results.config[name] != getattr(config, name) for name in _OPTIONS)
+    is_new_analysis = any(results.config[name] != getattr(config, name) for name in ANALYSIS_OPTIONS)
     if custom_metrics or is_new_analysis:
         predictions = _predictions(folder)
         options = analysis_of(config, data)
@@ -76,21 +78,43 @@ def rescore_complete(
     return results.metrics
 
 
-def with_recorded_analysis(config: EvaluationConfig, results: CompleteRun | None) -> EvaluationConfig:
+def keep_recorded_analysis(context: RunContext[EvaluationConfig, EvaluationFolder]) -> EvaluationConfig:
+    """Sets and returns the options: on the leader those of the analysis are a complete run's, unless they are given."""
+    if context.topology.is_leader:
+        folder = context.folder
+        context.config = with_recorded_analysis(context.config, folder.results() or folder.task_results())
+        folder.options = context.config.recorded()
+    return context.config
+
+
+def announce_selection(
+    context: RunContext[EvaluationConfig, EvaluationFolder], selection: SelectionSummary | None
+) -> None:
+    """Says on the leader how many rows will be evaluated, if not all of them."""
+    words = format_selection(selection)
+    if words and context.topology.is_leader:
+        precision = context.config.precision
+        wide = f", for intervals of at most ±{precision:g} at {100 * context.config.confidence:g}%" if precision else ""
+        print(f"evaluating {words}{wide}", flush=True)
+
+
+def with_recorded_analysis(
+    config: EvaluationConfig, results: CompleteRun | CompleteHarnessRun | None
+) -> EvaluationConfig:
     """Takes over the slices and groups of a complete run where the options name none, so that it keeps them."""
     if config.overwrite or results is None:
         return config
     recorded: dict[str, Any] = results.config
     return replace(
         config,
-        slice_by=config.slice_by or recorded["slice_by"],
-        group_column=config.group_column or recorded["group_column"],
+        slice_by=config.slice_by or recorded.get("slice_by") or [],
+        group_column=config.group_column or recorded.get("group_column"),
     )
 
 
-def analysis_of(config: EvaluationConfig, data: TokenizedDataset) -> AnalysisOptions:
+def analysis_of(config: EvaluationConfig, data: AnalysedRows) -> AnalysisOptions:
     """Returns the options of the analysis (see `AnalysisOptions.of`)."""
-    return AnalysisOptions.of(data, **{name: getattr(config, name) for name in _OPTIONS})
+    return AnalysisOptions.of(data, **{name: getattr(config, name) for name in ANALYSIS_OPTIONS})
 
 
 def _intervals_of(
@@ -136,7 +160,7 @@ def _merge_analysis(
     results: CompleteRun, analysis: Analysis, config: EvaluationConfig, revised: Collection[str]
 ) -> CompleteRun:
     """Returns results with intervals, calibration and slices replaced by those of the new analysis."""
-    options = {name: getattr(config, name) for name in _OPTIONS}
+    options = {name: getattr(config, name) for name in ANALYSIS_OPTIONS}
     same = all(results.config[name] == options[name] for name in ("confidence", "group_column"))
     later = "not computed for these options: start the command again with its --metric, which sends nothing"
     unknown = Interval(confidence=config.confidence, reason=later)

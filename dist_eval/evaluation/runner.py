@@ -16,7 +16,12 @@ from dist_eval.evaluation.audit import AuditedModel, audited_batches
 from dist_eval.evaluation.combination import Combined, combine, with_custom_metrics
 from dist_eval.evaluation.context import RunContext
 from dist_eval.evaluation.drive import DrivenModel, drive
-from dist_eval.evaluation.rescoring import analysis_of, rescore_complete, with_recorded_analysis
+from dist_eval.evaluation.rescoring import (
+    analysis_of,
+    announce_selection,
+    keep_recorded_analysis,
+    rescore_complete,
+)
 from dist_eval.evaluation.results import results_of
 from dist_eval.evaluation.run_plan import decide_plan
 from dist_eval.evaluation.scoring import score
@@ -28,7 +33,6 @@ from dist_eval.model.backends import LoadedModel
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.options.groups import DataOptions
 from dist_eval.report.page import format_run, report_on
-from dist_eval.report.phrases import format_selection
 from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.journal import Journal
 from dist_eval.statistics.custom import statistics_of_functions
@@ -64,7 +68,7 @@ def evaluate_run(context: EvalContext) -> dict[str, float | None] | None:
                 return None
             return rescore_complete(context.folder, config, task.custom_metrics, dataset()[0])
         data = dataset()[0]
-        announce_selection(context, data)
+        announce_selection(context, data.facts.selection)
         share = 0.0 if config.audit else config.session_share
         plan = decide_plan(context, partial(task.plan, data), task.base, model, share)
         analysis = analysis_of(config, data) if context.topology.is_leader else AnalysisOptions()
@@ -84,7 +88,7 @@ def evaluate_run(context: EvalContext) -> dict[str, float | None] | None:
             journal,
             columns_of,
             window=window,
-            failures=failures_of(config),
+            failures=FailurePolicy.of(config),
             audited=audited_batches(len(plan), config.audit),
         )
         with context.process_group(), driven as local:
@@ -103,11 +107,6 @@ def audited(model: LoadedModel, config: EvaluationConfig, journal: Journal) -> D
     return AuditedModel(cast(ModelOnBackbone, model), journal.exclude, config.audit_tolerance)
 
 
-def failures_of(config: EvaluationConfig) -> FailurePolicy:
-    """Returns what to do about examples that get no prediction."""
-    return FailurePolicy(skip=config.on_error == "skip", limit=config.max_failed)
-
-
 def finish(
     context: EvalContext,
     task: EvalTask,
@@ -120,7 +119,7 @@ def finish(
     config, folder, work = context.config, context.folder, combined.work
     predictions = combined.gathered.predictions
     if work.failed:
-        failures_of(config).require_few(len(work.failed), len(data), work.failed[-1][1])
+        FailurePolicy.of(config).require_few(len(work.failed), len(data), work.failed[-1][1])
     failed = (index for index, _ in work.failed)
     coverage, metrics = score(combined.gathered, len(data), task.target.label_names, failed, data.rows)
     metrics = with_custom_metrics(metrics, task.custom_metrics, predictions)
@@ -141,23 +140,6 @@ def finish(
     report_on(folder.path, config.report)
     print(format_run(folder.path), flush=True)
     return metrics.values
-
-
-def announce_selection(context: EvalContext, data: TokenizedDataset) -> None:
-    """Says on the leader how many rows will be evaluated, if not all of them."""
-    words = format_selection(data.facts)
-    if words and context.topology.is_leader:
-        precision = context.config.precision
-        wide = f", for intervals of at most ±{precision:g} at {100 * context.config.confidence:g}%" if precision else ""
-        print(f"evaluating {words}{wide}", flush=True)
-
-
-def keep_recorded_analysis(context: EvalContext) -> EvaluationConfig:
-    """Sets and returns the options: on the leader those of the analysis are a complete run's, unless they are given."""
-    if context.topology.is_leader:
-        context.config = with_recorded_analysis(context.config, context.folder.results())
-        context.folder.options = context.config.recorded()
-    return context.config
 
 
 def tokenize(config: EvaluationConfig, task: EvalTask, folder: Path) -> None:

@@ -28,7 +28,7 @@ from dist_eval.options.config import EvaluationConfig
 from dist_eval.options.groups import DataOptions, ModelOptions
 from dist_eval.options.prompts import PromptOptions
 from dist_eval.options.selection import SelectionOptions
-from dist_eval.results.inputs import SelectionMethod
+from dist_eval.results.inputs import SelectionMethod, SelectionSummary
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.statistics.sampling import examples_for_precision
 
@@ -89,10 +89,6 @@ class EvalTask:
 
     def fingerprint(self, config: EvaluationConfig, data: TokenizedDataset, plan: Plan) -> Fingerprint:
         """Returns the inputs and options that a run's results depend on, by names for error messages."""
-        selection, of_part = data.facts.selection, {}
-        if selection is not None:
-            of_part["selection of rows"] = selection.model_dump_json(exclude={"column_digests"})
-            of_part["texts of all rows"] = json.dumps(selection.column_digests)
         return Fingerprint(
             {
                 **self.base.identity(),
@@ -101,7 +97,7 @@ class EvalTask:
                 "problem_type": self.target.problem.name,
                 "tokenizer": data.facts.tokenizer_digest,
                 "dataset": data.facts.text_digest,
-                **of_part,
+                **selection_identity(data.facts.selection),
                 "--max-length": str(data.facts.max_length),
                 "--token-budget": str(self.base.token_budget),
                 "--compression": config.compression,
@@ -142,6 +138,16 @@ def selection_of(options: SelectionOptions, confidence: float, problem: Problem)
         needed = partial(examples_for_precision, precision, confidence)
         return Selection(method, needed, options.sample_seed, precision)
     return None
+
+
+def selection_identity(selection: SelectionSummary | None) -> dict[str, str]:
+    """Returns what a selection of rows adds to a fingerprint; nothing if all rows are evaluated."""
+    if selection is None:
+        return {}
+    return {
+        "selection of rows": selection.model_dump_json(exclude={"column_digests"}),
+        "texts of all rows": json.dumps(selection.column_digests),
+    }
 
 
 def find_metrics(names: Sequence[str], target: EvalTarget) -> list[CustomMetric]:

@@ -22,6 +22,7 @@ from dist_eval.distributed.stop import Stop, common_reason
 from dist_eval.errors import RunError, RunStopped
 from dist_eval.inference.forward import TextModel, Texts, predict_batches
 from dist_eval.inference.window import Window
+from dist_eval.options.config import EvaluationConfig, RunConfig
 from dist_eval.results.inputs import Coverage
 from dist_eval.results.work import RankWork, Traffic
 from dist_eval.runs.journal import Journal
@@ -43,6 +44,11 @@ class FailurePolicy:
 
     skip: bool = False  # whether they are counted and left out; otherwise the first one ends the run
     limit: int = 0  # how many may be left out, on all ranks together
+
+    @classmethod
+    def of(cls, config: RunConfig) -> FailurePolicy:
+        """Returns the policy that options ask for; the default for runs without such options."""
+        return cls(config.on_error == "skip", config.max_failed) if isinstance(config, EvaluationConfig) else cls()
 
     def require_few(self, count: int, examples: int, reason: str) -> None:
         """Raises a `RunError`, with the reason of one failure, if more examples failed than allowed, or all of them."""

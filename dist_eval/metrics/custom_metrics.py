@@ -136,15 +136,20 @@ class NoResult(Exception):
 def numbers_by_name(name: str, value: Any) -> dict[str, float]:
     """Converts the return value of a metric into numbers by name."""
     if not isinstance(value, Mapping):
-        return {name: _number(value)}
+        return {name: number_of(value)}
     if not value:
         raise NoResult("an empty dict")
     if list(value) == [name]:
-        return {name: _number(value[name])}
-    return {f"{name}/{key}": _number(one, f" under {key!r}") for key, one in value.items()}
+        return {name: number_of(value[name])}
+    return {f"{name}/{key}": number_of(one, f" under {key!r}") for key, one in value.items()}
 
 
-def _number(value: Any, where: str = "") -> float:
+def number_of(value: Any, where: str = "") -> float:
+    """Converts one number that a metric returned, of any type that has one; `where` says for messages where it was.
+
+    Raises:
+        NoResult: it is none.
+    """
     shape = getattr(value, "shape", ())
     if isinstance(value, str | bytes | bool) or value is None or int(np.prod(shape)) != 1:
         raise NoResult(f"{described(value)}{where}")

@@ -1,6 +1,7 @@
 """Loads custom metrics (`--metric`) and checks each on synthetic examples, before anything is sent.
 
-`custom_metrics` documents what a metric may be. This module runs code that the user has named: importable modules, and
+`custom_metrics` documents what a metric may be; one of generated texts is named in `texts`, or a function of the user's
+that is given a text and its references. This module runs code that the user has named: importable modules, and
 scripts of Hugging Face's `evaluate` in files or folders on this host; nothing is ever downloaded.
 """
 
@@ -8,9 +9,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 import re
 import sys
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +27,11 @@ from dist_eval.metrics.custom_metrics import (
     NoResult,
     described,
     error_sentence,
+    number_of,
     numbers_by_name,
 )
 from dist_eval.metrics.predictions import Predictions
+from dist_eval.metrics.texts import EXTRA_PACKAGES, TEXT_METRICS, USUAL_METRICS, TextMetric
 from dist_eval.tables import format_count
 
 _SPEC = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<target>.+)", re.DOTALL)
@@ -78,6 +83,84 @@ def synthetic_predictions(problem: Problem, num_labels: int) -> Predictions:
     else:
         label = logits + generator.normal(size=logits.shape) / 4
     return Predictions.from_logits(rows, label, logits, problem)
+
+
+def load_text_metrics(specs: Sequence[str], taken: Sequence[str] = ()) -> list[TextMetric]:
+    """Loads metrics of generated texts, and checks each that is the user's on synthetic texts.
+
+    Args:
+        specs: values of `--metric`: names of `TEXT_METRICS`, or `package.module:name` of a function that is given a
+            text and the list of its references, and returns a number; with an optional prefix `NAME=` that sets its
+            name.
+        taken: names that a metric may not have.
+
+    Returns:
+        The usual metrics, and then those named.
+
+    Raises:
+        ConfigError: a metric cannot be found, fails, returns no number, is none of generated texts, or has a name that
+            is taken.
+    """
+    metrics = {name: TextMetric(name, TEXT_METRICS[name]) for name in USUAL_METRICS}
+    for spec in dict.fromkeys(specs):
+        metric = _load_text_metric(spec)
+        if metric.is_custom and metric.name in {*TEXT_METRICS, *metrics, *taken}:
+            raise ConfigError(
+                f"--metric {spec}: the name {metric.name!r} is taken already. Give this one another name: "
+                f"--metric my_{metric.name}={spec.split('=')[-1]}."
+            )
+        metrics[metric.name] = metric
+    return list(metrics.values())
+
+
+def name_of_spec(spec: str) -> str:
+    """Returns the name of a metric, given the value of `--metric`."""
+    match = _SPEC.fullmatch(spec)
+    return (match and match["name"]) or spec.rsplit(":", 1)[-1].rsplit(".", 1)[-1]
+
+
+def _load_text_metric(spec: str) -> TextMetric:
+    package = EXTRA_PACKAGES.get(spec)
+    if package and find_spec(package) is None:
+        raise ConfigError(
+            f"--metric {spec}: is computed with the package {package}, which is not installed: `uv sync --extra "
+            "harness` installs it."
+        )
+    if spec in TEXT_METRICS:
+        return TextMetric(spec, TEXT_METRICS[spec])
+    match = _SPEC.fullmatch(spec)
+    target = match["target"] if match else spec
+    if not _OBJECT.fullmatch(target):
+        raise ConfigError(
+            f"--metric {spec}: is no metric of generated texts, which are {', '.join(TEXT_METRICS)}, and functions of "
+            "your own as package.module:name."
+        )
+    found = _import(spec, target)
+    expected = "A metric of generated texts is a function of (text, references) that returns a number for one text."
+    if inspect.isclass(found) or not callable(found):
+        what = "a class" if inspect.isclass(found) else described(found)
+        raise ConfigError(f"--metric {spec}: is {what}. {expected}")
+
+    def measure(text: str, references: Sequence[str]) -> float:
+        value = found(text, list(references))
+        number = float(value) if isinstance(value, bool | np.bool_) else number_of(value)
+        if not math.isfinite(number):
+            raise NoResult(f"{number}")
+        return number
+
+    called = f"--metric {spec}: called with a synthetic text and its references, it"
+    try:
+        once, again = (measure("a synthetic text", ["a text", "another"]) for _ in range(2))
+    except NoResult as error:
+        raise ConfigError(f"{called} gave {error}. {expected}") from error
+    except Exception as error:  # user code may raise anything
+        raise ConfigError(f"{called} raised {error_sentence(error)} {expected}") from error
+    if once != again:
+        raise ConfigError(
+            f"{called} gave {once} and, called again, {again}. It should depend on its arguments only: seed any "
+            "random numbers that it draws."
+        )
+    return TextMetric(name_of_spec(spec), measure, is_custom=True)
 
 
 def _load(spec: str, problem: Problem, sample: Inputs) -> CustomMetric:

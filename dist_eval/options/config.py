@@ -30,10 +30,8 @@ from dist_eval.options.groups import (
 from dist_eval.options.prompts import GenerationOptions, PromptOptions
 from dist_eval.options.selection import SelectionOptions
 
-_OF_CLASSIFIERS = (  # what --generate does not go with
-    *("label_delimiter", "length_normalization", "few_shot", "metric", "audit", "on_error"),
-    *("slice_by", "group_column", "labels", "limit", "sample", "precision"),
-)
+# what --generate does not go with
+_OF_CLASSIFIERS = ("label_delimiter", "length_normalization", "audit", "labels", "stratify")
 _DEMO_HINT = " (--demo needs no other option.)"
 
 
@@ -137,7 +135,8 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions, Genera
     metric: list[str] = option(
         [],
         "custom metrics: package.module:name of a function, or of a metric of torchmetrics; "
-        "or the path of a metric of Hugging Face's evaluate; a prefix NAME= names the result",
+        "or the path of a metric of Hugging Face's evaluate; a prefix NAME= names the result. With --generate: f1, "
+        "rouge_l, or package.module:name of a function of a text and its references",
         group="metrics",
         nargs="+",
         action="extend",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -115,8 +116,25 @@ class GenerationOptions(Options):
         0, "of the draws; a row's text depends on it and on the row's position alone", group="generation", least=0
     )
 
+    answer_pattern: str | None = option(
+        None,
+        r"regular expression that finds the answer in a text, such as 'answer is (\d+)': the first match, of which the "
+        "first group, if it has one; a text without a match is wrong (default: the whole text)",
+        group="generation",
+        metavar="REGEX",
+    )
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.answer_pattern is not None:
+            try:
+                re.compile(self.answer_pattern)
+            except re.error as error:
+                raise ConfigError(
+                    f"--answer-pattern {self.answer_pattern!r} is no regular expression of Python: {error}."
+                ) from error
+            if not self.answer_pattern:
+                raise ConfigError("--answer-pattern is empty, and would find nothing in any text: leave it out.")
         if not 0 <= self.temperature < float("inf"):
             raise ConfigError(f"--temperature must be a number of at least 0, not {self.temperature}.")
         if not 0 < self.top_p <= 1:

@@ -16,7 +16,7 @@ def format_plan(planned: PlannedRun) -> str:
     """Formats a plan for the terminal."""
     data, lengths, plan, ranks, cut = planned.data, planned.lengths, planned.plan, planned.ranks, planned.cut
     padding, limit = plan.padded_tokens - plan.real_tokens, format_count(data.max_length, "token")
-    part = format_selection(data)
+    part = format_selection(data.selection)
     lines = [f"data: {format_count(data.examples, 'example')} of {data.source}" + (f" ({part})" if part else "")]
     if planned.half_width is not None:
         lines.append(

@@ -31,12 +31,12 @@ from dist_eval.report.phrases import (
     format_selection,
     metrics_of_slices,
     metrics_shown,
-    slice_name,
 )
+from dist_eval.report.slices import failure_sections, slice_sections
 from dist_eval.report.work import format_speed, work_details, work_section
 from dist_eval.results.inputs import DatasetSummary, PromptSummary
 from dist_eval.results.run import CompleteRun
-from dist_eval.results.scores import Calibration, CalibrationBin, ClassResults, OutputResults, Slice
+from dist_eval.results.scores import Calibration, CalibrationBin, ClassResults, OutputResults
 from dist_eval.runs.files import PREDICTIONS, RESULTS
 from dist_eval.runs.plots import (
     POINTS,
@@ -48,7 +48,7 @@ from dist_eval.runs.plots import (
 from dist_eval.runs.reading import FinishedRun
 from dist_eval.tables import Footnotes, format_count
 
-_LABELS_SHOWN, _LONG_TABLE, _ROWS_IN_SUMMARY, _SLICE_WIDTH = 10, 40, 30, 40
+_LABELS_SHOWN, _LONG_TABLE, _ROWS_IN_SUMMARY = 10, 40, 30
 _AVERAGES = ("macro", "micro", "weighted")
 
 
@@ -62,9 +62,9 @@ def describe_evaluation(run: FinishedRun, contents: Contents) -> Document:
         *_labels_and_predictions(run),
         *_classes(results),
         *_calibration(results),
-        *_slices(results),
+        *slice_sections(results.slices, metrics_of_slices(results.problem_type)),
         work_section(results, "examples", with_hosts=contents.texts),
-        *_failures(results),
+        *failure_sections(results.failures),
     ]
     return Document(
         title=run.folder.resolve().name,
@@ -192,49 +192,6 @@ def _bin_table(caption: str, heads: tuple[str, str], bins: Sequence[CalibrationB
     return Table(caption, [heads[0], "examples", "mean", heads[1]], rows, notes.lines(), **options)
 
 
-def _slices(results: CompleteRun) -> list[Section]:
-    by_column: dict[str, list[Slice]] = {}
-    for part in results.slices:
-        by_column.setdefault(part.by, []).append(part)
-    tables = [_slice_table(column, slices, results.problem_type) for column, slices in by_column.items()]
-    return [Section("Slices", tables)] if tables else []
-
-
-def _slice_table(column: str, slices: Sequence[Slice], problem: str) -> Table:
-    """Returns the table of slices by a column, without metrics that are undefined in all of them."""
-    names, notes = metrics_of_slices(problem), Footnotes()
-    missing = [name for name in names[1:] if all(part.metrics[name] is None for part in slices)]
-    shown = [name for name in names if name not in missing]
-    rows: Rows = [
-        [slice_name(part), Number(str(part.n)), *(metric_number(name, part, notes) for name in shown)]
-        for part in slices
-    ]
-    left_out = [_why_left_out(name, slices) for name in missing]
-    return Table(
-        f"By {column}",
-        [column, "examples", *shown],
-        rows,
-        [*notes.lines(), *left_out],
-        summary_rows=_ROWS_IN_SUMMARY,
-        longest_text=_SLICE_WIDTH,
-    )
-
-
-def _why_left_out(name: str, slices: Sequence[Slice]) -> str:
-    first, *others = (part.undefined[name] for part in slices)
-    if all(reason == first for reason in others):
-        return f"No slice has {name}: {first}."
-    return f"No slice has {name}. In {slice_name(slices[0])!r}: {first}. The reasons of the others are in results.json."
-
-
-def _failures(results: CompleteRun) -> list[Section]:
-    if not results.failures:
-        return []
-    rows: Rows = [[f"#{failure.index}", failure.reason] for failure in results.failures]
-    caption = f"{format_count(len(results.failures), 'example')} without a prediction"
-    return [Section("Failures", [Table(caption, ["example", "reason"], rows, is_folded=True)])]
-
-
 def _details(results: CompleteRun) -> list[tuple[str, str]]:
     options, data = options_of(results), results.data
     where_from = (dataset_name(data), options.get("subset"), options.get("split"))
@@ -244,7 +201,7 @@ def _details(results: CompleteRun) -> list[tuple[str, str]]:
         "tuned checkpoint": checkpoint_name(results.model),
         **_prompt(results.model.prompt),
         "dataset": " ".join(part for part in where_from if part),
-        "rows": format_selection(data),
+        "rows": format_selection(data.selection),
         "backend": _backend(options),
         "--max-length": _longest(data, is_given=bool(options.get("max_length"))),
         "custom metrics": ", ".join(options.get("metric") or ()),

@@ -54,7 +54,7 @@ def _task_results(results: CompleteHarnessRun) -> list[EvalResult]:
 def _dataset_results(results: CompleteRun) -> list[EvalResult]:
     from huggingface_hub import EvalResult
 
-    part_words = f"({format_selection(results.data)})" if results.data.selection else ""
+    part_words = f"({format_selection(results.data.selection)})" if results.data.selection else ""
     options, dataset = DataOptions.recorded_in(results.config), dataset_name(results.data)
     is_regression = results.problem_type == REGRESSION.name
     return [

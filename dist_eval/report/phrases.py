@@ -9,7 +9,7 @@ from dist_eval.data.tokenizers import ONE_BEGINNING
 from dist_eval.metrics.catalogue import OF_CLASS, OF_OUTPUT, metric_names
 from dist_eval.metrics.units import FEW_UNITS
 from dist_eval.report.naming import name_of
-from dist_eval.results.inputs import DatasetSummary, SessionsSummary
+from dist_eval.results.inputs import SelectionSummary, SessionsSummary
 from dist_eval.results.run import EvaluationResults
 from dist_eval.results.scores import Groups, Scores, Slice
 from dist_eval.results.work import Audit, Spread, Swarm
@@ -66,9 +66,8 @@ def slice_name(part: Slice) -> str:
     return name if len(name) <= _VALUE_WIDTH else name[: _VALUE_WIDTH - 3] + "..."
 
 
-def format_selection(data: DatasetSummary) -> str:
+def format_selection(selection: SelectionSummary | None) -> str:
     """Returns which rows of the dataset were evaluated; empty if all of them."""
-    selection = data.selection
     if selection is None:
         return ""
     what = f"{selection.rows:,} of {selection.population:,} row{'s' if selection.population != 1 else ''}"
@@ -78,9 +77,8 @@ def format_selection(data: DatasetSummary) -> str:
     return f"{what}{by} sampled with seed {selection.seed}"
 
 
-def _selection_lines(data: DatasetSummary, groups: Groups | None) -> list[str]:
+def _selection_lines(selection: SelectionSummary | None, groups: Groups | None) -> list[str]:
     """Returns a line on which rows were evaluated, and what the intervals say of the others; empty if all were."""
-    selection = data.selection
     if selection is None:
         return []
     if groups is not None:
@@ -91,7 +89,7 @@ def _selection_lines(data: DatasetSummary, groups: Groups | None) -> list[str]:
         of_others = "; no random sample, so the intervals say nothing of the other rows"
     else:
         of_others = ""
-    return [f"rows: {format_selection(data)}{of_others}"]
+    return [f"rows: {format_selection(selection)}{of_others}"]
 
 
 def _group_lines(groups: Groups | None) -> list[str]:
@@ -113,11 +111,15 @@ def _precision_lines(swarm: Swarm | None) -> list[str]:
     return [f"servers computed in {' and '.join(precisions)}: the figures depend on which of them got which batch"]
 
 
+def row_caveats(selection: SelectionSummary | None, groups: Groups | None) -> list[str]:
+    """Returns lines on which rows of a dataset were evaluated, and which of them belong together; empty if none do."""
+    return [*_selection_lines(selection, groups), *_group_lines(groups)]
+
+
 def caveats(results: EvaluationResults) -> list[str]:
     """Returns what a reader of the metrics should know: rows, groups, ranks, adapter, precisions, sessions, audit."""
     return [
-        *_selection_lines(results.data, results.groups),
-        *_group_lines(results.groups),
+        *row_caveats(results.data.selection, results.groups),
         *_spread_lines(results.spread),
         *([f"adapter: {name_of(results.model.adapter)}"] if results.model.adapter else []),
         *_precision_lines(results.swarm),

@@ -16,7 +16,9 @@ from dist_eval.report.document import (
     metric_card,
     metric_number,
 )
-from dist_eval.report.naming import name_of
+from dist_eval.report.naming import name_of, options_of
+from dist_eval.report.phrases import format_selection, row_caveats
+from dist_eval.report.slices import failure_sections, slice_sections
 from dist_eval.report.work import format_speed, work_details, work_section
 from dist_eval.results.harness import HarnessResults
 from dist_eval.results.inputs import Decoding
@@ -41,11 +43,22 @@ def describe_tasks(run: TaskRun, contents: Contents) -> Document:
         data=data,
         facts=[_format_requests(results), format_speed(results, unit)],
         cards=[metric_card(f"{task}: {metric.key}", f"{task}/{metric.key}", results) for task, metric in firsts],
-        sections=[_metrics(run), work_section(results, unit, with_hosts=contents.texts)],
+        sections=[
+            _metrics(run),
+            *slice_sections(results.slices, _metrics_of_slices(results)),
+            work_section(results, unit, with_hosts=contents.texts),
+            *failure_sections(results.failures),
+        ],
         find_mistakes=lambda: _find_missed(run, contents),
         details=_details(run),
         files=[name for name in (RESULTS, results.files.results, *results.files.samples.values()) if name],
     )
+
+
+def _metrics_of_slices(results: HarnessResults) -> list[str]:
+    """Returns the metrics of a run on prompts, without the stricter one of both exact matches."""
+    names = [metric.metric for task in results.tasks.values() for metric in task.metrics]
+    return [name for name in names if name != "exact_match_raw"]
 
 
 def _unit_of(results: HarnessResults) -> str:
@@ -63,6 +76,8 @@ def _format_requests(results: HarnessResults) -> str:
         parts[0] += f", by {format_count(requests.forwards, 'forward')}"
     if prompts:
         parts.append(f"{format_count(prompts.texts, 'text')} of {format_count(prompts.new_tokens, 'token')} generated")
+    if coverage.failed:
+        parts.append(f"{coverage.failed} failed and are in no metric (see failures)")
     if requests.truncated:
         longest = format_count(requests.max_length - 1, "token")
         parts.append(f"{format_count(requests.truncated, 'context')} cut to {longest}")
@@ -98,7 +113,8 @@ def _metrics(run: TaskRun) -> Section:
     if of_groups:
         caption = "Groups of tasks, as the harness aggregates them"
         tables.append(Table(caption, ["metric", "value", "tasks"], of_groups, summary_rows=len(of_groups)))
-    return Section("Metrics", tables, notes=[f"notice: {text}" for text in results.notices])
+    caveats = row_caveats(results.dataset.selection, results.dataset.groups) if results.dataset else []
+    return Section("Metrics", tables, notes=[*caveats, *(f"notice: {text}" for text in results.notices)])
 
 
 def _find_missed(run: TaskRun, contents: Contents) -> Mistakes:
@@ -123,8 +139,7 @@ def _find_missed(run: TaskRun, contents: Contents) -> Mistakes:
 
 def _missed(run: TaskRun, task: str) -> Iterator[tuple[str, Sample]]:
     """Yields the documents of which the first metric that is 0 or 1 is 0, with that metric."""
-    share = next((metric for metric in run.results.tasks[task].metrics if metric.interval.method == "wilson"), None)
-    if share is not None:
+    for share in run.shares(task)[:1]:
         for _, sample in run.samples(task):
             if sample.filter == share.filter and sample.values.get(share.metric) == 0:
                 yield share.metric, sample
@@ -138,7 +153,7 @@ def _end(context: str, contents: Contents) -> str:
 
 
 def _details(run: TaskRun) -> list[tuple[str, str]]:
-    results, options = run.results, run.results.config
+    results, options = run.results, options_of(run.results)
     requests, prompts = results.requests, results.prompts
     details = {
         "model": name_of(results.model.base, results.model.base_is_path),
@@ -146,7 +161,12 @@ def _details(run: TaskRun) -> list[tuple[str, str]]:
         "dataset": results.dataset and name_of(results.dataset.source, results.dataset.is_path),
         "prompt": results.dataset and results.dataset.template,
         "references": results.dataset and f"the column {results.dataset.reference_column}",
-        "--limit": options.get("limit"),
+        "rows": results.dataset and format_selection(results.dataset.selection),
+        "--answer-pattern": options.get("answer_pattern"),
+        "custom metrics": results.dataset and ", ".join(options.get("metric") or ()),
+        "--group-column": options.get("group_column"),
+        "--slice-by": ", ".join(options.get("slice_by") or ()),
+        "--limit": not results.dataset and options.get("limit"),
         "--apply-chat-template": options.get("apply_chat_template"),
         "--confidence": options["confidence"],
         "forwards": requests.texts

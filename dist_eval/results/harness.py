@@ -9,9 +9,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from dist_eval.results.inputs import ContinuationsSummary, Coverage, PlanSummary, PromptsSummary, SessionsSummary
+from dist_eval.results.inputs import (
+    ContinuationsSummary,
+    Coverage,
+    FailedExample,
+    PlanSummary,
+    PromptsSummary,
+    SelectionSummary,
+    SessionsSummary,
+)
 from dist_eval.results.record import Count, MetricValues, Reasons, Record
-from dist_eval.results.scores import Interval
+from dist_eval.results.scores import Groups, Interval, Slice
 from dist_eval.results.work import RankWork, Swarm, Throughput
 
 LANGUAGE_MODELING: Literal["language_modeling"] = "language_modeling"
@@ -104,6 +112,17 @@ class PromptedDataset(Record):
     """The column with the references that texts were compared with."""
     references_digest: str
     """Hash of the references."""
+    selection: SelectionSummary | None = None
+    """Which rows were evaluated, null if all of them; the digests are of these rows."""
+    few_shot_rows: list[Count] = Field(default_factory=list)
+    """Positions of the examples before each prompt, in the file that they were drawn from."""
+    few_shot_digest: str | None = None
+    """Hash of the examples' text, null without examples."""
+    unmatched: Count | None = None
+    """Texts in which --answer-pattern finds no answer, null without a pattern."""
+    groups: Groups | None = None
+    """With --group-column: the clusters that resampling draws as a whole. The column group of predictions.parquet has
+    the group of each row, by number."""
 
 
 class LanguageModelSummary(Record):
@@ -136,8 +155,12 @@ class HarnessResults(Record):
     """Its files."""
     notices: list[str] = Field(default_factory=list)
     """What the harness warns of, or ignores, and what was done about it, where that changes a metric."""
+    slices: list[Slice] = Field(default_factory=list)
+    """With --slice-by: parts of the dataset, column by column; empty for a run on tasks."""
     coverage: Coverage
     """The proof of who was counted: continuations with a log-likelihood, and prompts with a text after them."""
+    failures: list[FailedExample] = Field(default_factory=list)
+    """Rows of the dataset that failed; they are in no metric."""
     requests: ContinuationsSummary
     """The log-likelihoods that the harness asked for: of choices, and of windows of texts."""
     prompts: PromptsSummary | None = None

@@ -72,6 +72,11 @@ class SelectionSummary(Record):
     column_digests: dict[str, str]
     """Hash of each column with texts over all rows of the dataset, by its name."""
 
+    @property
+    def sampling_fraction(self) -> float:
+        """Share of the dataset's rows that a random sample has; 0 without one."""
+        return 0.0 if self.method == "first" else self.rows / self.population
+
 
 class DatasetSummary(Record):
     """A tokenized dataset."""
@@ -116,9 +121,7 @@ class DatasetSummary(Record):
     @property
     def sampling_fraction(self) -> float:
         """Share of the dataset's rows that a random sample has; 0 without one."""
-        if self.selection is None or self.selection.method == "first":
-            return 0.0
-        return self.selection.rows / self.selection.population
+        return self.selection.sampling_fraction if self.selection else 0.0
 
     def has_texts_of(self, other: DatasetSummary) -> bool:
         """Returns whether both have the same texts and labels, or texts of the same column, as prompts may.

@@ -10,7 +10,7 @@ journal/                    finished batches
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,14 +24,14 @@ from dist_eval.runs.environment import now
 from dist_eval.runs.files import PREDICTIONS, REPORT, RESULTS, TUNING_RESULTS
 from dist_eval.runs.plots import PLOTS, RELIABILITY, draw_predictions, draw_reliability, plot_name, write_png
 from dist_eval.runs.run_folder import RunFolder
-from dist_eval.runs.saved_samples import SavedText, write_predictions, write_texts
+from dist_eval.runs.saved_samples import SavedTexts, write_predictions, write_texts
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _ALL_KEPT = "All answers are in its journal: start the same command again once that is fixed."
 
-# Options of a run on tasks or prompts that change nothing of the answers
+# Options of a run on tasks that change nothing of the answers
 _SCORING = ("confidence", "bootstrap_iters")
 
 _DATE = "????-??-??T??-??-??*"
@@ -77,12 +77,12 @@ class EvaluationFolder(RunFolder):
         self._draw(plot_name(results.problem_type), lambda: draw_predictions(results, predictions))
         self._draw_reliability(results)
 
-    def complete_tasks(self, results: HarnessResults, texts: Sequence[SavedText] = ()) -> None:
+    def complete_tasks(self, results: HarnessResults, texts: SavedTexts | None = None) -> None:
         """Writes all files of a complete run on tasks or prompts, except for the harness' own.
 
         Args:
             results: the sections of `results.json`.
-            texts: those that were generated after prompts, in dataset order.
+            texts: those that were generated after prompts, in dataset order; None without prompts.
 
         Raises:
             RunError: the files cannot be written.
@@ -91,7 +91,7 @@ class EvaluationFolder(RunFolder):
         with translating_os_errors(RunError, f"The results cannot be written to {self.path}", _ALL_KEPT):
             for name in {*earlier.files.names} - {*results.files.names} if earlier else ():
                 (self.path / name).unlink(missing_ok=True)
-            if texts:
+            if texts is not None:
                 write_texts(self.path / PREDICTIONS, texts)
             self._write_complete(CompleteHarnessRun, results)
 
@@ -132,16 +132,33 @@ class EvaluationFolder(RunFolder):
         if predictions is not None:
             self._draw_reliability(results)
 
+    def revise_texts(self, results: CompleteHarnessRun, texts: SavedTexts) -> None:
+        """Replaces the results of a complete run on prompts, and the table of its texts.
+
+        Args:
+            results: the whole content of `results.json`.
+            texts: the texts, in dataset order.
+
+        Raises:
+            RunError: they cannot be written.
+        """
+        with translating_os_errors(RunError, f"The results cannot be written to {self.path}"):
+            write_texts(self.path / PREDICTIONS, texts)
+            self._write(results)
+
     @property
     def is_scored_otherwise(self) -> bool:
         """Whether the complete run on tasks in the folder has other intervals than options ask for, or lacks a file."""
         earlier = self.task_results()
-        if earlier is None or any(earlier.config.get(name) != self.options.get(name) for name in _SCORING):
+        if earlier is None:
+            return True
+        is_on_tasks = earlier.dataset is None  # texts are scored again from their table
+        if is_on_tasks and any(earlier.config.get(name) != self.options.get(name) for name in _SCORING):
             return True
         return not all((self.path / name).exists() for name in earlier.files.names)
 
     def _has_failed_examples(self, results: RunHeader) -> bool:
-        return isinstance(results, CompleteRun) and results.coverage.failed > 0
+        return isinstance(results, CompleteRun | CompleteHarnessRun) and results.coverage.failed > 0
 
     def _derived(self) -> list[Path]:
         earlier = self.task_results()

@@ -1,13 +1,13 @@
 """`predictions.parquet`, the table of a run's samples: predictions, or generated texts.
 
-The fields of `SavedPredictions` and of `SavedText` are its columns, by name and in their order; their types are those
+The fields of `SavedPredictions` and of `SavedTexts` are its columns, by name and in their order; their types are those
 of the values. What is written, read back and cut into chunks follows from them. Predictions have lost their logits, but
 whatever is computed of them is equal to the last bit to what the run itself computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -101,14 +101,64 @@ class SavedPredictions:
 
 
 @dataclass(frozen=True)
-class SavedText:
-    """A generated text."""
+class SavedTexts:
+    """Columns of generated texts."""
 
-    index: int  # position of the prompt in the dataset
-    references: list[str]  # what the text may be
-    text: str  # the text
-    exact_match: bool  # whether it is one of them, once both are normalized (see `dist_eval.metrics.exact_match`)
-    exact_match_raw: bool  # whether it is one of them as it is
+    index: np.ndarray  # row in the dataset, int64 of shape [n]
+    references: list[list[str]]  # what each text may be
+    text: list[str]  # the texts
+    values: dict[str, np.ndarray]  # by name of the metric, whose column it is: bool or float64 of shape [n]
+    answer: list[str | None] | None = None  # what --answer-pattern found in each; None without a pattern
+    group: np.ndarray | None = None  # number of the group of each, int64 of shape [n]; None without groups
+
+    OWN_COLUMNS = ("index", "references", "text", "answer", "group")
+    """Names that no metric may have."""
+
+    def __len__(self) -> int:
+        return len(self.text)
+
+    @classmethod
+    def from_table(cls, table: pa.Table) -> SavedTexts:
+        """Takes over columns that were read from a file."""
+        names = table.schema.names
+        columns = {name: table.column(name).to_pylist() for name in ("references", "text")}
+        return cls(
+            **columns,
+            index=_to_numpy(table.column("index")),
+            values={name: _to_numpy(table.column(name)) for name in names if name not in cls.OWN_COLUMNS},
+            answer=table.column("answer").to_pylist() if "answer" in names else None,
+            group=_to_numpy(table.column("group")) if "group" in names else None,
+        )
+
+    def at(self, places: slice) -> SavedTexts:
+        """Returns some texts, by their positions here."""
+        return SavedTexts(
+            index=self.index[places],
+            references=self.references[places],
+            text=self.text[places],
+            values={name: column[places] for name, column in self.values.items()},
+            answer=None if self.answer is None else self.answer[places],
+            group=None if self.group is None else self.group[places],
+        )
+
+    def numbers(self, name: str) -> list[int] | list[float]:
+        """Returns the values of a metric, 0 or 1 for one that is true or false of a text."""
+        column = self.values[name]
+        return (column.astype(np.int64) if column.dtype == np.bool_ else column).tolist()
+
+    def table(self) -> dict[str, pa.Array]:
+        """Returns the columns as they are written, without those that these texts do not have."""
+        columns = {
+            "index": pa.array(self.index, pa.int64()),
+            "references": pa.array(self.references, pa.list_(pa.string())),
+            "text": pa.array(self.text, pa.string()),
+            **{name: pa.array(column) for name, column in self.values.items()},
+        }
+        if self.answer is not None:
+            columns["answer"] = pa.array(self.answer, pa.string())
+        if self.group is not None:
+            columns["group"] = pa.array(self.group, pa.int64())
+        return columns
 
 
 def write_predictions(path: Path, predictions: PredictionsLike, groups: np.ndarray | None = None) -> None:
@@ -155,21 +205,20 @@ def read_chunks(path: Path) -> Iterator[SavedPredictions]:
         yield from map(SavedPredictions.from_table, file.iter_batches(max(1, _CELLS_READ_AT_ONCE // widest)))
 
 
-def write_texts(path: Path, texts: Sequence[SavedText]) -> None:
-    """Writes one row for each text, in the order given; at least one. Equal input gives equal bytes."""
-    tables = (_to_columns(texts[start : start + _ROWS_AT_ONCE]) for start in range(0, len(texts), _ROWS_AT_ONCE))
-    _write_table(path, _infer_schema(_to_columns(texts[:1])), tables)
+def write_texts(path: Path, texts: SavedTexts) -> None:
+    """Writes one row for each text, in the order given. Equal input gives equal bytes."""
+    starts = range(0, len(texts), _ROWS_AT_ONCE)
+    tables = (texts.at(slice(start, start + _ROWS_AT_ONCE)).table() for start in starts)
+    _write_table(path, _infer_schema(texts.at(slice(0)).table()), tables)
 
 
-def read_texts(path: Path) -> Iterator[SavedText]:
-    """Reads what `write_texts` wrote."""
-    with parquet.ParquetFile(path) as file:
-        for batch in file.iter_batches(_ROWS_AT_ONCE):
-            yield from (SavedText(**row) for row in batch.to_pylist())
+def read_texts(path: Path) -> SavedTexts:
+    """Reads what `write_texts` wrote.
 
-
-def _to_columns(texts: Sequence[SavedText]) -> dict[str, list[Any]]:
-    return {field.name: [getattr(text, field.name) for text in texts] for field in fields(SavedText)}
+    Raises:
+        OSError: there is no such file, or none that can be read.
+    """
+    return SavedTexts.from_table(parquet.read_table(path))
 
 
 def _infer_schema(table: Mapping[str, Any]) -> pa.Schema:
@@ -183,9 +232,9 @@ def _write_table(path: Path, schema: pa.Schema, tables: Iterable[Mapping[str, An
             writer.write_batch(pa.record_batch([_to_arrow(table[name]) for name in schema.names], schema=schema))
 
 
-def _to_arrow(values: Any) -> pa.Array:
+def _to_arrow(values: np.ndarray | pa.Array) -> pa.Array:
     if not isinstance(values, np.ndarray):
-        return pa.array(values)
+        return values
     flat = pa.array(values.ravel())
     return flat if values.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, values.shape[1])
 

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from dist_eval.errors import RunError
-from dist_eval.results.harness import NO_FILTER
+from dist_eval.metrics.texts import USUAL_METRICS
+from dist_eval.results.harness import NO_FILTER, TaskMetric
 from dist_eval.results.run import CompleteHarnessRun
 from dist_eval.runs.files import PREDICTIONS
-from dist_eval.runs.saved_samples import SavedText, read_texts
+from dist_eval.runs.saved_samples import read_texts
 
 DocumentKey = tuple[str, int]
 """What identifies a document in all runs, and how often the same came before in its task."""
@@ -38,6 +39,8 @@ class Sample:
     choices: list[tuple[str, float]]
     text: str | None  # the text that was generated; None if none was
     values: Mapping[str, Any]  # value by name of the metric
+    found: str = ""  # what a pattern found in the text, in words; empty without one
+    group: int | None = None  # number of the group of a row; None without groups
 
     def answer(self, metric: str, *, with_texts: bool) -> tuple[str, str, str]:
         """Returns target, answer and score; of several choices the one that a metric takes is the answer.
@@ -48,7 +51,7 @@ class Sample:
         """
         target = self.target if with_texts else "–"
         if self.text is not None:
-            return target, self.text if with_texts else "–", ""
+            return (target, self.text, self.found) if with_texts else (target, "–", "")
         if len(self.choices) < 2:
             return target, "–", f"log-likelihood {self.choices[0][1]:.4g}" if self.choices else ""
         if metric not in _LENGTHS:
@@ -98,6 +101,16 @@ class TaskRun:
             self._values[task] = found
         return self._values[task]
 
+    def shares(self, task: str) -> list[TaskMetric]:
+        """Returns the metrics of a task that are 0 or 1 for each document."""
+        names = USUAL_METRICS if self.results.dataset else ()
+        metrics = self.results.tasks[task].metrics
+        return [metric for metric in metrics if metric.interval.method == "wilson" or metric.metric in names]
+
+    def groups(self, task: str) -> dict[DocumentKey, int]:
+        """Returns the number of the group of each document; empty without groups."""
+        return {key: sample.group for key, sample in self.samples(task) if sample.group is not None}
+
 
 def _read_harness(path: Path) -> Iterator[tuple[str, Sample]]:
     with path.open(encoding="utf-8") as file:
@@ -119,10 +132,23 @@ def _read_harness(path: Path) -> Iterator[tuple[str, Sample]]:
 
 def _read_generated(path: Path) -> Iterator[tuple[str, Sample]]:
     """Two runs pair rows of equal position and references."""
-    for row in read_texts(path):
-        yield f"{row.index} {row.references!r}", _generated_sample(row)
-
-
-def _generated_sample(row: SavedText) -> Sample:
-    values = {"exact_match": int(row.exact_match), "exact_match_raw": int(row.exact_match_raw)}
-    return Sample(row.index, NO_FILTER, " | ".join(row.references), "", [], row.text, values)
+    texts = read_texts(path)
+    rows = zip(texts.index.tolist(), texts.references, texts.text, strict=True)
+    values = {name: texts.numbers(name) for name in texts.values}
+    for place, (index, references, text) in enumerate(rows):
+        found = ""
+        if texts.answer is not None:
+            answer = texts.answer[place]
+            found = "no match of --answer-pattern" if answer is None else f"answer {answer!r}"
+        sample = Sample(
+            number=index,
+            filter=NO_FILTER,
+            target=" | ".join(references),
+            context="",
+            choices=[],
+            text=text,
+            values={name: numbers[place] for name, numbers in values.items()},
+            found=found,
+            group=None if texts.group is None else int(texts.group[place]),
+        )
+        yield f"{index} {references!r}", sample

@@ -1,4 +1,4 @@
-"""Metrics of the lm-evaluation-harness as statistics: means over documents, and functions of such means."""
+"""Metrics over documents as statistics: means over them, as of generated texts, and what the harness makes of means."""
 
 from __future__ import annotations
 
@@ -54,17 +54,17 @@ def find_form(values: Sequence[Any], value: float | None, aggregation: str | Non
     return form if same else None
 
 
-def document_statistic(values: Sequence[Any], form: Form) -> Sums:
+def document_statistic(values: Sequence[Any], form: Form, groups: np.ndarray | None = None) -> Sums:
     """Returns a metric as a statistic named "value" over documents.
 
     Args:
         values: see `find_form`.
         form: see `find_form`.
+        groups: the group (cluster) of each document, of shape [n]; None if they are independent.
     """
+    units = Units.single(len(values)) if groups is None else Units.groups(groups)
     weighted = np.ndim(values[0]) == 1
-    return Sums(
-        Units.single(len(values)), _addends(values, weighted=weighted), lambda sums: {VALUE: form(_ratio(sums))}
-    )
+    return Sums(units, _addends(values, weighted=weighted), lambda sums: {VALUE: form(_ratio(sums))})
 
 
 def _addends(values: Sequence[Any], *, weighted: bool) -> np.ndarray | None:
@@ -81,22 +81,33 @@ def _addends(values: Sequence[Any], *, weighted: bool) -> np.ndarray | None:
 
 
 def document_interval(
-    values: Sequence[Any], value: float | None, aggregation: str | None, confidence: float
+    values: Sequence[Any],
+    value: float | None,
+    aggregation: str | None,
+    confidence: float,
+    *,
+    groups: np.ndarray | None = None,
+    sampling_fraction: float = 0.0,
+    most: int | None = None,
 ) -> Interval:
-    """Computes the interval of a metric over documents: Wilson's for a share, else the bootstrap's.
+    """Computes the interval of a metric over documents: Wilson's for a share, else, or with groups, the bootstrap's.
 
     Args:
         values: see `find_form`.
         value: the metric, None where undefined.
         aggregation: see `find_form`.
         confidence: confidence level.
+        groups: see `document_statistic`.
+        sampling_fraction: share of all documents that is in the random sample which these are (see `metric_intervals`).
+        most: an upper limit of the number of resamples.
     """
     form = find_form(values, value, aggregation)
     if form is None or value is None:
         return Interval(confidence=confidence, reason="undefined" if value is None else NO_MEAN)
-    if is_share(values):
-        return wilson_interval(round(float(np.sum(values))), len(values), confidence)
-    return gather_evidence(document_statistic(values, form), {VALUE: value})[VALUE].interval(confidence)
+    if groups is None and is_share(values):
+        return wilson_interval(round(float(np.sum(values))), len(values), confidence, sampling_fraction)
+    evidence = gather_evidence(document_statistic(values, form, groups), {VALUE: value}, most=most)[VALUE]
+    return evidence.interval(confidence, sampling_fraction)
 
 
 def is_share(values: Sequence[Any]) -> bool:

@@ -12,12 +12,17 @@ from subprocess import Popen
 from typing import Any
 
 import pytest
+import torch
 from conftest import TIMEOUT, ForkedSwarm, Launcher, results_of, run_here, wait_for
 from harness_tasks import WORDS, make_tokenizer
 from pyarrow import parquet
+from safetensors.torch import load_file, save_file
 from tiny_models import LAYERS, VOCABULARY
 
 from dist_eval.compare.__main__ import main as compare
+from dist_eval.compare.comparison import compare as compare_runs
+from dist_eval.compare.comparison import load_run
+from dist_eval.errors import RunError
 from dist_eval.report.__main__ import main as report
 
 ROWS, NEW_TOKENS = 40, 10
@@ -41,7 +46,6 @@ def questions() -> list[str]:
 @pytest.fixture(scope="module")
 def expected(model: Path) -> list[str]:
     """What transformers generates, one prompt at a time."""
-    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer, found = AutoTokenizer.from_pretrained(model), []
@@ -111,7 +115,9 @@ def test_a_prompt_that_begins_with_the_tokenizers_own_first_token_has_it_once(
     assert run_here(*command(model, dataset, tmp_path, *prompt, *LOCAL)) == 0
     assert [row["text"] for row in predictions(tmp_path)] == expected
     said = f"{ROWS} prompts have the tokenizer's BOS in front already, which is not doubled"
-    assert results_of(tmp_path)["notices"] == [said] and f"\nnotice: {said}\n" in capfd.readouterr().out
+    empty = f"{sum(not text.strip() for text in expected)} texts are empty, which counts as a wrong answer unless a "
+    assert results_of(tmp_path)["notices"] == [said, f"{empty}reference is empty, too"]
+    assert f"\nnotice: {said}\n" in capfd.readouterr().out
 
 
 def test_samples_depend_on_the_seed_and_runs_are_compared_by_row(
@@ -128,12 +134,142 @@ def test_samples_depend_on_the_seed_and_runs_are_compared_by_row(
     assert f"{ROWS}" in capfd.readouterr().out
 
 
+def scores(output: Path) -> list[Any]:
+    """What `results.json` says of texts."""
+    results = results_of(output)
+    return [results[name] for name in ("tasks", "slices", "dataset", "notices")]
+
+
+def test_a_complete_run_computes_new_metrics_slices_and_answers_from_its_texts(
+    model: Path, dataset: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rows = [json.loads(line) for line in dataset.read_text().splitlines()]
+    rows = [{**row, "story": number // 2 % 20, "kind": "ab"[number % 2]} for number, row in enumerate(rows)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    metrics = ("--metric", "f1", "sample_metrics:contains", "failing=sample_metrics:share_of_short_ones")
+    asked = ("--group-column", "story", "--slice-by", "kind", "length", "--answer-pattern", "[aeo]\\w+")
+
+    def run(output: str, *options: str) -> None:
+        assert run_here(*command(model, tmp_path / "rows.jsonl", tmp_path / output, *LOCAL, *options)) == 0
+
+    run("fresh", *metrics, *asked)
+    run("again")
+    usual = (tmp_path / "again" / "predictions.parquet").read_bytes()
+    journal = [path.read_bytes() for path in (tmp_path / "again" / "journal").glob("*.batches")]
+    run("again", *metrics)
+    capfd.readouterr()
+    run("again", *asked)
+    assert "holds the texts of this very run: nothing was sent, its metrics are new." in capfd.readouterr().out
+    for name in ("predictions.parquet", "results.json"):
+        content = (tmp_path / "again" / name).read_bytes()
+        assert name == "results.json" or content == (tmp_path / "fresh" / name).read_bytes()
+    assert scores(tmp_path / "again") == scores(tmp_path / "fresh")
+    assert journal == [path.read_bytes() for path in (tmp_path / "again" / "journal").glob("*.batches")]
+
+    found = predictions(tmp_path / "again")
+    unmatched = [row for row in found if row["answer"] is None]
+    results = results_of(tmp_path / "again")
+    [task] = results["tasks"].values()
+    by_name = {metric["metric"]: metric for metric in task["metrics"]}
+    assert 0 < len(unmatched) == results["dataset"]["unmatched"] < ROWS
+    assert f"{len(unmatched)} texts have no match of --answer-pattern, which counts as a wrong" in results["notices"][0]
+    assert not any(row["f1"] or row["exact_match"] for row in unmatched)
+    assert by_name["f1"]["value"] == pytest.approx(sum(row["f1"] for row in found) / ROWS)
+    assert by_name["exact_match"]["interval"]["method"] != "wilson", "rows of a group are drawn together"
+    assert results["dataset"]["groups"] == {"column": "story", "count": 20, "largest": 2}
+    assert by_name["failing"]["value"] is None and "ZeroDivisionError" in by_name["failing"]["interval"]["reason"]
+    kinds = [part for part in results["slices"] if part["by"] == "kind"]
+    assert [part["n"] for part in kinds] == [ROWS // 2] * 2
+    assert sum(part["metrics"]["f1"] for part in kinds) / 2 == pytest.approx(by_name["f1"]["value"])
+    assert report([str(tmp_path / "again"), "--texts"]) == 0
+    page = (tmp_path / "again" / "report.html").read_text(encoding="utf-8")
+    assert "By kind" in page and "no match of --answer-pattern" in page and "answer &#39;" in page
+
+    with pytest.raises(RunError, match="their --group-column differs"):
+        run("plain")
+        compare_runs([load_run(tmp_path / name) for name in ("plain", "again")])
+    [compared] = compare_runs([load_run(tmp_path / name) for name in ("fresh", "again")])
+    assert compared.differences["rows/exact_match"].value == 0 and not compared.tests
+    assert (tmp_path / "plain" / "predictions.parquet").read_bytes() == usual
+
+
+def test_a_part_of_the_rows_has_the_texts_that_they_have_among_all(
+    model: Path, dataset: Path, expected: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name, options in (("first", ("--limit", "30")), ("drawn", ("--sample", "30", "--sample-seed", "1"))):
+        assert run_here(*command(model, dataset, tmp_path / name, *LOCAL, *options)) == 0
+        assert all(row["text"] == expected[row["index"]] for row in predictions(tmp_path / name))
+    assert [row["index"] for row in predictions(tmp_path / "first")] == list(range(30))
+    assert "evaluating 30 of 40 rows, sampled with seed 1" in capfd.readouterr().out
+    limits = []
+    for name in ("first", "drawn"):
+        [task] = results_of(tmp_path / name)["tasks"].values()
+        interval = task["metrics"][0]["interval"]
+        limits.append(interval["high"] - interval["low"])
+    assert limits[1] < 0.7 * limits[0], "most of the rows were drawn"
+    assert run_here(*command(model, dataset, tmp_path / "drawn", *LOCAL, "--sample", "29")) == 1
+    assert "what differs is the selection of rows" in capfd.readouterr().err
+    [compared] = compare_runs([load_run(tmp_path / name) for name in ("first", "drawn")])
+    paired, unpaired = compared.samples["rows/exact_match"]
+    assert 2 * paired + unpaired == 60 and paired >= 20
+
+
+def test_examples_before_each_prompt_are_drawn_with_their_first_reference(
+    model: Path, dataset: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    others = [{"question": f"{word} stone", "answers": [f"a {word}", "no"]} for word in WORDS[:5]]
+    (tmp_path / "train.jsonl").write_text("\n".join(map(json.dumps, others)))
+    shots = ("--few-shot", "2", "--few-shot-from", str(tmp_path / "train.jsonl"))
+    assert run_here(*command(model, dataset, tmp_path / "drawn", *LOCAL, *shots)) == 0
+    results = results_of(tmp_path / "drawn")
+    examples = [others[row] for row in results["dataset"]["few_shot_rows"]]
+    assert len(examples) == 2 and next(iter(results["tasks"].values()))["num_fewshot"] == 2
+    written = "".join(f"Question: {row['question']}\nAnswer: {row['answers'][0]}\n\n" for row in examples)
+    by_hand = ("--prompt", written + "Question: {question}\nAnswer:")
+    assert run_here(*command(model, dataset, tmp_path / "written", *LOCAL, *by_hand)) == 0
+    assert predictions(tmp_path / "drawn") == predictions(tmp_path / "written")
+    capfd.readouterr()
+    assert run_here(*command(model, dataset, tmp_path / "drawn", *LOCAL, *shots, "--few-shot-seed", "3")) == 1
+    assert "what differs is the few-shot examples" in capfd.readouterr().err
+    assert run_here(*command(model, dataset, tmp_path / "short", *LOCAL, *shots, "--max-length", "20")) != 0
+    assert "nothing would be left of them. Give fewer, or a larger --max-length." in capfd.readouterr().err
+
+
+def test_rows_without_a_text_are_listed_kept_out_of_every_metric_and_tried_again(
+    model: Path, dataset: Path, expected: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    spoiled = shutil.copytree(model, tmp_path / "model")
+    tokenizer, tensors = make_tokenizer(VOCABULARY), load_file(model / "model.safetensors")
+    [odd] = tokenizer("thunder", add_special_tokens=False)["input_ids"][:1]
+    tensors["model.embed_tokens.weight"][odd] = torch.inf
+    save_file(tensors, spoiled / "model.safetensors", metadata={"format": "pt"})
+    failing = [number for number, one in enumerate(questions()) if "thunder" in one]
+    skipping = ("--on-error", "skip")
+    assert run_here(*command(spoiled, dataset, tmp_path / "out", *LOCAL, *skipping)) == 0
+    results = results_of(tmp_path / "out")
+    found = [failure["index"] for failure in results["failures"]]
+    assert found == failing and results["coverage"]["failed"] == len(failing)
+    kept = [row for row in range(ROWS) if row not in found]
+    assert [row["index"] for row in predictions(tmp_path / "out")] == kept
+    assert f"{len(kept)} of {ROWS} texts, each exactly once" in (out := capfd.readouterr().out)
+    assert f"{len(found)} failed and are in no metric" in out
+    assert run_here(*command(spoiled, dataset, tmp_path / "few", *LOCAL, *skipping, "--max-failed", "3")) == 1
+    assert "failed, more than --max-failed 3 allows" in capfd.readouterr().err
+    weights = Path(shutil.copy(model / "model.safetensors", tmp_path))
+    weights.replace(spoiled / "model.safetensors")  # not written to: it may still be mapped
+    assert run_here(*command(spoiled, dataset, tmp_path / "out", *LOCAL, *skipping)) == 0
+    assert [row["text"] for row in predictions(tmp_path / "out")] == expected
+
+
 @pytest.mark.parametrize(
     ("row", "options", "message"),
     [
         ({"question": "river", "answers": None}, [], "row 40 (counted from 0): the reference in column 'answers'"),
         ({"question": "river " * 40, "answers": ["a"]}, ["--strict", "--max-length", "40"], "row 40"),
         ({"question": "river", "answers": ["a"]}, ["--max-length", "10"], "leaves no room for a prompt"),
+        ({"question": "river", "answers": ["a"]}, ["--metric", "accuracy"], "is no metric of generated texts"),
+        ({"question": "river", "answers": ["a"]}, ["--slice-by", "answers"], "column 'answers' holds list"),
+        ({"question": "river", "answers": ["a"], "doc": ""}, ["--group-column", "doc"], "the group in column 'doc'"),
     ],
 )
 def test_rows_that_cannot_be_used_are_named(

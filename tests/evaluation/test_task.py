@@ -30,7 +30,7 @@ WITHOUT_EFFECT = {
     *("swarm_timeout", "request_timeout", "max_retries", "collective_timeout", "stop_grace"),
     *("audit", "audit_tolerance", "on_error", "max_failed"),
     *("metric", "confidence", "slice_by", "group_column", "output", "overwrite", "verbose", "report"),
-    *("generate", "max_new_tokens", "stop", "temperature", "top_k", "top_p", "seed"),
+    *("generate", "max_new_tokens", "stop", "temperature", "top_k", "top_p", "seed", "answer_pattern"),
 }
 """Options that change no prediction: where and how fast it is computed, what is checked, what follows from it. Those
 of generated texts belong to another kind of run (`evaluation.generation`)."""

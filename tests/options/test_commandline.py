@@ -111,6 +111,7 @@ generation = {
     "top_k": st.integers(0, 1000),
     "top_p": st.floats(0.01, 1),
     "seed": st.integers(0, 1000),
+    "answer_pattern": st.sampled_from([r"\d+", "answer is (.*)"]),
 }
 generating_runs = st.builds(
     lambda what, where: {**what, **where},

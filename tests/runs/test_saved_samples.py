@@ -17,7 +17,14 @@ from dist_eval.data.problem_types import PROBLEMS
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.metric_loading import synthetic_predictions
 from dist_eval.metrics.predictions import Predictions
-from dist_eval.runs.saved_samples import read_chunks, read_predictions, write_predictions
+from dist_eval.runs.saved_samples import (
+    SavedTexts,
+    read_chunks,
+    read_predictions,
+    read_texts,
+    write_predictions,
+    write_texts,
+)
 
 
 @pytest.mark.parametrize(("rows", "classes"), [(0, 2), (1, 2), (7, 5), (9000, 60)])
@@ -34,6 +41,18 @@ def test_predictions_are_readable_by_pandas(tmp_path: Path, rows: int, classes: 
     assert table["prediction"].tolist() == labels[::-1]
     assert table["loss"].tolist() == predictions.loss.tolist()
     assert [row.tolist() for row in table["probabilities"]] == predictions.probabilities.tolist()
+
+
+def test_texts_are_readable_by_pandas_and_come_back(tmp_path: Path) -> None:
+    values = {"exact_match": np.array([False, True]), "f1": np.array([0.5, 1.0])}
+    texts = SavedTexts(np.array([3, 5]), [["a", "b"], ["c"]], ["no", "c"], values, [None, "c"], np.array([1, 0]))
+    write_texts(tmp_path / "t.parquet", texts)
+    table = pd.read_parquet(tmp_path / "t.parquet")
+    assert list(table.columns) == ["index", "references", "text", "exact_match", "f1", "answer", "group"]
+    assert [list(row) for row in table["references"]] == [["a", "b"], ["c"]]
+    assert table["answer"].isna().tolist() == [True, False]
+    again = read_texts(tmp_path / "t.parquet")
+    assert again.table() == texts.table() and again.numbers("exact_match") == [0, 1]
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)

@@ -23,6 +23,17 @@ def test_a_share_has_wilsons_interval() -> None:
     assert (interval.method, interval.confidence) == ("wilson", 0.9)
 
 
+def test_documents_of_a_group_are_drawn_together_and_a_sample_says_more_the_larger_it_is() -> None:
+    values = [1, 1, 1, 1, 0, 0, 0, 0] * 25
+    alone = document_interval(values, 0.5, "mean", 0.95)
+    grouped = document_interval(values, 0.5, "mean", 0.95, groups=np.arange(200) // 4)
+    most = document_interval(values, 0.5, "mean", 0.95, sampling_fraction=0.75)
+    widths = [one.high - one.low for one in (alone, grouped, most) if one.low is not None and one.high is not None]
+    assert (alone.method, grouped.method, most.limits) == ("wilson", "bca", wilson(100, 200, 0.95, 0.75))
+    assert widths[1] == pytest.approx(2 * widths[0], rel=0.1), "as if there were a quarter as many"
+    assert widths[2] == pytest.approx(widths[0] / 2, rel=0.1)
+
+
 @pytest.mark.parametrize(
     ("values", "value", "aggregation"),
     [

@@ -1,0 +1,129 @@
+"""Generated texts: values of their metrics, and what follows from these: means with intervals, and slices."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from dist_eval.analysis.options import AnalysisOptions
+from dist_eval.analysis.slices import RESAMPLES, empty_slice, slices_of
+from dist_eval.metrics.custom_metrics import NoResult, error_sentence
+from dist_eval.metrics.texts import TEXT_METRICS, USUAL_METRICS, TextMetric, find_answer
+from dist_eval.results.harness import NO_FILTER, TaskMetric
+from dist_eval.results.record import MetricValues, Reasons
+from dist_eval.results.scores import Interval, Intervals, Slice
+from dist_eval.runs.saved_samples import SavedTexts
+from dist_eval.statistics.documents import document_interval
+
+_MEAN = "mean"
+
+
+def measure_texts(
+    texts: SavedTexts, metrics: Sequence[TextMetric], pattern: re.Pattern[str] | None
+) -> tuple[SavedTexts, Reasons]:
+    """Computes metrics of each text.
+
+    Where a pattern does not match, the answer is wrong: 0 for the built-in metrics, an empty text for the user's.
+
+    Args:
+        texts: the texts; values of other metrics stay.
+        metrics: the metrics.
+        pattern: what finds the answer in a text; None if the text is the answer.
+
+    Returns:
+        The texts with answers and values, and the reasons why a metric has none: it is the user's, and failed.
+    """
+    answers = None if pattern is None else [find_answer(pattern, text) for text in texts.text]
+    values = dict(texts.values)
+    undefined: Reasons = {}
+    for metric in metrics:
+        values.pop(metric.name, None)
+        try:
+            column = list(_values_of(metric, texts.text if answers is None else answers, texts))
+        except _MetricFailure as error:
+            undefined[metric.name] = str(error)
+        else:
+            values[metric.name] = np.asarray(column, dtype=np.bool_ if metric.name in USUAL_METRICS else np.float64)
+    return replace(texts, values=values, answer=answers), undefined
+
+
+class _MetricFailure(Exception):
+    """A metric has no value for a text; the message says why."""
+
+
+def _values_of(metric: TextMetric, answers: Sequence[str | None], texts: SavedTexts) -> Iterator[float]:
+    for row, answer, references in zip(texts.index.tolist(), answers, texts.references, strict=True):
+        if answer is None and not metric.is_custom:
+            yield 0.0
+            continue
+        try:
+            yield metric.measure(answer or "", references)
+        except Exception as error:
+            if not metric.is_custom:
+                raise
+            what = f"gave {error}" if isinstance(error, NoResult) else f"raised {error_sentence(error)}"
+            raise _MetricFailure(f"the metric {what.removesuffix('.')} (row {row})") from error
+
+
+def mean_metrics(texts: SavedTexts, undefined: Mapping[str, str], options: AnalysisOptions) -> list[TaskMetric]:
+    """Returns the metrics of all texts, with intervals; `undefined` has the reasons of those without a value."""
+    everything = np.arange(len(texts))
+    names = [*texts.values, *undefined]
+    values, reasons, intervals = _means(texts, everything, names, undefined, options)
+    return [
+        TaskMetric(
+            metric=name,
+            filter=NO_FILTER,
+            value=values[name],
+            documents=0 if name in reasons else len(texts),
+            aggregation=_MEAN,
+            interval=intervals[name],
+            higher_is_better=True if name in TEXT_METRICS else None,
+        )
+        for name in names
+    ]
+
+
+def text_slices(texts: SavedTexts, undefined: Mapping[str, str], options: AnalysisOptions) -> list[Slice]:
+    """Returns the section `slices` of `results.json` (see `mean_metrics`)."""
+    names = [*texts.values, *undefined]
+
+    def measure(places: np.ndarray) -> tuple[MetricValues, Reasons, Intervals]:
+        if not len(places):
+            return empty_slice(names, options.confidence)
+        return _means(texts, places, names, undefined, options, RESAMPLES)
+
+    return [entry for slicing in options.slicings for entry in slices_of(texts.index, slicing, measure)]
+
+
+def _means(
+    texts: SavedTexts,
+    places: np.ndarray,
+    names: Sequence[str],
+    undefined: Mapping[str, str],
+    options: AnalysisOptions,
+    most: int | None = None,
+) -> tuple[MetricValues, Reasons, Intervals]:
+    """Returns the mean of each metric over some texts, the reasons of undefined ones, and intervals."""
+    groups = options.groups(texts)
+    means: MetricValues = dict.fromkeys(names)
+    reasons = {name: undefined[name] for name in names if name in undefined}
+    intervals = {name: Interval(confidence=options.confidence, reason=reason) for name, reason in reasons.items()}
+    for name in texts.values:
+        numbers = texts.numbers(name)
+        values = [numbers[place] for place in places.tolist()]
+        means[name] = mean = math.fsum(values) / len(values)
+        intervals[name] = document_interval(
+            values,
+            mean,
+            _MEAN,
+            options.confidence,
+            groups=None if groups is None else groups[places],
+            sampling_fraction=options.sampling_fraction,
+            most=most,
+        )
+    return means, reasons, {name: intervals[name] for name in names}

@@ -1,0 +1,143 @@
+"""Rows of a dataset as prompts after which texts are generated: token ids, references, and columns of the analysis."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dist_eval.data.columns import column_writer, read_column
+from dist_eval.data.generation import write_prompts
+from dist_eval.data.labelled_rows import LabelledRows
+from dist_eval.data.prompts import Template, join_texts
+from dist_eval.data.readers import RowSource
+from dist_eval.data.references import references_in
+from dist_eval.data.selection import SelectedRows
+from dist_eval.data.tokenizers import token_ids
+from dist_eval.errors import DataError
+from dist_eval.results.inputs import Decoding, SelectionSummary
+
+
+@dataclass
+class PromptedRows:
+    """The rows, which are read by `write`; the arrays and lists have an item for each row.
+
+    Attributes:
+        folder: where the token ids and the extra columns are written.
+        source: the rows.
+        references: what the text after each prompt may be.
+        lengths: tokens of each prompt as it is sent, int32 of shape [n].
+        with_begin: prompts that begin with BOS themselves.
+    """
+
+    data: LabelledRows
+    template: Template
+    tokenizer: Any
+    folder: Path
+    before: str = ""  # examples before each prompt
+    selected: SelectedRows | None = None  # which rows; None for all
+    extra_columns: Sequence[str] = ()
+    source: RowSource = field(init=False)
+    references: list[list[str]] = field(init=False, default_factory=list)
+    lengths: np.ndarray = field(init=False)
+    with_begin: int = field(init=False, default=0)
+
+    def __post_init__(self) -> None:
+        self.extra_columns = list(dict.fromkeys(self.extra_columns))
+        self.source = self.data.open(self.rows, self.extra_columns)
+        self._digest = hashlib.sha256()
+
+    def write(self, decoding: Decoding, *, max_length: int, vocab_size: int, strict: bool) -> None:
+        """Reads the rows, and writes the prompts (see `write_prompts`) and the extra columns.
+
+        Args:
+            decoding: how texts are generated.
+            max_length: most tokens of a prompt and the text after it.
+            vocab_size: vocabulary size of the model.
+            strict: raise an error for a longer prompt instead of cutting it.
+
+        Raises:
+            DataError: the dataset cannot be read, is empty, or a row has no reference or no prompt, or (with `strict`)
+                one that is too long; the message names the row.
+        """
+        prompts = ((ids, decoding) for ids in self._token_ids(max_length - decoding.max_new_tokens, vocab_size, strict))
+        self.lengths = write_prompts(self.folder, prompts, max_length=max_length).lengths[:, 0]
+        if not self.references:
+            raise DataError(f"{self.source.name} has no rows: there is nothing to evaluate.")
+
+    def _token_ids(self, room: int, vocab_size: int, strict: bool) -> Iterator[list[int]]:
+        source, data = self.source, self.data
+        begin = self.tokenizer.bos_token or ""
+        with column_writer(self.folder, source.name, self.extra_columns) as write_columns:
+            for batch in source.batches:
+                first = len(self.references)
+                prompts = self.template.fill(data.texts(source, batch, first))
+                self.references += references_in(source, data.label_column, batch.column(batch.num_columns - 1), first)
+                write_columns([batch.column(name) for name in self.extra_columns])
+                if self.before:
+                    prompts = [join_texts([self.before, prompt], begin) for prompt in prompts]
+                prompts = [prompt + self.template.space for prompt in prompts]
+                self._digest.update(json.dumps(prompts).encode())
+                tokenized, begun = token_ids(self.tokenizer, prompts)
+                self.with_begin += int(begun.sum())
+                for row, ids in enumerate(tokenized, start=first):
+                    self._require_usable(ids, row, room, vocab_size, strict)
+                    yield ids
+
+    def _require_usable(self, ids: Sequence[int], row: int, room: int, vocab_size: int, strict: bool) -> None:
+        problem = ""
+        if not ids:
+            problem = "the prompt is empty, it has no tokens"
+        elif strict and len(ids) > room:
+            problem = (
+                f"the prompt has {len(ids)} tokens, more than the {room} that --max-length leaves beside "
+                "--max-new-tokens, and --strict forbids to cut it"
+            )
+        elif max(ids) >= vocab_size:
+            problem = (
+                f"the tokenizer gives the token id {max(ids)}, but the model knows only {vocab_size} ids: it belongs "
+                "to another model"
+            )
+        if problem:
+            raise DataError(f"{self.source.where(row)}: {problem}.")
+
+    def digest(self) -> str:
+        """Returns a hash of the prompts."""
+        return self._digest.hexdigest()
+
+    def references_digest(self) -> str:
+        """Returns a hash of the references."""
+        return hashlib.sha256(json.dumps(self.references).encode()).hexdigest()
+
+    @property
+    def rows(self) -> np.ndarray | None:
+        """Row of the dataset of each prompt, ascending, int64 of shape [n]; None if they are all rows."""
+        return self.selected and self.selected.rows
+
+    def rows_at(self, positions: np.ndarray) -> np.ndarray:
+        """Returns the rows of the dataset of some prompts, int64 of shape [n] like their positions."""
+        return positions if self.rows is None else self.rows[positions]
+
+    @property
+    def selection(self) -> SelectionSummary | None:
+        """How they were selected, None if they are all rows."""
+        return self.selected and self.selected.summary
+
+    @property
+    def sampling_fraction(self) -> float:
+        """Share of the dataset's rows that a random sample has; 0 without one."""
+        return self.selection.sampling_fraction if self.selection else 0.0
+
+    def where(self, position: int) -> str:
+        """Says in which file the row of a prompt is, for messages."""
+        return self.source.where(position)
+
+    def column(self, name: str) -> pa.Array:
+        """Returns an extra column as text, null where a value is missing."""
+        return read_column(self.folder, name)

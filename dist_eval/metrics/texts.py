@@ -1,0 +1,121 @@
+"""Metrics of generated texts: each has a value for a text, the best over its references, and is the mean of these."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+@dataclass(frozen=True)
+class TextMetric:
+    """A metric of generated texts.
+
+    Attributes:
+        name: its name.
+        measure: computes the value of a text, given its references.
+        is_custom: whether it is a function of the user's.
+    """
+
+    name: str
+    measure: Callable[[str, Sequence[str]], float]
+    is_custom: bool = False
+
+
+def find_answer(pattern: re.Pattern[str], text: str) -> str | None:
+    r"""Returns what a pattern first finds in a text.
+
+    Args:
+        pattern: searched for; of one with groups the first group that took part counts, else the whole match.
+        text: a generated text.
+
+    Returns:
+        The answer; None if the pattern does not match.
+
+    Examples:
+        >>> find_answer(re.compile(r"answer is (\d+)"), "So the answer is 18.")
+        '18'
+    """
+    match = pattern.search(text)
+    if match is None or not match.groups():
+        return match and match[0]
+    return next((group for group in match.groups() if group is not None), "")
+
+
+def normalized(text: str) -> str:
+    """Returns a text in lower case, without punctuation, articles, and extra white space.
+
+    Source: `normalize_answer` in the official evaluation script of SQuAD v1.1 (Rajpurkar et al., 2016, "SQuAD: 100,000+
+    questions for machine comprehension of text"), with its ASCII punctuation and English articles.
+
+    Examples:
+        >>> normalized(" The Eiffel  Tower.")
+        'eiffel tower'
+    """
+    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+
+
+def exact_match(text: str, references: Sequence[str]) -> bool:
+    """Returns whether a text equals a reference once both are normalized."""
+    wanted = normalized(text)
+    return any(wanted == normalized(reference) for reference in references)
+
+
+def exact_match_raw(text: str, references: Sequence[str]) -> bool:
+    """Returns whether a text equals a reference but for white space around both."""
+    return any(text.strip() == reference.strip() for reference in references)
+
+
+def token_f1(text: str, references: Sequence[str]) -> float:
+    """Returns F1 of the words that a text has in common with a reference, once both are normalized.
+
+    Source: `f1_score` in the official evaluation script of SQuAD; where one of both has no words, as in that of SQuAD
+    2.0 (Rajpurkar et al., 2018, "Know what you don't know: unanswerable questions for SQuAD"), it is 1 if neither has.
+    """
+    words = normalized(text).split()
+    return max(_f1(words, normalized(reference).split()) for reference in references)
+
+
+def _f1(words: Sequence[str], wanted: Sequence[str]) -> float:
+    if not words or not wanted:
+        return float(words == wanted)
+    common = (Counter(words) & Counter(wanted)).total()
+    return 2 * common / (len(words) + len(wanted))
+
+
+def rouge_l(text: str, references: Sequence[str]) -> float:
+    """Returns the F-measure of the longest common subsequence of words of a text and a reference.
+
+    Source: C.-Y. Lin (2004), "ROUGE: a package for automatic evaluation of summaries", as the package `rouge_score`
+    computes it, without a stemmer; words are made of ASCII letters and digits.
+    """
+    return float(_rouge_scorer().score_multi(references, text)["rougeL"].fmeasure)
+
+
+@cache
+def _rouge_scorer() -> Any:
+    from rouge_score.rouge_scorer import RougeScorer
+
+    return RougeScorer(["rougeL"], use_stemmer=False)
+
+
+USUAL_METRICS = ("exact_match", "exact_match_raw")
+"""Names of those that every run computes."""
+
+TEXT_METRICS: dict[str, Callable[[str, Sequence[str]], float]] = {
+    "exact_match": exact_match,
+    "exact_match_raw": exact_match_raw,
+    "f1": token_f1,
+    "rouge_l": rouge_l,
+}
+"""All that are built in, by name."""
+
+EXTRA_PACKAGES = {"rouge_l": "rouge_score"}
+"""What some of them are computed with, which is not installed with `dist_eval` alone."""
