@@ -14,6 +14,7 @@ import torch
 from conftest import Launcher, results_of, run_here
 
 from dist_eval import demo, evaluate
+from dist_eval.metrics.metric_loading import load_text_metrics
 
 ROOT = Path(__file__).parents[1]
 FILES = subprocess.run(
@@ -37,7 +38,7 @@ PROGRAMS = {place: code for place, code in EXAMPLES.items() if "PrivateSwarm(" i
 """Programs that need nothing but this repository: they start a swarm of their own."""
 
 LOOP, METRICS, READERS = ("README.md", 0), ("dist_eval/metrics/README.md", 0), ("dist_eval/report/README.md", 0)
-FROM_PYTHON = ("dist_eval/api/README.md", 1)
+FROM_PYTHON, OF_TEXTS = ("dist_eval/api/README.md", 1), ("dist_eval/model/README.md", 0)
 """Examples that a test below gives what they need."""
 
 
@@ -49,7 +50,7 @@ def documented(code: str) -> list[str]:
 def test_every_example_is_tested() -> None:
     assert {"README.md", "dist_eval/api/README.md", "launch/README.md"} <= {*TEXTS}
     assert len(PROGRAMS) >= 2
-    assert {*EXAMPLES} == {*PROGRAMS, LOOP, METRICS, READERS, FROM_PYTHON}
+    assert {*EXAMPLES} == {*PROGRAMS, LOOP, METRICS, READERS, FROM_PYTHON, OF_TEXTS}
     assert sum(text.count("```py") for text in TEXTS.values()) == len(EXAMPLES), "one is fenced in another way"
 
 
@@ -127,6 +128,15 @@ def test_a_run_from_a_program_prints_what_the_readme_says(
     monkeypatch.chdir(tmp_path)
     exec(EXAMPLES[FROM_PYTHON], {})
     assert capfd.readouterr().out.splitlines() == documented(EXAMPLES[FROM_PYTHON])
+
+
+def test_the_example_of_a_metric_of_texts_gives_each_text_a_value(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(EXAMPLES[OF_TEXTS])
+    monkeypatch.syspath_prepend(tmp_path)
+    [metric] = load_text_metrics(["mine:contains"])
+    assert [float(metric.measure(text, ["x", "y"])) for text in ("x-ray", "no")] == [1.0, 0.0]
 
 
 def without_code(text: str) -> str:
