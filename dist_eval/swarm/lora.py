@@ -1,7 +1,7 @@
 """LoRA adapters on a server's blocks: of PEFT's folders, safetensors only, added by hooks where a request asks for one.
 
 Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (2021), as `peft.tuners.lora` computes it:
-outputs + (inputs @ A.T @ B.T) * alpha / r.
+outputs + (inputs @ A.T @ B.T) * alpha / r, in float32 whatever the dtype of the block and of the adapter's file.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from dist_eval.swarm.model_weights import file_of
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _UNSUPPORTED = (
     "use_dora",
-    "rank_pattern",
-    "alpha_pattern",
+    "target_parameters",  # of fused experts
     "modules_to_save",
     "layer_replication",
     "fan_in_fan_out",
     "lora_bias",
 )
+
+_SCALES = ("r", "rank_pattern"), ("lora_alpha", "alpha_pattern")
 
 _active: str | None = None  # Of the block that runs: a server runs one at a time
 
@@ -46,11 +47,11 @@ def using_adapter(name: str | None) -> Iterator[None]:
 
 
 @functools.lru_cache(maxsize=8)
-def read_adapter(name: str) -> tuple[float, dict[str, torch.Tensor]]:
+def read_adapter(name: str) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
     """Reads an adapter.
 
     Returns:
-        The scale of what it adds, and its tensors by their names in the file.
+        The scale of what each pair of tensors adds, by the name of A, and all tensors by their names in the file.
     """
     from safetensors.torch import load_file
 
@@ -71,20 +72,35 @@ def read_adapter(name: str) -> tuple[float, dict[str, torch.Tensor]]:
     pairs = {key: key.replace(".lora_A.", ".lora_B.") for key in tensors if key.endswith(".lora_A.weight")}
     if others := sorted(set(tensors) ^ {*pairs, *pairs.values()}):
         raise CheckpointError(f"The adapter {name} is not a plain LoRA adapter: {others[0]} is no half of a pair.")
-    rank, alpha = config.get("r"), config.get("lora_alpha")
-    if not (isinstance(rank, int) and rank > 0 and isinstance(alpha, int | float)):
-        raise CheckpointError(
-            f"{config_file} should have numbers as r and lora_alpha, not {rank!r:.80}, {alpha!r:.80}."
-        )
-    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank), tensors
+    scales = {}
+    for key in pairs:
+        try:
+            rank, alpha = (_setting(config, *fields, key) for fields in _SCALES)
+        except (re.error, TypeError) as error:
+            raise CheckpointError(f"{config_file} has a pattern that cannot be read: {one_line(error)}") from error
+        if not (isinstance(rank, int) and rank > 0 and isinstance(alpha, int | float)):
+            raise CheckpointError(
+                f"{config_file} should have numbers as r and lora_alpha, not {rank!r:.80}, {alpha!r:.80}."
+            )
+        if len(tensors[key]) != rank:
+            found = f"{key} of rank {len(tensors[key])}"
+            raise CheckpointError(f"The adapter {name} has {found}, but {_CONFIG} says {rank}.")
+        scales[key] = alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+    return scales, tensors
+
+
+def _setting(config: dict[str, Any], field: str, pattern_field: str, key: str) -> Any:
+    """Returns a field of an adapter's config, or what it has instead for a layer, as `get_pattern_key` of peft does."""
+    path = key.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+    patterns = config.get(pattern_field) or {}
+    return next((patterns[one] for one in patterns if re.match(rf"(.*\.)?({one})$", path)), config.get(field))
 
 
 def add_adapter(layer: nn.Module, layers: str, index: int, name: str) -> None:
     """Adds an adapter to a layer, for requests that ask for it."""
-    scale, tensors = read_adapter(name)
-    pattern = re.compile(rf"(?:.*\.)?{re.escape(layers)}\.(\d+)\.(.+)\.lora_A\.weight")
+    scales, tensors = read_adapter(name)
     for key in tensors:
-        found = pattern.fullmatch(key)
+        found = _place(key, layers)
         if found is None and ".lora_A." in key:
             raise CheckpointError(f"The adapter {name} changes {key}, which is in none of the model's blocks.")
         if found and int(found[1]) == index:
@@ -96,8 +112,21 @@ def add_adapter(layer: nn.Module, layers: str, index: int, name: str) -> None:
                 fits = False
             if not fits:
                 raise CheckpointError(f"The adapter {name} does not fit block {index}: {key}.")
-            device = linear.weight.device
-            linear.register_forward_hook(functools.partial(_add, name, scale, down.to(device), up.to(device)))
+            down, up = (half.to(linear.weight.device, torch.float32) for half in (down, up))
+            linear.register_forward_hook(functools.partial(_add, name, scales[key], down, up))
+
+
+def adapter_bytes(name: str, layers: str, index: int) -> int:
+    """Returns how much memory an adapter takes in a block."""
+    scales, tensors = read_adapter(name)
+    places = ((key, _place(key, layers)) for key in scales)
+    pairs = [(key, key.replace(".lora_A.", ".lora_B.")) for key, place in places if place and int(place[1]) == index]
+    return sum(tensors[key].numel() * torch.float32.itemsize for pair in pairs for key in pair)
+
+
+def _place(key: str, layers: str) -> re.Match[str] | None:
+    """Finds the block (group 1), and the path of the linear layer in it (group 2), that a tensor belongs to."""
+    return re.fullmatch(rf"(?:.*\.)?{re.escape(layers)}\.(\d+)\.(.+)\.lora_A\.weight", key)
 
 
 def _add(
@@ -105,4 +134,4 @@ def _add(
 ) -> Any:
     if _active != name:
         return output
-    return output + (args[0].to(down.dtype) @ down.T @ up.T * scale).to(output.dtype)
+    return (output + args[0].to(down.dtype) @ down.T @ up.T * scale).to(output.dtype)
