@@ -55,7 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--dht-prefix", metavar="NAME", help="name to announce the model under")
     parser.add_argument("--torch-dtype", default="float32", choices=DTYPES)
-    member.add_adapters(parser)
+    member.add_server_options(parser)
     parser.add_argument(
         "--host",
         default="127.0.0.1",
@@ -88,14 +88,15 @@ def start(arguments: argparse.Namespace) -> None:
     The first part publishes its addresses to the others at once, in a file next to `--peers-file`, which is written
     itself when all parts together cover the model.
     """
+    from dist_eval.swarm.downloads import download_blocks
     from dist_eval.swarm.families import default_dht_prefix, read_base_config
     from dist_eval.swarm.hivemind_compat import prepare_hivemind
-    from dist_eval.swarm.private import PrivateSwarm, shares_of_blocks
+    from dist_eval.swarm.private import PrivateSwarm, existing_gpus, shares_of_blocks
 
     part, parts = _part(arguments.part)
     if arguments.slurm:
         part, parts, arguments.host = slurm.task(os.environ)
-    host = _address(arguments.host)
+    host, gpus = _address(arguments.host), existing_gpus(arguments.gpus)
     if parts > 1 and is_loopback(host):
         host = _replace_loopback(arguments.host, host, from_slurm=arguments.slurm)
     first_peers = arguments.peers_file.with_name(arguments.peers_file.name + ".first")
@@ -104,20 +105,24 @@ def start(arguments: argparse.Namespace) -> None:
     with ExitStack() as stack:
         scratch_dir = stack.enter_context(workspace(*([arguments.peers_file, first_peers] if part == 1 else [])))
         stack.enter_context(temporary_files_in(scratch_dir))
-        config = read_base_config(arguments.model)  # imports the model's code, which creates a folder
+        # imports the model's code, which creates a folder
+        config = read_base_config(arguments.model, arguments.revision)
         blocks = config.num_hidden_layers
         all_spans = shares_of_blocks(blocks, parts * arguments.servers, arguments.blocks)
         first, end = (len(all_spans) * number // parts for number in (part - 1, part))
         if first == end:
             raise ConfigError(f"--part {part}/{parts} has no server to start: --blocks names only {len(all_spans)}.")
         spans = all_spans[first:end]
+        revision = download_blocks(arguments.model, arguments.revision, {i for span in spans for i in range(*span)})
         swarm = PrivateSwarm(
             arguments.model,
             num_blocks=blocks,
-            dht_prefix=arguments.dht_prefix or default_dht_prefix(arguments.model, config),
+            dht_prefix=arguments.dht_prefix or default_dht_prefix(arguments.model, config, arguments.revision),
             spans=spans,
+            revision=revision,
             torch_dtype=arguments.torch_dtype,
             adapters=arguments.adapters,
+            gpus=gpus,
             host=host,
             initial_peers=() if part == 1 else _wait_for_peers(first_peers, arguments.timeout),
             echo=arguments.verbose,
@@ -128,6 +133,7 @@ def start(arguments: argparse.Namespace) -> None:
             write_atomically(first_peers, "\n".join(swarm.initial_peers).encode(), BY_UMASK)
             prepare_hivemind(sockets=scratch_dir)
             print(_wait_for_coverage(swarm, len(all_spans), arguments.timeout).describe())
+            member.print_lines(swarm.newly_loaded())
             print(f"peers (also in {arguments.peers_file}):", *swarm.initial_peers, sep="\n  ", flush=True)
             write_atomically(arguments.peers_file, ("\n".join(swarm.initial_peers) + "\n").encode(), BY_UMASK)
         if parts > 1:
@@ -135,6 +141,7 @@ def start(arguments: argparse.Namespace) -> None:
         print(f"Ctrl-C ends the swarm; from elsewhere: kill {os.getpid()}", flush=True)
         while True:
             swarm.require_alive()
+            member.print_lines(swarm.newly_loaded())
             time.sleep(_WATCH_SECONDS)
 
 

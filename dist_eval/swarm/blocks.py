@@ -8,7 +8,10 @@ outputs are taken from it directly.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import inspect
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -76,7 +79,31 @@ def load_block(architecture: Architecture, weights: ModelWeights, index: int, dt
     if missing or report["mismatched_keys"]:
         raise CheckpointError(f"Block {index} of {weights.name} lacks weights: {(missing or report)!s:.200}.")
     require_all_read(report["unexpected_keys"], f"Block {index} of {weights.name}")
+    _unmap_unless_all_are(model, tensors.values())
     return Block(model.eval(), architecture.layers, architecture.config.num_attention_heads)
+
+
+def _unmap_unless_all_are(model: nn.Module, mapped: Iterable[torch.Tensor]) -> None:
+    """Copies the weights that are mapped from files, if others were read and converted, such as experts.
+
+    As long as any is mapped, what was read of its file stays resident, beside what became of it.
+    """
+    places = {tensor.untyped_storage().data_ptr() for tensor in mapped}
+    still: list[tuple[nn.Module, str, torch.Tensor]] = []
+    others = 0
+    for module in model.modules():
+        for name, weight in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+            if weight.untyped_storage().data_ptr() in places:
+                still.append((module, name, weight))
+            else:
+                others += isinstance(weight, nn.Parameter)
+    if not others:
+        return
+    for module, name, weight in still:
+        copied = weight.detach().clone()  # `weight.data` of a buffer that is a view would keep what it is a view of
+        setattr(module, name, nn.Parameter(copied) if isinstance(weight, nn.Parameter) else copied)
+    with contextlib.suppress(AttributeError):  # only glibc has it; it keeps freed parts of experts otherwise
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _one_layer_class(architecture: Architecture, index: int) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,15 @@ _ADAPTER_CONFIG = "adapter_config.json"
 _PETALS_TOKENS, _PETALS_TOKENS_MULTI_QUERY = 2048, 8192
 
 
-def default_dht_prefix(model: str, base: Any) -> str:
+def default_dht_prefix(model: str, base: Any, revision: str | None = None) -> str:
     """Returns the name under which Petals announces a model by default.
 
     Source: `from_pretrained` of the configs in `petals.models` (2.2.0, and main for Mixtral) for hub names. For a
-    folder, for which Petals has no rule, its name.
+    folder, for which Petals has no rule, its name. A revision, by which Petals does not tell servers apart, is a part
+    of the name.
     """
+    if revision:
+        return default_dht_prefix(model, base) + "-" + re.sub(r"[^\w-]", "-", revision)
     if Path(model).is_dir():
         return Path(model).resolve().name.replace(".", "-").replace(" ", "-")
     if base.model_type == "bloom":
@@ -32,11 +36,12 @@ def default_dht_prefix(model: str, base: Any) -> str:
     return name + "-hf" if base.model_type == "llama" and not name.endswith("-hf") else name
 
 
-def read_base_config(model: str) -> Any:
+def read_base_config(model: str, revision: str | None = None) -> Any:
     """Reads a base model's config and checks that a swarm can serve such a model in blocks.
 
     Args:
         model: folder or hub name.
+        revision: branch, tag or commit on a hub; by default its main branch.
 
     Returns:
         A `transformers.PretrainedConfig`.
@@ -46,17 +51,18 @@ def read_base_config(model: str) -> Any:
     """
     from dist_eval.swarm.architecture import Architecture
 
-    config = read_config(model, "base model")
+    config = read_config(model, "base model", revision)
     # where Petals' own models are used, Petals itself says which it has
     return config if has_packages_of_petals() else Architecture(config, model).config
 
 
-def read_config(model: str, what: str) -> Any:
+def read_config(model: str, what: str, revision: str | None = None) -> Any:
     """Reads a model's config.
 
     Args:
         model: folder or hub name.
         what: what the model is, for messages.
+        revision: see `read_base_config`.
 
     Returns:
         A `transformers.PretrainedConfig`.
@@ -69,11 +75,11 @@ def read_config(model: str, what: str) -> Any:
     if not Path(model).exists() and (model.startswith((".", "/", "~")) or model.count("/") > 1):
         raise CheckpointError(f"There is no folder {model} with a {what}.")
     try:
-        _require_no_adapter(model, what)
-        raw = read_config_file(model)
+        _require_no_adapter(model, what, revision)
+        raw = read_config_file(model, revision)
         require_integers(raw, f"{model}/config.json")
         require_plausible_width(raw, f"{model}/config.json")
-        config = AutoConfig.from_pretrained(model, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=False)
     except CheckpointError:
         raise
     except Exception as error:  # OSError, ValueError, and errors of the hub's client
@@ -87,12 +93,15 @@ def read_config(model: str, what: str) -> Any:
     return config
 
 
-def _require_no_adapter(model: str, what: str) -> None:
+def _require_no_adapter(model: str, what: str, revision: str | None) -> None:
     """Checks that a folder or hub model holds no LoRA adapter, which transformers would add without a word."""
     from transformers.utils.hub import cached_file
 
-    quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-    if found := cached_file(model, _ADAPTER_CONFIG, **quiet):
+    quiet: dict[str, Any] = {
+        "_raise_exceptions_for_missing_entries": False,
+        "_raise_exceptions_for_connection_errors": False,
+    }
+    if found := cached_file(model, _ADAPTER_CONFIG, revision=revision, **quiet):
         base = json.loads(Path(found).read_text(encoding="utf-8")).get("base_model_name_or_path")
         raise CheckpointError(
             f"The {what} {model} is or holds a LoRA adapter ({_ADAPTER_CONFIG}), made for {base}. Name the model "
@@ -101,7 +110,7 @@ def _require_no_adapter(model: str, what: str) -> None:
         )
 
 
-def read_config_file(model: str) -> dict[str, Any]:
+def read_config_file(model: str, revision: str | None = None) -> dict[str, Any]:
     """Returns the content of a model's `config.json`, as it is: no default depends on a version of transformers.
 
     Raises:
@@ -110,7 +119,7 @@ def read_config_file(model: str) -> dict[str, Any]:
     from transformers.utils.hub import cached_file
 
     try:
-        return dict(read_json(Path(str(cached_file(model, "config.json")))))
+        return dict(read_json(Path(str(cached_file(model, "config.json", revision=revision)))))
     except Exception as error:  # OSError, ValueError, and errors of the hub's client
         raise CheckpointError(f"The config of {model} cannot be read: {one_line(error)}") from error
 

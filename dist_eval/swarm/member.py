@@ -19,6 +19,7 @@ from dist_eval.process.files import PRIVATE, private_files
 _WATCH_SECONDS, _BOOTSTRAP_SECONDS = 0.5, 5.0
 PEERS = "peers.txt"
 DTYPES = ("float32", "bfloat16", "float16")
+AUTO = "auto"
 
 
 def build_serve_parser() -> argparse.ArgumentParser:
@@ -32,7 +33,10 @@ def build_serve_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--servers", type=int, default=1, metavar="N", help="shares that the blocks are cut into (default: 1)"
     )
-    parser.add_argument("--blocks", nargs="+", metavar="A:B", help="the shares instead of equal ones, also overlapping")
+    parser.add_argument(
+        "--blocks", nargs="+", metavar="A:B", help="the shares instead of equal ones, also overlapping; `auto` for as "
+        "many blocks as this server has memory for, where the swarm needs them most"
+    )  # fmt: skip
     parser.add_argument(
         "--number", type=int, default=0, metavar="K", help="which share is this server's, counted from 0; with more "
         "servers than shares they begin again with the first (default: 0)"
@@ -48,15 +52,18 @@ def build_serve_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--dht-prefix", metavar="NAME", help="name to announce the model under")
     parser.add_argument("--torch-dtype", default="float32", choices=DTYPES)
-    add_adapters(parser)
+    add_server_options(parser)
     parser.add_argument("-v", "--verbose", action="store_true", help="show the server's output")
     return parser
 
 
-def add_adapters(parser: argparse.ArgumentParser) -> None:
-    """Adds the option for the adapters of servers."""
+def add_server_options(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of all commands that start servers."""
+    parser.add_argument("--revision", metavar="NAME", help="branch, tag or commit of a model on a hub (default: main)")
     what = "LoRA adapters that a request may ask for: folders or hub names, with safetensors"
     parser.add_argument("--adapters", nargs="+", default=[], metavar="NAME", help=what)
+    what = "the GPU of each server, counted from 0; with more servers than GPUs they begin again (default: all GPUs)"
+    parser.add_argument("--gpus", nargs="+", type=int, default=[], metavar="N", help=what)
 
 
 def build_identities_parser() -> argparse.ArgumentParser:
@@ -79,8 +86,9 @@ def build_identities_parser() -> argparse.ArgumentParser:
 
 def serve(arguments: argparse.Namespace) -> None:
     """Runs one server until Ctrl-C or SIGTERM."""
+    from dist_eval.swarm.downloads import download_blocks
     from dist_eval.swarm.families import default_dht_prefix, read_base_config
-    from dist_eval.swarm.private import PrivateSwarm, require_address, shares_of_blocks
+    from dist_eval.swarm.private import PrivateSwarm, existing_gpus, format_span, require_address, shares_of_blocks
 
     require_address(arguments.host)
     if not 0 < arguments.port < 1 << 16:
@@ -91,27 +99,40 @@ def serve(arguments: argparse.Namespace) -> None:
     peers = read_peers(arguments.peers_file) if arguments.peers_file else []
     if peers and not any(peer.endswith(f"/p2p/{name}") for peer in peers):
         raise ConfigError(f"--peers-file {arguments.peers_file} does not name {name}, whose --identity this is.")
-    config = read_base_config(arguments.model)
+    gpus = existing_gpus(arguments.gpus)
+    config = read_base_config(arguments.model, arguments.revision)
     blocks = config.num_hidden_layers
-    spans = shares_of_blocks(blocks, arguments.servers, arguments.blocks)
+    span = None
+    if arguments.blocks != [AUTO]:
+        shares = shares_of_blocks(blocks, arguments.servers, arguments.blocks)
+        span = shares[arguments.number % len(shares)]
+    revision = download_blocks(arguments.model, arguments.revision, range(*span) if span else ())
     with PrivateSwarm(
         arguments.model,
         num_blocks=blocks,
-        dht_prefix=arguments.dht_prefix or default_dht_prefix(arguments.model, config),
-        spans=[spans[arguments.number % len(spans)]],
+        dht_prefix=arguments.dht_prefix or default_dht_prefix(arguments.model, config, arguments.revision),
+        spans=[span],
+        revision=revision,
         torch_dtype=arguments.torch_dtype,
         adapters=arguments.adapters,
+        gpus=[gpus[arguments.number % len(gpus)]] if gpus else [],
         host=arguments.host,
         ports=[(arguments.port, arguments.port)],
         identities=[arguments.identity],
         initial_peers=peers_to_join(peers, name),
         echo=arguments.verbose,
     ) as swarm:
-        start, end = swarm.spans[0]
-        print(f"starting blocks {start}:{end} of {arguments.model} at {swarm.addresses[0]}", flush=True)
+        print(f"starting {format_span(span)} of {arguments.model} at {swarm.addresses[0]}", flush=True)
         while True:
             swarm.require_alive()
+            print_lines(swarm.newly_loaded())
             time.sleep(_WATCH_SECONDS)
+
+
+def print_lines(lines: list[str]) -> None:
+    """Prints what servers have said."""
+    for line in lines:
+        print(line, flush=True)
 
 
 def peers_to_join(peers: list[str], name: str, wait: float = _BOOTSTRAP_SECONDS) -> list[str]:

@@ -28,6 +28,7 @@ class ModelWeights:
     Args:
         name: folder or hub name of the model.
         architecture: of the model; the place of the token embeddings in the files tells that of the rest.
+        revision: branch, tag or commit on a hub; by default its main branch.
 
     Attributes:
         name: as given.
@@ -36,8 +37,8 @@ class ModelWeights:
         CheckpointError: there are no safetensors, or not for this base model.
     """
 
-    def __init__(self, name: str, architecture: Architecture) -> None:
-        self.name, self._files = name, weight_map(name)
+    def __init__(self, name: str, architecture: Architecture, revision: str | None = None) -> None:
+        self.name, self._revision, self._files = name, revision, weight_map(name, revision)
         self._stored = _stored_names(self._files, architecture.language_model())
         wanted = f"{architecture.embeddings}.weight"
         found = self.find(wanted)
@@ -56,15 +57,18 @@ class ModelWeights:
         Raises:
             CheckpointError: a file is missing or damaged.
         """
-        start = self._prefix + path
         found: dict[str, torch.Tensor] = {}
-        stored = {name: key for name, key in self._stored.items() if name.startswith(start)}
-        for file in sorted({self._files[key] for key in stored.values()}):
+        stored = self._stored_under(path)
+        for file in self.files(path):
             tensors = self._open(file)
             for name, key in stored.items():
                 if self._files[key] == file:
                     found[name.removeprefix(self._prefix)] = tensors.get_tensor(key)
         return found
+
+    def files(self, path: str) -> list[str]:
+        """Returns the names of the files that hold the tensors whose names in the base model begin with a path."""
+        return sorted({self._files[key] for key in self._stored_under(path).values()})
 
     def slice(self, name: str) -> Any:
         """Returns a tensor, by its name from `find`, as what `safetensors` reads parts of (`PySafeSlice`).
@@ -75,8 +79,12 @@ class ModelWeights:
         key = self._stored[name]
         return self._open(self._files[key]).get_slice(key)
 
+    def _stored_under(self, path: str) -> dict[str, str]:
+        start = self._prefix + path
+        return {name: key for name, key in self._stored.items() if name.startswith(start)}
+
     def _open(self, file: str) -> Any:
-        path = file_of(self.name, file)
+        path = file_of(self.name, file, self._revision)
         if path is None:
             raise CheckpointError(f"The model {self.name} lacks {file}, which its {INDEX_FILE} names.")
         return _open(path)
@@ -102,7 +110,7 @@ def require_all_read(unread: Collection[str], what: str) -> None:
         raise CheckpointError(f"{what} has weights that transformers does not read: {sorted(unread)!s:.200}.")
 
 
-def file_of(name: str, file: str) -> Path | None:
+def file_of(name: str, file: str, revision: str | None = None) -> Path | None:
     """Returns where a file of a model is, which a hub's client downloads if need be; None if there is none."""
     from transformers.utils.hub import cached_file
 
@@ -110,24 +118,25 @@ def file_of(name: str, file: str) -> Path | None:
         path = Path(name, file)
         return path if path.is_file() else None
     try:
-        found = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
+        found = cached_file(name, file, revision=revision, _raise_exceptions_for_missing_entries=False)
     except Exception as error:  # OSError and errors of the hub's client
         raise CheckpointError(f"{file} of {name} cannot be read: {one_line(error)}") from error
     return Path(found) if found else None
 
 
-def weight_map(name: str) -> dict[str, str]:
+def weight_map(name: str, revision: str | None = None) -> dict[str, str]:
     """Returns the file of each tensor of a model.
 
     Args:
         name: folder or hub name of the model.
+        revision: see `ModelWeights`.
 
     Raises:
         CheckpointError: it has no safetensors, or their index cannot be read.
     """
-    if single := file_of(name, WEIGHTS_FILE):
+    if single := file_of(name, WEIGHTS_FILE, revision):
         return dict.fromkeys(_open(single).keys(), WEIGHTS_FILE)
-    index = file_of(name, INDEX_FILE)
+    index = file_of(name, INDEX_FILE, revision)
     if index is None:
         raise CheckpointError(f"The model {name} has no weights as safetensors, the only format that is read.")
     files = read_index(index)

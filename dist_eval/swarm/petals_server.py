@@ -2,8 +2,8 @@
 
 Petals 2.2 ties itself to the transformers of 2023 in four modules only: the package itself (its models), the reading
 of configs, the reading of weights, and LoRA. They are replaced here, and so are the tasks that a request is made
-of (`server_tasks.py`); its handlers, pools, caches and announcements are used as they are. Blocks and their attention
-caches are transformers' own (`blocks.py`).
+of (`server_tasks.py`) and what it knows of the memory that blocks take (`block_memory.py`); its handlers, pools, caches
+and announcements are used as they are. Blocks and their attention caches are transformers' own (`blocks.py`).
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
 from dist_eval.swarm.architecture import Architecture
+from dist_eval.swarm.block_memory import BlockMemory, block_bytes, format_bytes
 from dist_eval.swarm.blocks import Block, load_block
-from dist_eval.swarm.lora import add_adapter, using_adapter
+from dist_eval.swarm.lora import adapter_bytes, add_adapter, using_adapter
 from dist_eval.swarm.model_weights import ModelWeights
 from dist_eval.swarm.petals_version import ANNOUNCED, require_petals
+from dist_eval.swarm.private import LOADED
 from dist_eval.swarm.server_tasks import iterate_inference, merge_pools, run_backward, run_forward
 
 _NO_CACHE = (1, 1)
@@ -55,8 +58,8 @@ def import_server() -> Any:
     from petals.cli import run_server
     from petals.server import handler, server
 
+    run_server.Server = _server_class()
     server.TransformerBackend = _backend_class()
-    server.merge_inference_pools_inplace = merge_pools
     handler.run_rpc_forward, handler.run_rpc_backward = run_forward, run_backward
     handler.iterate_rpc_inference = iterate_inference
     return run_server
@@ -71,8 +74,8 @@ def _module(name: str, **contents: Any) -> types.ModuleType:
 
 class _Config:
     @staticmethod
-    def from_pretrained(name: str, **_: Any) -> Any:
-        config = _architecture(name).config
+    def from_pretrained(name: str, *, revision: str | None = None, **_: Any) -> Any:
+        config = _architecture(name, revision).config
         heads = config.num_attention_heads
         config.num_key_value_groups = heads // (getattr(config, "num_key_value_heads", None) or heads)
         config.attn_class = Block  # Petals counts the heads of its instances
@@ -80,24 +83,87 @@ class _Config:
 
 
 @functools.cache
-def _architecture(name: str) -> Architecture:
+def _architecture(name: str, revision: str | None) -> Architecture:
     from transformers import AutoConfig
 
-    return Architecture(AutoConfig.from_pretrained(name, trust_remote_code=False), name)
+    return Architecture(AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False), name)
 
 
 @functools.cache
-def _weights(name: str) -> ModelWeights:
-    return ModelWeights(name, _architecture(name))
+def _weights(name: str, revision: str | None) -> ModelWeights:
+    return ModelWeights(name, _architecture(name, revision), revision)
 
 
-def _load_pretrained_block(name: str, index: int, *, torch_dtype: torch.dtype, **_: Any) -> Block:
-    return load_block(_architecture(name), _weights(name), index, torch_dtype)
+def _load_pretrained_block(
+    name: str, index: int, *, torch_dtype: torch.dtype, revision: str | None = None, **_: Any
+) -> Block:
+    return load_block(_architecture(name, revision), _weights(name, revision), index, torch_dtype)
 
 
 def _add_adapter(block: Any, index: int, name: str, *_: Any) -> None:
     (shard,) = block.module_shards
     add_adapter(shard.layer, shard.layers, index, name)
+
+
+def _server_class() -> Any:
+    from petals.server import server
+
+    class BlockServer(server.Server):  # type: ignore[misc]
+        """Petals' server, which knows what its blocks will take of memory, and says what they have taken."""
+
+        def _choose_num_blocks(self) -> int:
+            return self._memory().blocks_that_fit()
+
+        def _choose_blocks(self) -> Sequence[int]:
+            chosen: Sequence[int] = super()._choose_blocks()
+            memory, device = self._memory(), self.device
+            start, end = chosen[0], chosen[-1] + 1
+            if device.type == "cuda":  # on a CPU weights may be mapped, and more than its memory
+                memory.require_room(start, end)
+            before = _taken_bytes(device)
+
+            def merge_and_say(backends: Any) -> None:
+                merge_pools(backends)
+                kind = " and ".join(filter(None, (self.server_info.torch_dtype, self._quantization)))
+                taken, estimate = _taken_bytes(device) - before, sum(memory.sizes[start:end])
+                print(
+                    f"{LOADED}{start}:{end} in {kind}: {format_bytes(taken)} (estimated: {format_bytes(estimate)}); "
+                    f"sessions may take up to {format_bytes(self.attn_cache_bytes)} more",
+                    flush=True,
+                )
+
+            server.merge_inference_pools_inplace = merge_and_say
+            return chosen
+
+        @property
+        def _quantization(self) -> str:
+            name: str = self.quant_type.name.lower()
+            return "" if name == "none" else name
+
+        def _memory(self) -> BlockMemory:
+            architecture = _architecture(self.converted_model_name_or_path, self.revision)
+            sizes = block_bytes(architecture, self.torch_dtype, self._quantization)
+            for index in range(len(sizes)):
+                sizes[index] += sum(adapter_bytes(name, architecture.layers, index) for name in self.adapters)
+            return BlockMemory(
+                sizes, self._cache_bytes_per_block, self.block_config.hidden_size, _free_bytes(self.device)
+            )
+
+    return BlockServer
+
+
+def _free_bytes(device: torch.device) -> int:
+    """Returns how much memory of a device nobody uses."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return int(psutil.virtual_memory().available)
+
+
+def _taken_bytes(device: torch.device) -> int:
+    """Returns what this process takes of a device's memory; on a CPU with what is mapped from files and was read."""
+    if device.type == "cuda":
+        return torch.cuda.memory_allocated(device)
+    return int(psutil.Process().memory_info().rss)
 
 
 class SessionLayer(DynamicLayer):

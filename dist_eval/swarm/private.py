@@ -20,10 +20,14 @@ from dist_eval.process.logging_setup import silence_petals
 from dist_eval.process.ports import free_ports
 from dist_eval.swarm.petals_version import require_petals
 from dist_eval.swarm.reachability import may_listen
+from dist_eval.tables import format_count
 
 _LOG_LINES_SHOWN, _END_SECONDS, _PROBE_SECONDS = 1, 10.0, 0.5
 PYTHON = [sys.executable]
 """The interpreter that servers run in."""
+
+LOADED = "loaded blocks "
+"""What the line in a server's log begins with by which it says how much memory its blocks take."""
 
 _ANNOUNCED_THROUGHPUT = "1"  # In requests per second; "auto" would measure for a minute and call out to the network
 
@@ -37,10 +41,14 @@ class PrivateSwarm:
         model: folder or hub name of the base model.
         num_blocks: blocks of the model.
         dht_prefix: name under which to announce them.
-        spans: first and one-past-last block of each server.
+        spans: first and one-past-last block of each server; None where it chooses those that it has memory for and that
+            the swarm needs most.
+        revision: branch, tag or commit of a hub's model.
         torch_dtype: dtype of the weights and of the computation.
         quant_type: quantization of the weights: "none", "int8" or "nf4", which need a GPU.
         adapters: LoRA adapters that all servers hold: folders or hub names.
+        gpus: index of the GPU that each server computes on; with more servers than GPUs they begin again with the
+            first. By default all that torch sees.
         threads: threads of each server; by default the cores are divided among them.
         echo: forward the servers' output to this process' stderr.
         host: address to listen on.
@@ -64,10 +72,12 @@ class PrivateSwarm:
         *,
         num_blocks: int,
         dht_prefix: str,
-        spans: Sequence[tuple[int, int]],
+        spans: Sequence[tuple[int, int] | None],
+        revision: str | None = None,
         torch_dtype: str = "float32",
         quant_type: str = "none",
         adapters: Sequence[str] = (),
+        gpus: Sequence[int] = (),
         threads: int | None = None,
         echo: bool = False,
         host: str = "127.0.0.1",
@@ -80,11 +90,13 @@ class PrivateSwarm:
         _require_adapters(adapters)
         require_petals()
         self.model, self.num_blocks, self.dht_prefix, self.spans = model, num_blocks, dht_prefix, list(spans)
-        self.torch_dtype, self.quant_type = torch_dtype, quant_type
+        self.revision, self.torch_dtype, self.quant_type = revision, torch_dtype, quant_type
         self.adapters, self.echo, self.host = list(adapters), echo, host
+        self.gpus = existing_gpus(gpus)
         self.threads = threads or max(1, len(os.sched_getaffinity(0)) // len(self.spans))
         self.servers: list[subprocess.Popen[bytes]] = []
         self.addresses: list[str] = []
+        self._read = [0] * len(self.spans)  # bytes of each server's log
         self._ports = list(ports or ())
         self._identities, self._initial_peers = list(identities or ()), list(initial_peers)
         self._program = list(program)
@@ -119,15 +131,26 @@ class PrivateSwarm:
         """
         for number, server in enumerate(self.servers):
             if server.poll() is not None:
-                start, end = self.spans[number]
                 how = f"ended with status {server.returncode}: {self._log_tail(number)}"
                 if server.returncode < 0:  # the log says nothing about a signal
                     how = f"was ended by {signal.Signals(-server.returncode).name}."
-                raise SwarmError(f"Server {number} of the private swarm (blocks {start}:{end} of {self.model}) {how}")
+                blocks = format_span(self.spans[number])
+                raise SwarmError(f"Server {number} of the private swarm ({blocks} of {self.model}) {how}")
+
+    def newly_loaded(self) -> list[str]:
+        """Returns what servers have said since the last call about the memory that their blocks take."""
+        lines: list[str] = []
+        for number in range(len(self.servers)):
+            with self._log(number).open("rb") as log:
+                log.seek(self._read[number])
+                whole = log.read().rpartition(b"\n")[0]
+            self._read[number] += len(whole)
+            lines += [line for line in whole.decode(errors="replace").splitlines() if line.startswith(LOADED)]
+        return lines
 
     def start_server(self, number: int) -> None:
         """Starts or restarts the server of span `number`, with its previous identity and ports, if any."""
-        start, end = self.spans[number]
+        span = self.spans[number]
         identity = self._identities[number] if self._identities else self.folder / f"identity-{number}"
         at_host = f"/ip{ipaddress.ip_address(self.host).version}/{self.host}/tcp"
         listening, announced = (f"{at_host}/{port}" for port in self._ports[number])
@@ -141,9 +164,11 @@ class PrivateSwarm:
             others = [address for address in others if may_listen(address, _PROBE_SECONDS)]
         else:
             others = others[:1]
-        log = (self.folder / f"server-{number}.log").open("ab")
+        log = self._log(number).open("ab")
         command = [*PYTHON, *self._program, str(self.folder), self.model]
-        command += ["--dht_prefix", self.dht_prefix, "--block_indices", f"{start}:{end}"]
+        command += ["--dht_prefix", self.dht_prefix, *(["--block_indices", f"{span[0]}:{span[1]}"] if span else [])]
+        command += ["--revision", self.revision] if self.revision else []
+        command += ["--device", f"cuda:{self.gpus[number % len(self.gpus)]}"] if self.gpus else []
         command += ["--identity_path", str(identity), "--host_maddrs", listening, "--announce_maddrs", announced]
         others = others or self._initial_peers
         command += ["--initial_peers", *others] if others else ["--new_swarm"]
@@ -185,9 +210,11 @@ class PrivateSwarm:
         for number in range(len(self.servers)):
             self.kill_server(number)
 
+    def _log(self, number: int) -> Path:
+        return self.folder / f"server-{number}.log"
+
     def _log_tail(self, number: int) -> str:
-        path = self.folder / f"server-{number}.log"
-        lines = path.read_text(errors="replace").strip().splitlines() if path.exists() else []
+        lines = self._log(number).read_text(errors="replace").strip().splitlines()
         return " | ".join(line.strip() for line in lines[-_LOG_LINES_SHOWN:]) or "its log is empty."
 
 
@@ -226,8 +253,32 @@ def shares_of_blocks(num_blocks: int, servers: int, texts: Sequence[str] | None)
     return spans
 
 
-def _require_in_model(spans: Sequence[tuple[int, int]], num_blocks: int) -> None:
-    for start, end in spans:
+def format_span(span: tuple[int, int] | None) -> str:
+    """Returns the blocks of a server for people.
+
+    Examples:
+        >>> format_span((0, 16)), format_span(None)
+        ('blocks 0:16', 'as many blocks as fit')
+    """
+    return "as many blocks as fit" if span is None else f"blocks {span[0]}:{span[1]}"
+
+
+def existing_gpus(gpus: Sequence[int]) -> list[int]:
+    """Returns these GPUs, or all that torch sees if there are none.
+
+    Raises:
+        ConfigError: one of them does not exist.
+    """
+    import torch
+
+    count = torch.cuda.device_count()
+    if missing := [gpu for gpu in gpus if not 0 <= gpu < count]:
+        raise ConfigError(f"--gpus {missing[0]}: this host has {format_count(count, 'GPU')}, counted from 0.")
+    return list(gpus or range(count))
+
+
+def _require_in_model(spans: Sequence[tuple[int, int] | None], num_blocks: int) -> None:
+    for start, end in filter(None, spans):
         if not 0 <= start < end <= num_blocks:
             raise ConfigError(f"A server cannot hold blocks {start}:{end} of a model with {num_blocks} blocks.")
 

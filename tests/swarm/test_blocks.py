@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from dist_eval.errors import CheckpointError
 from dist_eval.model.shell import LanguageModelHead
 from dist_eval.swarm.architecture import Architecture
+from dist_eval.swarm.block_memory import block_bytes
 from dist_eval.swarm.blocks import Block, load_block
 from dist_eval.swarm.model_weights import ModelWeights
 from dist_eval.swarm.petals_server import SessionLayer
@@ -58,6 +60,10 @@ class Whole:
         for hook in hooks:
             hook.remove()
         return inputs[0], outputs[0]
+
+
+def bytes_of(block: Block) -> int:
+    return sum(parameter.nbytes for parameter in block.parameters())
 
 
 def blocks_of(folder: Path, dtype: torch.dtype = torch.float32) -> list[Block]:
@@ -95,6 +101,7 @@ def test_blocks_compute_what_the_whole_model_does(name: str, tmp_path: Path) -> 
 
     found = through(blocks, hidden)
     torch.testing.assert_close(found, expected, atol=tolerance, rtol=0)
+    assert block_bytes(Architecture(model.config), torch.float32) == [bytes_of(block) for block in blocks]
 
     gradient = torch.randn(expected.shape, generator=torch.Generator().manual_seed(2))
     (wanted,) = torch.autograd.grad(expected, hidden, gradient)
@@ -109,15 +116,28 @@ def test_blocks_compute_what_the_whole_model_does(name: str, tmp_path: Path) -> 
     torch.testing.assert_close(torch.cat(steps, dim=1), expected.detach(), atol=20 * tolerance, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gemma3", "mixtral"])
+@pytest.mark.parametrize("name", ["qwen3", "gemma3", "mixtral", "deepseek_v3"])
 def test_blocks_compute_in_the_dtype_of_a_server(name: str, tmp_path: Path) -> None:
     make_tiny_model(name).save_pretrained(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
     token_ids = torch.randint(0, 128, (2, 40), generator=torch.Generator().manual_seed(1))
     hidden, expected = Whole(model, Architecture(model.config).layers).run(token_ids)
-    found = through(blocks_of(tmp_path, torch.bfloat16), hidden)
+    blocks = blocks_of(tmp_path, torch.bfloat16)
+    found = through(blocks, hidden)
     assert found.dtype == torch.bfloat16
+    expected_bytes = block_bytes(Architecture(model.config), torch.bfloat16)
+    assert expected_bytes == pytest.approx([bytes_of(block) for block in blocks], rel=0.01)
     torch.testing.assert_close(found, expected, atol=0, rtol=0)
+
+
+def test_weights_are_mapped_or_copied_but_not_both(tmp_path: Path) -> None:
+    for name, is_mapped in {"qwen3": True, "mixtral": False}.items():  # whose experts are converted
+        folder = tmp_path / name
+        make_tiny_model(name).save_pretrained(folder)
+        blocks = blocks_of(folder)
+        gc.collect()
+        assert (str(folder) in Path("/proc/self/maps").read_text()) is is_mapped
+        del blocks
 
 
 def test_a_block_is_read_from_the_shards_that_hold_it(tmp_path: Path) -> None:

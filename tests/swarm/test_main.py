@@ -53,6 +53,7 @@ def test_a_private_swarm_starts_shows_its_status_and_ends(
     assert swarm.returncode == (-9 if end == signal.SIGKILL else 0)
     assert f"base: 4 blocks, {len(blocks)} server" in out
     assert peers[0] in out
+    assert all(f"loaded blocks {span} in float32: " in out for span in blocks)
     assert err == ""
     assert not launcher.leftovers()
     assert not peers_file.exists()

@@ -104,6 +104,20 @@ def test_servers_come_back_as_the_same_peers_and_the_first_one_joins_those_that_
     assert not launcher.leftovers()
 
 
+@pytest.mark.slow
+def test_a_server_takes_as_many_blocks_as_fit(launcher: Launcher, tmp_path: Path) -> None:
+    (port,) = free_ports("127.0.0.1", 1)
+    make_identities(tmp_path, "/ip4/127.0.0.1/tcp/{}", servers=1)
+    command = ["serve", "--model", str(demo.BASE_MODEL), "--blocks", "auto", "--host", "127.0.0.1", "--port", str(port)]
+    server = launcher.start("-m", "dist_eval.swarm", *command, "--identity", str(tmp_path / "swarm-0.key"))
+    assert server.stdout
+    assert server.stdout.readline().startswith(f"starting as many blocks as fit of {demo.BASE_MODEL} at /ip4/")
+    assert server.stdout.readline().startswith("loaded blocks 0:4 in float32: ")
+    server.send_signal(signal.SIGTERM)
+    assert server.communicate(timeout=TIMEOUT)[1] == ""
+    assert not launcher.leftovers()
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -114,6 +128,9 @@ def test_servers_come_back_as_the_same_peers_and_the_first_one_joins_those_that_
         ({"--port": "0"}, "--port must be between 1 and 65535"),
         ({"--number": "-1"}, "--number must be at least 0"),
         ({"--servers": "9"}, "9 servers cannot share 4 blocks"),
+        ({"--blocks": "automatic"}, "'automatic' is not a span of blocks"),
+        ({"--gpus": "99"}, "--gpus 99: this host has "),
+        ({"--revision": "v1"}, "--revision v1 is one of a model on a hub, but "),
         ({"--peers-file": "nowhere.txt"}, "--peers-file nowhere.txt: cannot be read"),
         ({"--peers-file": "strangers.txt"}, "does not name Qm"),
         ({"--peers-file": "empty.txt"}, "--peers-file empty.txt holds no address"),

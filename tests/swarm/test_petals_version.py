@@ -54,5 +54,9 @@ def test_servers_that_would_fail_or_compute_something_else_do_not_count(name: st
     assert {version for version, what in NAMES.items() if what in versions_needed(config)} == SERVED_BY[name]
 
 
+def test_a_revision_is_a_part_of_the_name() -> None:
+    assert default_dht_prefix("org/Qwen3", config_of("qwen3"), "v1.0/a") == "Qwen3-v1-0-a"
+
+
 def test_a_mixtral_has_the_name_of_petals_main() -> None:
     assert default_dht_prefix("org/Mixtral-8x7B-v0.1", config_of("mixtral")) == "org/Mixtral-8x7B-v0-1"
