@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 MEBIBYTE = 1 << 20
+_SAMPLING_SECONDS = 0.002
 
 
 class Meter:
@@ -61,6 +63,24 @@ def memory(field: str, file: str = "status") -> int:
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
     raise KeyError(field)
+
+
+@contextmanager
+def growth_of_private_memory() -> Iterator[list[int]]:
+    """Yields a list of samples of what the memory of this process alone has grown by, in bytes, files left out."""
+    before, growth, over = memory("RssAnon"), [0], threading.Event()
+
+    def watch() -> None:
+        while not over.wait(_SAMPLING_SECONDS):
+            growth.append(memory("RssAnon") - before)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield growth
+    finally:
+        over.set()
+        watcher.join()
 
 
 def _forget_peak() -> None:

@@ -8,10 +8,8 @@ same hidden states in both ways.
 from __future__ import annotations
 
 import argparse
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +18,12 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.harness import Program, Report
-from benchmarks.meter import MEBIBYTE, memory
+from benchmarks.meter import MEBIBYTE, growth_of_private_memory, memory
 from benchmarks.processes import call
 
 QUESTION = "How much memory and time do log-likelihoods take with a large vocabulary?"
 MAPPED, LOADED = "dist_eval, mapped and in chunks", "the embedding in float32, all logits at once"
 _RANKS = 2
-_SAMPLING_SECONDS = 0.002
 
 Score = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -100,7 +97,7 @@ def score(scratch_dir: Path, *, way: str, model: str, positions: int) -> dict[st
     before = memory("Pss", "smaps_rollup")
     dist.barrier()
     start = time.perf_counter()
-    with _growth_of_private_memory() as growth:
+    with growth_of_private_memory() as growth:
         function = (mapped if way == MAPPED else loaded)(Path(model))
         found = function(hidden, tokens)
     seconds = time.perf_counter() - start
@@ -110,24 +107,6 @@ def score(scratch_dir: Path, *, way: str, model: str, positions: int) -> dict[st
     del function
     dist.destroy_process_group()
     return {"seconds": seconds, "private": max(growth), "shared": shared, "log_likelihoods": found.tolist()}
-
-
-@contextmanager
-def _growth_of_private_memory() -> Iterator[list[int]]:
-    """Yields a list of samples of what the memory of this process alone has grown by, in bytes."""
-    before, growth, over = memory("RssAnon"), [0], threading.Event()
-
-    def watch() -> None:
-        while not over.wait(_SAMPLING_SECONDS):
-            growth.append(memory("RssAnon") - before)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        yield growth
-    finally:
-        over.set()
-        watcher.join()
 
 
 PROGRAM = Program("vocabulary", QUESTION, measure, quick={"tokens": 8_000, "hidden": 32, "positions": 64})

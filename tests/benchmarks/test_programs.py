@@ -11,12 +11,16 @@ from typing import Any
 import pytest
 from conftest import TIMEOUT, Launcher, wait_for
 
-from benchmarks import combine, generation, pipeline, prefix, recipes, scale, startup, tasks, throughput, tuning
+from benchmarks import blocks, combine, generation, pipeline, prefix, recipes, scale, startup, tasks, throughput, tuning
 
 HARNESS = importlib.util.find_spec("lm_eval") is not None
 
 # the reports of each program, by the names of alternatives that each has at least
 PROGRAMS: dict[str, dict[str, set[str]]] = {
+    "blocks": {
+        "blocks": {f"{way}: resident at most" for way in (blocks.QUARTER, blocks.WHOLE)},
+        "blocks-families": {blocks.ESTIMATED, blocks.TAKEN},
+    },
     "combine": {"combine": {f"{way}: gather" for way in combine.WAYS}, "combine-memory": set()},
     "estimates": {"estimates": set()},
     "eval_batch": {"eval_batch": {"dist_eval, 2 servers", "dist_eval, one at a time"}},
