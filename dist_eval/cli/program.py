@@ -125,7 +125,8 @@ def _run_in(
     from dist_eval.distributed.rank_store import RankStore, Topology
     from dist_eval.evaluation.context import RunContext
 
-    topology, rank_store = Topology(rank=int(os.environ.get("RANK", 0))), None
+    rank = os.environ.get("RANK", "0")
+    topology, rank_store = Topology(rank=int(rank) if rank.isdecimal() else 0), None
     end: Callable[..., bool] = folder.fail
     try:
         topology = Topology.from_environment()

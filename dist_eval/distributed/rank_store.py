@@ -57,10 +57,20 @@ class Topology:
         """Reads torchrun's variables; without them the process is the only rank.
 
         Raises:
-            RunError: the environment names several ranks, but was not made by torchrun, or asks for restarts that
-                cannot be told apart.
+            RunError: the environment names several ranks, but was not made by torchrun, asks for restarts that cannot
+                be told apart, or has something else where a number should be.
         """
-        world_size = int(environment.get("WORLD_SIZE", 1))
+
+        def number(name: str, default: int = 0) -> int:
+            try:
+                return int(environment.get(name, default))
+            except ValueError:
+                raise RunError(
+                    f"The environment has {name}={environment[name]}, which is no number: unset it, or start the run "
+                    "with torchrun."
+                ) from None
+
+        world_size = number("WORLD_SIZE", 1)
         missing = [
             n for n in ("RANK", "LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT") if n not in environment
         ]
@@ -68,19 +78,19 @@ class Topology:
             raise RunError(
                 f"The environment names {world_size} ranks but no {missing[0]}: start the run with torchrun."
             )
-        hosts = int(environment.get("GROUP_WORLD_SIZE", 1))
-        if hosts > 1 and int(environment.get("TORCHELASTIC_MAX_RESTARTS", 0)) > 0:
+        hosts = number("GROUP_WORLD_SIZE", 1)
+        if hosts > 1 and number("TORCHELASTIC_MAX_RESTARTS") > 0:
             raise RunError(
                 "On several hosts, start torchrun with --max-restarts=0: its hosts count restarts differently, so the "
                 "ranks could not agree on which start they are in. Let the scheduler start the run again."
             )
         return cls(
-            rank=int(environment.get("RANK", 0)),
+            rank=number("RANK"),
             world_size=world_size,
-            local_rank=int(environment.get("LOCAL_RANK", 0)),
-            node=int(environment.get("GROUP_RANK", 0)),
+            local_rank=number("LOCAL_RANK"),
+            node=number("GROUP_RANK"),
             hosts=hosts,
-            attempt=int(environment.get("TORCHELASTIC_RESTART_COUNT", 0)),
+            attempt=number("TORCHELASTIC_RESTART_COUNT"),
             host=socket.gethostname(),
         )
 

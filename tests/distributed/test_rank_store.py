@@ -55,6 +55,12 @@ def test_restarts_across_hosts_are_refused() -> None:
         Topology.from_environment({**TORCHRUN, "TORCHELASTIC_MAX_RESTARTS": "3"})
 
 
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE"])
+def test_what_is_no_number_is_named(name: str) -> None:
+    with pytest.raises(RunError, match=f"{name}=x, which is no number"):
+        Topology.from_environment({**TORCHRUN, name: "x"})
+
+
 def test_a_barrier_names_the_missing_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.distributed import TCPStore
 
