@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, get_origin, get_type_hints
 
 from dist_eval.process.arguments import ArgumentParser
 from dist_eval.process.output import run_program
@@ -63,7 +63,8 @@ def _config_schema(config: type[RunConfig]) -> dict[str, Any]:
     for option in dataclasses.fields(config):
         hint, choices = hints[option.name], option.metadata["extra"].get("choices")
         if choices:
-            hint = Literal.__getitem__((*choices, None) if option.default is None else choices)
+            one = Literal.__getitem__((*choices, None) if option.default is None else choices)
+            hint = list[one] if get_origin(hint) is list else one  # type: ignore[valid-type]
         options[option.name] = hint, Field(description=option.metadata["help"])
     options["initial_peers"] = str, Field(description="how many addresses, which are not recorded")
     described = "All options, as in dist_eval/options and in --help."

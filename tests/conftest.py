@@ -406,6 +406,16 @@ def run_here(*command: str) -> int:
         return program.run(parse_args(options, command_line), Path(scratch_dir), None, load)
 
 
+def scalars_in(folder: Path) -> dict[str, float]:
+    """Returns the last values that a run has logged to TensorBoard in a folder, by name."""
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    logged: dict[str, float] = {}
+    for place in {file.parent for file in folder.rglob("events.*")}:
+        events = accumulator.EventAccumulator(str(place)).Reload()
+        logged |= {tag: events.Scalars(tag)[-1].value for tag in events.Tags()["scalars"]}
+    return logged
+
+
 def results_of(folder: Path) -> dict[str, Any]:
     """Reads the `results.json` of a run's folder, which has to fit the published schema."""
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))

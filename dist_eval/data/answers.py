@@ -58,6 +58,11 @@ class BatchOutcome:
         """Whether all examples have an answer."""
         return not self.failed
 
+    @property
+    def answered_rows(self) -> np.ndarray:
+        """The rows of the batch that have an answer, int64 of shape [n]."""
+        return np.setdiff1d(np.arange(len(self.answers)), list(self.failed))
+
 
 def logits_columns(num_labels: int) -> AnswerColumns:
     """Returns the columns of a classification head: `logits`, float32 of shape [num_labels]."""

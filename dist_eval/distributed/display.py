@@ -1,4 +1,4 @@
-"""The leader's display of a run's progress: a bar on a terminal, else a line now and then."""
+"""The leader's display of a run's progress: a bar on a terminal, else a line a minute."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dist_eval.tables import format_count
 BAR = "DIST_EVAL_BAR"
 """Environment variable: set where a stream that is no terminal is shown where a bar can be, as in a notebook."""
 
-_LINE_SECONDS = 10.0
+_LINE_SECONDS, _FIRST_LINE_SECONDS = 60.0, 2.0
 
 
 class Display(Protocol):
@@ -63,24 +63,25 @@ class _Lines:
     def __init__(self, total: int, stream: TextIO) -> None:
         self._total, self._stream = total, stream
         self._start = time.monotonic()
-        self._next, self._shown = self._start + _LINE_SECONDS / 5, -1
+        self._next, self._shown, self._line = self._start + _FIRST_LINE_SECONDS, -1, ""
 
     def show(self, done: int, before: int, seconds_left: float | None) -> None:
+        if done == self._shown:
+            return
         now = time.monotonic()
         finished = done >= self._total
-        if done == self._shown or (now < self._next and not finished):
-            return
-        self._next, self._shown = now + _LINE_SECONDS, done
         rate = (done - before) / max(now - self._start, 1e-9)
         left = "" if finished or seconds_left is None else f", about {in_words(seconds_left)} left"
-        print(
-            f"evaluating: {done} of {format_count(self._total, 'example')}, {rate:.0f}/s{left}",
-            file=self._stream,
-            flush=True,
-        )
+        count = format_count(self._total, "example")
+        self._line = f"{time.strftime('%H:%M:%S')} evaluating: {done} of {count}, {rate:.0f}/s{left}"
+        if now >= self._next or finished:
+            self._next, self._shown = now + _LINE_SECONDS, done
+            self.close()
 
     def note(self, text: str) -> None:
         print(printable(text), file=self._stream, flush=True)
 
     def close(self) -> None:
-        pass
+        if self._line:
+            print(self._line, file=self._stream, flush=True)
+        self._line = ""

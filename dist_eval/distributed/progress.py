@@ -20,6 +20,7 @@ from dist_eval.distributed.display import Display, display_on
 from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.distributed.stop import Stop
 from dist_eval.distributed.time_left import TimeLeft
+from dist_eval.distributed.tracked_progress import TrackedProgress
 from dist_eval.errors import LostRankError, one_line
 from dist_eval.tables import format_count
 
@@ -28,6 +29,8 @@ _LATE_RANKS_NAMED = 5
 _DONE, _FAILED, _TOKENS, _HOST, _BATCH, _BEAT = "examples_done", "failed", "tokens_done", "host", "batch", "beat"
 _ROUND, _FINISHED = "round", "finished"
 _STOP, _NOTICE = "stop", "notice"
+# Examples, in units, plus how many of them are right: one counter, so that both are always of the same examples
+_JUDGED, _JUDGED_UNIT = "judged", 1 << 32
 # Added for each rank to the interval between reports, and between reads of all counters: one store serves all
 _REPORT_SECONDS_FOR_A_RANK, _LOOK_SECONDS_FOR_A_RANK = 0.002, 0.01
 
@@ -52,6 +55,7 @@ class Progress:
         notice: returns what this rank is waiting for, in words; empty if nothing.
         stall_timeout: seconds without a heartbeat from another rank after which the run stops.
         stream: where the leader shows the progress; by default stderr.
+        tracked: where the leader logs it, besides.
 
     Attributes:
         failed: examples without a prediction on all ranks, as last reported.
@@ -68,16 +72,19 @@ class Progress:
         notice: Callable[[], str] = lambda: "",
         stall_timeout: float = float("inf"),
         stream: TextIO | None = None,
+        tracked: TrackedProgress | None = None,
     ) -> None:
         self._topology, self._rank_store, self._total, self._done_before = topology, rank_store, total, 0
         self._stop, self._folder, self._notice = stop or Stop(), folder, notice
         self._stream, self._stall_timeout = stream or sys.stderr, max(stall_timeout, 2 * _REPORT_SECONDS)
+        self._tracked = tracked
         self._heard: dict[int, tuple[int, float]] = {}
         self._looked = time.monotonic()
         self._gone, self._cut_off, self._leader, self._answered = False, "", "", time.monotonic()
         self.failed = self._failed_total = self._failed_before = 0
         self._done = self._reported = self._failed = self._failed_reported = self._rounds = 0
         self._tokens = self._tokens_reported = self._tokens_counted = 0
+        self._judged = self._judged_reported = 0
         self._tokens_in_the_end: int | None = None
         self._time_left = TimeLeft()
         self._batch = -1
@@ -103,7 +110,9 @@ class Progress:
         self._done_before, self._failed_before, self.failed = done - counted, self._failed_total, 0
         self._tokens_in_the_end = self._tokens_counted + tokens_left
 
-    def add(self, examples: int, failed: int = 0, *, tokens: int = 0, batch: int = -1) -> None:
+    def add(
+        self, examples: int, failed: int = 0, *, tokens: int = 0, batch: int = -1, right: int | None = None
+    ) -> None:
         """Counts examples that this rank has finished.
 
         Args:
@@ -111,7 +120,10 @@ class Progress:
             failed: number of examples without one.
             tokens: of all of them, counting padding.
             batch: the batch's number.
+            right: how many of the predictions are right; None if that is not known.
         """
+        if right is not None:
+            self._judged += examples * _JUDGED_UNIT + right
         self._done += examples
         self._failed += failed
         self._tokens += tokens
@@ -201,6 +213,10 @@ class Progress:
     def _report(self, store: Any) -> None:
         with self._lock:  # the thread and the waiting rank both report
             delta, failed = self._done - self._reported, self._failed - self._failed_reported
+            judged = self._judged - self._judged_reported
+            if judged:  # first: once all are done, all are judged
+                store.add(_JUDGED, judged)
+                self._judged_reported += judged
             store.add(f"{_DONE}/{self._topology.rank}", delta)
             self._failed_total = store.add(_FAILED, failed)
             self.failed = self._failed_total - self._failed_before
@@ -282,6 +298,9 @@ class Progress:
                     done = self._done_before + sum(self._counts(store, _DONE))
                     done = self._total if self._complete else done
                     display.show(done, self._done_before, self._seconds_left(store))
+                    if self._tracked:
+                        judged, right = divmod(store.add(_JUDGED, 0), _JUDGED_UNIT)
+                        self._tracked.show(done, self._done_before, judged, right)
                     if store.check([_NOTICE]):
                         display.note(store.get(_NOTICE).decode())
                         store.delete_key(_NOTICE)

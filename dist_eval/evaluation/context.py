@@ -27,11 +27,14 @@ from dist_eval.model.backends import LoadedModel, SwarmPeers, load_model, open_s
 from dist_eval.model.base_model_spec import BaseModelSpec, ModelTarget
 from dist_eval.options.config import RunConfig
 from dist_eval.options.groups import SwarmOptions
+from dist_eval.report.naming import without_folders
 from dist_eval.results.inputs import Coverage
+from dist_eval.results.run import CompleteHarnessRun, CompleteRun, metrics_with_limits
 from dist_eval.results.work import Swarm
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.runs.journal import Journal
 from dist_eval.runs.run_folder import RunFolder
+from dist_eval.tracking import PROJECT, Trackers, require_trackers, trackers_in_background
 
 _OPENING_SECONDS = 120.0
 # Longest wait for the rank that tokenizes; if it dies, torchrun ends the waiting ranks at once. A hundred million long
@@ -59,6 +62,7 @@ class RunContext(Generic[Config, Folder]):
         stop: tells whether the run was asked to stop.
         swarm: the servers that the run began with, as in the section `swarm` of `results.json`; None without a swarm,
             and before the model is loaded.
+        trackers: where the leader logs to.
         found_results: whether the folder holds a complete run, of this kind at least: then no swarm is needed.
     """
 
@@ -69,6 +73,7 @@ class RunContext(Generic[Config, Folder]):
     folder: Folder
     stop: Stop = field(default_factory=Stop)
     swarm: Swarm | None = None
+    trackers: Trackers = field(default_factory=Trackers)
     found_results: bool = False
     _closing: ExitStack = field(default_factory=ExitStack, init=False, repr=False)
     _peers: SwarmPeers = field(default_factory=SwarmPeers, init=False, repr=False)
@@ -77,6 +82,7 @@ class RunContext(Generic[Config, Folder]):
         """Opens the run's folder, on the leader. It stays open after this context, until the run's end is recorded."""
         require_known_interfaces()
         if self.topology.is_leader:
+            require_trackers(self.config.tracker)
             self.folder.open(self.topology.attempt)
         self.publish_as_leader("opened", lambda: json.dumps([self.folder.is_complete, self.folder.holder]))
         opened = self.rank_store.wait_for("opened", _OPENING_SECONDS)
@@ -102,6 +108,21 @@ class RunContext(Generic[Config, Folder]):
     def wait_for(self, key: str) -> str:
         """Waits for a value that the leader, or this host's leader, prepares; for days if need be."""
         return self.rank_store.wait_for(key, _PREPARATION_SECONDS)
+
+    def open_trackers(self, project: str = PROJECT) -> Trackers:
+        """Opens the trackers that the options name, on the leader, in the open process group.
+
+        They are closed at the end, when they have what was logged, or have taken too long.
+        """
+        options = without_folders(self.config.recorded())
+        opened = trackers_in_background(self.config.tracker, self.folder.path, options, project)
+        self.trackers = self._closing.enter_context(opened)
+        return self.trackers
+
+    def log_results(self, results: CompleteRun | CompleteHarnessRun | None) -> None:
+        """Logs the metrics of a complete run to the trackers that are open."""
+        if results is not None:
+            self.trackers.log(metrics_with_limits(results), results.coverage.expected)
 
     def open_swarm(self, base: BaseModelSpec) -> None:
         """Opens the swarm that the options name, if any (see `model.backends.open_swarm`)."""

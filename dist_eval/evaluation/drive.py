@@ -18,6 +18,7 @@ from dist_eval.data.collector import Columns
 from dist_eval.data.plan import Plan
 from dist_eval.distributed.collectives import all_gather, require_agreement
 from dist_eval.distributed.progress import Progress
+from dist_eval.distributed.tracked_progress import TrackedProgress
 from dist_eval.evaluation.context import RunContext
 from dist_eval.evaluation.worker import BatchWorker, FailurePolicy
 from dist_eval.inference.forward import TextModel, Texts
@@ -86,6 +87,7 @@ def drive(
     window: Window,
     failures: FailurePolicy | None = None,
     audited: Container[int] = (),
+    count_right: Callable[[np.ndarray, np.ndarray], int] | None = None,
     stream: TextIO | None = None,
 ) -> Iterator[LocalWork]:
     """Has all samples answered, and shows the progress of all ranks until the end of the context.
@@ -103,6 +105,8 @@ def drive(
         window: how many batches of this rank may be in flight at a time.
         failures: what to do about samples that get no answer; by default the first one ends the run.
         audited: numbers of the batches to audit.
+        count_right: counts the right ones among the answers to positions in the data, for trackers; None where that
+            is not known so soon.
         stream: where the leader shows the progress; by default stderr.
 
     Yields:
@@ -113,8 +117,10 @@ def drive(
         RunStopped: the run was asked to stop before its end; on all ranks.
         EvaluationError: the run failed; on the rank that has the root cause.
     """
-    config, topology = context.config, context.topology
+    config, topology, tracked = context.config, context.topology, None
     require_agreement(fingerprint.values)
+    if topology.is_leader and context.open_trackers():
+        tracked = TrackedProgress(context.trackers, len(data), config.confidence)
     progress = Progress(
         *(topology, context.rank_store, len(data)),
         stop=context.stop,
@@ -122,12 +128,14 @@ def drive(
         notice=model.notice,
         stall_timeout=config.collective_timeout,
         stream=stream,
+        tracked=tracked,
     )
     worker = BatchWorker(
         *(model, data, plan, journal, progress, window, context.stop),
         drain_timeout=config.stop_grace,
         failures=failures or FailurePolicy(),
         audited=audited,
+        count_right=count_right if config.tracker else None,
     )
     with progress.shown():
         context.stop.defer_signals()

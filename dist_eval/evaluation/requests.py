@@ -208,6 +208,7 @@ def show_results(context: RequestContext, *, are_new: bool) -> HarnessResults | 
     folder = context.folder
     context.announce_results()
     recorded = folder.task_results()
+    context.log_results(recorded)
     if recorded is not None:
         if are_new or not (folder.path / REPORT).exists():
             report_on(folder.path, context.config.report)

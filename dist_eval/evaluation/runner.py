@@ -12,6 +12,7 @@ from dist_eval.analysis.options import AnalysisOptions, analyse, columns_asked_f
 from dist_eval.data.collector import Columns
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan
+from dist_eval.data.problem_types import SINGLE_LABEL
 from dist_eval.evaluation.audit import AuditedModel, audited_batches
 from dist_eval.evaluation.combination import Combined, combine, with_custom_metrics
 from dist_eval.evaluation.context import RunContext
@@ -79,6 +80,10 @@ def evaluate_run(context: EvalContext) -> dict[str, float | None] | None:
         def columns_of(rows: np.ndarray, answers: np.ndarray) -> Columns:
             return Predictions.from_answers(rows, data.labels_of(rows), answers).columns
 
+        def count_right(rows: np.ndarray, answers: np.ndarray) -> int:
+            labels = data.labels_of(rows)
+            return int((task.target.problem.predict(answers["logits"]) == labels).sum())
+
         driven = drive(
             context,
             audited(model, config, journal),
@@ -90,6 +95,7 @@ def evaluate_run(context: EvalContext) -> dict[str, float | None] | None:
             window=window,
             failures=FailurePolicy.of(config),
             audited=audited_batches(len(plan), config.audit),
+            count_right=count_right if task.target.problem is SINGLE_LABEL else None,
         )
         with context.process_group(), driven as local:
             combined = combine(local)
@@ -137,6 +143,7 @@ def finish(
     )
     folder.complete(predictions, results, analysis.groups(predictions))
     context.announce_results()
+    context.log_results(folder.results())
     report_on(folder.path, config.report)
     print(format_run(folder.path), flush=True)
     return metrics.values

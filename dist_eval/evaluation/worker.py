@@ -13,6 +13,7 @@ from datetime import datetime, timezone
 
 import numpy as np
 
+from dist_eval.data.answers import BatchOutcome
 from dist_eval.data.collector import Collector, Columns
 from dist_eval.data.plan import Plan
 from dist_eval.distributed.collectives import all_gather, all_reduce_min
@@ -120,10 +121,12 @@ class BatchWorker:
         drain_timeout: float,
         failures: FailurePolicy,
         audited: Container[int] = (),
+        count_right: Callable[[np.ndarray, np.ndarray], int] | None = None,
     ) -> None:
         self._model, self._data, self._plan, self._journal = model, data, plan, journal
         self._progress, self._window, self._stop = progress, window, stop
         self._drain_timeout, self._failures, self._audited = drain_timeout, failures, audited
+        self._count_right = count_right
         self._done = array("q")
         self._resumed = 0
         self._failed = 0
@@ -186,7 +189,9 @@ class BatchWorker:
             self._journal.append(outcome)
             failed = len(outcome.failed)
             tokens = int(self._plan.tokens[outcome.batch])
-            self._progress.add(len(outcome.answers) - failed, failed, tokens=tokens, batch=outcome.batch)
+            self._progress.add(
+                len(outcome.answers) - failed, failed, tokens=tokens, batch=outcome.batch, right=self._right(outcome)
+            )
             self._failed += failed
             if failed:
                 reason = next(iter(outcome.failed.values()))
@@ -195,6 +200,12 @@ class BatchWorker:
             left -= 1
         self._seconds += time.monotonic() - start
         return left
+
+    def _right(self, outcome: BatchOutcome) -> int | None:
+        if self._count_right is None:
+            return None
+        kept = outcome.answered_rows
+        return self._count_right(self._plan.batch(outcome.batch)[kept], outcome.answers[kept])
 
     def work(self, topology: Topology, traffic: Traffic | None) -> RankWork:
         """Returns what this rank did, for the section `ranks` of `results.json`."""
@@ -237,6 +248,6 @@ class BatchWorker:
             precisions.update(segment.precision for segment in outcome.route if segment.precision)
             if outcome.audit is not None:
                 findings.append(Findings.from_record(outcome.audit))
-            kept = np.setdiff1d(np.arange(len(rows)), list(outcome.failed))
+            kept = outcome.answered_rows
             collector.add(columns_of(rows[kept], outcome.answers[kept]))
         return collector.columns(), failed, Findings.merged(findings), precisions

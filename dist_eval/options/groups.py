@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dist_eval.errors import ConfigError
+from dist_eval.tracking import TRACKERS
 
 # most tokens in one request: Petals' client splits anything larger into requests of this size (its
 # `MAX_TOKENS_IN_BATCH`), which would send the deep prompts more than once
@@ -306,5 +307,12 @@ class OutputOptions(Options):
         False,
         "start afresh, whatever the folder holds (default: resume an earlier start of the same run)",
         group="output",
+    )
+    tracker: list[str] = option(
+        [],
+        "experiment trackers to log to, whose libraries have to be installed",
+        group="output",
+        nargs="+",
+        choices=TRACKERS,
     )
     verbose: bool = option(False, "show the logs of Petals, hivemind and the servers, and tracebacks", group="output")

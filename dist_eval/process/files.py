@@ -7,6 +7,7 @@ import hashlib
 import os
 import resource
 import stat
+import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,9 +19,11 @@ _CHUNK_BYTES = 1 << 20
 _MOST_FILES = 1 << 16
 _NO_FILE = (errno.ENOENT, errno.ELOOP, errno.ENXIO)  # What opening one that is missing, a link, or a socket gives
 
-
 # modes of new files: readable only for this user, whatever the umask; or as this user's umask says
 PRIVATE, BY_UMASK = 0o600, 0o666
+
+_umask_lock = threading.Lock()
+_private = _umask_before = 0  # contexts of `private_files` that are open, in any thread; the umask before the first
 
 
 def is_utf8(name: object) -> bool:
@@ -57,12 +60,22 @@ def write_atomically(path: Path, content: bytes, mode: int = PRIVATE) -> None:
 
 @contextmanager
 def private_files() -> Iterator[None]:
-    """Makes what libraries create within this context readable only for this user, by the umask of the process."""
-    before = os.umask(0o077)
+    """Makes what libraries create within this context readable only for this user, by the umask of the process.
+
+    Several threads may be in such a context.
+    """
+    global _private, _umask_before
+    with _umask_lock:
+        _private += 1
+        if _private == 1:
+            _umask_before = os.umask(0o077)
     try:
         yield
     finally:
-        os.umask(before)
+        with _umask_lock:
+            _private -= 1
+            if _private == 0:
+                os.umask(_umask_before)
 
 
 def file_digest(path: Path) -> str | None:

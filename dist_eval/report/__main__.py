@@ -12,9 +12,8 @@ from dist_eval.process.arguments import ArgumentParser
 from dist_eval.process.output import run_program
 from dist_eval.report.document import Contents
 from dist_eval.report.naming import options_of
-from dist_eval.results.record import MetricValues
-from dist_eval.results.run import CompleteHarnessRun, CompleteRun
-from dist_eval.tracking import TRACKERS, open_trackers, require_trackers
+from dist_eval.results.run import CompleteHarnessRun, CompleteRun, metrics_with_limits
+from dist_eval.tracking import PROJECT, TRACKERS, open_tracker, require_trackers
 
 _EPILOG = """\
 examples:
@@ -101,11 +100,9 @@ def _show(options: argparse.Namespace) -> None:
 
 def _log(results: CompleteRun | CompleteHarnessRun, folder: Path, names: Sequence[str]) -> None:
     """Logs the metrics of a run and the limits of their intervals."""
-    limits: MetricValues = {}
-    for name, interval in results.intervals.items():
-        limits |= {f"{name}/low": interval.low, f"{name}/high": interval.high}
-    with open_trackers(names, folder, options_of(results), "dist_eval") as trackers:
-        trackers.log({**results.metrics, **limits}, step=0)
+    for name in dict.fromkeys(names):
+        with open_tracker(name, folder, options_of(results), PROJECT) as tracker:
+            tracker.log(metrics_with_limits(results), step=0)
 
 
 if __name__ == "__main__":

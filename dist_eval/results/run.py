@@ -16,7 +16,7 @@ from dist_eval.results.inputs import (
     PlanSummary,
     SessionsSummary,
 )
-from dist_eval.results.record import Count, Record, Time
+from dist_eval.results.record import Count, MetricValues, Record, Time
 from dist_eval.results.scores import Analysis, Scores
 from dist_eval.results.work import Audit, RankResults, Spread, Swarm, Throughput
 
@@ -149,6 +149,14 @@ class CompleteHarnessRun(HarnessResults, RunHeader):
     """There was none."""
     finished: Time
     """When it ended."""
+
+
+def metrics_with_limits(results: CompleteRun | CompleteHarnessRun) -> MetricValues:
+    """Returns the metrics by name, and the limits of their intervals as NAME/low and NAME/high."""
+    values: MetricValues = dict(results.metrics)
+    for name, interval in results.intervals.items():
+        values |= {f"{name}/low": interval.low, f"{name}/high": interval.high}
+    return values
 
 
 AnyCompleteRun = Annotated[CompleteRun | CompleteHarnessRun, Field(discriminator="problem_type")]

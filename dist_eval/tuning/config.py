@@ -11,7 +11,6 @@ from dist_eval.metrics.catalogue import metric_names
 from dist_eval.options.commandline import WHERE, Command
 from dist_eval.options.config import DatasetRunConfig
 from dist_eval.options.groups import Options, flag, option, unwrap_single
-from dist_eval.tracking import TRACKERS
 
 PROGRAM = "dist-eval tune"
 # name of the project in trackers
@@ -98,13 +97,6 @@ class TuningConfig(LearningOptions, DatasetRunConfig):
 
     save_every: int | None = option(
         None, "also save the state to resume from every so many updates", group="output", metavar="UPDATES"
-    )
-    tracker: list[str] = option(
-        [],
-        "experiment trackers to log to, whose libraries have to be installed",
-        group="output",
-        nargs="+",
-        choices=TRACKERS,
     )
 
     def __post_init__(self) -> None:

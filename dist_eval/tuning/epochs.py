@@ -19,9 +19,8 @@ from dist_eval.metrics.computing import Metrics
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier
-from dist_eval.report.naming import without_folders
 from dist_eval.results.tuning import BestEpoch, EpochResults, TuningProgress, TuningRank
-from dist_eval.tracking import Trackers, open_trackers
+from dist_eval.tracking import Trackers
 from dist_eval.tuning.checks import evaluate_classifier, require_no_stop
 from dist_eval.tuning.config import PROJECT, LearningOptions, TuningConfig
 from dist_eval.tuning.display import Display
@@ -65,11 +64,7 @@ class Epochs:
                 done = self._updates * self._state.epoch + self._state.updates
                 self._display = Display(self._updates * self.config.epochs, done)
                 stack.enter_context(self._display.watching(self.classifier.backbone.notice))
-                options = without_folders(self.config.to_dict())
-                del options["initial_peers"]
-                self._trackers = stack.enter_context(
-                    open_trackers(self.config.tracker, self.folder.path, options, PROJECT)
-                )
+                self._trackers = self.context.open_trackers(PROJECT)
             self.stop.defer_signals()
             while self._state.epoch < self.config.epochs:
                 began = time.monotonic()

@@ -22,7 +22,6 @@ from dist_eval.model.classifier import Classifier, base_fingerprint
 from dist_eval.options.groups import DataOptions, ModelOptions
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.swarm.families import read_base_config
-from dist_eval.tracking import require_trackers
 from dist_eval.tuning.config import LearningOptions, TuningConfig
 from dist_eval.tuning.epochs import Epochs
 from dist_eval.tuning.folder import TuningFolder
@@ -40,8 +39,6 @@ _FINGERPRINTED = (
 def tune(context: TuningContext) -> TunedCheckpoint | None:
     """Tunes prompts and a head; every rank calls it."""
     config = context.config
-    if context.topology.is_leader:
-        require_trackers(config.tracker)
     with context:
         device = device_of(config, context.topology)
         empty = empty_checkpoint(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import time
 
 import pytest
@@ -46,7 +47,24 @@ def test_lines_come_now_and_then_and_at_the_end(monkeypatch: pytest.MonkeyPatch)
     lines.show(80, 60, 725.0)
     lines.show(90, 60, 10.0)
     lines.show(100, 60, 0.0)
-    assert stream.getvalue().splitlines() == [
+    lines.close()
+    assert _without_clock(stream) == [
         "evaluating: 80 of 100 examples, 0/s, about 12 min left",
         "evaluating: 100 of 100 examples, 0/s",
     ]
+
+
+def test_the_last_line_of_a_run_that_ends_early_says_how_far_it_is() -> None:
+    stream = io.StringIO()
+    lines = display.display_on(stream, 100)
+    lines.show(70, 60, 5.0)
+    lines.show(90, 60, None)
+    lines.close()
+    [last] = _without_clock(stream)
+    assert last.startswith("evaluating: 90 of 100 examples, ")
+
+
+def _without_clock(stream: io.StringIO) -> list[str]:
+    """Returns the lines, each of which begins with the time of day."""
+    matches = [re.fullmatch(r"\d\d:\d\d:\d\d (.*)", line) for line in stream.getvalue().splitlines()]
+    return [match[1] for match in matches if match]

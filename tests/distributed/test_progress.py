@@ -6,7 +6,7 @@ import io
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,10 @@ from dist_eval.distributed import display, progress
 from dist_eval.distributed.progress import Progress
 from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.distributed.stop import STOP_FILE, Stop
+from dist_eval.distributed.tracked_progress import TrackedProgress
 from dist_eval.errors import RunError
+from dist_eval.statistics.intervals import wilson
+from dist_eval.tracking import Trackers
 
 MakeProgress = Callable[..., Progress]
 
@@ -102,6 +105,25 @@ def test_the_time_left_is_that_of_the_tokens_of_all_ranks(two_ranks: MakeProgres
         assert wait_for(
             lambda: re.search(r"6\d of 100 examples, \d+/s, about \d+ min( \d+ s)? left", stream.getvalue())
         )
+
+
+def test_a_tracker_has_the_accuracy_of_all_ranks_among_the_examples_of_this_start(two_ranks: MakeProgress) -> None:
+    seen: list[tuple[int, Mapping[str, float | None]]] = []
+    trackers = Trackers()
+    trackers.log = lambda values, step: seen.append((step, values))  # type: ignore[method-assign]
+    ranks = two_ranks(0, tracked=TrackedProgress(trackers, 100, 0.95)), two_ranks(1)
+    with shown(*ranks):
+        ranks[0].begin(60, ranks[0].counted(), tokens_left=4000)
+        ranks[0].add(15, right=12)
+        ranks[1].add(25, right=20)
+        assert wait_for(lambda: bool(seen) and seen[-1][0] == 100)
+    low, high = wilson(32, 40)
+    accuracy = {"accuracy": 0.8, "accuracy/low": low, "accuracy/high": high}
+    values = seen[-1][1]
+    assert {name.partition("/")[2]: value for name, value in values.items() if "provisional" in name} == accuracy
+    assert values["progress"] == 1
+    speed = values["examples_per_second"]
+    assert speed and speed <= 40 / 0.5, "only this start's examples count for the speed"
 
 
 def test_a_rank_that_gets_on_is_waited_for(two_ranks: MakeProgress) -> None:

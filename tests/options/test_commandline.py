@@ -16,6 +16,7 @@ from dist_eval.errors import ConfigError
 from dist_eval.options.commandline import build_parser, parse_args, read_yaml
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.options.groups import MAX_TOKEN_BUDGET, flag
+from dist_eval.tracking import TRACKERS
 
 PEER = "/ip4/10.0.0.5/tcp/31337/p2p/QmVQE44noRKH2ZZoC8HKSJEsyAvYqAMpmRVPkKsyXn7g3a"
 OTHER_PEER = "/dns4/swarm.example.org/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
@@ -59,6 +60,7 @@ outputs = {
     "output": words,
     "overwrite": st.booleans(),
     "report": st.sampled_from(["numbers", "texts", "none"]),
+    "tracker": st.lists(st.sampled_from(TRACKERS), min_size=1, max_size=2),
 }
 audits = {"audit": st.floats(0, 1), "audit_tolerance": st.floats(0, 10)}
 wheres = st.one_of(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import results_of
+from conftest import results_of, scalars_in
 
 from dist_eval.report.__main__ import main
 from dist_eval.report.document import Contents
@@ -138,12 +138,8 @@ def test_a_path_is_not_put_into_a_model_card(hostile_run: Path, capsys: pytest.C
 
 
 def test_metrics_are_logged_to_a_tracker(runs: dict[str, Path]) -> None:
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     assert main([str(runs["single"]), "--tracker", "tensorboard"]) == 0
-    logged: dict[str, float] = {}
-    for folder in {file.parent for file in (runs["single"] / "logs").rglob("events.*")}:
-        events = accumulator.EventAccumulator(str(folder)).Reload()
-        logged |= {tag: events.Scalars(tag)[0].value for tag in events.Tags()["scalars"]}
+    logged = scalars_in(runs["single"] / "logs")
     results = results_of(runs["single"])
     assert logged["accuracy"] == pytest.approx(results["metrics"]["accuracy"])
     assert logged["accuracy/low"] == pytest.approx(results["intervals"]["accuracy"]["low"])
