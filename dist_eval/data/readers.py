@@ -32,6 +32,7 @@ from dist_eval.data.formats import (
     require_columns,
     translating_errors,
 )
+from dist_eval.data.revisions import pinned
 from dist_eval.errors import DataError, one_line, translating_os_errors
 from dist_eval.results.inputs import ShardSummary
 
@@ -189,7 +190,14 @@ def _open_hub(name: str, columns: Sequence[str], subset: str | None, split: str 
     datasets.disable_progress_bars()
     is_streamed = not datasets.config.HF_HUB_OFFLINE
     try:
-        loaded = datasets.load_dataset(name, subset, split=split, streaming=is_streamed, trust_remote_code=False)
+        loaded = datasets.load_dataset(
+            name,
+            subset,
+            split=split,
+            revision=pinned("dataset", name),
+            streaming=is_streamed,
+            trust_remote_code=False,
+        )
         if isinstance(loaded, (datasets.DatasetDict, datasets.IterableDatasetDict)):
             loaded = _choose_split(name, loaded, split)
         available = loaded.column_names or list(next(iter(loaded.take(1)), {}))

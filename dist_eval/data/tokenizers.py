@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dist_eval.data.revisions import pinned
 from dist_eval.errors import CheckpointError, one_line
 
 ONE_BEGINNING = "the tokenizer's BOS in front already, which is not doubled"
@@ -28,7 +29,7 @@ def load_tokenizer(place: str, hint: str = "") -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(place, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(place, revision=pinned("model", place), trust_remote_code=False)
     except Exception as error:  # OSError, ValueError, errors of tokenizers and of the hub's client
         raise CheckpointError(f"There is no readable tokenizer in {place}{hint}: {one_line(error)}") from error
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from dist_eval.cluster.hosts import address_among, interface_of, interfaces, is_loopback, resolve
 from dist_eval.data.readers import open_rows
+from dist_eval.data.revisions import HubKind, pin, resolve_commit
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.doctor.config import DoctorConfig
 from dist_eval.doctor.findings import Fault
@@ -94,6 +95,12 @@ def _leads(name: str) -> str:
     return f"leads to {addresses[0]}" if addresses else "is unknown"
 
 
+def _pin(config: DoctorConfig, kind: HubKind) -> None:
+    if kind in config.revisions:
+        name, revision = config.revisions[kind]
+        pin(kind, name, resolve_commit(kind, name, revision))
+
+
 class Model(NamedTuple):
     """A base model, and what is evaluated on it."""
 
@@ -103,6 +110,7 @@ class Model(NamedTuple):
 
 def read_model(config: DoctorConfig) -> Model:
     """Reads the files of base model and checkpoint, which must fit together."""
+    _pin(config, "model")
     target = CausalModel.read(str(config.model)) if config.generate else target_of(config)
     return Model(BaseModelSpec.read(config.select(ModelOptions), target), target)
 
@@ -118,6 +126,7 @@ def check_model(config: DoctorConfig, model: Model) -> Equal:
 
 def check_dataset(config: DoctorConfig) -> Equal:
     """Opens the dataset and its columns, and finds its hash."""
+    _pin(config, "dataset")
     columns = [*config.text_column, config.label_column]
     source = open_rows(config.dataset or (), columns, subset=config.subset, split=config.split)
     next(iter(source.batches), None)

@@ -18,6 +18,7 @@ import torch
 
 from dist_eval.data.answers import AnswerColumns
 from dist_eval.data.plan import Plan
+from dist_eval.data.revisions import pin, resolve_commit
 from dist_eval.distributed.collectives import explaining_lost_ranks, process_group, require_known_interfaces
 from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.distributed.stop import Stop
@@ -29,7 +30,7 @@ from dist_eval.options.config import RunConfig
 from dist_eval.options.groups import SwarmOptions
 from dist_eval.report.naming import without_folders
 from dist_eval.results.inputs import Coverage
-from dist_eval.results.run import CompleteHarnessRun, CompleteRun, metrics_with_limits
+from dist_eval.results.run import CompleteHarnessRun, CompleteRun, Revisions, metrics_with_limits
 from dist_eval.results.work import Swarm
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.runs.journal import Journal
@@ -87,6 +88,8 @@ class RunContext(Generic[Config, Folder]):
         self.publish_as_leader("opened", lambda: json.dumps([self.folder.is_complete, self.folder.holder]))
         opened = self.rank_store.wait_for("opened", _OPENING_SECONDS)
         self.found_results, self.folder.holder = json.loads(opened)
+        if self.config.revisions:
+            self._pin_revisions()
         if self.topology.is_host_leader:
             if not self.topology.is_leader:
                 self.folder.open_on_host()
@@ -99,6 +102,21 @@ class RunContext(Generic[Config, Folder]):
     ) -> bool | None:
         """Closes what was opened, last first."""
         return self._closing.__exit__(kind, error, traceback)
+
+    def _pin_revisions(self) -> None:
+        """Sets the commits that all ranks read: those that an earlier start of this run has read, if there was one."""
+
+        def resolve() -> str:
+            kinds = self.config.revisions
+            earlier = self.folder.earlier_revisions(("model", "revision", "dataset", "dataset_revision"))
+            commits = earlier or Revisions(**{kind: resolve_commit(kind, *of) for kind, of in kinds.items()})
+            self.folder.record_revisions(commits)
+            return commits.model_dump_json(exclude_none=True)
+
+        self.publish_as_leader("revisions", resolve)
+        commits = json.loads(self.rank_store.wait_for("revisions", _OPENING_SECONDS))
+        for kind, (name, _) in self.config.revisions.items():
+            pin(kind, name, commits[kind])
 
     def publish_as_leader(self, key: str, make: Callable[[], str]) -> None:
         """Publishes a value that only the leader makes."""

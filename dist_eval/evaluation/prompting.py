@@ -8,6 +8,7 @@ from typing import Any
 from dist_eval.data.labelled_rows import LabelledRows, draw_examples
 from dist_eval.data.prompts import PromptedWords, Template, join_texts
 from dist_eval.data.references import draw_referenced
+from dist_eval.data.revisions import pinned
 from dist_eval.data.tokenizers import load_tokenizer
 from dist_eval.errors import ConfigError
 from dist_eval.model.label_words import LabelWords
@@ -21,7 +22,7 @@ BETWEEN_EXAMPLES = "\n\n"
 
 def label_words_of(model: str, options: PromptOptions, data: DataOptions) -> LabelWords:
     """Reads what the options about prompts name."""
-    config, template = read_base_config(model), Template(str(options.prompt))
+    config, template = read_base_config(model, pinned("model", model)), Template(str(options.prompt))
     if Path(model).is_dir():  # a hub's is read once the model is loaded
         OutputEmbedding(model, config)
     names, words = zip(*(split_name(item) for item in options.label_words), strict=True)

@@ -74,6 +74,7 @@ def open_swarm(
             num_blocks=blocks,
             dht_prefix=base.dht_prefix,
             spans=split_blocks(blocks, options.servers),
+            revision=base.revision,
             adapters=[base.adapter] if base.adapter else [],
             echo=echo,
         ) as swarm:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dist_eval.data.revisions import pinned
 from dist_eval.errors import CheckpointError, ConfigError
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.label_words import LabelWords
@@ -53,7 +54,7 @@ def read_target(checkpoint: str | None, model: str | None) -> EvalTarget:
     if checkpoint:
         return TunedCheckpoint.load(checkpoint)
     name = str(model)
-    return PretrainedClassifier.from_config(name, read_config(name, "model"))
+    return PretrainedClassifier.from_config(name, read_config(name, "model", pinned("model", name)))
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class BaseModelSpec:
             name = options.model or tuned.base_model or ""
             if not name:
                 raise ConfigError(f"--model is missing, and the checkpoint {tuned.folder} names no base model.")
-            base = read_base_config(name)
+            base = read_base_config(name, pinned("model", name))
             tuned.require_base(name, base)
         if Path(name).is_dir():  # of a hub's model, a file would be downloaded to see what it holds
             weight_map(name)
@@ -100,7 +101,7 @@ class BaseModelSpec:
         return cls(
             name=name,
             config=base,
-            dht_prefix=options.dht_prefix or default_dht_prefix(name, base),
+            dht_prefix=options.dht_prefix or default_dht_prefix(name, base, options.revision),
             max_length=_max_length(options.max_length, tuned, base, accepted),
             token_budget=min(options.token_budget, accepted or options.token_budget),
             adapter=_adapter(options, tuned),
@@ -108,7 +109,13 @@ class BaseModelSpec:
 
     def identity(self) -> dict[str, str]:
         """Returns what tells it from other base models, by names for error messages."""
-        return {"base model": self.digest(), **({"--adapter": self.adapter} if self.adapter else {})}
+        options = {"--adapter": self.adapter, "--revision": self.revision}
+        return {"base model": self.digest(), **{name: value for name, value in options.items() if value}}
+
+    @property
+    def revision(self) -> str | None:
+        """The commit on a hub of which it is read; None for the newest one, and for a folder."""
+        return pinned("model", self.name)
 
     def digest(self) -> str:
         """Returns a hash of the base model, without an adapter.
@@ -116,7 +123,7 @@ class BaseModelSpec:
         It covers its config, without its path and the version that wrote it, and evenly spaced samples of its weights
         if it is a folder.
         """
-        values = read_config_file(self.name)
+        values = read_config_file(self.name, self.revision)
         for name in ("_name_or_path", "transformers_version", "torch_dtype", "dtype"):
             values.pop(name, None)
         digest = hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode())

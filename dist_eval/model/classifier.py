@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from dist_eval.data.answers import AnswerColumns, logits_columns
+from dist_eval.data.revisions import pinned
 from dist_eval.model.backbone import Backbone, ModelOnBackbone
 from dist_eval.model.checkpoint import TunedCheckpoint, fingerprint
 from dist_eval.model.local_backbone import LocalBackbone
@@ -127,7 +128,7 @@ def load_swarm_backbone(
     from dist_eval.swarm.directory import ServerDirectory
     from dist_eval.swarm.requests import SwarmRequests
 
-    shell = Shell(model, read_base_config(model))
+    shell = Shell(model, read_base_config(model, pinned("model", model)))
     directory = ServerDirectory(dht, dht_prefix, shell.config.num_hidden_layers, adapter)
     requests = SwarmRequests(
         directory, shell.config, request_timeout=request_timeout, max_retries=max_retries, **options
@@ -138,7 +139,7 @@ def load_swarm_backbone(
 
 def load_local_backbone(model: str, device: torch.device | None = None) -> LocalBackbone:
     """Loads a base model that runs in this process."""
-    architecture = Architecture(read_base_config(model), model)
+    architecture = Architecture(read_base_config(model, pinned("model", model)), model)
     base = load_base_model(architecture.base_class, model, architecture)
     backbone = LocalBackbone(base, architecture)
     backbone.move(device or torch.device("cpu"))

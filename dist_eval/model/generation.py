@@ -18,6 +18,7 @@ import torch
 
 from dist_eval.data.answers import AnswerColumns, generation_columns
 from dist_eval.data.generated_text import StopStrings
+from dist_eval.data.revisions import pinned
 from dist_eval.errors import NoCacheError
 from dist_eval.model.backbone import ModelOnBackbone
 from dist_eval.model.language_model import LanguageModel
@@ -173,7 +174,7 @@ def end_tokens_of(model: str, config: Any, tokenizer: Any) -> list[int]:
     from transformers import GenerationConfig
 
     try:
-        found = GenerationConfig.from_pretrained(model).eos_token_id
+        found = GenerationConfig.from_pretrained(model, revision=pinned("model", model) or "main").eos_token_id
     except OSError:  # it has none
         found = config.eos_token_id
     named = found if isinstance(found, list) else [found]

@@ -10,6 +10,7 @@ import torch
 
 from dist_eval.data.answers import AnswerColumns, log_likelihood_columns
 from dist_eval.data.forwards import distinct_forwards
+from dist_eval.data.revisions import pinned
 from dist_eval.model.backbone import Backbone, ModelOnBackbone
 from dist_eval.model.checkpoint import fingerprint
 from dist_eval.model.output_embedding import OutputEmbedding
@@ -41,7 +42,7 @@ class CausalModel:
         Raises:
             CheckpointError: there is no such model, or Petals cannot serve it.
         """
-        return cls(name, read_base_config(name))
+        return cls(name, read_base_config(name, pinned("model", name)))
 
     def on(self, backbone: Backbone, token_budget: int) -> LanguageModel:
         """Puts the output embedding on the base model, which is sent at most so many tokens in a request.

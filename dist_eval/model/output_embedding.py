@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from dist_eval.data.revisions import pinned
 from dist_eval.errors import CheckpointError, ModelOutputError
 from dist_eval.model.shell import LanguageModelHead
 from dist_eval.swarm.architecture import Architecture
@@ -39,7 +40,7 @@ class OutputEmbedding:
         architecture = Architecture(config, model)
         head = LanguageModelHead.find(architecture)
         self._function = head.function
-        weights = ModelWeights(model, architecture)
+        weights = ModelWeights(model, architecture, pinned("model", model))
         wanted = f"{head.path}.weight"
         name = weights.find(wanted)
         if name is None and getattr(config, "tie_word_embeddings", False):  # transformers ties what is not in the file

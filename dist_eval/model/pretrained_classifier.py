@@ -26,6 +26,7 @@ import torch
 from dist_eval.data.answers import AnswerColumns, logits_columns
 from dist_eval.data.head_config import class_names, problem_from
 from dist_eval.data.problem_types import Problem
+from dist_eval.data.revisions import pinned
 from dist_eval.data.token_file import ANY_TYPE, ids_and_types
 from dist_eval.errors import CheckpointError, ModelOutputError, one_line
 from dist_eval.model.backbone import HostedModel
@@ -198,7 +199,12 @@ def load_full_model(full: PretrainedClassifier, device: torch.device) -> FullCla
 
     what = f"The classifier {full.name}"
     model = load_pretrained(
-        AutoModelForSequenceClassification, full.name, what=what, config=full.config, trust_remote_code=False
+        AutoModelForSequenceClassification,
+        full.name,
+        what=what,
+        config=full.config,
+        revision=pinned("model", full.name),
+        trust_remote_code=False,
     )
     return FullClassifier(model, device)
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dist_eval.data.revisions import pinned
 from dist_eval.errors import CheckpointError
 from dist_eval.model.weights import without_warnings
 from dist_eval.swarm.architecture import Architecture, LayerStub, replace_module
@@ -103,7 +104,7 @@ def _load(name: str, architecture: Architecture) -> Any:
 def load_base_model(model_class: Any, name: str, architecture: Architecture, parts: Sequence[str] = ("",)) -> Any:
     """Loads a base model in float32, in eval mode and without gradients."""
     tensors: dict[str, torch.Tensor] = {}
-    weights = ModelWeights(name, architecture)
+    weights = ModelWeights(name, architecture, pinned("model", name))
     for part in parts:
         tensors |= weights.tensors(part)
     with without_warnings():

@@ -16,6 +16,7 @@ from typing import Any
 
 from dist_eval.data.files import is_pattern, names_of, shared_file
 from dist_eval.data.prompts import Template
+from dist_eval.data.revisions import HubKind
 from dist_eval.errors import ConfigError, os_reason
 from dist_eval.options.groups import (
     DataOptions,
@@ -50,6 +51,18 @@ class RunConfig(OutputOptions, RankOptions, ModelOptions, SwarmOptions):
             self.initial_peers = list(dict.fromkeys([*self.initial_peers, *read_peers(Path(self.peers_file))]))
         super().__post_init__()
         self._check_where()
+        for kind, (name, revision) in self.revisions.items():
+            option_name = "--model" if kind == "model" else "--dataset"
+            flag_name = "--revision" if kind == "model" else "--dataset-revision"
+            if not name:
+                raise ConfigError(f"{flag_name} {revision} is one of {option_name} on a hub: name it.")
+            if Path(name).exists() or name.startswith((".", "/", "~")):
+                raise ConfigError(f"{flag_name} {revision}: {name} is no name on a hub, only there are revisions.")
+
+    @property
+    def revisions(self) -> dict[HubKind, tuple[str, str]]:
+        """Of what a revision on a hub is given: the name of the model or dataset, and the revision."""
+        return {"model": (self.model or "", self.revision)} if self.revision else {}
 
     @property
     def run_name(self) -> str:
@@ -97,6 +110,13 @@ class DatasetRunConfig(RunConfig, DataOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_text_columns()
+
+    @property
+    def revisions(self) -> dict[HubKind, tuple[str, str]]:
+        """Of what a revision on a hub is given: the name of the model or dataset, and the revision."""
+        name = unwrap_single(self.dataset)
+        of_dataset = (name if isinstance(name, str) else "", self.dataset_revision or "")
+        return {**super().revisions, **({"dataset": of_dataset} if self.dataset_revision else {})}
 
     def _check_text_columns(self) -> None:
         if len(self.text_column) > 2:

@@ -133,6 +133,9 @@ class DataOptions(Options):
         group="data",
         nargs="+",
     )
+    dataset_revision: str | None = option(
+        None, "branch, tag or commit of a hub dataset (default: the newest)", group="data", metavar="NAME"
+    )
     subset: str | None = option(None, "configuration of a hub dataset", group="data")
     split: str | None = option(None, "split of a hub dataset or Arrow folder", group="data")
     text_column: list[str] = option(
@@ -219,6 +222,9 @@ class ModelOptions(Options):
     """The base model, where it runs, and how large a request may be."""
 
     model: str | None = option(None, "base model: folder or hub name", group="what")
+    revision: str | None = option(
+        None, "branch, tag or commit of --model on its hub (default: the newest)", group="what", metavar="NAME"
+    )
     max_length: int | None = option(
         None,
         "longest text in tokens; longer ones are truncated and counted (default: what servers accept)",

@@ -51,6 +51,15 @@ class Digests(Record):
     """Of the tables beside it, by name."""
 
 
+class Revisions(Record):
+    """The commits on a hub of which a run has read all files."""
+
+    model: str | None = None
+    """Of the model, null without --revision."""
+    dataset: str | None = None
+    """Of the dataset, null without --dataset-revision."""
+
+
 class RunHeader(Record):
     """What is known of every run."""
 
@@ -67,6 +76,8 @@ class RunHeader(Record):
     """When it ended, null while running."""
     config: RecordedOptions
     """All options, as in dist_eval/options/config.py and in --help."""
+    revisions: Revisions | None = None
+    """Which commits were read, null if no revision was asked for."""
     environment: Environment
     """Software versions."""
     digests: Digests = Digests(content="", files={})

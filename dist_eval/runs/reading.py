@@ -138,9 +138,12 @@ class FinishedRun:
         from dist_eval.data.files import dataset_name
         from dist_eval.data.labelled_rows import LabelledRows, read_texts
         from dist_eval.data.problem_types import PROBLEMS
+        from dist_eval.data.revisions import pin
 
         options = DataOptions.recorded_in(self.results.config)
         place = dataset or options.dataset or ()
+        if self.results.revisions and self.results.revisions.dataset:
+            pin("dataset", str(options.dataset), self.results.revisions.dataset)
         data = LabelledRows(
             place,
             options.text_column,

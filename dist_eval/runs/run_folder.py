@@ -18,7 +18,7 @@ from dist_eval.distributed.stop import STOP_FILE, asked_by_a_person, leave_stop_
 from dist_eval.errors import RunError, print_error, translating_os_errors
 from dist_eval.process.files import write_atomically
 from dist_eval.process.parsing import parse_json
-from dist_eval.results.run import RUN, RecordedOptions, RunFailure, RunHeader
+from dist_eval.results.run import RUN, RecordedOptions, Revisions, RunFailure, RunHeader
 from dist_eval.runs.digests import damaged_table, is_intact, with_digests
 from dist_eval.runs.environment import environment, now
 from dist_eval.runs.files import JOURNAL
@@ -65,6 +65,7 @@ class RunFolder:
         self._lock: int | None = None
         self.holder = ""
         self._found = FoundResults()
+        self._revisions: Revisions | None = None
 
     def open(self, attempt: int = 0) -> None:
         """Takes the folder's lock, and writes its results with status "running".
@@ -91,6 +92,23 @@ class RunFolder:
             if not (is_first and self._overwrite):
                 self._found = self._look()
             if not self._found.are_kept:
+                self._write(self._started())
+
+    def earlier_revisions(self, names: Sequence[str]) -> Revisions | None:
+        """Returns the commits that an earlier start of this run has read.
+
+        Args:
+            names: the options that say which; None if they had other values.
+        """
+        found = self._found.results
+        is_same = found is not None and all(found.config.get(name) == self.options.get(name) for name in names)
+        return found.revisions if found and is_same else None
+
+    def record_revisions(self, revisions: Revisions) -> None:
+        """Records the commits that this run reads."""
+        self._revisions = revisions
+        if not self._found.are_kept:
+            with translating_os_errors(RunError, f"The output folder {self.path} cannot be written"):
                 self._write(self._started())
 
     def open_on_host(self) -> None:
@@ -233,6 +251,7 @@ class RunFolder:
             started=now(),
             finished=None,
             config=self.options,
+            revisions=self._revisions,
             environment=environment(),
         )
         return self.records.validate_python(started.to_json())
@@ -340,6 +359,9 @@ class NoFolder(RunFolder):
         """Does nothing."""
 
     def open_on_host(self) -> None:
+        """Does nothing."""
+
+    def record_revisions(self, revisions: Revisions) -> None:
         """Does nothing."""
 
     def fail(self, message: str, **known: Any) -> bool:

@@ -12,6 +12,7 @@ import torch
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.labels import find_classes
 from dist_eval.data.readers import open_rows
+from dist_eval.data.revisions import pinned
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import ConfigError
 from dist_eval.evaluation.context import RunContext
@@ -43,7 +44,7 @@ def tune(context: TuningContext) -> TunedCheckpoint | None:
         device = device_of(config, context.topology)
         empty = empty_checkpoint(
             config.select(LearningOptions),
-            read_base_config(str(config.model)),
+            read_base_config(str(config.model), pinned("model", str(config.model))),
             find_names(context),
             base_model=config.model,
             adapter=config.adapter,

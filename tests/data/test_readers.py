@@ -615,7 +615,8 @@ def test_a_hub_name_is_left_to_datasets_without_its_code(
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
 
     assert read(name, subset="sst2", split="test") == [("a", "x")]
-    assert asked == [((name, "sst2"), {"split": "test", "streaming": True, "trust_remote_code": False})]
+    how = {"split": "test", "revision": None, "streaming": True, "trust_remote_code": False}
+    assert asked == [((name, "sst2"), how)]
 
 
 @pytest.mark.parametrize("kind", ["parquet", "csv", "jsonl"])

@@ -185,7 +185,7 @@ def test_an_option_has_the_name_that_another_command_gives_it(tmp_path: Path) ->
 def test_the_options_tried_above_are_all_options_there_are() -> None:
     fields = {field.name for field in dataclasses.fields(EvaluationConfig)}
     where = {"backend", "swarm", "initial_peers"}
-    assert fields - {"peers_file", "prompt_file"} == {
+    assert fields - {"peers_file", "prompt_file", "revision", "dataset_revision"} == {
         *(*anywhere, *outputs, *audits, *prompts, *generation, *demo.OPTIONS, "demo", *where),
         *("limit", "sample", "precision", *drawn),
     }
