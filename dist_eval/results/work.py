@@ -148,6 +148,10 @@ class ServerSpan(Announcement):
     """Requests per second that the server announces."""
     name: str | None
     """Public name, if any."""
+    seconds_per_token: float | None = None
+    """For a token of a forward through all its blocks, as it announces; null if it does not."""
+    free_cache: Count | None = None
+    """Tokens for which its attention cache has room, as it announces; null if it does not."""
 
 
 class Swarm(Record):

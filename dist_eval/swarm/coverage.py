@@ -79,6 +79,10 @@ class SwarmCoverage:
             "dtype": [server.precision for server in self.servers],
             "petals": [server.version or "" for server in self.servers],
             "throughput": [f"{server.throughput:g}" for server in self.servers],
+            "ms/token": [
+                "" if (s := server.seconds_per_token) is None else f"{1000 * s:.3g}" for server in self.servers
+            ],
+            "free cache": ["" if server.free_cache is None else str(server.free_cache) for server in self.servers],
             "adapters": [", ".join(server.adapters or ()) for server in self.servers],
             "name": [server.name or "" for server in self.servers],
         }
@@ -126,9 +130,12 @@ def look_up_coverage(
             state=span.server.state,
             throughput=span.server.throughput,
             name=span.server.public_name,
+            seconds_per_token=rate and (span.end - span.start) / rate,
+            free_cache=None if cache is None else cache // (span.end - span.start),
             **announcement_of(span.server).to_json(),
         )
         for span in records.spans()
+        for rate, cache in [(span.server.forward_rps, span.server.cache_tokens_left)]
     ]
     return SwarmCoverage(dht_prefix, num_blocks, tuple(servers), adapter, records.dropped)
 

@@ -18,7 +18,7 @@ BY_CONTENT = {
     *("prompt", "prompt_file", "label_words", "label_delimiter", "length_normalization"),
     *("few_shot", "few_shot_from", "few_shot_seed"),
     *("limit", "sample", "precision", "sample_seed", "stratify"),
-    "session_share",
+    *("session_share", "revision", "dataset_revision"),
 }
 """Options whose effect is in the fingerprint: digests of models, tokens and labels, the limits and the plan."""
 
@@ -29,7 +29,7 @@ WITHOUT_EFFECT = {
     "max_tokens_per_second",
     *("swarm_timeout", "request_timeout", "max_retries", "collective_timeout", "stop_grace"),
     *("audit", "audit_tolerance", "on_error", "max_failed"),
-    *("metric", "confidence", "slice_by", "group_column", "output", "overwrite", "verbose", "report"),
+    *("metric", "confidence", "slice_by", "group_column", "output", "overwrite", "verbose", "report", "tracker"),
     *("generate", "max_new_tokens", "stop", "temperature", "top_k", "top_p", "seed", "answer_pattern"),
 }
 """Options that change no prediction: where and how fast it is computed, what is checked, what follows from it. Those

@@ -64,11 +64,29 @@ def test_the_description_shows_servers_replicas_and_missing_blocks() -> None:
 
 
 def test_the_description_has_the_columns_that_say_something() -> None:
-    text = SwarmCoverage("model", 4, (span(0, 4), span(0, 4, version="2.3.0.dev2", adapters=["mine/lora"]))).describe()
+    text = SwarmCoverage(
+        "model",
+        4,
+        (
+            span(0, 4),
+            span(0, 4, version="2.3.0.dev2", adapters=["mine/lora"], seconds_per_token=0.00125, free_cache=32768),
+        ),
+    ).describe()
     head, first, second = text.splitlines()[1:4]
-    assert head.split() == ["server", "blocks", "state", "dtype", "petals", "throughput", "adapters"]
+    assert head.split() == [
+        "server",
+        "blocks",
+        "state",
+        "dtype",
+        "petals",
+        "throughput",
+        "ms/token",
+        "free",
+        "cache",
+        "adapters",
+    ]
     assert first.split()[4:] == ["2", "1"]
-    assert second.split()[4:] == ["2.3.0.dev2", "1", "mine/lora"]
+    assert second.split()[4:] == ["2.3.0.dev2", "1", "1.25", "32768", "mine/lora"]
     assert "Servers run different versions of Petals (2, 2.3.0.dev2)." in text
     assert "differently" not in text
 

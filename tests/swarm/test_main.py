@@ -48,6 +48,7 @@ def test_a_private_swarm_starts_shows_its_status_and_ends(
         assert first == second and first["not_looked_up"] == []
         assert [(model["dht_prefix"], model["missing_blocks"]) for model in first["models"]] == [("base", [])]
         assert [(server["start"], server["end"]) for server in first["models"][0]["servers"]] == [(0, 4), (1, 3)]
+        assert all(server["free_cache"] > 0 for server in first["models"][0]["servers"])
     swarm.send_signal(end)
     out, err = swarm.communicate(timeout=TIMEOUT)
     assert swarm.returncode == (-9 if end == signal.SIGKILL else 0)
