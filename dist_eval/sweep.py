@@ -7,16 +7,21 @@ the same runs on a cluster (see `dist_eval.cluster.job`); this command then find
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from dist_eval.cluster.sweep import Entry, Grid, read_grid
+from dist_eval.cluster.job import Job, Verdict
+from dist_eval.cluster.run_lists import Entry, Grid, read_grid
 from dist_eval.errors import ConfigError, EvaluationError, print_error
 from dist_eval.process.arguments import ArgumentParser
 from dist_eval.process.exit_status import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS
+from dist_eval.process.lifetime import workspace
 from dist_eval.process.output import run_program
+from dist_eval.summary.__main__ import main as summarize
+from dist_eval.summary.__main__ import require_known_formats
 
 _PROGRAM = "dist-eval sweep"
 _EXAMPLES = f"""\
@@ -51,10 +56,10 @@ def build_parser() -> argparse.ArgumentParser:
                         "(default: 1)")  # fmt: skip
     parser.add_argument("--compare", metavar="OPTION", help="test the differences between runs that differ in this "
                         "option only (default: the first one below `grid`)")  # fmt: skip
-    parser.add_argument("--metric", nargs="+", default=[], metavar="NAME", help="metrics to show and to compare "
-                        "(default: the usual ones)")  # fmt: skip
-    parser.add_argument("--write", nargs="+", default=[], metavar="FILE", help="also write the table: .csv, .html, "
-                        ".json or .md")  # fmt: skip
+    parser.add_argument("--metric", nargs="+", default=[], metavar="NAME", help="metrics to show and to compare, "
+                        "of those that the runs compute (default: the main ones)")  # fmt: skip
+    parser.add_argument("--write", nargs="+", type=Path, default=[], metavar="FILE", help="also write the table: "
+                        ".csv, .html, .json or .md")  # fmt: skip
     parser.add_argument(
         "--print", action="store_true", help="start nothing: print the name and the options of each run, in a line"
     )
@@ -68,12 +73,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         grid = read_grid(options.grid)
         if options.compare is not None and options.compare not in grid.axes:
             raise ConfigError(f"--compare {options.compare}: {options.grid} varies {', '.join(grid.axes)}.")
+        if options.nproc_per_node < 1:
+            raise ConfigError(f"--nproc-per-node must be at least 1, not {options.nproc_per_node}.")
+        require_known_formats(options.write)
         _check_options(grid, options.grid)
         if options.print:
             for entry in grid.entries:
                 print(shlex.join([entry.name, *entry.options]).replace("\n", "\\n"))
             return COMPLETE
-        return _show(grid, options) if _start_runs(grid, options.output, options.nproc_per_node) else STOPPED
+        verdicts = _start_runs(grid, options.output, options.nproc_per_node)
+        return STOPPED if len(verdicts) < len(grid.entries) else _show(grid, options, verdicts)
     except EvaluationError as error:
         print_error(str(error), _PROGRAM)
         return WRONG_OPTIONS if isinstance(error, ConfigError) else FAILED
@@ -90,52 +99,60 @@ def _check_options(grid: Grid, path: Path) -> None:
             raise ConfigError(f"{path}, run {entry.name}: {error}") from error
 
 
-def _start_runs(grid: Grid, output: Path, ranks: int) -> bool:
-    """Starts all runs, also after one that fails; returns whether nobody asked to stop."""
-    from dist_eval.cluster.job import Job
-
+def _start_runs(grid: Grid, output: Path, ranks: int) -> list[Verdict]:
+    """Starts all runs, also after one that fails; returns what became of each, of fewer if it was asked to stop."""
+    verdicts: list[Verdict] = []
     command = [sys.executable, "-m", "dist_eval.cli.main", grid.command, f"--nproc-per-node={ranks}"]
-    for number, entry in enumerate(grid.entries, start=1):
-        folder = output / entry.name
-        print(f"{number} of {len(grid.entries)}: {entry.name}", file=sys.stderr, flush=True)
-        job = Job([*command, *entry.options, "--output", str(folder)], folder)
-        job.run_and_judge()
-        if job.stop_signal is not None:
-            print_error(f"stopped in run {number} of {len(grid.entries)}; the same command resumes.", _PROGRAM)
-            return False
-    return True
+    with workspace() as scratch_dir:  # what is started knows it by its name, and ends with this process
+        environment = {**os.environ, "TMPDIR": str(scratch_dir)}
+        for number, entry in enumerate(grid.entries, start=1):
+            folder = output / entry.name
+            print(f"{number} of {len(grid.entries)}: {entry.name}", file=sys.stderr, flush=True)
+            job = Job([*command, *entry.options, "--output", str(folder)], folder, environment)
+            verdict = job.run_and_judge()
+            if job.stop_signal is not None:
+                print_error(f"stopped in run {number} of {len(grid.entries)}; the same command resumes.", _PROGRAM)
+                break
+            verdicts.append(verdict)
+    return verdicts
 
 
-def _show(grid: Grid, options: argparse.Namespace) -> int:
-    """Prints the table of all runs, and the differences; returns the exit status of the table."""
-    from dist_eval.summary.__main__ import main as summarize
-
+def _show(grid: Grid, options: argparse.Namespace, verdicts: Sequence[Verdict]) -> int:
+    """Prints the table of all runs, and the differences; returns the exit status."""
     metrics = ["--metric", *options.metric] if options.metric else []
-    written = ["--write", *options.write] if options.write else []
+    written = ["--write", *map(str, options.write)] if options.write else []
     print()  # the last run's table ends here
     status = summarize([str(options.output), "--list", str(options.grid), *metrics, *written])
+    if status == WRONG_OPTIONS:
+        return status
+    complete = []
+    for entry, verdict in zip(grid.entries, verdicts, strict=True):
+        if verdict.exit_status == COMPLETE:
+            complete.append(entry)
+        else:
+            print(f"not compared: {entry.name}, {verdict.message}")
     axis = options.compare or grid.axes[0]
-    if len({entry.values[axis] for entry in grid.entries}) > 1:
-        _compare(grid.entries, axis, options.output, options.metric)
-    return status
+    _compare(complete, axis, options.output, options.metric)
+    statuses = {status, *(verdict.exit_status for verdict in verdicts)}
+    return next((worst for worst in (FAILED, STOPPED) if worst in statuses), COMPLETE)
 
 
 def _compare(entries: Iterable[Entry], axis: str, output: Path, metrics: Sequence[str]) -> None:
-    """Prints the differences between the complete runs that differ in one axis only."""
+    """Prints the differences between runs that differ in one axis only."""
     from dist_eval.compare.comparison import adjust_p_values, compare, load_run
     from dist_eval.compare.tables import describe_pairs
     from dist_eval.report.text import render_text
-    from dist_eval.runs.outcome import read_outcome
 
     sets: dict[tuple[str, ...], list[Path]] = {}
     for entry in entries:
-        if read_outcome(output / entry.name).status == "complete":
-            others = tuple(value for name, value in entry.values.items() if name != axis)
-            sets.setdefault(others, []).append(output / entry.name)
+        others = tuple(value for name, value in entry.values.items() if name != axis)
+        sets.setdefault(others, []).append(output / entry.name)
     comparisons = []
-    for folders in sets.values():
-        if len(folders) > 1:
+    for folders in (folders for folders in sets.values() if len(folders) > 1):
+        try:
             comparisons += compare([load_run(folder) for folder in folders], metrics=metrics, all_pairs=True)
+        except EvaluationError as error:
+            print(f"not compared: {error}")
     if comparisons:
         print("\n" + render_text(describe_pairs(adjust_p_values(comparisons))))
 

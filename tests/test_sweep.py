@@ -13,7 +13,7 @@ import pytest
 from conftest import fork_server
 
 from dist_eval import demo
-from dist_eval.cluster.sweep import read_sweep
+from dist_eval.cluster.run_lists import read_sweep
 from dist_eval.distributed.stop import SIGNALS
 from dist_eval.sweep import main
 
@@ -54,6 +54,20 @@ def test_runs_are_compared_that_differ_in_one_option_only(tmp_path: Path, capfd:
     assert len((tmp_path / "runs.csv").read_text().splitlines()) == 5
 
 
+@pytest.mark.usefixtures("preloaded")
+def test_results_of_other_options_are_neither_compared_nor_a_success(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    grid: dict[str, Any] = {"max-length": [200, 256]}
+    sweep = [str(write_grid(tmp_path, grid=grid, limit=20)), "--output", str(tmp_path / "runs")]
+    assert main(sweep) == 0
+    assert "Differences:" in capfd.readouterr().out
+    write_grid(tmp_path, grid=grid, limit=30)
+    assert main(sweep) == 1
+    printed, _ = capfd.readouterr()
+    assert printed.count("not compared: max-length=") == 2 and "Differences:" not in printed
+
+
 def test_printed_is_a_line_for_each_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts = {"plain": "{text}", "quoted": 'It\'s "{text}"\n#'}
     grid = write_grid(tmp_path, checkpoint=None, grid={"prompt": prompts, "label-words": {"words": ["no", "yes"]}})
@@ -67,6 +81,7 @@ def test_printed_is_a_line_for_each_run(tmp_path: Path, capsys: pytest.CaptureFi
     ("options", "words"),
     [
         ({"grid": {"seed": [0, 1]}, "sed": 1}, "run seed=0: There is no option --sed"),
+        ({"grid": {"seed": [0]}, "nproc-per-node": 2}, "nproc-per-node is an option of `dist-eval sweep` itself"),
         ({"grid": {"max-length": [1, 0]}}, "run max-length=0: --max-length"),
         ({"grid": {"seed": [0]}, "command": "harness"}, "run seed=0: There is no option --checkpoint"),
     ],

@@ -41,10 +41,10 @@ def measure_texts(
     values = dict(texts.values)
     undefined: Reasons = {}
     for metric in metrics:
-        values.pop(metric.name, None)
         try:
             column = list(_values_of(metric, texts.text if answers is None else answers, texts))
         except _MetricFailure as error:
+            values.pop(metric.name, None)
             undefined[metric.name] = str(error)
         else:
             values[metric.name] = np.asarray(column, dtype=np.bool_ if metric.name in USUAL_METRICS else np.float64)

@@ -29,7 +29,7 @@ from dist_eval.distributed.display import BAR
 from dist_eval.errors import ConfigError, CoverageError, EvaluationError, RunError, RunStopped
 from dist_eval.options.commandline import EVALUATION, Command, convert_options
 from dist_eval.options.config import RunConfig
-from dist_eval.options.harness import HARNESS
+from dist_eval.options.harness import HARNESS, HarnessConfig
 from dist_eval.process.exit_status import COMPLETE, STOPPED, STOPPED_BY_A_PERSON
 from dist_eval.process.lifetime import workspace
 from dist_eval.results.record import Record
@@ -133,16 +133,24 @@ def _run(
     where = "dist_eval.run" if command is EVALUATION else "dist_eval.run_tasks"
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
         raise ConfigError(f"{where} starts its ranks itself: call it without torchrun, or call dist_eval.evaluate.")
-    if ranks < 1:
-        raise ConfigError(f"{where}: ranks must be at least 1, not {ranks}.")
+    if not isinstance(ranks, int) or ranks < 1:
+        raise ConfigError(f"{where}: ranks must be a whole number of at least 1, not {ranks!r}.")
     given = {**_options_in(config, command, where), **options}
     dataset = given.get("dataset")
+    if not (dataset is None or is_in_memory(dataset) or _names_files(dataset)):
+        raise ConfigError(
+            f"{where}: dataset takes names of files, a data frame, a `datasets.Dataset`, a table of Arrow, or a list "
+            f"of mappings with at least one row, not {type(dataset).__name__}."
+        )
     with workspace() as scratch_dir:
         file = scratch_dir / f"{type(dataset).__name__}.parquet"
         if is_in_memory(dataset):
             given["dataset"] = file
         values = convert_options({key: _plain(value) for key, value in given.items()}, command.config, where)
-        folder = command.config(**values).output_folder
+        checked = command.config(**values)
+        if isinstance(checked, HarnessConfig) and not checked.is_run:
+            raise ConfigError(f"{where} evaluates: --list and --check are for the command line, `dist-eval harness`.")
+        folder = checked.output_folder
         if is_in_memory(dataset):
             write_parquet(dataset, file)
         (scratch_dir / _OPTIONS).write_text(yaml.safe_dump(values, allow_unicode=True), encoding="utf-8")
@@ -154,6 +162,11 @@ def _run(
     shown = kind.model_construct(**dict(found))
     shown._folder = folder
     return shown
+
+
+def _names_files(dataset: Any) -> bool:
+    names = dataset if isinstance(dataset, (list, tuple)) else [dataset]
+    return bool(names) and all(isinstance(name, (str, os.PathLike)) for name in names)
 
 
 def _options_in(config: Any, command: Command[Any], where: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,6 +55,8 @@ def start_ranks(module: str, command: Command[Any], arguments: Sequence[str]) ->
         if not options:
             raise ConfigError(command.nothing_asked)
         parse_args(arguments, command, build_parser(command))
+        if re.fullmatch(r"0+|-\d+", ranks := vars(launch).get("nproc_per_node", "1")):
+            raise ConfigError(f"--nproc-per-node must be at least 1, not {ranks}.")
     except ConfigError as error:
         end_for_wrong_options(error)
     if vars(launch) in ({}, {"nproc_per_node": "1"}):

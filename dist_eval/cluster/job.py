@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 from dist_eval.cluster import slurm
-from dist_eval.cluster.sweep import read_sweep
+from dist_eval.cluster.run_lists import read_sweep
 from dist_eval.distributed.stop import SIGNALS, leave_stop_file
 from dist_eval.errors import ConfigError, EvaluationError, RunError, print_error, translating_os_errors
 from dist_eval.process.arguments import ArgumentParser
@@ -120,8 +120,14 @@ class Job:
 
     def run(self, drain_timeout: float) -> int | None:
         """Runs the command to its end, for which it has so many seconds after SIGUSR1."""
-        for number in SIGNALS:
-            signal.signal(number, self._on_signal)
+        handlers = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
+        try:
+            return self._run(drain_timeout)
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+    def _run(self, drain_timeout: float) -> int | None:
         with translating_os_errors(ConfigError, f"{self._command[0]} cannot be started"):
             process = subprocess.Popen(self._command, env=self._environment)
         deadline = None

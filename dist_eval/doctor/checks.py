@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
+from dist_eval.analysis.options import columns_asked_for
 from dist_eval.cluster.hosts import address_among, interface_of, interfaces, is_loopback, resolve
 from dist_eval.data.readers import open_rows
 from dist_eval.data.revisions import HubKind, pin, resolve_commit
@@ -21,6 +22,7 @@ from dist_eval.distributed.rank_store import Topology
 from dist_eval.doctor.config import DoctorConfig
 from dist_eval.doctor.findings import Fault
 from dist_eval.evaluation.task import target_of
+from dist_eval.metrics.metric_loading import load_text_metrics
 from dist_eval.model.base_model_spec import BaseModelSpec, EvalTarget
 from dist_eval.model.language_model import CausalModel
 from dist_eval.options.groups import ModelOptions
@@ -111,6 +113,8 @@ class Model(NamedTuple):
 def read_model(config: DoctorConfig) -> Model:
     """Reads the files of base model and checkpoint, which must fit together."""
     _pin(config, "model")
+    if config.generate:
+        load_text_metrics(config.metric)
     target = CausalModel.read(str(config.model)) if config.generate else target_of(config)
     return Model(BaseModelSpec.read(config.select(ModelOptions), target), target)
 
@@ -127,8 +131,9 @@ def check_model(config: DoctorConfig, model: Model) -> Equal:
 def check_dataset(config: DoctorConfig) -> Equal:
     """Opens the dataset and its columns, and finds its hash."""
     _pin(config, "dataset")
-    columns = [*config.text_column, config.label_column]
-    source = open_rows(config.dataset or (), columns, subset=config.subset, split=config.split)
+    asked_for = columns_asked_for(config.slice_by, config.group_column)
+    columns = dict.fromkeys([*config.text_column, config.label_column, *asked_for])
+    source = open_rows(config.dataset or (), list(columns), subset=config.subset, split=config.split)
     next(iter(source.batches), None)
     paths = [shard.path for shard in source.shards]
     return Equal(f"{source.name} can be read", {"dataset": file_digest(*paths)} if paths else {})

@@ -101,7 +101,7 @@ def announce_selection(
 def with_recorded_analysis(
     config: EvaluationConfig, results: CompleteRun | CompleteHarnessRun | None
 ) -> EvaluationConfig:
-    """Takes over the slices and groups of a complete run where the options name none, so that it keeps them."""
+    """Takes over slices, groups and the pattern of answers of a complete run where the options name none."""
     if config.overwrite or results is None:
         return config
     recorded: dict[str, Any] = results.config
@@ -109,6 +109,7 @@ def with_recorded_analysis(
         config,
         slice_by=config.slice_by or recorded.get("slice_by") or [],
         group_column=config.group_column or recorded.get("group_column"),
+        answer_pattern=config.answer_pattern or recorded.get("answer_pattern"),
     )
 
 

@@ -77,6 +77,9 @@ def check_tasks(context: RequestContext) -> None:
         for task in loaded.tasks:
             rows[task] = _row(task, loaded, results)
             print(f"{task}, first request: {_first_request(task, loaded)}\n")
+    problems += [
+        f"--samples: no task that is checked is named {task!r}." for task in options.samples if task not in rows
+    ]
     if rows:
         print("\n".join(text_table([_CHECKED, *rows.values()])), flush=True)
     if problems:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dist_eval.cluster.sweep import read_sweep
+from dist_eval.cluster.run_lists import read_sweep
 from dist_eval.errors import ConfigError, EvaluationError, RunError, os_reason, print_error
 from dist_eval.process.arguments import ArgumentParser
 from dist_eval.process.exit_status import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS
@@ -54,9 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit status: 0, 1, 2 or 75 (see `build_parser`)."""
     options = build_parser().parse_args(arguments)
     try:
-        for path in options.write:
-            if path.suffix not in _KINDS:
-                raise ConfigError(f"--write {path}: the name must end with one of {', '.join(_KINDS)}.")
+        require_known_formats(options.write)
         outcomes = [read_outcome(folder) for folder in _folders(options)]
         metrics = choose_metrics(outcomes, options.metric or (), options.sort)
         if options.sort:
@@ -74,6 +72,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return WRONG_OPTIONS if isinstance(error, ConfigError) else FAILED
     statuses = {outcome.exit_status for outcome in outcomes}
     return FAILED if FAILED in statuses else STOPPED if STOPPED in statuses else COMPLETE
+
+
+def require_known_formats(files: Sequence[Path]) -> None:
+    """Checks the names that `--write` gives; raises ConfigError for an unknown format."""
+    for path in files:
+        if path.suffix not in _KINDS:
+            raise ConfigError(f"--write {path}: the name must end with one of {', '.join(_KINDS)}.")
 
 
 def _folders(options: argparse.Namespace) -> list[Path]:

@@ -269,11 +269,11 @@ class Pacing:
         seconds = latency - way
         return seconds if seconds > _SLOWER * expected else expected, _KEPT
 
-    def _first_seconds(self, ticket: Ticket, most: float) -> float:
-        """Returns the server's time for its first request, at most so many seconds."""
+    def _first_seconds(self, ticket: Ticket, alone: float) -> float:
+        """Returns the server's time for its first request, at most those without the round trip."""
         if self.announced_seconds_per_work:
-            return min(most, max(_LEAST_FIRST_SHARE * most, _SLOWER * self.announced_seconds_per_work * ticket.work))
-        return _FIRST_SHARE * most if self._is_far else most
+            return min(alone, max(_LEAST_FIRST_SHARE * alone, _SLOWER * self.announced_seconds_per_work * ticket.work))
+        return _FIRST_SHARE * alone if self._is_far else alone
 
     def _correct(self, seconds: float) -> None:
         self._pace.done_at += seconds

@@ -192,6 +192,13 @@ def test_a_complete_run_computes_new_metrics_slices_and_answers_from_its_texts(
     assert compared.differences["rows/exact_match"].value == 0 and not compared.tests
     assert (tmp_path / "plain" / "predictions.parquet").read_bytes() == usual
 
+    run("again", "--confidence", "0.9")  # all else stays, the order of the metrics, too
+    assert (tmp_path / "again" / "predictions.parquet").read_bytes() == (
+        tmp_path / "fresh" / "predictions.parquet"
+    ).read_bytes()
+    [task] = results_of(tmp_path / "again")["tasks"].values()
+    assert [metric["metric"] for metric in task["metrics"]] == list(by_name)
+
 
 def test_a_part_of_the_rows_has_the_texts_that_they_have_among_all(
     model: Path, dataset: Path, expected: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -160,9 +160,13 @@ def _to_words(options: Mapping[str, Value], path: Path) -> list[str]:
     for option, value in options.items():
         if option == "output":
             raise ConfigError(f"{path}: output follows from the names of the runs; leave it out.")
+        if option == "nproc-per-node":
+            raise ConfigError(f"{path}: nproc-per-node is an option of `dist-eval sweep` itself; give it there.")
         if isinstance(value, dict):
             raise ConfigError(f"{path}: {option} should have a value, not options of its own.")
         if isinstance(value, list) and len(value) > 1:
+            if dashed := next((str(item) for item in value if str(item).startswith("-")), None):
+                raise ConfigError(f"{path}: {option} has {dashed!r} among several values, which would be an option.")
             words += [f"--{option}", *map(str, value)]
         elif isinstance(value, bool):
             words.append(f"--{option}" if value else f"--no-{option}")

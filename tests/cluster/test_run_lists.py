@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_eval.cluster.sweep import Entry, read_grid, read_sweep
+from dist_eval.cluster.run_lists import Entry, read_grid, read_sweep
 from dist_eval.errors import ConfigError
 
 LIST = """\
@@ -108,6 +108,7 @@ def test_a_grid_is_a_run_for_each_combination(tmp_path: Path) -> None:
         ("grid: {seed: [0]}\noutput: runs\n", "output follows from the names"),
         ("grid: {seed: [0]}\nmodel: {small: x}\n", "model should have a value"),
         ("grid: [\n", "is no valid YAML"),
+        ("grid: {seed: [0]}\nstop: [x, --y]\n", "stop has '--y' among several values"),
     ],
 )
 def test_what_is_no_grid_is_told(content: str, words: str, tmp_path: Path) -> None:
