@@ -27,7 +27,7 @@ class Failure(Enum):
     NO_ANSWER = "the server did not answer in time, or the transport failed"
     UNREACHABLE = "the server cannot be reached"
     NOT_LISTENING = "nothing listens at the server's address, so the request was not sent"
-    DISPLACED = "the request was not computed, because another one failed meanwhile"
+    DISPLACED = "the request was not computed, and may choose another server"
 
 
 class WrongAnswer(Exception):
@@ -39,7 +39,7 @@ class PeerUnreachable(ConnectionError):
 
 
 class RequestDisplaced(Exception):
-    """A request was not computed, because another one failed meanwhile: it may be better to ask another server."""
+    """A request was not computed, because another one failed or servers' speeds changed: others may be better now."""
 
 
 def classify(error: BaseException) -> Failure:

@@ -98,11 +98,15 @@ class Gate:
         self._open()
 
     def failed(self, ticket: Ticket, now: float) -> None:
-        """Records that a request got no answer, and turns away all that wait."""
+        """Records that a request got no answer, and displaces all that wait."""
         self._admission.failed(ticket, now)
+        self.displace("the server failed before this request was sent")
+
+    def displace(self, why: str) -> None:
+        """Turns away all that wait: each of them raises `RequestDisplaced`."""
         while self._waiting:
             if not (turn := self._next()).cancelled():
-                turn.set_exception(RequestDisplaced("the server failed before this request was sent"))
+                turn.set_exception(RequestDisplaced(why))
 
     def _open(self) -> None:
         if self._timer is not None:

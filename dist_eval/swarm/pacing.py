@@ -271,6 +271,8 @@ class Pacing:
 
     def _first_seconds(self, ticket: Ticket, alone: float) -> float:
         """Returns the server's time for its first request, at most those without the round trip."""
+        if 0.0 < self._pace.round_trip < _FAR_SECONDS:  # large messages are here soon, too
+            return alone
         if self.announced_seconds_per_work:
             return min(alone, max(_LEAST_FIRST_SHARE * alone, _SLOWER * self.announced_seconds_per_work * ticket.work))
         return _FIRST_SHARE * alone if self._is_far else alone

@@ -207,6 +207,10 @@ class SwarmRequests:
         now = time.monotonic()
         server.answered(request.work, sent_at, now)
         gate.answered(ticket, now)
+        if self.router.speeds_changed(self.servers.spans()):
+            for (_, is_for_steps), waiting in self._gates.items():
+                if not is_for_steps:  # steps stay with the server that has their cache
+                    waiting.displace("servers are faster or slower than expected")
         return answer
 
     def _gate(self, peer: Any, *, is_for_steps: bool) -> Gate:

@@ -32,6 +32,9 @@ _LATENCIES_KEPT = 1_000
 # How many times as fast as the slowest that announces its speed, and as the fastest that is measured, a server without
 # a measurement is expected to be at most, whatever it announces: more would only decide about its first requests
 _MOST_AHEAD = 30.0
+# By how much a server has to be faster or slower than expected, beside others, for requests that wait to choose again.
+# Of two replicas that announce the same, one may be five times as slow: without it, 20 batches take twice as long
+_OTHER_SPEED = 3.0
 
 
 @dataclass
@@ -150,6 +153,7 @@ class Router:
         self.servers: dict[Any, ServerStats] = {}
         self.retries = 0
         self._shared, self._period, self._random = shared, period, random.Random(seed)
+        self._rates_before: dict[Any, float] = {}  # at the time when those that wait chose their servers
 
     def stats(self, peer: Any) -> ServerStats:
         """Returns the statistics of a server."""
@@ -157,12 +161,27 @@ class Router:
             self.servers[peer] = ServerStats(pacing=Pacing(self._shared, str(peer), self._period))
         return self.servers[peer]
 
+    def speeds_changed(self, spans: Sequence[Span]) -> bool:
+        """Whether servers are new, or much faster or slower beside others than when this was true last."""
+        rates = self._rates(spans)
+        ratios = [rate / self._rates_before[peer] for peer, rate in rates.items() if peer in self._rates_before]
+        if len(ratios) == len(rates) and max(ratios, default=1.0) <= _OTHER_SPEED * min(ratios, default=1.0):
+            return False
+        self._rates_before = rates
+        return True
+
+    def _rates(self, spans: Sequence[Span]) -> dict[Any, float]:
+        """Returns seconds per unit of work of each server: as measured, or as expected."""
+        expected = self._expected_rates(spans)
+        return {peer: self.stats(peer).pacing.seconds_per_work or rate for peer, rate in expected.items()}
+
     def next_segment(self, spans: Sequence[Span], start: int, end: int, tokens: int, now: float) -> Span | None:
         """Chooses the first segment of the route from block `start` to `end` that should be fastest.
 
         A request, of so many tokens with padding and prompts, may change servers wherever a server's blocks start or
         end. Banned servers are used only where there is no other route.
         """
+        self._rates_before = self._rates_before or self._rates(spans)
         healthy = [span for span in spans if not self.stats(span.peer).is_banned(now)]
         return self._fastest(healthy, start, end, tokens, now) or self._fastest(spans, start, end, tokens, now)
 

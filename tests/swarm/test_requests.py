@@ -139,6 +139,24 @@ def three_replicas(tiny_models: dict[str, Path], swarm_client: SwarmClient) -> I
         yield swarm
 
 
+def test_requests_that_choose_again_are_answered_once(
+    three_replicas: ForkedSwarm,
+    swarm_client: SwarmClient,
+    make_tuned: Callable[..., TunedCheckpoint],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    classifier = swarm_client.classifier_on_all(three_replicas, make_tuned(None))
+    requests, (ids, lengths) = requests_of(classifier), batch()
+    before = classifier.logits(ids, lengths)
+    asked = sum(server.requests for server in requests.router.servers.values())
+    monkeypatch.setattr(Router, "speeds_changed", lambda self, spans: True)
+    with ThreadPoolExecutor(16) as pool:
+        for answer in pool.map(lambda _: classifier.logits(ids, lengths), range(48)):
+            assert torch.equal(answer, before)
+    assert sum(server.requests for server in requests.router.servers.values()) == asked + 48
+    assert not requests.router.retries and not failures(requests)
+
+
 def failures(requests: SwarmRequests) -> int:
     return sum(server.failures for server in requests.traffic().servers)
 

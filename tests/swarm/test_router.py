@@ -74,6 +74,15 @@ def test_replicas_get_work_in_proportion_to_their_speed(slower: float, way: floa
     assert counts["slow"] <= 200 / (1 + slower) * 1.5 + 2
 
 
+@pytest.mark.parametrize("announced", [None, 1.0, 200.0])
+def test_what_waits_leaves_a_replica_that_turns_out_slow(announced: float | None) -> None:
+    rates = {"fast": 1e-4, "slow": 5e-4}
+    spans = [Span(peer, 0, 4, forward_rps=announced and announced / rates["fast"]) for peer in rates]
+    seconds, counts = seconds_of(spans, rates, batches=20, window=20, way=0.001)
+    assert 20 / 1.2 * 4 * TOKENS * rates["fast"] / seconds > 0.8
+    assert counts["slow"] < 5
+
+
 def test_it_is_much_faster_than_random_routing_when_one_replica_is_slow() -> None:
     spans = [Span("first", 0, 4), Span("fast", 4, 8), Span("slow", 4, 8)]
     rates = {"first": 1e-5, "fast": 2e-5, "slow": 1e-4}
