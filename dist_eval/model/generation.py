@@ -100,7 +100,7 @@ class Generator(ModelOnBackbone):
         servers = RouteRecord()
         with (
             self._room.taken(rows * longest),
-            closing(self.backbone.session(rows, longest, self.prompts, self.deep_prompts)) as session,
+            closing(self.backbone.session(rows, longest, self.prompts, self.deep_prompts, goes_back=False)) as session,
         ):
             while (open_rows := (ends == 0).nonzero().squeeze(1)).numel():
                 # to where the first text begins or goes on

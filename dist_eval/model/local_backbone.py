@@ -60,6 +60,8 @@ class LocalBackbone(Backbone):
         max_length: int,
         prompts: torch.Tensor | None = None,
         deep_prompts: torch.Tensor | None = None,
+        *,
+        goes_back: bool = True,
     ) -> TextSession:
         """See `Backbone.session`: the whole texts are computed at each step."""
         return RecomputedTextSession(lambda ids, _: self.hidden_states(ids, prompts, deep_prompts), rows)

@@ -87,6 +87,8 @@ class SwarmBackbone(Backbone):
         max_length: int,
         prompts: torch.Tensor | None = None,
         deep_prompts: torch.Tensor | None = None,
+        *,
+        goes_back: bool = True,
     ) -> TextSession:
         """See `Backbone.session`: servers keep what they have computed, if model and servers can."""
         from dist_eval.swarm.inference_session import InferenceSession
@@ -102,6 +104,7 @@ class SwarmBackbone(Backbone):
             max_length=max_length,
             prompts=prompts,
             deep_prompts=deep_prompts,
+            goes_back=goes_back,
         )
 
     @property

@@ -122,6 +122,7 @@ def start(arguments: argparse.Namespace) -> None:
             revision=revision,
             torch_dtype=arguments.torch_dtype,
             adapters=arguments.adapters,
+            cache_tokens=arguments.cache_tokens,
             gpus=gpus,
             host=host,
             initial_peers=() if part == 1 else _wait_for_peers(first_peers, arguments.timeout),

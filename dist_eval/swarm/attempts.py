@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 from dist_eval.data.answers import RouteSegment
 from dist_eval.errors import ModelOutputError, NoCacheError, RefusedError, SwarmError, one_line
-from dist_eval.swarm.failures import Failure, classify, stated_limit
+from dist_eval.swarm.failures import Failure, classify, may_have_room_later, stated_limit
 from dist_eval.swarm.router import Router
 from dist_eval.swarm.routes import Span, without
 from dist_eval.tables import format_count
@@ -90,6 +90,7 @@ class Attempts:
     timeout: float  # longest time to wait for a server's answer, in seconds
     _failed: int = 0
     _outage_since: float | None = None
+    _room_later: bool = False  # whether one of the servers without room for a session may have it later
     _messages: list[str] = field(default_factory=list)
     _peers: dict[Failure, list[Any]] = field(default_factory=dict)  # the servers that failed in each way
 
@@ -160,11 +161,15 @@ class Attempts:
             if self._is_confirmed(peers, choice):
                 self._blame_request(failure, peers, error)
         self._failed += 1
+        self._room_later |= failure is Failure.NO_CACHE and may_have_room_later(error)
         if self._failed >= self.limit:
             kind = NoCacheError if failure is Failure.NO_CACHE else SwarmError
-            raise kind(
+            given_up = kind(
                 f"got no answer for {what} in {format_count(self._failed, 'attempt')}: {self._messages[-1]}"
-            ) from error
+            )
+            if failure is Failure.NO_CACHE:
+                given_up.transient = self._room_later
+            raise given_up from error
         return 0.0 if self._failed == 1 else min(_FIRST_DELAY * 2 ** (self._failed - 2), _LONGEST_DELAY)
 
     def has_route(self, online: Sequence[Span], now: float) -> bool:

@@ -12,7 +12,7 @@ import contextlib
 import ctypes
 import inspect
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -20,6 +20,9 @@ from torch import nn
 from dist_eval.errors import CheckpointError
 from dist_eval.swarm.architecture import Architecture, replace_module
 from dist_eval.swarm.model_weights import ModelWeights, require_all_read
+
+if TYPE_CHECKING:
+    from dist_eval.swarm.session_cache import BlockCache
 
 
 class Block(nn.Module):
@@ -29,6 +32,7 @@ class Block(nn.Module):
         super().__init__()
         self.model = model
         self.num_heads = num_heads  # read by Petals
+        self.kept: BlockCache | None = None  # of a text in a session; set by servers
         # transformers 5.24 has renamed it
         parameters = inspect.signature(model.forward).parameters
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"
@@ -106,6 +110,18 @@ def _unmap_unless_all_are(model: nn.Module, mapped: Iterable[torch.Tensor]) -> N
         ctypes.CDLL(None).malloc_trim(0)
 
 
+def keep_layer(model: nn.Module, architecture: Architecture, layer: Any, index: int) -> None:
+    """Leaves a base model with a single layer, the one at an index."""
+    replace_module(model, architecture.layers, nn.ModuleList([layer]))
+    for module in layer.modules():
+        if hasattr(module, "layer_idx"):
+            module.layer_idx = 0  # its place in a cache of one layer
+    for path in architecture.norms:
+        replace_module(model, path, nn.Identity())
+    replace_module(model, architecture.embeddings, None)
+    model.config = architecture.truncated(index)
+
+
 def _one_layer_class(architecture: Architecture, index: int) -> Any:
     """Returns the base model's class with one layer left."""
     base = architecture.base_class
@@ -113,15 +129,7 @@ def _one_layer_class(architecture: Architecture, index: int) -> Any:
     def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         with torch.device("meta"):  # the layer is built with its own index, so all before it are built
             base.__init__(self, config, *args, **kwargs)
-        layer = self.get_submodule(architecture.layers)[index]
-        replace_module(self, architecture.layers, nn.ModuleList([layer]))
-        for module in layer.modules():
-            if hasattr(module, "layer_idx"):
-                module.layer_idx = 0  # its place in a cache of one layer
-        for path in architecture.norms:
-            replace_module(self, path, nn.Identity())
-        replace_module(self, architecture.embeddings, None)
-        self.config = architecture.truncated(index)
+        keep_layer(self, architecture, self.get_submodule(architecture.layers)[index], index)
 
     def get_input_embeddings(self: Any) -> None:
         return None

@@ -13,6 +13,7 @@ from enum import Enum
 
 _TOO_LARGE = ("greater than max_batch_size", "Message size exceeds", "message too large", "too large")
 _NO_CACHE = ("Could not allocate", "attention cache is full", "Cannot allocate KV cache")
+_NEVER_ROOM = ("max cache size", "Cannot allocate KV cache")  # not even if nobody else had a session
 _BUSY = ("TimeoutError", "CancelledError", "deadline exceeded")
 _DAEMON_ERRORS = ("P2PDaemonError", "ControlFailure", "DispatchFailure")
 
@@ -67,6 +68,11 @@ def stated_limit(error: BaseException) -> int | None:
     """Returns the most tokens that a server says it takes in a request; None if it does not say."""
     match = re.search(r"max_batch_size \((\d{1,9})\)", str(error))
     return int(match[1]) if match else None
+
+
+def may_have_room_later(error: BaseException) -> bool:
+    """Whether a server that has no room for a session has as much, or sessions as long, at other times."""
+    return not any(words in str(error) for words in _NEVER_ROOM)
 
 
 def drop_traceback(error: BaseException) -> None:

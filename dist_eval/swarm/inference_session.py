@@ -74,6 +74,8 @@ class InferenceSession:
         max_length: most tokens of a text, without prompts; servers reserve memory for them.
         prompts: of shape [pre_seq_len, hidden], or None.
         deep_prompts: of shape [blocks, pre_seq_len, hidden], or None.
+        goes_back: whether steps will continue the texts from before their end. If so, servers keep all of the texts;
+            else blocks with sliding windows keep their windows only, and such a step sends the whole texts again.
     """
 
     def __init__(
@@ -85,8 +87,9 @@ class InferenceSession:
         max_length: int,
         prompts: torch.Tensor | None = None,
         deep_prompts: torch.Tensor | None = None,
+        goes_back: bool = True,
     ) -> None:
-        self._requests, self._embed, self._rows = requests, embed, rows
+        self._requests, self._embed, self._rows, self._goes_back = requests, embed, rows, goes_back
         self._prompts, self._deep_prompts = prompts, deep_prompts
         self._prompt_tokens = 0 if prompts is None else len(prompts)
         self._position, self._max_length = 0, max_length + self._prompt_tokens  # of a text after the prompts
@@ -281,7 +284,9 @@ class InferenceSession:
     async def _opened(self, span: Span, segment: _Segment, chunks: list[torch.Tensor]) -> list[torch.Tensor]:
         """Has a server compute the texts so far, and the chunks; if it has fewer blocks, the segment is cut."""
         await segment.close()  # of a server that is no longer used
-        cache = await ServerCache.open(self._requests.transport, span, self._max_length, self._deep_prompts)
+        cache = await ServerCache.open(
+            self._requests.transport, span, self._max_length, self._deep_prompts, goes_back=self._goes_back
+        )
         sent, outputs = self._again(segment.sent), list[torch.Tensor]()
         try:
             for chunk in (*sent, *chunks):

@@ -62,6 +62,8 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--revision", metavar="NAME", help="branch, tag or commit of a model on a hub (default: main)")
     what = "LoRA adapters that a request may ask for: folders or hub names, with safetensors"
     parser.add_argument("--adapters", nargs="+", default=[], metavar="NAME", help=what)
+    what = "tokens of sessions that a server has room for (default: 4096, or 16384 with grouped-query attention)"
+    parser.add_argument("--cache-tokens", type=int, metavar="N", help=what)
     what = "the GPU of each server, counted from 0; with more servers than GPUs they begin again (default: all GPUs)"
     parser.add_argument("--gpus", nargs="+", type=int, default=[], metavar="N", help=what)
 
@@ -115,6 +117,7 @@ def serve(arguments: argparse.Namespace) -> None:
         revision=revision,
         torch_dtype=arguments.torch_dtype,
         adapters=arguments.adapters,
+        cache_tokens=arguments.cache_tokens,
         gpus=[gpus[arguments.number % len(gpus)]] if gpus else [],
         host=arguments.host,
         ports=[(arguments.port, arguments.port)],

@@ -2,23 +2,26 @@
 
 Petals 2.2 ties itself to the transformers of 2023 in four modules only: the package itself (its models), the reading
 of configs, the reading of weights, and LoRA. They are replaced here, and so are the tasks that a request is made
-of (`server_tasks.py`) and what it knows of the memory that blocks take (`block_memory.py`); its handlers, pools, caches
-and announcements are used as they are. Blocks and their attention caches are transformers' own (`blocks.py`).
+of (`server_tasks.py`) and what it knows of the memory that blocks take (`block_memory.py`) and sessions
+(`session_cache.py`); its handlers, pools, memory and announcements are used as they are. Blocks and their attention
+caches are transformers' own (`blocks.py`).
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import importlib.util
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache
 
 from dist_eval.swarm.architecture import Architecture
 from dist_eval.swarm.block_memory import BlockMemory, block_bytes, format_bytes
@@ -27,9 +30,13 @@ from dist_eval.swarm.lora import adapter_bytes, add_adapter, using_adapter
 from dist_eval.swarm.model_weights import ModelWeights
 from dist_eval.swarm.petals_version import ANNOUNCED, require_petals
 from dist_eval.swarm.private import LOADED
-from dist_eval.swarm.server_tasks import iterate_inference, merge_pools, run_backward, run_forward
+from dist_eval.swarm.server_tasks import GOES_BACK, iterate_inference, merge_pools, run_backward, run_forward
+from dist_eval.swarm.session_cache import NO_CACHE, BlockCache, SessionLayer, block_caches
 
-_NO_CACHE = (1, 1)
+_CACHE_TOKENS, _CACHE_TOKENS_GROUPED = 4096, 16384  # of all sessions by default, as with Petals
+_UNLIMITED = 1 << 31
+
+_goes_back = ContextVar("goes_back", default=True)  # whether the session that is opened may be rolled back
 
 
 def import_server() -> Any:
@@ -60,6 +67,7 @@ def import_server() -> Any:
 
     run_server.Server = _server_class()
     server.TransformerBackend = _backend_class()
+    server.TransformerConnectionHandler = _handler_class()
     handler.run_rpc_forward, handler.run_rpc_backward = run_forward, run_backward
     handler.iterate_rpc_inference = iterate_inference
     return run_server
@@ -94,10 +102,17 @@ def _weights(name: str, revision: str | None) -> ModelWeights:
     return ModelWeights(name, _architecture(name, revision), revision)
 
 
+@functools.cache
+def _caches(name: str, revision: str | None) -> list[BlockCache | None]:
+    return block_caches(_architecture(name, revision))
+
+
 def _load_pretrained_block(
     name: str, index: int, *, torch_dtype: torch.dtype, revision: str | None = None, **_: Any
 ) -> Block:
-    return load_block(_architecture(name, revision), _weights(name, revision), index, torch_dtype)
+    block = load_block(_architecture(name, revision), _weights(name, revision), index, torch_dtype)
+    block.kept = _caches(name, revision)[index]
+    return block
 
 
 def _add_adapter(block: Any, index: int, name: str, *_: Any) -> None:
@@ -108,8 +123,43 @@ def _add_adapter(block: Any, index: int, name: str, *_: Any) -> None:
 def _server_class() -> Any:
     from petals.server import server
 
+    class Announcer(server.ModuleAnnouncerThread):  # type: ignore[misc]
+        """Announces what a server holds, and how many tokens of sessions it has room for."""
+
+        cache_bytes_per_token = 1  # of a block of this server
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.bytes_per_token = self.cache_bytes_per_token  # Petals counts half of what its own models take
+
+    server.ModuleAnnouncerThread = Announcer
+
     class BlockServer(server.Server):  # type: ignore[misc]
-        """Petals' server, which knows what its blocks will take of memory, and says what they have taken."""
+        """Petals' server, which knows what its blocks and their sessions will take of memory, and says what they have.
+
+        Sessions may be as long as the model has positions for. Petals' `attn_cache_tokens` are tokens indeed, in the
+        shapes in which its blocks keep them.
+        """
+
+        def __init__(
+            self,
+            *,
+            converted_model_name_or_path: str,
+            revision: str | None = None,
+            attn_cache_tokens: int | None = None,
+            inference_max_length: int | None = None,
+            **kwargs: Any,
+        ) -> None:
+            config = _Config.from_pretrained(converted_model_name_or_path, revision=revision)
+            default = _CACHE_TOKENS_GROUPED if config.num_key_value_groups > 1 else _CACHE_TOKENS
+            self._cache_tokens = default if attn_cache_tokens is None else attn_cache_tokens
+            super().__init__(
+                converted_model_name_or_path=converted_model_name_or_path,
+                revision=revision,
+                attn_cache_tokens=self._cache_tokens,
+                inference_max_length=inference_max_length or _positions(config),
+                **kwargs,
+            )
 
         def _choose_num_blocks(self) -> int:
             return self._memory().blocks_that_fit()
@@ -121,9 +171,15 @@ def _server_class() -> Any:
             if device.type == "cuda":  # on a CPU weights may be mapped, and more than its memory
                 memory.require_room(start, end)
             before = _taken_bytes(device)
+            caches = self._cache_bytes_per_token()[start:end]
+            self.attn_cache_bytes = self._cache_tokens * sum(caches)
+            # rounded up, so that a session for whatever is announced fits
+            Announcer.cache_bytes_per_token = per_token = -(-sum(caches) // len(caches))
 
             def merge_and_say(backends: Any) -> None:
                 merge_pools(backends)
+                for backend in backends.values():
+                    backend.cache_bytes_per_token = {device: per_token}  # what `rpc_info` divides by
                 kind = " and ".join(filter(None, (self.server_info.torch_dtype, self._quantization)))
                 taken, estimate = _taken_bytes(device) - before, sum(memory.sizes[start:end])
                 print(
@@ -135,6 +191,10 @@ def _server_class() -> Any:
             server.merge_inference_pools_inplace = merge_and_say
             return chosen
 
+        def _cache_bytes_per_token(self) -> list[int]:
+            caches = _caches(self.converted_model_name_or_path, self.revision)
+            return [(cache or NO_CACHE).token_numbers * self.torch_dtype.itemsize for cache in caches]
+
         @property
         def _quantization(self) -> str:
             name: str = self.quant_type.name.lower()
@@ -145,11 +205,16 @@ def _server_class() -> Any:
             sizes = block_bytes(architecture, self.torch_dtype, self._quantization)
             for index in range(len(sizes)):
                 sizes[index] += sum(adapter_bytes(name, architecture.layers, index) for name in self.adapters)
-            return BlockMemory(
-                sizes, self._cache_bytes_per_block, self.block_config.hidden_size, _free_bytes(self.device)
-            )
+            cache = self._cache_tokens * max(self._cache_bytes_per_token())
+            return BlockMemory(sizes, cache, self.block_config.hidden_size, _free_bytes(self.device))
 
     return BlockServer
+
+
+def _positions(config: Any) -> int:
+    """Returns how many tokens a text of the model may have."""
+    positions = getattr(config, "max_position_embeddings", None) or 0
+    return positions if positions > 0 else _UNLIMITED  # some families say -1, or nothing
 
 
 def _free_bytes(device: torch.device) -> int:
@@ -166,33 +231,6 @@ def _taken_bytes(device: torch.device) -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-class SessionLayer(DynamicLayer):
-    """A layer's keys and values in memory that was allocated for a whole session.
-
-    Args:
-        keys: of shape [batch, heads, max_length, key_width].
-        values: of shape [batch, heads, max_length, value_width].
-        length: tokens that they hold so far.
-    """
-
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor, length: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._keys, self._values, self._length = keys, values, length
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Adds keys and values, of shape [batch, heads, n, width], and returns all so far."""
-        start, self._length = self._length, self._length + key_states.shape[-2]
-        self._keys[..., start : self._length, :] = key_states
-        self._values[..., start : self._length, :] = value_states
-        return self._keys[..., : self._length, :], self._values[..., : self._length, :]
-
-    def get_seq_length(self) -> int:
-        """Returns how many tokens it holds."""
-        return self._length
-
-
 def _backend_class() -> Any:
     from hivemind.utils.tensor_descr import TensorDescriptor
     from petals.server.backend import TransformerBackend
@@ -200,24 +238,17 @@ def _backend_class() -> Any:
     class BlockBackend(TransformerBackend):  # type: ignore[misc]
         """A block with its pools of tasks, whose attention caches have the shapes that the block itself makes."""
 
-        @functools.cached_property
-        def cache_shapes(self) -> list[tuple[int, int]] | None:
-            """Heads and width of the keys and of the values of a token; None for a recurrent block."""
-            layer: Any = DynamicLayer()
-            token = torch.zeros(1, 1, self.args_schema[0].shape[-1], dtype=self.dtype, device=self.module.devices[0])
-            try:
-                with torch.inference_mode():
-                    self.module(token, cache=Cache(layers=[layer]))
-                return [(kept.shape[1], kept.shape[3]) for kept in (layer.keys, layer.values)]
-            except (AttributeError, ValueError):
-                return None
+        @property
+        def kept(self) -> BlockCache | None:
+            """What the block keeps of a text; None for a recurrent block."""
+            (shard,) = self.module.module_shards
+            return shard.kept
 
         def get_inference_cache_descriptors(self, batch_size: int, max_length: int) -> Sequence[Any]:
-            shapes = self.cache_shapes or [_NO_CACHE]  # Petals counts what a token takes, and divides by it
             device = self.module.devices[0]
             return [
-                TensorDescriptor((batch_size, heads, max_length, width), dtype=self.dtype, device=device)
-                for heads, width in shapes
+                TensorDescriptor(shape, dtype=self.dtype, device=device)
+                for shape in (self.kept or NO_CACHE).shapes(batch_size, max_length, goes_back=_goes_back.get())
             ]
 
         @torch.inference_mode()
@@ -225,9 +256,38 @@ def _backend_class() -> Any:
             with self.memory_cache.use_cache(*info.cache_handles) as kept, using_adapter(info.active_adapter):
                 self._reorder_cache_inplace(kept, hypo_ids)
                 keys, values = kept
-                cache = Cache(layers=[SessionLayer(keys, values, info.prefix_length)])
+                window = (self.kept or NO_CACHE).window
+                cache = Cache(layers=[SessionLayer(keys, values, info.prefix_length, window)])
                 most = self._estimate_max_chunk_length(hidden_states, info)
                 outputs = [self.module(part, cache=cache)[0] for part in hidden_states.split(most, dim=1)]
                 return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1),)
 
     return BlockBackend
+
+
+def _handler_class() -> Any:
+    from petals.server import handler
+
+    class TransformerConnectionHandler(handler.TransformerConnectionHandler):  # type: ignore[misc]
+        """Petals' handler, by whose name it is called, for sessions that keep no more than they need."""
+
+        @functools.wraps(handler.TransformerConnectionHandler.rpc_inference)  # hivemind reads its annotations
+        async def rpc_inference(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+            from hivemind import MSGPackSerializer
+
+            try:
+                first = await asyncio.wait_for(anext(requests), self.step_timeout)
+            except (TimeoutError, StopAsyncIteration):
+                return
+            metadata = MSGPackSerializer.loads(first.metadata) if first.metadata else {}
+            _goes_back.set(metadata.get(GOES_BACK) is not False)
+
+            async def all_requests() -> AsyncIterator[Any]:
+                yield first
+                async for request in requests:
+                    yield request
+
+            async for answer in super().rpc_inference(all_requests(), context):
+                yield answer
+
+    return TransformerConnectionHandler

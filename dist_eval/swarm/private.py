@@ -47,6 +47,7 @@ class PrivateSwarm:
         torch_dtype: dtype of the weights and of the computation.
         quant_type: quantization of the weights: "none", "int8" or "nf4", which need a GPU.
         adapters: LoRA adapters that all servers hold: folders or hub names.
+        cache_tokens: tokens of sessions that each server has room for; by default Petals' number.
         gpus: index of the GPU that each server computes on; with more servers than GPUs they begin again with the
             first. By default all that torch sees.
         threads: threads of each server; by default the cores are divided among them.
@@ -63,7 +64,8 @@ class PrivateSwarm:
         addresses: of the servers, with the identities of their peers.
 
     Raises:
-        ConfigError: Petals is not installed or cannot hold an adapter, or a span is outside the model.
+        ConfigError: Petals is not installed or cannot hold an adapter, a span is outside the model, or there would be
+            no room for sessions.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class PrivateSwarm:
         torch_dtype: str = "float32",
         quant_type: str = "none",
         adapters: Sequence[str] = (),
+        cache_tokens: int | None = None,
         gpus: Sequence[int] = (),
         threads: int | None = None,
         echo: bool = False,
@@ -89,9 +92,11 @@ class PrivateSwarm:
         _require_in_model(spans, num_blocks)
         _require_adapters(adapters)
         require_petals()
+        if cache_tokens is not None and cache_tokens < 1:
+            raise ConfigError(f"--cache-tokens must be at least 1, not {cache_tokens}.")
         self.model, self.num_blocks, self.dht_prefix, self.spans = model, num_blocks, dht_prefix, list(spans)
         self.revision, self.torch_dtype, self.quant_type = revision, torch_dtype, quant_type
-        self.adapters, self.echo, self.host = list(adapters), echo, host
+        self.adapters, self.echo, self.host, self.cache_tokens = list(adapters), echo, host, cache_tokens
         self.gpus = existing_gpus(gpus)
         self.threads = threads or max(1, len(os.sched_getaffinity(0)) // len(self.spans))
         self.servers: list[subprocess.Popen[bytes]] = []
@@ -175,6 +180,7 @@ class PrivateSwarm:
         command += ["--torch_dtype", self.torch_dtype, "--throughput", _ANNOUNCED_THROUGHPUT, "--num_handlers", "2"]
         command += ["--quant_type", self.quant_type, "--skip_reachability_check", "--no_auto_relay"]
         command += ["--adapters", *self.adapters] if self.adapters else []
+        command += ["--attn_cache_tokens", str(self.cache_tokens)] if self.cache_tokens else []
         with log:
             server = subprocess.Popen(
                 command,

@@ -17,6 +17,10 @@ import torch
 TASK_SECONDS = 0.25
 """What a task should take at most, if it has more than one block."""
 
+GOES_BACK = "goes_back"
+"""In the metadata of a session's first step: false if no later one will be before the end of the texts. Blocks with
+sliding windows then keep their windows only. No client of Petals says so."""
+
 _seconds_per_work: dict[str, float] = {}  # of one token in one block, as in the latest task of a kind
 
 
@@ -212,19 +216,22 @@ async def iterate_inference(
     from hivemind.utils.nested import nested_flatten
     from petals.data_structures import InferenceMetadata
 
-    if any(backend.cache_shapes is None for backend in requested_backends):
+    if any(backend.kept is None for backend in requested_backends):
         raise ValueError("recurrent blocks keep no attention cache, so that they have no sessions")
-    backend, position = requested_backends[0], 0
+    backend, position, goes_back = requested_backends[0], 0, True
     (output,) = nested_flatten(requested_backends[-1].outputs_schema)
     async for request, step in input_iterator:
         received = [deserialize_torch_tensor(tensor) for tensor in request.tensors]
         hidden, prompts, order, *_ignored = _unpacked(received, args_structure)
         hidden = hidden.to(backend.dtype)
         deep = _prompt_of_each(prompts, requested_backends)
+        goes_back = goes_back and step.get(GOES_BACK) is not False
         start = step.get("start_from_position")
         if start is not None:
             if not isinstance(start, int) or not 0 <= start <= position:
                 raise ValueError(f"A session of {position} tokens cannot start from position {start!r}")
+            if not goes_back and 0 < start < position:
+                raise ValueError(f"A session that does not go back cannot start from position {start} of {position}")
             position = start
         end = position + hidden.shape[1]
         if end > max_length:

@@ -155,8 +155,8 @@ def _recorded_steps(model: Generator, monkeypatch: pytest.MonkeyPatch) -> list[i
     widths: list[int] = []
     begin = model.backbone.session
 
-    def session(*arguments: Any) -> Any:
-        opened = begin(*arguments)
+    def session(*arguments: Any, **options: Any) -> Any:
+        opened = begin(*arguments, **options)
         step = opened.step
         monkeypatch.setattr(opened, "step", lambda ids, *rest: widths.append(ids.shape[1]) or step(ids, *rest))
         return opened

@@ -31,9 +31,9 @@ class CountedBackbone(LocalBackbone):
 
     opened: list[tuple[int, int]]
 
-    def session(self, rows: int, max_length: int, *prompts: torch.Tensor | None) -> TextSession:
+    def session(self, rows: int, max_length: int, *prompts: torch.Tensor | None, **options: Any) -> TextSession:
         self.opened.append((rows, max_length))
-        return super().session(rows, max_length, *prompts)
+        return super().session(rows, max_length, *prompts, **options)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from transformers import (
     LlamaConfig,
     LlamaModel,
 )
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutput
 
 from dist_eval.errors import CheckpointError
@@ -28,7 +28,7 @@ from dist_eval.swarm.architecture import Architecture
 from dist_eval.swarm.block_memory import block_bytes
 from dist_eval.swarm.blocks import Block, load_block
 from dist_eval.swarm.model_weights import ModelWeights
-from dist_eval.swarm.petals_server import SessionLayer
+from dist_eval.swarm.session_cache import SessionLayer, block_caches
 
 RECURRENT = ("qwen3_next",)
 LENGTH = 150
@@ -78,16 +78,12 @@ def through(blocks: list[Block], hidden: torch.Tensor, caches: list[Cache] | Non
     return hidden
 
 
-def session_caches(blocks: list[Block], hidden: torch.Tensor) -> list[Cache]:
-    """Makes the caches that a server would allocate: of the shapes that each block makes itself."""
-    caches = []
-    for block in blocks:
-        probe = Cache(layers=[DynamicLayer()])
-        block(hidden[:, :1], probe)
-        (layer,) = probe.layers
-        kept = [torch.zeros(*tensor.shape[:2], LENGTH, tensor.shape[3]) for tensor in (layer.keys, layer.values)]
-        caches.append(Cache(layers=[SessionLayer(*kept, 0)]))
-    return caches
+def session_caches(architecture: Architecture, *, goes_back: bool) -> list[Cache]:
+    """Makes the caches that a server allocates."""
+    return [
+        Cache(layers=[SessionLayer(*map(torch.zeros, kept.shapes(3, LENGTH, goes_back=goes_back)), 0, kept.window)])
+        for kept in filter(None, block_caches(architecture))
+    ]
 
 
 @pytest.mark.parametrize("name", [name for name in DECODERS if name != "wide"])
@@ -110,10 +106,11 @@ def test_blocks_compute_what_the_whole_model_does(name: str, tmp_path: Path) -> 
 
     if name in RECURRENT:
         return
-    with torch.no_grad():
-        caches = session_caches(blocks, hidden)
-        steps = [through(blocks, step, caches) for step in hidden.split([100, 1, 29, 20], dim=1)]
-    torch.testing.assert_close(torch.cat(steps, dim=1), expected.detach(), atol=20 * tolerance, rtol=0)
+    for goes_back in (True, False):
+        caches = session_caches(Architecture(model.config), goes_back=goes_back)
+        with torch.no_grad():
+            steps = [through(blocks, step, caches) for step in hidden.split([100, 1, 29, 20], dim=1)]
+        torch.testing.assert_close(torch.cat(steps, dim=1), expected.detach(), atol=20 * tolerance, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "gemma3", "mixtral", "deepseek_v3"])
