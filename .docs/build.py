@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 COMMANDS = {"run": EVALUATION, "tune": TUNING, "harness": HARNESS, "plan": PLAN}
 # What is public says the docstring of the package
 MODULES = ("dist_eval", *(f"dist_eval.{name}" for name in ("demo", "errors", "schema", "statistics")))
-LAUNCH = [f"launch/{name}/README" for name in ("multinode", "slurm", "kubernetes", "petals-2.2")]
+LAUNCH = [f"launch/{name}/README" for name in ("swarm", "multinode", "slurm", "kubernetes", "petals-2.2")]
 SECTIONS = {
     "Evaluating": [f"dist_eval/{name}/README" for name in ("data", "model", "metrics", "harness", "tuning", "api")],
     "Results": [f"dist_eval/{name}/README" for name in ("runs", "report", "statistics", "analysis")],

@@ -205,12 +205,7 @@ class SwarmOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for address in self.initial_peers:
-            if not _PEER_ADDRESS.fullmatch(address):
-                raise ConfigError(
-                    f"--initial-peers: {address!r} is no peer address. "
-                    "It should look like /ip4/10.0.0.5/tcp/31337/p2p/QmPeerIdentity."
-                )
+        require_peer_addresses(self.initial_peers)
         for name in ("swarm_timeout", "request_timeout"):
             self._check_seconds(name)
         if not 0 <= self.session_share <= 1:
@@ -322,3 +317,17 @@ class OutputOptions(Options):
         choices=TRACKERS,
     )
     verbose: bool = option(False, "show the logs of Petals, hivemind and the servers, and tracebacks", group="output")
+
+
+def require_peer_addresses(texts: Sequence[str]) -> None:
+    """Checks the addresses of `--initial-peers`.
+
+    Raises:
+        ConfigError: one of them is no address of a peer.
+    """
+    for text in texts:
+        if not _PEER_ADDRESS.fullmatch(text):
+            raise ConfigError(
+                f"--initial-peers: {text!r} is no peer address. "
+                "It should look like /ip4/10.0.0.5/tcp/31337/p2p/QmPeerIdentity."
+            )

@@ -15,7 +15,7 @@ from typing import Any
 from dist_eval.errors import SwarmError, one_line
 from dist_eval.process.lifetime import helpers_die_with_us
 from dist_eval.process.logging_setup import forking_without_warnings
-from dist_eval.swarm.reachability import may_listen, probe_before_dialing
+from dist_eval.swarm.reachability import may_listen, probe_before_dialing, why_unreachable
 
 _POLL_SECONDS, _LEAST_PROBE_SECONDS, _PROBE_SECONDS, _PROBES_AT_ONCE = 0.1, 0.1, 5.0, 16
 _RETRY_SECONDS, _LEAVE_SECONDS, _END_SECONDS, _FIRST_ATTEMPT_SECONDS = 0.5, 4.0, 1.0, 15.0
@@ -55,7 +55,7 @@ def join_swarm(
 
     probe_before_dialing(initial_peers)
     deadline, wait = time.monotonic() + timeout, _FIRST_ATTEMPT_SECONDS
-    reason = "nothing listens there"
+    reason = ""
     while listening := wait_until_listening(initial_peers, deadline, check=check):
         dht = None
         within = max(1.0, min(wait, deadline - time.monotonic()))
@@ -81,6 +81,7 @@ def join_swarm(
         if time.monotonic() + _RETRY_SECONDS > deadline:
             break
         time.sleep(_RETRY_SECONDS)
+    reason = reason or why_unreachable(initial_peers[0], _LEAST_PROBE_SECONDS) or "nothing listened there"
     raise SwarmError(
         f"None of the swarm's peers answered within {timeout:g} s ({reason}): {', '.join(initial_peers)}. "
         f"Check the addresses and that the swarm is running, or wait longer with {timeout_option}."

@@ -17,6 +17,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
+from dist_eval.errors import os_reason
 from dist_eval.swarm.failures import Failure, PeerUnreachable, classify
 
 _TCP_ADDRESS = re.compile(r"^/(?:ip4|ip6|dns|dns4|dns6)/([^/]+)/tcp/([0-9]{1,5})(?:/p2p/(\w+))?$")
@@ -103,14 +104,23 @@ def tcp_address(text: str) -> Address | None:
 
 def may_listen(text: str, timeout: float) -> bool:
     """Returns whether something listens at a peer's address; True if it is not plain TCP. `timeout` is in seconds."""
+    return not why_unreachable(text, timeout)
+
+
+def why_unreachable(text: str, timeout: float) -> str:
+    """Returns why nothing seems to listen at a peer's address; empty if `may_listen`."""
     address = tcp_address(text)
     if address is None:
-        return True
+        return ""
     try:
         socket.create_connection(address, timeout=timeout).close()
-    except (OSError, ValueError):
-        return False
-    return True
+    except ConnectionRefusedError:
+        return "nothing listens there"
+    except TimeoutError:
+        return "no answer: the machine is off, or a firewall drops what is sent to that port"
+    except (OSError, ValueError) as error:
+        return os_reason(error) if isinstance(error, OSError) else str(error)
+    return ""
 
 
 def _probing(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:

@@ -17,7 +17,7 @@ from dist_eval.process.interpreter import has_packages_of_petals
 from dist_eval.process.lifetime import die_with_parent, helpers_die_with_us
 
 WAIT_SECONDS = 120.0
-_RETRY_SECONDS = 0.5
+_RETRY_SECONDS, _PROBE_SECONDS = 0.5, 2.0
 
 
 def import_server() -> Any:
@@ -42,23 +42,39 @@ def main() -> None:
     run_server = import_server()
     from hivemind.p2p import P2PDaemonError
 
-    from dist_eval.swarm.client import wait_until_listening
-
     deadline = time.monotonic() + WAIT_SECONDS
-    if "--initial_peers" in sys.argv:
-        begin = end = sys.argv.index("--initial_peers") + 1
-        while end < len(sys.argv) and not sys.argv[end].startswith("--"):
-            end += 1
-        sys.argv[begin:end] = wait_until_listening(sys.argv[begin:end], deadline) or sys.argv[begin:end]
+    peers = _wait_for_peers(deadline)
     with helpers_die_with_us():
         while True:
             try:
                 return run_server.main()
             except P2PDaemonError as error:
                 # the first peer listens a moment before it answers
-                if "bootstrap" not in str(error) or time.monotonic() > deadline:
+                if "bootstrap" not in str(error):
                     raise
+                if time.monotonic() > deadline:
+                    sys.exit(
+                        f"What listens at {', '.join(peers)} is no such peer: give addresses as servers print them."
+                    )
                 time.sleep(_RETRY_SECONDS)
+
+
+def _wait_for_peers(deadline: float) -> list[str]:
+    """Waits for the peers to join, and leaves those of them on the command line that listen."""
+    from dist_eval.swarm.client import wait_until_listening
+    from dist_eval.swarm.reachability import why_unreachable
+
+    if "--initial_peers" not in sys.argv:
+        return []
+    begin = end = sys.argv.index("--initial_peers") + 1
+    while end < len(sys.argv) and not sys.argv[end].startswith("--"):
+        end += 1
+    peers = sys.argv[begin:end]
+    sys.argv[begin:end] = listening = wait_until_listening(peers, deadline)
+    if not listening:
+        why = why_unreachable(peers[0], _PROBE_SECONDS) or "nothing listened there"
+        sys.exit(f"None of the peers to join was there within {WAIT_SECONDS:g} s ({why}): {', '.join(peers)}.")
+    return peers
 
 
 if __name__ == "__main__":

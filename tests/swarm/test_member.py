@@ -125,7 +125,11 @@ def test_a_server_takes_as_many_blocks_as_fit(launcher: Launcher, tmp_path: Path
         ({"--identity": __file__}, "is not a key created by `identities`"),
         ({"--host": "0.0.0.0"}, "--host 0.0.0.0 is not an address to reach this host at"),
         ({"--host": "swarm-0"}, "--host 'swarm-0' is not an IP address"),
+        ({"--host": "192.0.2.1"}, "--host 192.0.2.1 is none of this machine's addresses: it has "),
+        ({"--host": ""}, "--host: give the address at which the others reach this machine, which has "),
         ({"--port": "0"}, "--port must be between 1 and 65535"),
+        ({"--port": "TAKEN"}, " of 127.0.0.1 cannot be listened at: Address already in use. Choose another."),
+        ({"--initial-peers": "10.0.0.1"}, "--initial-peers: '10.0.0.1' is no peer address"),
         ({"--number": "-1"}, "--number must be at least 0"),
         ({"--servers": "9"}, "9 servers cannot share 4 blocks"),
         ({"--blocks": "automatic"}, "'automatic' is not a span of blocks"),
@@ -147,6 +151,8 @@ def test_invalid_options_are_one_clear_message(
     make_identities(tmp_path, "/ip4/127.0.0.1/tcp/2000{}")
     (tmp_path / "strangers.txt").write_text(f"/ip4/127.0.0.1/tcp/9/p2p/{NAMES[0]}\n")
     (tmp_path / "empty.txt").write_text("\n# none\n")
+    taken = socket.create_server(("127.0.0.1", 0))
+    options = {name: str(taken.getsockname()[1]) if word == "TAKEN" else word for name, word in options.items()}
     right = {"--model": str(demo.BASE_MODEL), "--identity": "swarm-0.key", "--host": "127.0.0.1", **options}
     capsys.readouterr()
     before = signal.getsignal(signal.SIGTERM)
@@ -154,6 +160,7 @@ def test_invalid_options_are_one_clear_message(
         assert main(["serve", *(word for option in right.items() for word in option)]) == 1
     finally:
         signal.signal(signal.SIGTERM, before)
+        taken.close()
     said = capsys.readouterr()
     assert words in said.err
     assert len(said.err.strip().splitlines()) == 1
