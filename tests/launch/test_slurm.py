@@ -167,6 +167,25 @@ def test_an_array_evaluates_each_line_and_its_summary_names_what_failed(slurm: R
     assert {path.name for path in runs.glob("summary.*")} == {"summary.csv", "summary.json", "summary.md"}
 
 
+def test_an_array_evaluates_each_run_of_a_grid_and_the_sweep_finds_them_complete(slurm: RealSlurm) -> None:
+    grid, runs = slurm.folder / "grid.yaml", slurm.folder / "grid"
+    shared = {"model": str(demo.BASE_MODEL), "checkpoint": str(demo.CHECKPOINT), "dataset": str(demo.TEST_DATA)}
+    where = {"swarm": {"swarm": "embedded"}, "local": {"backend": "local"}}
+    grid.write_text(json.dumps({**shared, "limit": 100, "report": "none", "grid": {"where": where}}))
+    sweep, names = (sys.executable, "-m", "dist_eval.sweep", str(grid)), {"RUNS": str(runs), "LIST": str(grid)}
+    count = len(slurm.ask(*sweep, "--output", str(runs), "--print").splitlines())
+    array = slurm.submit(SCRIPTS / "array.sbatch", options=(f"--array=1-{count}", *SMALL), **names)
+    after = (f"--dependency=afterany:{array}", "--time=10", "--cpus-per-task=1")
+    ended = slurm.wait(slurm.submit(SCRIPTS / "array.sbatch", options=after, **names))
+    assert ended["ExitCode"] == "0:0", slurm.logs()
+    rows = json.loads((runs / "summary.json").read_text())
+    assert [(Path(row["run"]).name, row["examples"]) for row in rows] == [("swarm", 100), ("local", 100)]
+    found = [(runs / name / "results.json").read_bytes() for name in where]
+    printed = slurm.ask(*sweep, "--output", str(runs))
+    assert "2 of 2 runs are complete" in printed and "Differences:" in printed, printed
+    assert [(runs / name / "results.json").read_bytes() for name in where] == found
+
+
 def submit_swarm(slurm: RealSlurm, output: Path) -> str:
     config = slurm.folder / "swarm.yaml"
     config.write_text(f"checkpoint: {demo.CHECKPOINT}\ndataset: {demo.TEST_DATA}\n")
