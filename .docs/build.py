@@ -16,13 +16,12 @@ from pathlib import Path
 
 from sphinx.cmd.build import build_main
 
-from dist_eval.options.commandline import EVALUATION, build_parser
-from dist_eval.options.harness import HARNESS
-from dist_eval.planning.config import PLAN
-from dist_eval.tuning.config import COMMAND as TUNING
+from dist_eval.cli.main import COMMANDS, parser_of
+from dist_eval.swarm.__main__ import COMMANDS as COMMANDS_OF_SWARM
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = {"run": EVALUATION, "tune": TUNING, "harness": HARNESS, "plan": PLAN}
+PARSERS = {name: parser_of(program) for name, program in COMMANDS.items()}
+PARSERS |= {f"swarm {name}": build() for name, (build, _) in COMMANDS_OF_SWARM.items()}
 # What is public says the docstring of the package
 MODULES = ("dist_eval", *(f"dist_eval.{name}" for name in ("demo", "errors", "schema", "statistics")))
 LAUNCH = [f"launch/{name}/README" for name in ("swarm", "multinode", "slurm", "kubernetes", "petals-2.2")]
@@ -30,7 +29,7 @@ SECTIONS = {
     "Evaluating": [f"dist_eval/{name}/README" for name in ("data", "model", "metrics", "harness", "tuning", "api")],
     "Results": [f"dist_eval/{name}/README" for name in ("runs", "report", "statistics", "analysis")],
     "Swarms and clusters": ["dist_eval/swarm/README", "dist_eval/planning/README", "launch/README", *LAUNCH],
-    "Options": [f"options/{command}" for command in COMMANDS],
+    "Options": [f"options/{command.replace(' ', '-')}" for command in PARSERS],
     "Reference": [f"reference/{module}" for module in MODULES],
     "More": ["benchmarks/README", ".github/CONTRIBUTING"],
 }
@@ -60,8 +59,9 @@ def write_pages(source: Path) -> None:
     readme = (source / "README.md").read_text(encoding="utf-8")
     contents = [toctree(pages, ":hidden:", f":caption: {title}") for title, pages in SECTIONS.items()]
     (source / "README.md").write_text("".join([readme, *contents]), encoding="utf-8")
-    for command in COMMANDS:
-        write_options(source / "options", command)
+    shown: dict[str, str] = {}
+    for command, parser in PARSERS.items():
+        write_options(source / "options", command, parser, shown)
     for module in MODULES:
         page = source / "reference" / f"{module}.rst"
         page.parent.mkdir(exist_ok=True)
@@ -79,27 +79,40 @@ def toctree(pages: list[str], *options: str) -> str:
     return "\n".join(["", "", "```{toctree}", *options, "", *(f"/{page}" for page in pages), "```", ""])
 
 
-def write_options(folder: Path, command: str) -> None:
-    """Writes a page about each group of options of a command, and one that lists them."""
-    groups = []
-    for group in build_parser(COMMANDS[command])._action_groups:
-        options = [option for option in group._group_actions if option.help != argparse.SUPPRESS]
-        name = re.sub(r"[^a-z]+", "-", str(group.title).lower()).strip("-")
-        if options and name != "options":
-            groups.append(f"options/{command}/{name}")
-            page = folder / command / f"{name}.md"
-            page.parent.mkdir(parents=True, exist_ok=True)
-            lines = [f"# {str(group.title).capitalize()}", "", group.description or "", ""]
-            lines += [f"`{synopsis(option)}`\n: {option.help}\n" for option in options]
-            page.write_text("\n".join(lines), encoding="utf-8")
-    index = f"# dist-eval {command}\n\n{COMMANDS[command].description}{toctree(groups)}"
-    (folder / f"{command}.md").write_text(index, encoding="utf-8")
+def write_options(folder: Path, command: str, parser: argparse.ArgumentParser, shown: dict[str, str]) -> None:
+    """Writes a page about a command, and one about each group of its options.
+
+    A group that another command has in the same words is only linked: `shown` has the page of each text.
+    """
+    name = command.replace(" ", "-")
+    page = [f"# dist-eval {command}", "", str(parser.description), ""]
+    groups, elsewhere = [], []
+    for group in parser._action_groups:
+        options = [one for one in group._group_actions if one.help != argparse.SUPPRESS and one.dest != "help"]
+        lines = [line for option in options for line in (f"`{synopsis(option)}`", f": {option.help}", "")]
+        if group in (parser._positionals, parser._optionals):
+            page += lines
+        elif options:
+            title = str(group.title).capitalize()
+            text = "\n".join([f"# {title}", "", group.description or "", "", *lines])
+            target = f"options/{name}/{re.sub(r'[^a-z]+', '-', title.lower()).strip('-')}"
+            if shown.setdefault(text, target) == target:
+                groups.append(target)
+                (folder / name).mkdir(parents=True, exist_ok=True)
+                (folder.parent / f"{target}.md").write_text(text, encoding="utf-8")
+            else:
+                elsewhere.append(f"- [{title}](/{shown[text]}.md)")
+    if elsewhere:
+        page += ["", "As for other commands:", "", *elsewhere, ""]
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.md").write_text("\n".join(page) + (toctree(groups) if groups else ""), encoding="utf-8")
 
 
 def synopsis(option: argparse.Action) -> str:
     """Returns an option as `--help` shows it, with its value."""
     value = option.metavar or ("{" + ",".join(map(str, option.choices)) + "}" if option.choices else "")
-    return " ".join([", ".join(option.option_strings), *([str(value)] if value and option.nargs != 0 else [])])
+    names = [", ".join(option.option_strings)] if option.option_strings else []
+    return " ".join([*names, *([str(value)] if value and option.nargs != 0 else [])])
 
 
 if __name__ == "__main__":

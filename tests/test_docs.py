@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
+import argparse
 import doctest
 import importlib
 import logging
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import dist_eval
-from dist_eval.options.groups import flag
+from dist_eval.cli.main import COMMANDS, parser_of
+from dist_eval.swarm.__main__ import COMMANDS as COMMANDS_OF_SWARM
 
 griffe, _ = pytest.importorskip("griffe"), pytest.importorskip("sphinx")
 
@@ -33,14 +34,31 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_public_name_and_option_has_its_place(site: Path) -> None:
+def test_every_public_name_has_its_place(site: Path) -> None:
     for name in MODULES:
         page, module = (site / "reference" / f"{name}.html").read_text(), importlib.import_module(name)
         for public in module.__dict__.get("__all__") or ["SCHEMA_VERSION", "results_schema"]:
             assert f'id="{name}.{public}"' in page, f"{name}.{public}"
-    options = "".join(page.read_text() for page in (site / "options" / "run").glob("*.html"))
-    for field in dataclasses.fields(dist_eval.EvaluationConfig):
-        assert re.search(rf'<dt>[^\n]*<span class="pre">{flag(field.name)},?</span>', options), field.name
+
+
+def shown_options(command: str) -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """Yields the parser of a command, and those of its own commands, with the names of their pages."""
+    yield command, parser_of(COMMANDS[command])
+    if command == "swarm":
+        yield from ((f"swarm-{name}", build()) for name, (build, _) in COMMANDS_OF_SWARM.items())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_option_is_on_the_page_of_its_command_or_of_its_group(command: str, site: Path) -> None:
+    for name, parser in shown_options(command):
+        page = site / "options" / f"{name}.html"
+        own = page.read_text().partition("<article")[2].partition("</article")[0]
+        linked = {page.parent / link for link in re.findall(r'href="([\w/-]+\.html)', own)}
+        text = own + "".join(file.read_text() for file in linked)
+        for option in parser._actions:
+            assert option.help, option
+            if option.option_strings and option.help != argparse.SUPPRESS and option.dest != "help":
+                assert re.search(rf'<dt>[^\n]*<span class="pre">{option.option_strings[0]},?</span>', text), option
 
 
 def test_it_has_every_readme(site: Path) -> None:

@@ -54,7 +54,9 @@ def build_parser() -> argparse.ArgumentParser:
         "with --part those of all parts"
     )  # fmt: skip
     parser.add_argument("--dht-prefix", metavar="NAME", help="name to announce the model under")
-    parser.add_argument("--torch-dtype", default="float32", choices=DTYPES)
+    parser.add_argument(
+        "--torch-dtype", default="float32", choices=DTYPES, help="dtype of the blocks (default: float32)"
+    )
     member.add_server_options(parser)
     parser.add_argument(
         "--host",
@@ -247,7 +249,7 @@ def _with_petals(command: Command) -> Command:
     return run
 
 
-_COMMANDS: dict[str, tuple[Callable[[], argparse.ArgumentParser], Command]] = {
+COMMANDS: dict[str, tuple[Callable[[], argparse.ArgumentParser], Command]] = {
     "status": (status.build_parser, _with_petals(status.show)),
     "serve": (member.build_serve_parser, _with_petals(member.serve)),
     "identities": (member.build_identities_parser, _with_petals(member.make_identities)),
@@ -260,8 +262,8 @@ def parse_args(words: Sequence[str]) -> tuple[Command, argparse.Namespace]:
     Returns:
         The command, and its options.
     """
-    if words[:1] and words[0] in _COMMANDS:
-        build, command = _COMMANDS[words[0]]
+    if words[:1] and words[0] in COMMANDS:
+        build, command = COMMANDS[words[0]]
         return command, build().parse_args(words[1:])
     return start, build_parser().parse_args(words)
 

@@ -66,7 +66,9 @@ def build_serve_parser() -> argparse.ArgumentParser:
         "as they print them; with this server's own as the first one it starts a swarm if no other is up"
     )  # fmt: skip
     parser.add_argument("--dht-prefix", metavar="NAME", help="name to announce the model under")
-    parser.add_argument("--torch-dtype", default="float32", choices=DTYPES)
+    parser.add_argument(
+        "--torch-dtype", default="float32", choices=DTYPES, help="dtype of the blocks (default: float32)"
+    )
     add_server_options(parser)
     parser.add_argument("-v", "--verbose", action="store_true", help="show the server's output")
     return parser
@@ -90,14 +92,14 @@ def build_identities_parser() -> argparse.ArgumentParser:
         description="Creates the keys of a swarm's servers, and the file of their addresses. Existing keys are kept.",
         allow_abbrev=False,
     )
-    parser.add_argument("--servers", type=int, required=True, metavar="N")
+    parser.add_argument("--servers", type=int, required=True, metavar="N", help="how many identities")
     parser.add_argument(
         "--address", required=True, metavar="ADDRESS", help="where server {} will listen, {} being its number: "
         "/dns4/swarm-{}.swarm/tcp/31337"
     )  # fmt: skip
     parser.add_argument("--folder", type=Path, required=True, help="where the keys (swarm-0.key, ...) and "
                         f"{PEERS} are written")  # fmt: skip
-    parser.add_argument("-v", "--verbose", action="store_true")
+    parser.add_argument("-v", "--verbose", action="store_true", help="show the output of libraries")
     return parser
 
 

@@ -29,11 +29,15 @@ def build_parser() -> argparse.ArgumentParser:
         "version of Petals, and which blocks have no server.",
         allow_abbrev=False,
     )
-    parser.add_argument("--initial-peers", nargs="+", required=True, metavar="ADDRESS")
+    parser.add_argument(
+        "--initial-peers", nargs="+", required=True, metavar="ADDRESS", help="addresses of members of the swarm"
+    )
     parser.add_argument("--model", help="the model to look for: folder or hub name (default: all announced ones)")
     parser.add_argument("--dht-prefix", metavar="NAME", help="name it is announced under")
     parser.add_argument("--adapter", metavar="NAME", help="count only servers that hold this LoRA adapter")
-    parser.add_argument("--timeout", type=float, default=30.0, metavar="SECONDS")
+    parser.add_argument(
+        "--timeout", type=float, default=30.0, metavar="SECONDS", help="limit for joining the swarm (default: 30)"
+    )
     parser.add_argument("--json", action="store_true", help="print one line of JSON instead of a table")
     parser.add_argument(
         "--watch",
@@ -43,7 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="look again after so many seconds (10 if none are given), until Ctrl-C",
     )
-    parser.add_argument("-v", "--verbose", action="store_true")
+    parser.add_argument("-v", "--verbose", action="store_true", help="show the output of libraries")
     return parser
 
 
