@@ -21,8 +21,8 @@ from dist_eval.data.revisions import HubKind, pin, resolve_commit
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.doctor.config import DoctorConfig
 from dist_eval.doctor.findings import Fault
+from dist_eval.evaluation.generation_task import GenerationTask
 from dist_eval.evaluation.task import target_of
-from dist_eval.metrics.metric_loading import load_text_metrics
 from dist_eval.model.base_model_spec import BaseModelSpec, EvalTarget
 from dist_eval.model.language_model import CausalModel
 from dist_eval.options.groups import ModelOptions
@@ -113,10 +113,11 @@ class Model(NamedTuple):
 def read_model(config: DoctorConfig) -> Model:
     """Reads the files of base model and checkpoint, which must fit together."""
     _pin(config, "model")
-    if config.generate:
-        load_text_metrics(config.metric)
     target = CausalModel.read(str(config.model)) if config.generate else target_of(config)
-    return Model(BaseModelSpec.read(config.select(ModelOptions), target), target)
+    base = BaseModelSpec.read(config.select(ModelOptions), target)
+    if isinstance(target, CausalModel):
+        GenerationTask(config, base, target)  # reads the examples of --few-shot, too
+    return Model(base, target)
 
 
 def check_model(config: DoctorConfig, model: Model) -> Equal:

@@ -163,14 +163,12 @@ def answer_requests(
     context.open_swarm(base)
     loaded = cast(LanguageModel, context.load_model(base, target))
     with context.process_group():
-        data = Requests(_folder_on_host(context))
-        model = _answering(loaded, data, base, context)
+        data = open_requests(context)
+        model = requested_model(loaded, data, base, context)
         plan = decide_plan(context, partial(data.plan, base.token_budget), base, loaded, config.session_share)
         answered_by = fingerprint_of(config, base, data, plan)
         journal = context.open_journal(plan, model.columns, answered_by)
-        window = context.window(base, plan)
-        if len(data.prompts):  # a text takes long for itself; its servers' caches limit how many there are
-            window = Window(window.largest)
+        window = window_of_requests(context, base, data, plan)
 
         def columns_of(rows: np.ndarray, answers: np.ndarray) -> Columns:
             return {"index": rows, **{name: answers[name] for name in column_names(model.columns)}}
@@ -235,8 +233,17 @@ def _gather(local: LocalWork, columns: AnswerColumns, data: Requests, plan: Plan
     )
 
 
-def _answering(model: LanguageModel, data: Requests, base: BaseModelSpec, context: RequestContext) -> RequestModel:
-    """Returns what answers the requests."""
+def requested_model(
+    model: LanguageModel, data: Requests, base: BaseModelSpec, context: RunContext[Any, Any]
+) -> RequestModel:
+    """Returns what answers requests.
+
+    Args:
+        model: the language model.
+        data: the requests.
+        base: the base model.
+        context: this rank's part of the run.
+    """
     generator = None
     if len(data.prompts):
         tokenizer = load_tokenizer(base.name)
@@ -277,8 +284,19 @@ def _writing_to(folder: Path) -> AbstractContextManager[None]:
     return translating_os_errors(RunError, f"The requests cannot be written to {folder}", advice)
 
 
-def _folder_on_host(context: RequestContext) -> Path:
-    """Returns the folder with the requests; other hosts' leaders copy the leader's files to theirs first."""
+def window_of_requests(context: RunContext[Any, Any], base: BaseModelSpec, data: Requests, plan: Plan) -> Window:
+    """Returns this rank's window of requests in flight (see `RunContext.window`)."""
+    window = context.window(base, plan)
+    if len(data.prompts):  # a text takes long for itself; its servers' caches limit how many there are
+        window = Window(window.largest)
+    return window
+
+
+def open_requests(context: RunContext[Any, Any]) -> Requests:
+    """Opens the requests that the leader has written; every rank calls it, in an open process group.
+
+    Other hosts' leaders copy the leader's files to theirs first.
+    """
     topology = context.topology
     if topology.hosts > 1:
         place = context.scratch_dir
@@ -291,7 +309,7 @@ def _folder_on_host(context: RequestContext) -> Path:
 
         if topology.node > 0:
             context.publish_dataset(copy)
-    return context.wait_for_dataset()
+    return Requests(context.wait_for_dataset())
 
 
 def _chunks(path: Path) -> Iterator[bytes]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dist_eval.errors import ConfigError
 from dist_eval.options.commandline import WHERE, Command
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.options.groups import option
@@ -23,8 +22,6 @@ class PlanConfig(EvaluationConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_seconds("probe_seconds")
-        if self.generate:
-            raise ConfigError("--generate: how long texts become is not known beforehand, so there is no plan of them.")
 
     def _check_where(self) -> None:
         if self.probe or self.initial_peers or self.swarm or self.backend == "local":

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dist_eval.results.inputs import DatasetSummary, PlanSummary
+from dist_eval.results.harness import PromptedDataset
+from dist_eval.results.inputs import DatasetSummary, PlanSummary, PromptsSummary
 from dist_eval.results.record import Count, Record, Share
 
 
 class TextLengths(Record):
-    """Tokens of the texts as they are sent, without prompts."""
+    """Tokens of the texts as they are sent, without soft prompts; with --generate of the prompts."""
 
     shortest: Count
     median: float
@@ -66,15 +67,17 @@ class PlannedRun(Record):
     """A run that has not been started."""
 
     ranks: Count
-    data: DatasetSummary
+    examples: Count
+    data: DatasetSummary | PromptedDataset
+    prompts: PromptsSummary | None  # with --generate, else null
     confidence: Share  # level of the run's intervals
     half_width: float | None
     """Half of the width that the interval of an accuracy of 1/2 will have: that of any other is narrower. Null for a
     regression, and with groups."""
     lengths: TextLengths
-    cut: CutTexts
-    labels: list[LabelCount]  # of the head, in its order; empty for a regression
+    cut: CutTexts | None  # null with --generate, where `prompts` says it
+    labels: list[LabelCount]  # of the head, in its order; empty for a regression, and with --generate
     targets: list[TargetRange]  # of a regression's head, else empty
-    plan: PlanSummary
+    plan: PlanSummary  # with --generate, of prompts with the longest texts that may follow
     hop: HopValues | None  # null without a swarm
     time: TimeEstimate | None  # null without a probe

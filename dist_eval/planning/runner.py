@@ -6,30 +6,37 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, cast
 
 import psutil
 
-from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan
 from dist_eval.data.problem_types import REGRESSION
 from dist_eval.distributed.collectives import all_gather, require_agreement
 from dist_eval.errors import RunError
 from dist_eval.evaluation.audit import AuditedModel, audited_batches
 from dist_eval.evaluation.context import RunContext
+from dist_eval.evaluation.generation_task import GenerationTask
+from dist_eval.evaluation.request_model import Requests
+from dist_eval.evaluation.requests import fingerprint_of, open_requests, requested_model, window_of_requests
 from dist_eval.evaluation.runner import tokenize
 from dist_eval.evaluation.task import EvalTask
+from dist_eval.inference.forward import TextModel, Texts
+from dist_eval.inference.window import Window
 from dist_eval.model.backbone import ModelOnBackbone
-from dist_eval.model.backends import LoadedModel
+from dist_eval.model.base_model_spec import BaseModelSpec
+from dist_eval.model.language_model import CausalModel, LanguageModel
+from dist_eval.model.output_embedding import OutputEmbedding
+from dist_eval.options.groups import ModelOptions
 from dist_eval.planning.config import PlanConfig
 from dist_eval.planning.contents import cut_texts, label_counts, target_ranges, text_lengths
 from dist_eval.planning.estimate import expected_time
-from dist_eval.planning.probe import Probed, probe
-from dist_eval.planning.record import HopValues, PlannedRun
+from dist_eval.planning.probe import probe
+from dist_eval.planning.record import HopValues, PlannedRun, TimeEstimate
 from dist_eval.planning.table import format_plan
 from dist_eval.process.output import lost_output
+from dist_eval.results.inputs import SelectionSummary
 from dist_eval.runs.run_folder import NoFolder
 from dist_eval.statistics.sampling import half_width
 
@@ -41,25 +48,12 @@ PlanContext = RunContext[PlanConfig, NoFolder]
 def plan_run(context: PlanContext) -> PlannedRun | None:
     """Describes a run, and estimates its time from a probe; every rank calls it."""
     with context:
-        config, is_leader = context.config, context.topology.is_leader
-        if not config.probe and not is_leader:
+        config = context.config
+        if not config.probe and not context.topology.is_leader:
             return None
-        task = EvalTask.of(config)
-        if config.probe:
-            context.open_swarm(task.base)
-        context.publish_dataset(partial(tokenize, config, task))
-        model = context.load_model(task.base, task.target) if config.probe else None
-        data, plan = task.open_dataset(context.wait_for_dataset())
-        probes: list[Probed] = []
-        start_up = 0.0
-        if model is not None:
-            with context.process_group():
-                require_agreement(task.fingerprint(config, data, plan).values)
-                start_up = _seconds_since_launch()
-                probes = all_gather(_probe(context, task, data, plan, model))
-        if not is_leader:
+        planned = _plan_generation(context) if config.generate else _plan_classification(context)
+        if planned is None:
             return None
-        planned = _describe(context, task, data, plan, probes, start_up)
         text = json.dumps(planned.model_dump(mode="json"), indent=2) if config.json else format_plan(planned)
         print(text, flush=True)
         if why := lost_output():
@@ -67,53 +61,109 @@ def plan_run(context: PlanContext) -> PlannedRun | None:
         return planned
 
 
-def _probe(context: PlanContext, task: EvalTask, data: TokenizedDataset, plan: Plan, model: LoadedModel) -> Probed:
-    config = context.config
-    if context.topology.is_leader:
-        print(f"probing for at most {config.probe_seconds:g} s ...", file=sys.stderr, flush=True)
-    with context.rank_store.connect() as store:
-        return probe(
-            AuditedModel(cast(ModelOnBackbone, model), tolerance=config.audit_tolerance) if config.audit else model,
-            *(data, plan, context.topology, context.window(task.base)),
-            count=lambda answers: store.add(_ANSWERS, answers),
-            longest=config.probe_seconds,
-            skip_failed=config.on_error == "skip",
-            audited=audited_batches(len(plan), config.audit),
-        )
-
-
-def _describe(
-    context: PlanContext,
-    task: EvalTask,
-    data: TokenizedDataset,
-    plan: Plan,
-    probes: Sequence[Probed],
-    start_up: float,
-) -> PlannedRun:
-    """Brings together what is known, with what each rank found in the probe, if there was one."""
-    config, target = context.config, task.target
-    width, tokens = task.base.config.hidden_size, int(plan.tokens.sum())
-    deep = target.pre_seq_len if target.tuning_mode == "deep_ptune" else 0
-    hop = HopValues(activations=tokens * width, prompts=len(plan) * deep * width)
+def _plan_classification(context: PlanContext) -> PlannedRun | None:
+    config, task = context.config, EvalTask.of(context.config)
+    if config.probe:
+        context.open_swarm(task.base)
+    context.publish_dataset(partial(tokenize, config, task))
+    model = context.load_model(task.base, task.target) if config.probe else None
+    data, plan = task.open_dataset(context.wait_for_dataset())
+    time = None
+    if model is not None:
+        asked: TextModel = model
+        if config.audit:
+            asked = AuditedModel(cast(ModelOnBackbone, model), tolerance=config.audit_tolerance)
+        with context.process_group():
+            require_agreement(task.fingerprint(config, data, plan).values)
+            time = _estimate(context, asked, data, plan, context.window(task.base))
+    if not context.topology.is_leader:
+        return None
+    target = task.target
+    width, deep = task.base.config.hidden_size, target.pre_seq_len if target.tuning_mode == "deep_ptune" else 0
     of_labels: tuple[Any, ...] = data.labels, target.label_names, target.problem
-    margin = None
-    if target.problem is not REGRESSION and not config.group_column:
-        selection = data.facts.selection
-        population = selection.population if selection and data.facts.sampling_fraction else None
-        margin = half_width(data.facts.examples, config.confidence, population)
     return PlannedRun(
         ranks=context.topology.world_size,
+        examples=len(data),
         data=data.facts,
+        prompts=None,
         confidence=config.confidence,
-        half_width=margin,
+        half_width=None if target.problem is REGRESSION else _half_width(config, len(data), data.facts.selection),
         lengths=text_lengths(data.lengths),
         cut=cut_texts(data),
         labels=label_counts(*of_labels),
         targets=target_ranges(*of_labels),
         plan=plan.summary(),
-        hop=hop if config.backend == "petals" else None,
-        time=expected_time(probes, tokens, confidence=config.confidence, start_up=start_up) if probes else None,
+        hop=_hop(config, plan, width, deep),
+        time=time,
     )
+
+
+def _plan_generation(context: PlanContext) -> PlannedRun | None:
+    config, target = context.config, CausalModel.read(str(context.config.model))
+    base, task = BaseModelSpec.read(config.select(ModelOptions), target), None
+    if context.topology.is_leader:
+        OutputEmbedding(base.name, base.config)
+        task = GenerationTask(config, base, target)
+        context.publish_dataset(task.write)
+    time = None
+    if config.probe:
+        context.open_swarm(base)
+        model = cast(LanguageModel, context.load_model(base, target))
+        with context.process_group():
+            data = open_requests(context)
+            plan = data.plan(base.token_budget)
+            require_agreement(fingerprint_of(config, base, data, plan).values)
+            window = window_of_requests(context, base, data, plan)
+            time = _estimate(context, requested_model(model, data, base, context), data, plan, window)
+    if task is None:
+        return None
+    data = Requests(context.scratch_dir)
+    plan = data.plan(base.token_budget)
+    return PlannedRun(
+        ranks=context.topology.world_size,
+        examples=len(data),
+        data=task.dataset(),
+        prompts=data.prompts.facts,
+        confidence=config.confidence,
+        half_width=_half_width(config, len(data), task.rows.selection),
+        lengths=text_lengths(task.rows.lengths),
+        cut=None,
+        labels=[],
+        targets=[],
+        plan=plan.summary(),
+        hop=_hop(config, plan, base.config.hidden_size),
+        time=time,
+    )
+
+
+def _estimate(context: PlanContext, model: TextModel, data: Texts, plan: Plan, window: Window) -> TimeEstimate:
+    """Probes with all ranks, and estimates the time of all batches."""
+    config, start_up = context.config, _seconds_since_launch()
+    if context.topology.is_leader:
+        print(f"probing for at most {config.probe_seconds:g} s ...", file=sys.stderr, flush=True)
+    with context.rank_store.connect() as store:
+        probed = probe(
+            *(model, data, plan, context.topology, window),
+            count=lambda answers: store.add(_ANSWERS, answers),
+            longest=config.probe_seconds,
+            skip_failed=config.on_error == "skip",
+            audited=audited_batches(len(plan), config.audit),
+        )
+    tokens = int(plan.tokens.sum())
+    return expected_time(all_gather(probed), tokens, confidence=config.confidence, start_up=start_up)
+
+
+def _half_width(config: PlanConfig, examples: int, selection: SelectionSummary | None) -> float | None:
+    if config.group_column:
+        return None
+    population = selection.population if selection and selection.sampling_fraction else None
+    return half_width(examples, config.confidence, population)
+
+
+def _hop(config: PlanConfig, plan: Plan, width: int, deep: int = 0) -> HopValues | None:
+    if config.backend != "petals":
+        return None
+    return HopValues(activations=int(plan.tokens.sum()) * width, prompts=len(plan) * deep * width)
 
 
 def _seconds_since_launch() -> float:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dist_eval.distributed.time_left import in_words
-from dist_eval.planning.record import HopValues, LabelCount, PlannedRun, TimeEstimate
+from dist_eval.planning.record import CutTexts, HopValues, LabelCount, PlannedRun, TextLengths, TimeEstimate
 from dist_eval.printable import printable_lines
 from dist_eval.report.phrases import format_selection
+from dist_eval.results.inputs import DatasetSummary, PromptsSummary
 from dist_eval.tables import format_count, text_table
 
 _LABELS_IN_TABLE, _NAMES_SHOWN = 40, 10
@@ -14,20 +15,47 @@ _PREFIXES = ("B", "kB", "MB", "GB", "TB", "PB")
 
 def format_plan(planned: PlannedRun) -> str:
     """Formats a plan for the terminal."""
-    data, lengths, plan, ranks, cut = planned.data, planned.lengths, planned.plan, planned.ranks, planned.cut
-    padding, limit = plan.padded_tokens - plan.real_tokens, format_count(data.max_length, "token")
-    part = format_selection(data.selection)
-    lines = [f"data: {format_count(data.examples, 'example')} of {data.source}" + (f" ({part})" if part else "")]
+    data, plan, ranks, part = planned.data, planned.plan, planned.ranks, format_selection(planned.data.selection)
+    lines = [f"data: {format_count(planned.examples, 'example')} of {data.source}" + (f" ({part})" if part else "")]
     if planned.half_width is not None:
         lines.append(
             f"precision: the {100 * planned.confidence:g}% interval of an accuracy of one half is ±"
             f"{100 * planned.half_width:.2g} points, that of any other less"
         )
-    lines.append(
-        f"texts: {lengths.shortest} to {format_count(lengths.longest, 'token')}, half of them at most "
-        f"{lengths.median:g}"
-    )
-    if cut.texts:
+    if isinstance(data, DatasetSummary):
+        lines += _text_lines(data, planned.lengths, planned.cut)
+    if planned.prompts:
+        lines += _prompt_lines(planned.prompts, planned.lengths)
+    padding = plan.padded_tokens - plan.real_tokens
+    of_these = f"{padding} padding ({padding / plan.padded_tokens:.1%})"
+    most = "at most " if planned.prompts else ""
+    each = f", up to {-(-plan.batches // ranks)} for each of {ranks} ranks" if ranks > 1 else ""
+    lines += [
+        f"tokens: {most}{plan.padded_tokens} to be sent, of them {of_these}",
+        f"batches: {plan.batches}{each}",
+        *_traffic_lines(planned.hop, most),
+        "",
+        *_label_lines(planned.labels),
+        *_target_lines(planned),
+        *([""] if planned.labels or planned.targets else []),
+        *_time_lines(planned.time, ranks),
+    ]
+    return printable_lines("\n".join(lines))
+
+
+def _prompt_lines(prompts: PromptsSummary, lengths: TextLengths) -> list[str]:
+    cut = f"{format_count(prompts.truncated, 'prompt')} from the left, the longest of {prompts.longest} tokens"
+    new_tokens = max(decoding.max_new_tokens for decoding in prompts.decodings)
+    return [
+        f"prompts: {_range_of(lengths)}; after each a text of at most {format_count(new_tokens, 'token')}",
+        f"cut: {cut if prompts.truncated else 'none'}",
+    ]
+
+
+def _text_lines(data: DatasetSummary, lengths: TextLengths, cut: CutTexts | None) -> list[str]:
+    limit = format_count(data.max_length, "token")
+    lines = [f"texts: {_range_of(lengths)}"]
+    if cut and cut.texts:
         lines.append(
             f"cut: {format_count(cut.texts, 'text')} to {limit}, which loses {format_count(cut.tokens, 'token')} "
             f"({cut.share:.1%}); half of these texts lose at most {cut.median:g}, the longest {cut.most} of "
@@ -45,25 +73,18 @@ def format_plan(planned: PlannedRun) -> str:
         lines.append(
             "unusual: " + ", ".join(f"{format_count(count, 'text')} {kind}" for kind, count in kinds.items() if count)
         )
-    each = f", up to {-(-plan.batches // ranks)} for each of {ranks} ranks" if ranks > 1 else ""
-    lines += [
-        f"tokens: {plan.padded_tokens} to be sent, of them {padding} padding ({padding / plan.padded_tokens:.1%})",
-        f"batches: {plan.batches}{each}",
-        *_traffic_lines(planned.hop),
-        "",
-        *_label_lines(planned.labels),
-        *_target_lines(planned),
-        "",
-        *_time_lines(planned.time, ranks),
-    ]
-    return printable_lines("\n".join(lines))
+    return lines
 
 
-def _traffic_lines(hop: HopValues | None) -> list[str]:
+def _range_of(lengths: TextLengths) -> str:
+    return f"{lengths.shortest} to {format_count(lengths.longest, 'token')}, half of them at most {lengths.median:g}"
+
+
+def _traffic_lines(hop: HopValues | None, most: str) -> list[str]:
     if hop is None:
         return []
     deep = f", and {format_bytes(2 * hop.prompts)} of deep prompts for each of its blocks" if hop.prompts else ""
-    small = format_bytes(2 * hop.activations)
+    small = most + format_bytes(2 * hop.activations)
     return [f"bytes: {small} to and from each server on the way{deep}; in float32 without --compression twice that"]
 
 

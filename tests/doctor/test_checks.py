@@ -15,8 +15,10 @@ import pytest
 from dist_eval import demo
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.doctor import checks, examination
-from dist_eval.doctor.config import DoctorConfig
+from dist_eval.doctor.config import DOCTOR, DoctorConfig
 from dist_eval.doctor.findings import Fault
+from dist_eval.errors import DataError
+from dist_eval.options.commandline import parse_args
 
 BACKENDS: dict[str, Any] = {
     "local": {"backend": "local"},
@@ -36,6 +38,16 @@ def test_an_embedded_swarm_is_for_one_host(tmp_path: Path) -> None:
     assert checks.check_swarm(config, Topology(), base, tmp_path) == "the run starts its own on this host"
     with pytest.raises(Fault, match="servers that other hosts cannot reach"):
         checks.check_swarm(config, Topology(hosts=2, world_size=2), base, tmp_path)
+
+
+def test_generation_has_its_examples_opened_as_a_run_does(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.csv"
+    rows.write_text("text,label\n12,1\n")
+    shared = ["--model", str(demo.BASE_MODEL), "--prompt", "{text}", "--generate", "--dataset", str(demo.TEST_DATA)]
+    shared += ["--backend", "local", "--few-shot-from", str(rows), "--few-shot"]
+    checks.read_model(parse_args([*shared, "1"], DOCTOR))
+    with pytest.raises(DataError, match=r"rows\.csv"):
+        checks.read_model(parse_args([*shared, "2"], DOCTOR))
 
 
 def test_files_that_differ_in_size_or_anywhere_in_a_small_one_have_another_hash(tmp_path: Path) -> None:

@@ -83,6 +83,26 @@ def test_a_model_in_this_process_is_probed_without_any_traffic(
     assert planned["time"]["seconds"] > 0
 
 
+def test_generated_texts_are_probed_as_the_run_would_generate_them(
+    rows: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = [*rows[2:], "--prompt", "{text}", "--generate", "--max-new-tokens", "4", "--max-length", "38"]
+    status, said, _ = plan_here(capsys, *prompts, "--no-probe", "--limit", "3")
+    assert status == 0
+    for words in (
+        "data: 3 examples of rows.csv (the first 3 of",
+        "prompts: 33 to 33 tokens, half of them at most 33; after each a text of at most 4 tokens",
+        "cut: 3 prompts from the left, the longest of 41 tokens",
+        "tokens: at most 108 to be sent",
+        "time: unknown without a probe",
+    ):
+        assert words in said
+    status, said, _ = plan_here(capsys, *prompts, "--backend", "local", "--limit", "3", "--json")
+    planned = PlannedRun.model_validate_json(said)
+    assert (status, planned.examples, planned.labels, planned.hop) == (0, 3, [], None)
+    assert planned.time is not None and planned.time.seconds > 0
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
