@@ -18,6 +18,7 @@ from dist_eval.process.output import run_program
 if TYPE_CHECKING:
     from dist_eval.compare.comparison import ComparedRun
     from dist_eval.metrics.custom_metrics import CustomMetric
+    from dist_eval.metrics.texts import TextMetric
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -33,7 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="output folder of a complete run; at least 2")
     parser.add_argument(
         "--metric", nargs="+", default=[], metavar="NAME", help="metrics to compare: names of metrics of the "
-        f"runs, or custom metrics as for dist_eval's --metric (default: the runs' custom metrics, and {usual})",
+        f"runs, or others, as for dist_eval's --metric (default: the runs' custom metrics, and {usual})",
     )  # fmt: skip
     parser.add_argument(
         "--confidence",
@@ -52,12 +53,21 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _read_metrics(given: Sequence[str], first: ComparedRun) -> tuple[list[str], list[CustomMetric]]:
-    """Separates names of metrics from custom metrics to load."""
+def _read_metrics(
+    given: Sequence[str], runs: Sequence[ComparedRun]
+) -> tuple[list[str], list[CustomMetric] | list[TextMetric]]:
+    """Returns names of metrics, and of them those that are loaded, because the runs do not have them."""
     from dist_eval.compare.evaluations import EvaluationRun
+    from dist_eval.compare.tasks import TasksRun
     from dist_eval.data.problem_types import PROBLEMS
-    from dist_eval.metrics.metric_loading import load_metrics
+    from dist_eval.metrics.metric_loading import load_metrics, load_text_metrics, name_of_spec
 
+    first = runs[0]
+    if isinstance(first, TasksRun) and first.results.dataset is not None:
+        specs = [name for name in given if not all(isinstance(run, TasksRun) and run.has(name) for run in runs)]
+        wanted = [name_of_spec(spec) for spec in specs]
+        of_texts = [metric for metric in load_text_metrics(specs) if metric.name in wanted]
+        return [name_of_spec(name) if name in specs else name for name in given], of_texts
     if not isinstance(first, EvaluationRun):
         return list(given), []
     specs = [
@@ -84,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         runs = [load_run(folder) for folder in options.runs]
         with contextlib.redirect_stdout(sys.stderr):  # custom metrics may print
-            metrics, custom_metrics = _read_metrics(options.metric, runs[0])
+            metrics, custom_metrics = _read_metrics(options.metric, runs)
             comparisons = compare(
                 runs,
                 metrics=metrics,

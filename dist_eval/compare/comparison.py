@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from dist_eval.metrics.custom_metrics import CustomMetric
+    from dist_eval.metrics.texts import TextMetric
     from dist_eval.statistics import McNemar, PairedDifference
 
 
@@ -84,13 +85,13 @@ class ComparedRun(ABC):
 
     @classmethod
     @abstractmethod
-    def prepare(cls, runs: Sequence[Self], custom_metrics: Sequence[CustomMetric]) -> list[Self]:
+    def prepare(cls, runs: Sequence[Self], custom_metrics: Sequence[Any]) -> list[Self]:
         """Returns runs on the samples that they have in common, with custom metrics computed from their answers."""
 
     @classmethod
     @abstractmethod
     def choose_metrics(
-        cls, pairs: Sequence[tuple[Self, Self]], asked: Sequence[str], custom_metrics: Sequence[CustomMetric]
+        cls, pairs: Sequence[tuple[Self, Self]], asked: Sequence[str], custom_metrics: Sequence[Any]
     ) -> list[str]:
         """Returns the names of the metrics of pairs to compare; raises ConfigError if there is none of a name."""
 
@@ -129,7 +130,7 @@ def compare(
     runs: Sequence[ComparedRun],
     *,
     metrics: Sequence[str] = (),
-    custom_metrics: Sequence[CustomMetric] = (),
+    custom_metrics: Sequence[CustomMetric] | Sequence[TextMetric] = (),
     confidence: float = 0.95,
     resamples: int | None = None,
     all_pairs: bool = False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,7 @@ from dist_eval.tables import csv_text
 if TYPE_CHECKING:
     import numpy as np
 
-    from dist_eval.metrics.custom_metrics import CustomMetric
+    from dist_eval.metrics.texts import TextMetric
     from dist_eval.results.harness import TaskMetric
     from dist_eval.statistics import McNemar, PairedDifference
     from dist_eval.statistics.documents import Form
@@ -27,12 +28,53 @@ class TasksRun(TaskRun, ComparedRun):
     """A complete run on tasks, or on prompts, read back from its folder."""
 
     @classmethod
-    def prepare(cls, runs: Sequence[TasksRun], custom_metrics: Sequence[CustomMetric]) -> list[TasksRun]:
-        """Returns runs with equal names for what is the same task."""
+    def prepare(cls, runs: Sequence[TasksRun], custom_metrics: Sequence[TextMetric]) -> list[TasksRun]:
+        """Returns runs with equal names for what is the same task, and with metrics computed from their texts."""
         first, *others = runs
         if first.results.dataset is None:
             return list(runs)
-        return [first, *(other._with_task_named_as_in(first) if other.results.dataset else other for other in others)]
+        named = [
+            first,
+            *(other._with_task_named_as_in(first) if other.results.dataset else other for other in others),
+        ]
+        return [run._with_metrics(custom_metrics) if run.results.dataset else run for run in named]
+
+    def has(self, metric: str) -> bool:
+        """Returns whether a metric has this name, in some task, or as TASK/METRIC."""
+        tasks = self.results.tasks.items()
+        return any(metric in (own.metric, f"{name}/{own.key}") for name, task in tasks for own in task.metrics)
+
+    def _with_metrics(self, metrics: Sequence[TextMetric]) -> TasksRun:
+        """Returns a run on prompts with metrics computed from its texts, and their intervals."""
+        from dist_eval.analysis.options import AnalysisOptions
+        from dist_eval.analysis.texts import mean_metrics, measure_texts
+        from dist_eval.runs.saved_samples import read_texts
+
+        dataset = self.results.dataset
+        if not metrics or dataset is None:
+            return self
+        [(name, task)] = self.results.tasks.items()
+        texts = replace(read_texts(self.folder / self.results.files.samples[name]), values={})
+        pattern: Any = self.results.config.get("answer_pattern")
+        texts, failed = measure_texts(texts, metrics, None if pattern is None else re.compile(pattern))
+        if failed:
+            metric, reason = next(iter(failed.items()))
+            raise RunError(f"--metric {metric} has no value for {self.folder}: {reason}.")
+        options = AnalysisOptions(
+            self.confidence, sampling_fraction=dataset.selection.sampling_fraction if dataset.selection else 0.0
+        )
+        if dataset.groups and texts.group is not None:
+            options = AnalysisOptions(self.confidence, (), dataset.groups.column, texts.group, texts.index)
+        computed = mean_metrics(texts, {}, options)
+        documents = [document for document, _ in self.samples(name)]
+        values = {metric.key: dict(zip(documents, texts.numbers(metric.metric), strict=True)) for metric in computed}
+        others = [metric for metric in task.metrics if metric.metric not in texts.values]
+        revised = task.model_copy(update={"metrics": [*others, *computed]})
+        return replace(
+            self,
+            results=self.results.model_copy(update={"tasks": {name: revised}}),
+            _values={name: {**self.values(name), **values}},
+        )
 
     def _with_task_named_as_in(self, first: TasksRun) -> TasksRun:
         """Returns a run on prompts, each of which is on one dataset, whatever its name, like another one."""
@@ -44,7 +86,7 @@ class TasksRun(TaskRun, ComparedRun):
 
     @classmethod
     def choose_metrics(
-        cls, pairs: Sequence[tuple[TasksRun, TasksRun]], asked: Sequence[str], custom_metrics: Sequence[CustomMetric]
+        cls, pairs: Sequence[tuple[TasksRun, TasksRun]], asked: Sequence[str], custom_metrics: Sequence[TextMetric]
     ) -> list[str]:
         """Returns the names of metrics to compare, as TASK/METRIC: those that both runs of a pair have."""
         known = {

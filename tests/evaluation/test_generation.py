@@ -130,8 +130,22 @@ def test_samples_depend_on_the_seed_and_runs_are_compared_by_row(
         assert run_here(*command(model, rows, tmp_path / name, *drawn, "--seed", seed)) == 0
     assert [row["text"] for row in predictions(tmp_path / "a")] != [row["text"] for row in predictions(tmp_path / "b")]
     capfd.readouterr()
-    assert compare([str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    runs = [str(tmp_path / "a"), str(tmp_path / "b")]
+    assert compare(runs) == 0
     assert f"{ROWS}" in capfd.readouterr().out
+    own = ("exact_match", "f1", "long=sample_metrics:contains")
+    assert compare([*runs, "--json", "--metric", *own]) == 0
+    found = json.loads(capfd.readouterr().out)
+    for name, seed, rows in (("a", "1", dataset), ("b", "2", copy)):
+        again = command(model, rows, tmp_path / name, *drawn, "--seed", seed, "--metric", *own[1:])
+        assert run_here(*again) == 0
+    capfd.readouterr()
+    assert compare([*runs, "--json", "--metric", "exact_match", "f1", "long"]) == 0
+    assert json.loads(capfd.readouterr().out)["runs"][0]["differences"] == found["runs"][0]["differences"]
+    assert compare([*runs, "--metric", "failing=sample_metrics:share_of_short_ones"]) == 1
+    assert "--metric failing has no value for" in capfd.readouterr().err
+    assert compare([*runs, "--metric", "accuracy"]) == 2
+    assert "is no metric of generated texts" in capfd.readouterr().err
 
 
 def scores(output: Path) -> list[Any]:
