@@ -8,11 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from conftest import ForkedSwarm, results_of, run_here
 from harness_tasks import make_tasks, make_tokenizer
 from pyarrow import parquet
 from tiny_models import LAYERS, VOCABULARY, save_tiny_models
+from transformers import AutoConfig
 
+from dist_eval.swarm.architecture import Architecture
+from dist_eval.swarm.inference_session import InferenceSession
 from dist_eval.swarm.private import PrivateSwarm
 
 MODELS = ("gemma3", "qwen3_next", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3", "llama31")))
@@ -84,6 +88,35 @@ def test_a_task_of_the_harness(swarm: PrivateSwarm, tasks: Path, tmp_path: Path)
     assert [float(value) for row in on_swarm for value, _ in row] == pytest.approx(
         [float(value) for row in here for value, _ in row], abs=1e-4
     )
+
+
+def test_texts_that_are_longer_than_a_request(
+    swarm: PrivateSwarm,
+    tasks: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    limits = ("--server-max-tokens", "24", "--max-length", "150")
+    task = ("--tasks", "texts", "--include-path", str(tasks), "--bootstrap-iters", "0", "--limit", "6", *limits)
+    if not Architecture(AutoConfig.from_pretrained(swarm.model)).has_attention_cache:
+        arguments = ("--model", swarm.model, "--initial-peers", *swarm.initial_peers, "--output", str(tmp_path / "o"))
+        assert run_here("-m", "dist_eval.harness", *task, *arguments) == 1
+        assert "more than the 24 tokens that servers accept in one request" in capfd.readouterr().err
+        return
+    lengths, pass_through = list[int](), InferenceSession.pass_through
+
+    def noted(session: InferenceSession, hidden: torch.Tensor, *options: Any) -> torch.Tensor:
+        lengths.append(hidden.shape[1])
+        return pass_through(session, hidden, *options)
+
+    monkeypatch.setattr(InferenceSession, "pass_through", noted)
+    on_swarm, here = (
+        [float(json.loads(line)["filtered_resps"][0]) for line in next(output.glob("samples_*.jsonl")).open()]
+        for output in both(swarm, tmp_path, "-m", "dist_eval.harness", *task)
+    )
+    assert on_swarm == pytest.approx(here, rel=1e-5)
+    assert 0 < len(lengths) < 6 and all(24 < length < 150 for length in lengths), "some are short enough"
 
 
 def test_tuning(swarm: PrivateSwarm, dataset: Path, tmp_path: Path) -> None:

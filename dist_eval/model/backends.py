@@ -76,6 +76,7 @@ def open_swarm(
             spans=split_blocks(blocks, options.servers),
             revision=base.revision,
             adapters=[base.adapter] if base.adapter else [],
+            cache_tokens=base.cache_tokens,
             echo=echo,
         ) as swarm:
             rank_store.publish("peers", " ".join(swarm.initial_peers))
@@ -148,6 +149,7 @@ def load_model(
             request_timeout=options.request_timeout,
             max_retries=options.max_retries,
             adapter=base.adapter,
+            request_tokens=base.request_tokens,
             compression=compression,
             router=Router(
                 topology.rank,

@@ -20,6 +20,7 @@ from dist_eval.process.files import samples_of
 from dist_eval.results.inputs import ModelSummary
 from dist_eval.swarm.families import (
     default_dht_prefix,
+    has_sessions,
     max_request_tokens,
     read_base_config,
     read_config,
@@ -28,6 +29,8 @@ from dist_eval.swarm.families import (
 from dist_eval.swarm.model_weights import weight_map
 
 _LONGEST_TEXT = 1 << 20
+# Texts in sessions on the servers of a run's own at a time: each text has a cache on one server after the other
+_LONG_TEXTS = 2
 # Model types whose positions start after the padding id (`create_position_ids_from_input_ids`)
 _POSITIONS_AFTER_PAD = (
     *("camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mpnet"),
@@ -67,6 +70,9 @@ class BaseModelSpec:
         dht_prefix: name under which a swarm announces it.
         max_length: maximum tokens of a text.
         token_budget: maximum tokens of a request.
+        request_tokens: maximum tokens of a text that is sent in one request, if it is sent to a swarm: a longer one
+            takes several, in a session.
+        cache_tokens: tokens of sessions for which servers of the run's own need room; None if their default will do.
         adapter: name of a LoRA adapter that the servers add to it, or None.
     """
 
@@ -75,13 +81,15 @@ class BaseModelSpec:
     dht_prefix: str
     max_length: int
     token_budget: int
+    request_tokens: int | None = None
+    cache_tokens: int | None = None
     adapter: str | None = None
 
     @classmethod
-    def read(cls, options: ModelOptions, tuned: ModelTarget) -> BaseModelSpec:
+    def read(cls, options: ModelOptions, tuned: ModelTarget, *, with_gradients: bool = False) -> BaseModelSpec:
         """Reads the base model and checks, before anything is sent, that it fits the checkpoint and the options.
 
-        A complete model is its own base.
+        A complete model is its own base. Gradients pass only through texts that fit into one request.
 
         Raises:
             CheckpointError: there is no such base model, or the checkpoint was made for another one.
@@ -98,11 +106,15 @@ class BaseModelSpec:
         if Path(name).is_dir():  # of a hub's model, a file would be downloaded to see what it holds
             weight_map(name)
         accepted = None if options.backend == "local" else options.server_max_tokens or max_request_tokens(base)
+        max_length = _max_length(options.max_length, tuned, base, accepted, can_be_longer=not with_gradients)
+        longest = max_length + tuned.extra_tokens
         return cls(
             name=name,
             config=base,
             dht_prefix=options.dht_prefix or default_dht_prefix(name, base, options.revision),
-            max_length=_max_length(options.max_length, tuned, base, accepted),
+            max_length=max_length,
+            request_tokens=accepted,
+            cache_tokens=_LONG_TEXTS * longest if accepted and longest > accepted else None,
             token_budget=min(options.token_budget, accepted or options.token_budget),
             adapter=_adapter(options, tuned),
         )
@@ -110,6 +122,8 @@ class BaseModelSpec:
     def identity(self) -> dict[str, str]:
         """Returns what tells it from other base models, by names for error messages."""
         options = {"--adapter": self.adapter, "--revision": self.revision}
+        if self.cache_tokens:  # it decides which texts go in sessions, and in which chunks
+            options["--server-max-tokens"] = str(self.request_tokens)
         return {"base model": self.digest(), **{name: value for name, value in options.items() if value}}
 
     @property
@@ -167,8 +181,10 @@ def _kind_of_tokens(tuned: ModelTarget) -> str:
     return "tokens of label words" if isinstance(tuned, LabelWords) else "prompt tokens"
 
 
-def _max_length(asked: int | None, tuned: ModelTarget, base: Any, accepted: int | None) -> int:
-    limits = [(accepted, "servers accept in one request")] if accepted else []
+def _max_length(asked: int | None, tuned: ModelTarget, base: Any, accepted: int | None, *, can_be_longer: bool) -> int:
+    is_longer = bool(asked and accepted and asked + tuned.extra_tokens > accepted)
+    in_session = is_longer and can_be_longer and has_sessions(base)
+    limits = [(accepted, "servers accept in one request")] if accepted and not in_session else []
     if (positions := getattr(base, "max_position_embeddings", None) or 0) > 0:  # some families say -1 for no limit
         before_text = (base.pad_token_id or 0) + 1 if base.model_type in _POSITIONS_AFTER_PAD else 0
         limits.append((positions - before_text, "the base model has positions for"))

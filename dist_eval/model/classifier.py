@@ -119,6 +119,7 @@ def load_swarm_backbone(
     request_timeout: float,
     max_retries: int,
     adapter: str | None = None,
+    request_tokens: int | None = None,
     **options: Any,
 ) -> SwarmBackbone:
     """Loads a base model whose blocks a swarm hosts; only embeddings and final norm are loaded in this process.
@@ -134,7 +135,7 @@ def load_swarm_backbone(
         directory, shell.config, request_timeout=request_timeout, max_retries=max_retries, **options
     )
     requests.start()
-    return SwarmBackbone(shell, dht, requests)
+    return SwarmBackbone(shell, dht, requests, request_tokens)
 
 
 def load_local_backbone(model: str, device: torch.device | None = None) -> LocalBackbone:

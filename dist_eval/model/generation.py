@@ -9,9 +9,9 @@ the others are.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,16 +19,12 @@ import torch
 from dist_eval.data.answers import AnswerColumns, generation_columns
 from dist_eval.data.generated_text import StopStrings
 from dist_eval.data.revisions import pinned
-from dist_eval.errors import NoCacheError
 from dist_eval.model.backbone import ModelOnBackbone
 from dist_eval.model.language_model import LanguageModel
 from dist_eval.model.sampling import Draws, token_probabilities
-from dist_eval.model.text_session import TextSession
+from dist_eval.model.text_session import with_room
 from dist_eval.results.inputs import Decoding
 from dist_eval.swarm.routes import ANY_ROUTE, RouteRecord, SendOptions
-
-# Seconds: other ranks, and others, keep their caches until their texts are complete
-_LONGEST_WAIT_FOR_ROOM, _BETWEEN_TRIES = 600.0, 1.0
 
 
 class Generator(ModelOnBackbone):
@@ -106,7 +102,8 @@ class Generator(ModelOnBackbone):
                 # to where the first text begins or goes on
                 upto = max(position + 1, int(starts[open_rows].min()))
                 servers = RouteRecord()
-                hidden = _step_with_room(session, tokens[:, position:upto], servers)
+                step = partial(session.step, tokens[:, position:upto], position, servers)
+                hidden = with_room(step)
                 position = upto
                 generating = open_rows[starts[open_rows] <= position]
                 states = self.backbone.final_norm(hidden[generating.to(hidden.device), -1])
@@ -128,18 +125,6 @@ class Generator(ModelOnBackbone):
         if draws is None:
             return self._output.argmax_tokens(states)
         return draws.tokens(token_probabilities(self._output.logits(states), decoding), rows).cpu()
-
-
-def _step_with_room(session: TextSession, input_ids: torch.Tensor, record: RouteRecord) -> torch.Tensor:
-    """Sends the next tokens; if no server has room for the caches, waits until others have given theirs back."""
-    start, give_up = session.position, time.monotonic() + _LONGEST_WAIT_FOR_ROOM
-    while True:
-        try:
-            return session.step(input_ids, start, record)
-        except NoCacheError as error:
-            if not error.transient or time.monotonic() > give_up:
-                raise
-            time.sleep(_BETWEEN_TRIES)
 
 
 class _Room:

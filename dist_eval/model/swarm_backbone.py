@@ -11,10 +11,10 @@ from torch import nn
 
 from dist_eval.data.answers import RouteSegment
 from dist_eval.data.plan import SharedBeginning
-from dist_eval.errors import NoCacheError
+from dist_eval.errors import NoCacheError, RefusedError
 from dist_eval.model.backbone import Backbone
 from dist_eval.model.session_pool import Prompts, SessionPool
-from dist_eval.model.text_session import RecomputedTextSession, TextSession
+from dist_eval.model.text_session import RecomputedTextSession, TextSession, with_room
 from dist_eval.results.work import Traffic
 from dist_eval.swarm.petals_version import can_roll_back
 from dist_eval.swarm.routes import RouteRecord
@@ -31,9 +31,12 @@ class SwarmBackbone(Backbone):
         shell: what is computed in this process (`dist_eval.model.shell.Shell`).
         dht: the DHT node of this process.
         requests: sends to the swarm.
+        request_tokens: most tokens of a text that servers accept in one request; a longer one takes several, in a
+            session. By default, all are sent as they are.
     """
 
-    def __init__(self, shell: Any, dht: Any, requests: SwarmRequests) -> None:
+    def __init__(self, shell: Any, dht: Any, requests: SwarmRequests, request_tokens: int | None = None) -> None:
+        self._request_tokens = request_tokens
         self.shell, self.dht, self.requests, self.config = shell, dht, requests, shell.config
         self._pool: SessionPool | None = None
 
@@ -56,13 +59,46 @@ class SwarmBackbone(Backbone):
         avoided: Sequence[RouteSegment] = (),
         record: RouteRecord | None = None,
     ) -> torch.Tensor:
-        """See `Backbone.hidden_states`."""
+        """See `Backbone.hidden_states`; what is too long for a request takes several, without gradients."""
         embedded = self.embedded(input_ids, prompts)
         if torch.is_grad_enabled() and (embedded.requires_grad or getattr(deep_prompts, "requires_grad", False)):
             from dist_eval.swarm.gradients import through_swarm
 
             return through_swarm(self.requests, embedded, deep_prompts)
+        if embedded.shape[1] > (self._request_tokens or embedded.shape[1]) and self._has_sessions:
+            texts = embedded.split(1)
+            return torch.cat([self._in_session(text, deep_prompts, avoided, record) for text in texts])
         return self.requests.forward(embedded, deep_prompts, avoided, record)
+
+    def _in_session(
+        self,
+        hidden: torch.Tensor,
+        deep_prompts: torch.Tensor | None,
+        avoided: Sequence[RouteSegment],
+        record: RouteRecord | None,
+    ) -> torch.Tensor:
+        """Sends a text that is too long for a request, of shape [1, length, hidden], in several."""
+        from dist_eval.swarm.inference_session import REQUEST_TOKENS, InferenceSession
+
+        tokens = hidden.shape[1]
+        session = InferenceSession(
+            self.requests,
+            self.embedded,
+            rows=1,
+            max_length=tokens,
+            deep_prompts=deep_prompts,
+            goes_back=False,
+            request_tokens=min(REQUEST_TOKENS, self._request_tokens or REQUEST_TOKENS),
+        )
+        try:
+            return with_room(lambda: session.pass_through(hidden, avoided, record))
+        except NoCacheError as error:
+            refused = RefusedError(
+                f"a text of {tokens} tokens, prompts included, is sent in a session, and servers have no room for it "
+                f"({error}): give a lower --max-length, or start servers with --cache-tokens {tokens} or more"
+            )
+            refused.transient = error.transient
+            raise refused from error
 
     def hidden_states_after(
         self,

@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 
 from dist_eval.data.answers import RouteSegment
+from dist_eval.errors import NoCacheError
 from dist_eval.swarm.routes import RouteRecord
+
+# Seconds: other ranks, and others, keep their caches until their texts are complete
+_LONGEST_WAIT_FOR_ROOM, _BETWEEN_TRIES = 600.0, 1.0
+
+
+def with_room(send: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """Sends texts in a session; if no server has room for the caches, waits until others have given theirs back.
+
+    Raises:
+        NoCacheError: there is no room for ten minutes, or there never will be.
+    """
+    give_up = time.monotonic() + _LONGEST_WAIT_FOR_ROOM
+    while True:
+        try:
+            return send()
+        except NoCacheError as error:
+            if not error.transient or time.monotonic() > give_up:
+                raise
+            time.sleep(_BETWEEN_TRIES)
 
 
 class TextSession(Protocol):

@@ -87,7 +87,7 @@ class Attempts:
     router: Router  # chooses servers, and knows their statistics
     part: RoutePart  # what is to be answered
     limit: int  # failed attempts after which to give up
-    timeout: float  # longest time to wait for a server's answer, in seconds
+    timeout: float  # longest time to wait for a server's answer to a message, in seconds
     _failed: int = 0
     _outage_since: float | None = None
     _room_later: bool = False  # whether one of the servers without room for a session may have it later
@@ -118,8 +118,8 @@ class Attempts:
             why = f"no server online {having} it, or a block after it"
             raise self._unreachable(f"block {self.part.block}", why, now)
         messages = 1 if has_cache else self.part.messages
-        stall_timeout = self._stall_timeout(segment, spans, now) * 2**self._failed * messages
-        return Choice(segment, min(self.timeout, stall_timeout), spans, now, has_cache)
+        stall_timeout = min(self.timeout, self._stall_timeout(segment, spans, now) * 2**self._failed)
+        return Choice(segment, stall_timeout * messages, spans, now, has_cache)
 
     def answered(self, choice: Choice, now: float) -> None:
         """Bans the servers that refused as too large what another one took."""

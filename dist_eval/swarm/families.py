@@ -133,6 +133,13 @@ def max_request_tokens(config: Any) -> int:
     return _PETALS_TOKENS_MULTI_QUERY if config.num_attention_heads > key_value_heads else _PETALS_TOKENS
 
 
+def has_sessions(config: Any) -> bool:
+    """Whether servers can keep what is needed of a text to continue it, so that it may take several requests."""
+    from dist_eval.swarm.architecture import Architecture
+
+    return not has_packages_of_petals() and Architecture(config).has_attention_cache
+
+
 def session_tokens(config: Any) -> int:
     """Returns how many tokens a session of texts that begin alike may hold.
 

@@ -76,6 +76,7 @@ class InferenceSession:
         deep_prompts: of shape [blocks, pre_seq_len, hidden], or None.
         goes_back: whether steps will continue the texts from before their end. If so, servers keep all of the texts;
             else blocks with sliding windows keep their windows only, and such a step sends the whole texts again.
+        request_tokens: most tokens in a message.
     """
 
     def __init__(
@@ -88,12 +89,13 @@ class InferenceSession:
         prompts: torch.Tensor | None = None,
         deep_prompts: torch.Tensor | None = None,
         goes_back: bool = True,
+        request_tokens: int = REQUEST_TOKENS,
     ) -> None:
         self._requests, self._embed, self._rows, self._goes_back = requests, embed, rows, goes_back
         self._prompts, self._deep_prompts = prompts, deep_prompts
         self._prompt_tokens = 0 if prompts is None else len(prompts)
         self._position, self._max_length = 0, max_length + self._prompt_tokens  # of a text after the prompts
-        self._chunk = max(1, REQUEST_TOKENS // rows, 0 if deep_prompts is None else deep_prompts.shape[1])
+        self._chunk = max(1, request_tokens // rows, 0 if deep_prompts is None else deep_prompts.shape[1])
         self._first = _Segment(0, requests.num_blocks)
         self._servers: dict[RouteSegment, None] = {}
 
@@ -124,6 +126,26 @@ class InferenceSession:
         self._check(hidden, place)
         outputs = _run(self._step(hidden, place, record or RouteRecord())).to(hidden)
         return outputs[:, hidden.shape[1] - input_ids.shape[1] :]
+
+    @torch.no_grad()
+    def pass_through(
+        self, hidden: torch.Tensor, avoided: Sequence[RouteSegment] = (), record: RouteRecord | None = None
+    ) -> torch.Tensor:
+        """Sends whole texts that nothing will follow: each server's memory is given back once they have passed it.
+
+        Args:
+            hidden: the first block's inputs, float tensor of shape [rows, length, hidden].
+            avoided: segments to avoid if there is another route.
+            record: records the route.
+
+        Returns:
+            The last block's outputs, of the same shape and dtype.
+
+        Raises:
+            NoCacheError, EvaluationError: see `step`.
+        """
+        self._check(hidden, 0)
+        return _run(self._pass_through(hidden, avoided, record or RouteRecord())).to(hidden)
 
     @torch.no_grad()
     def continuations(
@@ -183,6 +205,20 @@ class InferenceSession:
         record.route.extend(self._servers)
         return torch.cat(chunks, dim=1)
 
+    async def _pass_through(
+        self, hidden: torch.Tensor, avoided: Sequence[RouteSegment], record: RouteRecord
+    ) -> torch.Tensor:
+        await self._requests.rate_limiter.wait(tokens_in(hidden))
+        servers: dict[RouteSegment, None] = {}
+        chunks = self._chunks(hidden)
+        segment: _Segment | None = self._first
+        while segment is not None:
+            chunks, following = await self._through(segment, chunks, servers, avoided)
+            await segment.close()
+            segment = following
+        record.route.extend(servers)
+        return torch.cat(chunks, dim=1)
+
     async def _continuations(self, hidden: Sequence[torch.Tensor], record: RouteRecord) -> list[torch.Tensor]:
         servers, failed = dict(self._servers), False
 
@@ -207,7 +243,11 @@ class InferenceSession:
         return cast(list[torch.Tensor], answers)
 
     async def _through(
-        self, segment: _Segment, chunks: list[torch.Tensor], servers: dict[RouteSegment, None]
+        self,
+        segment: _Segment,
+        chunks: list[torch.Tensor],
+        servers: dict[RouteSegment, None],
+        avoided: Sequence[RouteSegment] = (),
     ) -> tuple[list[torch.Tensor], _Segment | None]:
         """Sends what follows the texts through a segment, in chunks.
 
@@ -230,7 +270,7 @@ class InferenceSession:
         messages = len(chunks) + -(-self._position // self._chunk)
         largest = min(self._rows * self._chunk, from_beginning)
         part = RoutePart(
-            *(segment.start, segment.end, from_beginning),
+            *(segment.start, segment.end, from_beginning, avoided),
             in_session=True,
             cached=cached,
             messages=messages,

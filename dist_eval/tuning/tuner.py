@@ -49,7 +49,7 @@ def tune(context: TuningContext) -> TunedCheckpoint | None:
             base_model=config.model,
             adapter=config.adapter,
         )
-        base = BaseModelSpec.read(config.select(ModelOptions), empty)
+        base = BaseModelSpec.read(config.select(ModelOptions), empty, with_gradients=True)
         if not context.found_results:
             context.open_swarm(base)
         context.publish_dataset(partial(tokenize, config, base, empty))

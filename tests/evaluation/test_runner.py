@@ -277,7 +277,6 @@ def test_a_text_longer_than_the_limit_is_cut_counted_and_reported(
     ("options", "words"),
     [
         ({"max_length": 4000}, ("--max-length 4000", "16 prompt tokens", "at most 496")),
-        ({"max_length": 300, "server_max_tokens": 256}, ("256 tokens that servers accept", "at most 240")),
     ],
 )
 def test_a_sequence_over_the_limits_is_refused_before_any_request(

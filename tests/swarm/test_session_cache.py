@@ -11,13 +11,14 @@ from contextlib import closing
 import pytest
 import torch
 from conftest import ForkedSwarm, Launcher, SwarmClient, wait_for
-from tiny_models import DECODERS, LAYERS, make_tiny_model, save_tiny_models
+from tiny_models import DECODERS, LAYERS, make_tiny_model, random_checkpoint, save_tiny_models
 from transformers.cache_utils import DynamicCache
 
-from dist_eval.errors import NoCacheError
+from dist_eval.errors import NoCacheError, RefusedError
 from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.swarm.architecture import Architecture
 from dist_eval.swarm.coverage import look_up_coverage
+from dist_eval.swarm.routes import RouteRecord
 from dist_eval.swarm.session_cache import block_caches
 
 ROWS, LENGTH, WINDOW = 3, 40, 16
@@ -106,6 +107,26 @@ def test_a_session_may_be_as_long_as_the_model_has_positions_for(backbone: Swarm
         pytest.raises(NoCacheError, match=f"for {POSITIONS + 1} tokens, max = {POSITIONS}$") as caught,
     ):
         session.step(ids)
+    assert not caught.value.transient
+
+
+def test_a_text_that_is_too_long_for_a_request_takes_several(swarm: ForkedSwarm, swarm_client: SwarmClient) -> None:
+    plain, backbone = (swarm_client.backbone(swarm, max_retries=0, request_tokens=tokens) for tokens in (None, 50))
+    prompts = random_checkpoint("deep_ptune")
+    everything, before = free(backbone), backbone.requests.traffic().round_trips
+    ids, route = torch.randint(0, 100, (2, 300), generator=torch.Generator().manual_seed(1)), RouteRecord()
+    with torch.no_grad():
+        whole = plain.hidden_states(ids, prompts.prompts, prompts.deep_prompts)
+        found = backbone.hidden_states(ids, prompts.prompts, prompts.deep_prompts, record=route)
+        torch.testing.assert_close(found, whole, atol=5e-5, rtol=0)
+        assert backbone.requests.traffic().round_trips - before == 2, "a session for each text"
+        assert [(segment.start, segment.end) for segment in route.route] == [(0, LAYERS)] * 2
+        assert wait_for(lambda: free(backbone) == everything)
+        assert torch.equal(
+            backbone.hidden_states(ids[:, :50], None, None), plain.hidden_states(ids[:, :50], None, None)
+        )
+        with pytest.raises(RefusedError, match=r"a text of 1500 tokens.* --cache-tokens 1500 or more") as caught:
+            backbone.hidden_states(torch.ones(1, 1500, dtype=torch.int64), None, None)
     assert not caught.value.transient
 
 
