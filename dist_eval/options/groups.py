@@ -256,8 +256,8 @@ class ModelOptions(Options):
     )
     compression: str = option(
         "none",
-        "precision of transferred activations: as the servers compute (none), or float16, which changes the outputs "
-        "slightly",
+        "precision of transferred activations: as the servers compute (none), or float16 where they compute in "
+        "float32, which changes the outputs slightly",
         group="how",
         choices=("none", "float16"),
     )

@@ -27,6 +27,7 @@ _FORWARD, _BACKWARD, _INFERENCE = "rpc_forward", "rpc_backward", "rpc_inference"
 _STREAM_OPEN_SECONDS = 5.0
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 _COMPRESSION = {"none": "NONE", "float16": "FLOAT16"}
+_PLAIN = 0  # `CompressionType.NONE`, which is imported late
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
@@ -54,8 +55,6 @@ class Transport:
             method: request_metadata(tensors, directory.adapter)
             for method, tensors in ((_FORWARD, 2), (_BACKWARD, 3), (_INFERENCE, 3))
         }
-        if compression != "none":
-            self._metadata[_FORWARD]["output_compression"] = (self._compression,)
 
     def use_prompts(self, prompts: torch.Tensor | None) -> None:
         """Sets the deep prompts, of shape [blocks, pre_seq_len, hidden], that are sent with all further requests.
@@ -83,9 +82,11 @@ class Transport:
             WrongAnswer: see `read_answer`.
             Exception: any of the daemon, the connection or the server (see `failures.classify`).
         """
-        packed = await asyncio.to_thread(self._pack, hidden, segment.dtype, self._compression)
+        compression = self._compression_for(segment)
+        packed = await asyncio.to_thread(self._pack, hidden, segment.dtype, compression)
+        metadata = {"output_compression": (compression,)} if compression != _PLAIN else {}
         # an answer can be larger than its request: hivemind may serialize bfloat16 as float32
-        answer = await self._call(_FORWARD, segment, [packed, self._prompts_of(segment)], hidden.numel() * 4)
+        answer = await self._call(_FORWARD, segment, [packed, self._prompts_of(segment)], hidden.numel() * 4, metadata)
         return (await asyncio.to_thread(read_answer, answer, [hidden.shape]))[0]
 
     async def send_back(
@@ -127,7 +128,7 @@ class Transport:
         plain = runtime_pb2.CompressionType.NONE
         deep = NO_TENSOR if prompts is None else prompts[segment.start : segment.end].unsqueeze(1)
         packed = [
-            await asyncio.to_thread(self._pack, hidden, segment.dtype, self._compression),
+            await asyncio.to_thread(self._pack, hidden, segment.dtype, self._compression_for(segment)),
             self._pack(deep, segment.dtype, plain),
             self._pack(NO_ORDER, None, plain),
         ]
@@ -176,10 +177,21 @@ class Transport:
             "metadata": MSGPackSerializer.dumps({**self._metadata[method], **(metadata or {})}),
         }
 
-    async def _call(self, method: str, segment: Span, tensors: list[Any], largest_answer: int) -> Sequence[Any]:
+    def _compression_for(self, segment: Span) -> int:
+        """Returns how hidden states travel: in 16 bits they are small enough, and hivemind compresses no bfloat16."""
+        return _PLAIN if segment.dtype in ("bfloat16", "float16") else self._compression
+
+    async def _call(
+        self,
+        method: str,
+        segment: Span,
+        tensors: list[Any],
+        largest_answer: int,
+        metadata: dict[str, Any] | None = None,
+    ) -> Sequence[Any]:
         from hivemind.p2p.p2p_daemon_bindings.control import MAX_UNARY_PAYLOAD_SIZE
 
-        head, stub = self._head(method, segment), self._stub(segment, Allowance(largest_answer))
+        head, stub = self._head(method, segment, metadata), self._stub(segment, Allowance(largest_answer))
         size = sum(len(tensor.buffer) for tensor in tensors)
         fits = max(size, largest_answer) <= MAX_UNARY_PAYLOAD_SIZE
         answer = await (self._call_unary if fits else self._call_stream)(stub, method, head, tensors)

@@ -95,6 +95,16 @@ def test_compression_applies_in_both_directions(
     assert traffic.bytes_sent == traffic.bytes_received == 2 * NUMBERS * 2
 
 
+def test_what_has_16_bits_already_is_not_compressed(
+    bfloat16_swarm: PrivateSwarm, swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
+) -> None:
+    tuned, (ids, lengths) = make_tuned("ptune"), batch()
+    exact = swarm_client.classifier(bfloat16_swarm, tuned).logits(ids, lengths)
+    assert torch.equal(
+        swarm_client.classifier(bfloat16_swarm, tuned, compression="float16").logits(ids, lengths), exact
+    )
+
+
 def test_other_prompts_are_serialized_again(
     family_swarms: dict[str, PrivateSwarm], swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
 ) -> None:
