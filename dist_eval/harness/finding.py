@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,9 @@ def open_manager(options: HarnessConfig, notices: Notices) -> TaskManager:
     """
     places = _places(options)
     manager = TaskManager(include_defaults=False, **places)
-    if _knows(manager, options.tasks or own_tasks(manager, options)):
+    # a word may also be a task of the harness, whatever folder there is
+    asked = [own for name in options.tasks for own in ("/" in name and tasks_of(manager, name)) or [name]]
+    if _knows(manager, asked or own_tasks(manager, options.include_path)):
         return manager
     skipped = own_skipped(notices, options)
     for name in options.tasks:
@@ -56,14 +58,19 @@ def open_manager(options: HarnessConfig, notices: Notices) -> TaskManager:
     return TaskManager(**places)
 
 
-def own_tasks(manager: TaskManager, options: HarnessConfig) -> list[str]:
-    """Returns the names of the groups, and then of the tasks, in the folders of `--include-path`."""
+def tasks_of(manager: TaskManager, name: str) -> list[str]:
+    """Returns the names of what a name, a pattern, or else a folder stands for, if there is anything."""
+    return manager.match_tasks([name]) or (own_tasks(manager, [name]) if Path(name).is_dir() else [])
+
+
+def own_tasks(manager: TaskManager, folders: Sequence[str]) -> list[str]:
+    """Returns the names of the groups, and then of the tasks, in folders that the manager has indexed."""
     groups: list[str] = []
     tasks: list[str] = []
     for name, entry in manager.task_index.items():
-        if entry.yaml_path is not None and any(map(Path(entry.yaml_path).is_relative_to, options.include_path)):
+        if entry.yaml_path is not None and any(map(Path(entry.yaml_path).is_relative_to, folders)):
             (groups if entry.kind is Kind.GROUP else tasks).append(name)
-    return groups + tasks
+    return sorted(groups) + sorted(tasks)
 
 
 def matching_tasks(options: HarnessConfig, notices: Notices) -> list[tuple[str, str, str, str]]:
@@ -104,7 +111,7 @@ def _places(options: HarnessConfig) -> dict[str, Any]:
     if missing:
         raise ConfigError(f"--include-path {missing[0]}: there is no such folder.")
     return {
-        "include_path": [str(SHIPPED), *options.include_path],
+        "include_path": [str(SHIPPED), *_folders(options)],
         "metadata": {**options.model_args, **options.metadata},
     }
 
@@ -135,14 +142,14 @@ def _load_file(options: HarnessConfig, path: Path, **how: Any) -> dict[str, Any]
 
 
 def names_of(manager: TaskManager, options: HarnessConfig, notices: Notices) -> list[str]:
-    """Returns the names of tasks, groups and tags, and the task files, that `--tasks` asks for.
+    """Returns the names of tasks, groups and tags, and the task files, that `--tasks` asks for, also by their folders.
 
     Raises:
         ConfigError: there is none of a name.
     """
     found: list[str] = []
     for name in options.tasks:
-        matching = manager.match_tasks([name])
+        matching = tasks_of(manager, name)
         if not matching and not Path(name).is_file():
             close = difflib.get_close_matches(name, manager.all_tasks, n=_NAMED)
             hint = f"Did you mean {' or '.join(close)}?" if close else ""
@@ -173,9 +180,14 @@ def _members(group: Entry) -> list[Any]:
     return [member.get("task") if isinstance(member, dict) else member for member in named]
 
 
+def _folders(options: HarnessConfig) -> list[str]:
+    """Returns the folders with task files of the user's: of `--include-path`, and those that `--tasks` names."""
+    return list(dict.fromkeys([*options.include_path, *(name for name in options.tasks if Path(name).is_dir())]))
+
+
 def own_skipped(notices: Notices, options: HarnessConfig) -> list[tuple[str, str]]:
-    """Returns the skipped files that are in the folders of `--include-path`, each with the reason."""
-    folders = options.include_path
+    """Returns the skipped files that are in the user's folders, each with the reason."""
+    folders = _folders(options)
     return [(path, why) for path, why in notices.skipped.items() if any(map(Path(path).is_relative_to, folders))]
 
 

@@ -47,7 +47,7 @@ def check_tasks(context: RequestContext) -> None:
     if not context.topology.is_leader:
         return
     require_harness()
-    from dist_eval.harness.finding import open_manager, own_skipped, own_tasks, reading
+    from dist_eval.harness.finding import open_manager, own_skipped, own_tasks, reading, tasks_of
     from dist_eval.harness.language_model import StandInModel
     from dist_eval.harness.notices import Notices
     from dist_eval.harness.tasks import LoadedTasks
@@ -56,15 +56,15 @@ def check_tasks(context: RequestContext) -> None:
     with reading(options, notices):
         manager = open_manager(options, notices)
     problems = [f"{path}: cannot be read: {why}." for path, why in own_skipped(notices, options)]
-    names = options.tasks or own_tasks(manager, options)
+    named = [own for name in options.tasks for own in tasks_of(manager, name) or [name]]
+    names = named or own_tasks(manager, options.include_path)
     if not names and not problems:
         raise DataError(f"--check: there is no task file in {', '.join(options.include_path)}.")
     rows: dict[str, tuple[str, ...]] = {}
     for name in names:
         if name in rows:  # a member of a group that has been checked
             continue
-        samples = {task: numbers for task, numbers in options.samples.items() if task == name}
-        alone = dataclasses.replace(options, tasks=[name], samples=samples, bootstrap_iters=0)
+        alone = dataclasses.replace(options, tasks=[name], bootstrap_iters=0)
         try:
             loaded = LoadedTasks.load(alone, manager)
             results = loaded.run(StandInModel())

@@ -69,7 +69,7 @@ class _HarnessRun:
             strict=context.config.strict,
             seed=context.config.seed,
             think_end=context.config.think_end,
-            template_options=context.config.template_options,
+            template_options=context.config.template_options | self._chosen_template(tokenizer),
             say=tasks.notices.say,
         )
         tracker = tracker_of(context.folder.path)
@@ -97,6 +97,17 @@ class _HarnessRun:
             )
         self._check_think_end(tokenizer)
         return tokenizer
+
+    def _chosen_template(self, tokenizer: Any) -> dict[str, str]:
+        """Returns what the tokenizer is told where it has several chat templates."""
+        name, templates = self._context.config.chat_template, tokenizer.chat_template
+        if not self._context.config.apply_chat_template or (name is None and not isinstance(templates, dict)):
+            return {}
+        named = templates if isinstance(templates, dict) else {}
+        if (name or "default") not in named:
+            has = f"those named {', '.join(named)}" if named else "one only, without a name"
+            raise ConfigError(f"--chat-template {name or 'is missing'}: of chat templates, the tokenizer has {has}.")
+        return {"chat_template": name or "default"}
 
     def _check_think_end(self, tokenizer: Any) -> None:
         end, known = self._context.config.think_end, self._base.config.vocab_size

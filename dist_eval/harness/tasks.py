@@ -177,6 +177,8 @@ def _check_options(options: HarnessConfig, tasks: Mapping[str, Any]) -> None:
                 "model's thoughts should."
             )
     for name, numbers in options.samples.items():
+        if name not in tasks and options.check:  # of which each is loaded by itself
+            continue
         if name not in tasks:
             raise ConfigError(f"--samples: {name} is none of the tasks of this run, which are {', '.join(tasks)}.")
         if numbers[-1] >= (documents := len(tasks[name].eval_docs)):

@@ -18,7 +18,7 @@ PROGRAM = "dist-eval harness"
 # What changes prompts or the metrics of answers; runs without them have the same fingerprints as before they existed
 _OF_RESULTS = (
     *("gen_kwargs", "system_instruction", "fewshot_as_multiturn", "samples", "metadata"),
-    *("think_end_token", "enable_thinking"),
+    *("think_end_token", "enable_thinking", "chat_template"),
 )
 
 
@@ -32,7 +32,7 @@ class HarnessConfig(RunConfig):
 
     tasks: list[str] = option(
         [],
-        "tasks, groups or tags of the harness, patterns of their names, or task files (YAML)",
+        "tasks, groups or tags of the harness, patterns of their names, task files (YAML), or folders of them",
         group="tasks",
         nargs="+",
         metavar="TASK",
@@ -57,6 +57,9 @@ class HarnessConfig(RunConfig):
         type=json_mapping,
     )
     apply_chat_template: bool = option(False, "put questions into the tokenizer's chat template", group="tasks")
+    chat_template: str | None = option(
+        None, "with it, the one of this name, where the tokenizer has several", group="tasks", metavar="NAME"
+    )
     fewshot_as_multiturn: bool | None = option(
         None, "with it, each example is a question and an answer of their own in the conversation", group="tasks"
     )
@@ -165,7 +168,7 @@ class HarnessConfig(RunConfig):
         self.samples = {task: sorted(set(numbers)) for task, numbers in self.samples.items()}
 
     def _check_conversation(self) -> None:
-        for name in ("fewshot_as_multiturn", "enable_thinking"):
+        for name in ("fewshot_as_multiturn", "enable_thinking", "chat_template"):
             if getattr(self, name) and not self.apply_chat_template:
                 raise ConfigError(f"{flag(name)} is about chat templates: it needs --apply-chat-template.")
         if self.enable_thinking and not self.think_end_token:
@@ -214,7 +217,7 @@ class HarnessConfig(RunConfig):
     @property
     def run_name(self) -> str:
         """The names of the tasks."""
-        names = (name.rpartition("/")[2].removesuffix(".yaml") for name in self.tasks[:3])
+        names = (name.rstrip("/").rpartition("/")[2].removesuffix(".yaml") for name in self.tasks[:3])
         return re.sub(r"[*?\[\]]", "", "-".join(names)) or "tasks"
 
 

@@ -155,7 +155,7 @@ def test_it_takes_the_harness_own_arguments(
     model = tmp_path / "chat"
     shutil.copytree(models["llama"], model)
     tokenizer = make_tokenizer(VOCABULARY)
-    tokenizer.chat_template = TEMPLATE
+    tokenizer.chat_template = {"default": "other", "short": TEMPLATE} if is_id else TEMPLATE
     tokenizer.save_pretrained(model)
     end = tokenizer.convert_tokens_to_ids("▁bridge") if is_id else "bridge"
     samples = {name: [7, 3, 20] for name in TASKS}
@@ -163,13 +163,15 @@ def test_it_takes_the_harness_own_arguments(
         *(*CHAT, "--gen-kwargs", "max_gen_toks=9", 'until=["thunder"]', "--samples", json.dumps(samples)),
         *("--metadata", '{"lengths": [4, 8]}', "--think-end-token", str(end), "--no-enable-thinking"),
     ]
+    named = {"chat_template": "short"} if is_id else {}
+    given = [*(word for name in named.values() for word in ("--chat-template", name)), *given]
     assert run_here(*command(model, tasks, tmp_path / "out", *LOCAL), *given) == 0
     capfd.readouterr()
     written, ours = of_harness(tmp_path / "out")
     theirs = by_hugging_face(
         model,
         tasks,
-        {"think_end_token": end, "enable_thinking": False},
+        {"think_end_token": end, "enable_thinking": False, "chat_template_args": named},  # where the harness reads it
         {"lengths": [4, 8]},
         apply_chat_template=True,
         fewshot_as_multiturn=True,
@@ -190,6 +192,9 @@ def test_it_takes_the_harness_own_arguments(
     assert [sample["resps"] for sample in ours["stories"]] == 3 * [[["ad"]]], "of '... bridgead'"
     assert run_here(*command(model, tasks, tmp_path / "out", *LOCAL), *given[:-3]) == 1
     assert " the --think-end-token and the --enable-thinking. Choose another" in capfd.readouterr().err
+    assert run_here(*command(model, tasks, tmp_path / "other", *LOCAL), *CHAT, "--chat-template", "long") == 1
+    has = "those named default, short" if is_id else "one only, without a name"
+    assert f"--chat-template long: of chat templates, the tokenizer has {has}." in capfd.readouterr().err
 
 
 def assert_recorded(results: dict[str, Any], written: dict[str, Any], samples: dict[str, list[dict[str, Any]]]) -> None:
@@ -354,6 +359,11 @@ def test_a_check_needs_no_model_and_names_every_wrong_file(
     (folder / "broken.yaml").write_text("task: broken\nother: [")
     (folder / "all.yaml").write_text(json.dumps({"group": "all", "task": ["strange"]}))
     (folder / "right.yaml").write_text(json.dumps({**json.loads((tasks / "words.yaml").read_text()), "task": "right"}))
+    samples = ("--samples", json.dumps({"words": [0], "letters": [3, 5]}))
+    (tasks / "both.yaml").write_text(json.dumps({"group": "both", "task": ["words", "letters"]}))
+    assert run_here(*check, str(tasks), "--tasks", "both", *samples) == 0
+    rows = [line.split()[:3] for line in capfd.readouterr().out.splitlines()]
+    assert ["words", "1", "8"] in rows and ["letters", "2", "8"] in rows
     assert run_here(*check, str(folder)) == 1
     out, err = capfd.readouterr()
     assert "\nright  24" in out
