@@ -94,6 +94,7 @@ def start(arguments: argparse.Namespace) -> None:
     from dist_eval.swarm.families import default_dht_prefix, read_base_config
     from dist_eval.swarm.hivemind_compat import prepare_hivemind
     from dist_eval.swarm.private import PrivateSwarm, existing_gpus, shares_of_blocks
+    from dist_eval.swarm.quantization import require_quantizable
 
     part, parts = _part(arguments.part)
     if arguments.slurm:
@@ -110,6 +111,7 @@ def start(arguments: argparse.Namespace) -> None:
         # imports the model's code, which creates a folder
         config = read_base_config(arguments.model, arguments.revision)
         blocks = config.num_hidden_layers
+        require_quantizable(arguments.model, config, arguments.torch_dtype, arguments.quantization)
         all_spans = shares_of_blocks(blocks, parts * arguments.servers, arguments.blocks)
         first, end = (len(all_spans) * number // parts for number in (part - 1, part))
         if first == end:
@@ -123,6 +125,7 @@ def start(arguments: argparse.Namespace) -> None:
             spans=spans,
             revision=revision,
             torch_dtype=arguments.torch_dtype,
+            quant_type=arguments.quantization,
             adapters=arguments.adapters,
             cache_tokens=arguments.cache_tokens,
             gpus=gpus,

@@ -16,6 +16,7 @@ from dist_eval.tables import format_count
 # Of a weight of a linear layer, as bitsandbytes stores it: in NF4 half a byte, and for each 64 of them a scale in 8
 # bits, of which 256 share one in 32 bits; in INT8 a byte, and a scale in 32 bits for each row
 _NF4_BYTES, _INT8_BYTES, _INT8_ROW_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256), 1.0, 4
+_EXPERTS_NDIM, _CONVOLUTIONS = 3, (nn.Conv1d, nn.Conv2d)
 _WORK_BYTES = (2 << 30) / 14336  # for each number of a hidden state: of a backward pass, as Petals estimates it
 
 
@@ -25,22 +26,39 @@ def block_bytes(architecture: Architecture, dtype: torch.dtype, quantization: st
     Args:
         architecture: of the model.
         dtype: of the weights on the server.
-        quantization: "int8" or "nf4", which only linear layers have: fused experts stay in `dtype`; "" for none.
+        quantization: "int8" of linear layers, "nf4" of these and of fused experts; "" for none.
 
     Returns:
         Bytes of each block.
     """
+    return [_layer_bytes(layer, dtype, quantization) for layer in layers_of(architecture)]
+
+
+def layers_of(architecture: Architecture) -> list[nn.Module]:
+    """Returns the layers of a model without their weights."""
     with torch.device("meta"):
         model = architecture.base_class(architecture.config)
     layers: Any = model.get_submodule(architecture.layers)
-    return [_layer_bytes(layer, dtype, quantization) for layer in layers]
+    return list(layers)
+
+
+def fused_experts(module: nn.Module) -> list[tuple[nn.Module, str]]:
+    """Returns the parameters that have all experts of a layer in one: the module of each, and its name there."""
+    return [
+        (owner, name)
+        for owner in module.modules()
+        if not isinstance(owner, _CONVOLUTIONS)
+        for name, parameter in owner.named_parameters(recurse=False)
+        if parameter.ndim == _EXPERTS_NDIM
+    ]
 
 
 def _layer_bytes(layer: nn.Module, dtype: torch.dtype, quantization: str) -> int:
-    total = 0.0
+    total, experts = 0.0, fused_experts(layer) if quantization == "nf4" else []
     for module in layer.modules():
         for name, weight in module.named_parameters(recurse=False):
-            if quantization and isinstance(module, nn.Linear) and name == "weight":
+            is_linear = isinstance(module, nn.Linear) and name == "weight"
+            if quantization and (is_linear or (module, name) in experts):
                 rows = _INT8_ROW_BYTES * len(weight)
                 total += _NF4_BYTES * weight.numel() if quantization == "nf4" else _INT8_BYTES * weight.numel() + rows
             else:

@@ -26,6 +26,7 @@ from dist_eval.process.files import PRIVATE, private_files
 _WATCH_SECONDS, _BOOTSTRAP_SECONDS, _PROBE_SECONDS = 0.5, 5.0, 2.0
 PEERS = "peers.txt"
 DTYPES = ("float32", "bfloat16", "float16")
+QUANTIZATIONS = ("none", "int8", "nf4")
 AUTO = "auto"
 
 
@@ -77,6 +78,10 @@ def build_serve_parser() -> argparse.ArgumentParser:
 def add_server_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of all commands that start servers."""
     parser.add_argument("--revision", metavar="NAME", help="branch, tag or commit of a model on a hub (default: main)")
+    what = (
+        "how the weights of linear layers are stored, which takes less memory and computes something a little different"
+    )
+    parser.add_argument("--quantization", default="none", choices=QUANTIZATIONS, help=f"{what} (default: none)")
     what = "LoRA adapters that a request may ask for: folders or hub names, with safetensors"
     parser.add_argument("--adapters", nargs="+", default=[], metavar="NAME", help=what)
     what = "tokens of sessions that a server has room for (default: 4096, or 16384 with grouped-query attention)"
@@ -108,6 +113,7 @@ def serve(arguments: argparse.Namespace) -> None:
     from dist_eval.swarm.downloads import download_blocks
     from dist_eval.swarm.families import default_dht_prefix, read_base_config
     from dist_eval.swarm.private import PrivateSwarm, existing_gpus, format_span, require_address, shares_of_blocks
+    from dist_eval.swarm.quantization import require_quantizable
     from dist_eval.swarm.reachability import why_unreachable
 
     if not 0 < arguments.port < 1 << 16:
@@ -127,6 +133,7 @@ def serve(arguments: argparse.Namespace) -> None:
     gpus = existing_gpus(arguments.gpus)
     config = read_base_config(arguments.model, arguments.revision)
     blocks = config.num_hidden_layers
+    require_quantizable(arguments.model, config, arguments.torch_dtype, arguments.quantization)
     span = None
     if arguments.blocks != [AUTO]:
         shares = shares_of_blocks(blocks, arguments.servers, arguments.blocks)
@@ -140,6 +147,7 @@ def serve(arguments: argparse.Namespace) -> None:
         spans=[span],
         revision=revision,
         torch_dtype=arguments.torch_dtype,
+        quant_type=arguments.quantization,
         adapters=arguments.adapters,
         cache_tokens=arguments.cache_tokens,
         gpus=[gpus[arguments.number % len(gpus)]] if gpus else [],

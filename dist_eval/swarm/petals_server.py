@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import importlib
 import importlib.util
 import sys
 import types
@@ -30,6 +31,7 @@ from dist_eval.swarm.lora import adapter_bytes, add_adapter, using_adapter
 from dist_eval.swarm.model_weights import ModelWeights
 from dist_eval.swarm.petals_version import ANNOUNCED, require_petals
 from dist_eval.swarm.private import LOADED
+from dist_eval.swarm.quantization import converting_experts
 from dist_eval.swarm.server_tasks import GOES_BACK, iterate_inference, merge_pools, run_backward, run_forward
 from dist_eval.swarm.session_cache import NO_CACHE, BlockCache, SessionLayer, block_caches
 
@@ -68,6 +70,7 @@ def import_server() -> Any:
     run_server.Server = _server_class()
     server.TransformerBackend = _backend_class()
     server.TransformerConnectionHandler = _handler_class()
+    server.convert_block = converting_experts(server.convert_block, server.QuantType.NF4)
     handler.run_rpc_forward, handler.run_rpc_backward = run_forward, run_backward
     handler.iterate_rpc_inference = iterate_inference
     return run_server
@@ -170,6 +173,8 @@ def _server_class() -> Any:
             start, end = chosen[0], chosen[-1] + 1
             if device.type == "cuda":  # on a CPU weights may be mapped, and more than its memory
                 memory.require_room(start, end)
+            if self._quantization:
+                importlib.import_module("bitsandbytes")  # which takes memory, too
             before = _taken_bytes(device)
             caches = self._cache_bytes_per_token()[start:end]
             self.attn_cache_bytes = self._cache_tokens * sum(caches)

@@ -45,7 +45,7 @@ class PrivateSwarm:
             the swarm needs most.
         revision: branch, tag or commit of a hub's model.
         torch_dtype: dtype of the weights and of the computation.
-        quant_type: quantization of the weights: "none", "int8" or "nf4", which need a GPU.
+        quant_type: quantization of the weights: "none", "int8" or "nf4".
         adapters: LoRA adapters that all servers hold: folders or hub names.
         cache_tokens: tokens of sessions that each server has room for; by default Petals' number.
         gpus: index of the GPU that each server computes on; with more servers than GPUs they begin again with the

@@ -14,14 +14,17 @@ GIB = 1 << 30
 
 
 @pytest.mark.parametrize(("quantization", "per_weight", "per_row"), [("nf4", 0.5 + 65 / 4096, 0), ("int8", 1, 4)])
-def test_only_linear_layers_are_quantized(quantization: str, per_weight: float, per_row: int) -> None:
+def test_linear_layers_are_quantized_and_in_nf4_experts(quantization: str, per_weight: float, per_row: int) -> None:
     model = make_tiny_model("qwen3_moe")
     architecture = Architecture(model.config)
     layer = model.base_model.layers[0]
     linear = [module for module in layer.modules() if isinstance(module, torch.nn.Linear)]
     weights, rows = sum(part.weight.numel() for part in linear), sum(part.out_features for part in linear)
     rest = sum(parameter.numel() for parameter in layer.parameters()) - weights
-    assert rest > weights, "the experts are no linear layers"
+    experts = sum(parameter.numel() for parameter in layer.parameters() if parameter.ndim == 3)
+    assert rest > experts > weights, "the experts are no linear layers"
+    if quantization == "nf4":
+        weights, rest = weights + experts, rest - experts
     found = block_bytes(architecture, torch.bfloat16, quantization)
     assert found[0] == pytest.approx(per_weight * weights + per_row * rows + 2 * rest, abs=1)
 
