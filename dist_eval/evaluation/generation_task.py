@@ -53,7 +53,7 @@ class GenerationTask:
     def __init__(self, config: EvaluationConfig, base: BaseModelSpec, target: CausalModel) -> None:
         self._config, self._base = config, base
         self.metrics = load_text_metrics(config.metric, SavedTexts.OWN_COLUMNS)
-        self.pattern = None if config.answer_pattern is None else re.compile(config.answer_pattern)
+        self.pattern = re.compile(config.answer_pattern) if config.answer_pattern else None
         self.tokenizer = load_tokenizer(base.name)
         if self.tokenizer("a")["input_ids"][-1] == self.tokenizer.eos_token_id:
             raise ConfigError(

@@ -103,13 +103,14 @@ def with_recorded_analysis(
 ) -> EvaluationConfig:
     """Takes over slices, groups and the pattern of answers of a complete run where the options name none."""
     if config.overwrite or results is None:
-        return config
+        return replace(config, answer_pattern=None) if config.answer_pattern == "" else config
     recorded: dict[str, Any] = results.config
+    pattern = recorded.get("answer_pattern") if config.answer_pattern is None else config.answer_pattern
     return replace(
         config,
         slice_by=config.slice_by or recorded.get("slice_by") or [],
         group_column=config.group_column or recorded.get("group_column"),
-        answer_pattern=config.answer_pattern or recorded.get("answer_pattern"),
+        answer_pattern=pattern or None,  # an empty one drops it
     )
 
 

@@ -119,7 +119,8 @@ class GenerationOptions(Options):
     answer_pattern: str | None = option(
         None,
         r"regular expression that finds the answer in a text, such as 'answer is (\d+)': the first match, of which the "
-        "first group, if it has one; a text without a match is wrong (default: the whole text)",
+        "first group, if it has one; a text without a match is wrong (default: the whole text, as '' says to a "
+        "complete run that has a pattern)",
         group="generation",
         metavar="REGEX",
     )
@@ -133,8 +134,6 @@ class GenerationOptions(Options):
                 raise ConfigError(
                     f"--answer-pattern {self.answer_pattern!r} is no regular expression of Python: {error}."
                 ) from error
-            if not self.answer_pattern:
-                raise ConfigError("--answer-pattern is empty, and would find nothing in any text: leave it out.")
         if not 0 <= self.temperature < float("inf"):
             raise ConfigError(f"--temperature must be a number of at least 0, not {self.temperature}.")
         if not 0 < self.top_p <= 1:

@@ -13,6 +13,9 @@ from dist_eval.runs.files import FINGERPRINT, JOURNAL
 
 _DERIVED = ("token ids", "plan")  # Names that change only if another one does, or if dist_eval itself has changed
 
+# With --generate, the hash of a dataset is one of whole prompts, so it follows from these
+_OF_PROMPTS = ("--prompt", "few-shot examples")
+
 _PARTS, _DIGEST = "parts", "digest"
 _NAMED_AT_MOST = 5
 
@@ -66,7 +69,8 @@ class Fingerprint:
         Names that follow from others are returned only if no other value differs.
         """
         changed = _differing(self.values, earlier.values)
-        causes = [name for name in changed if name not in _DERIVED]
+        derived = (*_DERIVED, "dataset") if any(name in changed for name in _OF_PROMPTS) else _DERIVED
+        causes = [name for name in changed if name not in derived]
         if changed and not causes:
             causes = [name for name in self.parts if self._with_parts(name, earlier) != name]
         return [self._with_parts(name, earlier) for name in causes] or changed

@@ -212,6 +212,15 @@ def test_a_complete_run_computes_new_metrics_slices_and_answers_from_its_texts(
     ).read_bytes()
     [task] = results_of(tmp_path / "again")["tasks"].values()
     assert [metric["metric"] for metric in task["metrics"]] == list(by_name)
+    run("again", "--answer-pattern", "")
+    run("again")
+    assert results_of(tmp_path / "again")["dataset"]["unmatched"] is None
+    wholes = [
+        {name: row[name] for name in ("index", "references", "text", "exact_match")}
+        for row in predictions(tmp_path / "plain")
+    ]
+    found = predictions(tmp_path / "again")
+    assert [{name: row[name] for name in wholes[0]} for row in found] == wholes and "answer" not in found[0]
 
 
 def test_a_part_of_the_rows_has_the_texts_that_they_have_among_all(
@@ -251,7 +260,7 @@ def test_examples_before_each_prompt_are_drawn_with_their_first_reference(
     assert predictions(tmp_path / "drawn") == predictions(tmp_path / "written")
     capfd.readouterr()
     assert run_here(*command(model, dataset, tmp_path / "drawn", *LOCAL, *shots, "--few-shot-seed", "3")) == 1
-    assert "what differs is the few-shot examples" in capfd.readouterr().err
+    assert "what differs is the few-shot examples." in capfd.readouterr().err
     assert run_here(*command(model, dataset, tmp_path / "short", *LOCAL, *shots, "--max-length", "20")) != 0
     assert "nothing would be left of them. Give fewer, or a larger --max-length." in capfd.readouterr().err
 

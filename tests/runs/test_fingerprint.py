@@ -18,6 +18,8 @@ def test_a_fingerprint_names_what_changed_and_not_what_only_follows(tmp_path: Pa
     assert Fingerprint({"dataset": "x", "tokenizer": "b", "plan": "y"}).changed(earlier) == ["dataset"]
     assert Fingerprint({"dataset": "a", "tokenizer": "b", "plan": "y"}).changed(earlier) == ["plan"]
     assert Fingerprint({"dataset": "a", "tokenizer": "b", "plan": "c", "new": "1"}).changed(earlier) == ["new"]
+    prompts = Fingerprint({"dataset": "x", "tokenizer": "b", "plan": "c", "--prompt": "of each row"})
+    assert prompts.changed(earlier) == ["--prompt"], "the hash of the data of a run that generates is one of prompts"
 
 
 def test_a_fingerprint_names_the_files_that_changed(tmp_path: Path) -> None:
