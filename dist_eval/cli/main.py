@@ -99,6 +99,7 @@ def main() -> int:
     except ConfigError as error:
         print(error, file=sys.stderr)
         return WRONG_OPTIONS
+    sys.path.append("")  # the working directory, for metrics of one's own; last, so that no library is looked for there
     program = COMMANDS[name]
     if program.command:
         from dist_eval.cli.launch import start_ranks

@@ -48,9 +48,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--output", required=True, type=Path, metavar="RUN", help="the run's folder; with --list the "
                         "folder above the runs' folders")  # fmt: skip
     parser.add_argument(
-        "--list", type=Path, metavar="FILE", help="a run on each line: its name, and its options for the command"
+        "--list",
+        type=Path,
+        metavar="FILE",
+        help="a run on each line: its name, and its options for the command; or the YAML file of `dist-eval sweep`",
     )
-    parser.add_argument("--line", type=int, metavar="N", help="which line of --list, from 1")
+    parser.add_argument("--line", type=int, metavar="N", help="which run of --list, from 1: its line")
     parser.add_argument(
         "--slurm",
         action="store_true",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import shlex
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -17,6 +19,7 @@ from dist_eval.options.commandline import parse_args
 
 def called(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     monkeypatch.setattr(sys, "argv", ["dist-eval", *words])
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])  # as the installed command has it
     return cli.main()
 
 
@@ -38,6 +41,15 @@ def test_a_wrong_command_suggests_a_close_one(
     assert capsys.readouterr().err == "There is no command 'compair'. Did you mean compare?\n"
     assert called(monkeypatch, "frobnicate") == 2
     assert "dist-eval --help lists them all" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules after import:RuntimeWarning")  # of runpy
+def test_modules_in_the_working_directory_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "own_metrics_of_here.py").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="0"):
+        called(monkeypatch, "compare", "--help")
+    importlib.import_module("own_metrics_of_here")
 
 
 def test_the_version_is_that_of_the_package(
