@@ -53,7 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="a run on each line: its name, and its options for the command; or the YAML file of `dist-eval sweep`",
     )
-    parser.add_argument("--line", type=int, metavar="N", help="which run of --list, from 1: its line")
+    parser.add_argument("--line", type=int, metavar="N", help="which line of --list, or which run of the grid, from 1")
     parser.add_argument(
         "--slurm",
         action="store_true",
