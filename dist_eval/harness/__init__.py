@@ -7,8 +7,9 @@ requests of all tasks become one dataset, which `dist_eval.evaluation.requests` 
 evaluation: planned, journalled, gathered and proven by all ranks. `runner` is the whole run; `finding` finds the
 harness' tasks, also those in `shipped_tasks/`, and `task_files` checks their files; `tasks` loads and runs them;
 `examples` keeps questions out of their own few-shot examples; `notices` collects what the harness warns of; `metrics`
-reads their figures, and adds intervals. `inspection` lists and checks tasks without a model.
+reads their figures, and adds intervals; `instances` reads its requests. `inspection` lists tasks, and checks them with
+the answers of `stand_in` instead of a model's.
 
-`lm_eval` is imported in `examples`, `finding`, `language_model`, `notices`, `task_files` and `tasks` only, on the
-leader; and by `dist_eval.options.mappings`, where `--gen-kwargs` and `--metadata` are given.
+`lm_eval` is imported in `examples`, `finding`, `instances`, `language_model`, `notices`, `stand_in`, `task_files` and
+`tasks` only, on the leader; and by `dist_eval.options.mappings`, where `--gen-kwargs` and `--metadata` are given.
 """

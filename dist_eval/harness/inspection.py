@@ -48,8 +48,8 @@ def check_tasks(context: RequestContext) -> None:
         return
     require_harness()
     from dist_eval.harness.finding import open_manager, own_skipped, own_tasks, reading, tasks_of
-    from dist_eval.harness.language_model import StandInModel
     from dist_eval.harness.notices import Notices
+    from dist_eval.harness.stand_in import StandInModel
     from dist_eval.harness.tasks import LoadedTasks
 
     options, notices = context.config, Notices()

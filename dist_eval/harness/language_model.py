@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 from jinja2 import TemplateError
 from lm_eval.api.instance import Instance
-from lm_eval.api.model import LM, TemplateLM
-from lm_eval.models.utils import handle_stop_sequences, has_bos_prefix, normalize_gen_kwargs
+from lm_eval.api.model import TemplateLM
+from lm_eval.models.utils import has_bos_prefix
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
-from pydantic import ValidationError
 
 from dist_eval.data.generated_text import text_of
-from dist_eval.errors import ConfigError, DataError, one_line
+from dist_eval.errors import ConfigError, one_line
+from dist_eval.harness.instances import ROLLING, decoding_of, document_of, problem_of, text_argument, texts_asked_for
 from dist_eval.results.inputs import Decoding
 
 Pair = tuple[list[int], list[int]]
@@ -29,12 +29,7 @@ Answer = Callable[[Iterator[Pair], Iterator[Prompt]], np.ndarray]
 """Answers contexts and continuations, and then prompts, in their order, with the columns of `log_likelihood_columns`
 and of `generation_columns`, of shape [n]."""
 
-_ROLLING, _GENERATION = "loglikelihood_rolling", "generate_until"
-# Tokens that the harness' Hugging Face backend draws from unless a task says otherwise: `transformers`' default
-_SAMPLED_FROM = 50
-
-# Further settings that a task may name, with the only values that are supported
-_NO_OTHERS: dict[str, Any] = {"num_beams": 1, "num_return_sequences": 1, "repetition_penalty": 1.0, "use_cache": True}
+_GENERATION = "generate_until"
 _TOKENIZED_AT_ONCE = 1000
 
 
@@ -103,7 +98,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             for instance, decoding in zip(generated, decodings, strict=True):
                 tokens = [
                     answer["tokens"][: answer["length"]].tolist()
-                    for answer in itertools.islice(texts, _times(instance, decoding))
+                    for answer in itertools.islice(texts, texts_asked_for(instance, decoding))
                 ]
                 self._texts[id(instance)] = [
                     text_of(of_text, decoding.stop, self.tokenizer, self._think_end) for of_text in tokens
@@ -124,7 +119,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
 
     def _prompts(self, instances: list[Instance], decodings: list[Decoding]) -> Iterator[Prompt]:
         for instance, decoding in zip(instances, decodings, strict=True):
-            context = self.tok_encode(_text_of(instance, 0))
+            context = self.tok_encode(text_argument(instance, 0))
             room = self.max_length - decoding.max_new_tokens
             if room < 1:
                 problem = (
@@ -140,22 +135,22 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
                 )
             else:
                 self._require_known(instance, context)
-                yield from itertools.repeat((context, decoding), _times(instance, decoding))
+                yield from itertools.repeat((context, decoding), texts_asked_for(instance, decoding))
                 continue
-            raise _problem(instance, problem)
+            raise problem_of(instance, problem)
 
     def _pairs(self, instances: list[Instance], counts: list[int]) -> Iterator[Pair]:
         """Yields the texts of instances, and appends to `counts` how many each has."""
         for start in range(0, len(instances), _TOKENIZED_AT_ONCE):
             some = instances[start : start + _TOKENIZED_AT_ONCE]
             for instance in some:
-                texts = [_text_of(instance, number) for number in range(len(instance.args))]
+                texts = [text_argument(instance, number) for number in range(len(instance.args))]
                 if not any(texts):
                     self._check_empty(instance)
-            whole = [instance for instance in some if instance.request_type != _ROLLING]
+            whole = [instance for instance in some if instance.request_type != ROLLING]
             tokenized = iter(super().loglikelihood(whole, disable_tqdm=True))  # see _loglikelihood_tokens
             for instance in some:
-                rolls = instance.request_type == _ROLLING
+                rolls = instance.request_type == ROLLING
                 pairs = self._windows(instance) if rolls else [next(tokenized)]
                 counts.append(len(pairs))
                 for context, continuation in pairs:
@@ -184,8 +179,8 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
 
     def _check_empty(self, instance: Instance) -> None:
         """Checks a request without any text: of a pair, nothing can be predicted."""
-        if instance.request_type != _ROLLING:
-            raise _problem(instance, "context and continuation are both empty")
+        if instance.request_type != ROLLING:
+            raise problem_of(instance, "context and continuation are both empty")
         self._say(f"Task {instance.task_name}, document {document_of(instance)}: the text is empty.", "empty text")
 
     def _check(self, instance: Instance, context: list[int], continuation: list[int]) -> None:
@@ -203,11 +198,11 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         else:
             self._require_known(instance, [*context, *continuation])
             return
-        raise _problem(instance, problem)
+        raise problem_of(instance, problem)
 
     def _require_known(self, instance: Instance, tokens: list[int]) -> None:
         if max(tokens) >= self._vocab_size:
-            raise _problem(
+            raise problem_of(
                 instance,
                 f"the tokenizer gives the token id {max(tokens)}, but the model knows only {self._vocab_size} ids: it "
                 "belongs to another model",
@@ -279,97 +274,8 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             raise _bad_template(error) from error
 
 
-class StandInModel(LM):  # type: ignore[misc]
-    """Gives every request an answer without a model, so that all else of a task can be tried."""
-
-    tokenizer_name = ""
-
-    def loglikelihood(self, requests: list[Instance], **_: Any) -> list[tuple[float, bool]]:
-        """Returns log-likelihoods that are all the same."""
-        return [(-1.0, False) for _ in requests]
-
-    def loglikelihood_rolling(self, requests: list[Instance], **_: Any) -> list[float]:
-        """Returns log-likelihoods that are all the same."""
-        return [-1.0 for _ in requests]
-
-    def generate_until(self, requests: list[Instance], **_: Any) -> list[str]:
-        """Returns texts that are all the same, if they could be generated."""
-        for request in requests:
-            decoding_of(request, None, 0)
-        return ["answer" for _ in requests]
-
-    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Returns a conversation without a template."""
-        return "\n".join(f"{message['role']}: {message['content']}" for message in chat_history)
-
-
 def _bad_template(error: Exception) -> ConfigError:
     return ConfigError(f"--apply-chat-template: the tokenizer's chat template fails: {one_line(error)}")
-
-
-def _text_of(instance: Instance, number: int) -> str:
-    """Returns one of the texts of a request."""
-    text = instance.args[number]
-    if not isinstance(text, str):
-        is_target = number == 1 or instance.request_type == _ROLLING
-        what = "target (doc_to_target)" if is_target else "context (doc_to_text)"
-        raise _problem(instance, f"the {what} is no text but {text!r:.40}, of type {type(text).__name__}")
-    return text
-
-
-def _problem(instance: Instance, problem: str) -> DataError:
-    return DataError(f"Task {instance.task_name}, document {document_of(instance)}: {problem}.")
-
-
-def document_of(instance: Instance) -> int:
-    """Returns the number of a request's document in the data, which `doc_id` is not where --samples chooses some."""
-    return int(getattr(instance, "document", instance.doc_id))
-
-
-def decoding_of(instance: Instance, eos_token: str | None, seed: int) -> Decoding:
-    """Returns how the harness' own backend would generate the text.
-
-    Args:
-        instance: a request for a text.
-        eos_token: the tokenizer's token at which texts end, if it has one.
-        seed: of texts that are drawn.
-
-    Raises:
-        ConfigError: a setting is not supported.
-    """
-    try:
-        options = dict(normalize_gen_kwargs(instance.args[1]))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(
-            f"The task {instance.task_name} cannot generate with {instance.args[1]!r:.200}: {one_line(error)}."
-        ) from error
-    stop = handle_stop_sequences(options.pop("until"), eos=eos_token)
-    samples, temperature = options.pop("do_sample"), float(options.pop("temperature", 0.0))
-    most, top_k, top_p = options.pop("max_gen_toks"), options.pop("top_k", _SAMPLED_FROM), options.pop("top_p", 1.0)
-    for name, value in options.items():
-        if value is not None and value != _NO_OTHERS.get(name):
-            raise ConfigError(
-                f"The task {instance.task_name} generates with {name}: {value!r}, which is not supported: texts "
-                "are generated greedily, or drawn with temperature, top_k and top_p, and end at a string in until."
-            )
-    if samples and not temperature:
-        raise ConfigError(
-            f"The task {instance.task_name} draws its texts (do_sample) with a temperature of 0: it should name "
-            "one above 0, or leave do_sample out."
-        )
-    drawn = {"temperature": temperature, "top_k": top_k or 0, "top_p": top_p, "seed": seed} if samples else {}
-    try:
-        return Decoding(max_new_tokens=most, stop=[string for string in stop if string], **drawn)
-    except ValidationError as error:
-        [first, *_] = error.errors()
-        raise ConfigError(
-            f"The task {instance.task_name} cannot generate with {first['loc'][0]}: {first['input']!r}: {first['msg']}."
-        ) from error
-
-
-def _times(instance: Instance, decoding: Decoding) -> int:
-    """Returns how many texts are generated for a request: several ones only differ if they are drawn."""
-    return int(instance.repeats or 1) if decoding.temperature else 1
 
 
 def _combined(answers: np.ndarray) -> tuple[float, bool]:

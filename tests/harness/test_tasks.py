@@ -14,8 +14,8 @@ from dist_eval.options.harness import HarnessConfig
 
 pytest.importorskip("lm_eval", reason="the extra `harness` is not installed")
 from dist_eval.harness.finding import names_of, open_manager, reading
-from dist_eval.harness.language_model import StandInModel
 from dist_eval.harness.notices import Notices, after_metrics
+from dist_eval.harness.stand_in import StandInModel
 from dist_eval.harness.tasks import LoadedTasks
 
 Load = Callable[..., LoadedTasks]
