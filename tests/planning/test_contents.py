@@ -31,7 +31,7 @@ def planned(**changes: Any) -> PlannedRun:
     lengths = text_lengths(np.array([3, 3, 4, 5, 9]))
     cut = {"texts": 0, "tokens": 0, "share": 0.0, "median": 0.0, "most": 0}
     known = {"ranks": 3, "data": FACTS["data"], "lengths": lengths, "cut": cut, "labels": [], "targets": []}
-    known |= {"confidence": 0.95, "half_width": 0.0982}
+    known |= {"examples": 5, "prompts": None, "confidence": 0.95, "half_width": 0.0982}
     return PlannedRun(**{**known, "plan": FACTS["plan"], "hop": None, "time": TIME, **changes})
 
 
