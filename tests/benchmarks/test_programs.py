@@ -10,8 +10,22 @@ from typing import Any
 
 import pytest
 from conftest import TIMEOUT, Launcher, wait_for
+from namespaces import why_not
 
-from benchmarks import blocks, combine, generation, pipeline, prefix, recipes, scale, startup, tasks, throughput, tuning
+from benchmarks import (
+    blocks,
+    combine,
+    generation,
+    network,
+    pipeline,
+    prefix,
+    recipes,
+    scale,
+    startup,
+    tasks,
+    throughput,
+    tuning,
+)
 
 HARNESS = importlib.util.find_spec("lm_eval") is not None
 
@@ -32,6 +46,7 @@ PROGRAMS: dict[str, dict[str, set[str]]] = {
         "intervals-speed": {"f1_macro: dist_eval", "f1_macro: scipy"},
         "intervals-power": {"McNemar's test (dist_eval)", "McNemar's test: theory"},
     },
+    "network": {"network": {network.TCP, "float32, --compression none, 2 in flight"}},
     "pipeline": {"pipeline": {"dist_eval, 1 rank", pipeline.PETALS}},
     "prefix": {"prefix": {prefix.SESSIONS, prefix.PLAIN}},
     "recipes": {"recipes": {*recipes.RECIPES}},
@@ -57,6 +72,8 @@ pytestmark = pytest.mark.slow
 def test_a_program_compares_the_same_answers_of_all_contenders(name: str, launcher: Launcher, tmp_path: Path) -> None:
     if name in ("generation", "tasks") and not HARNESS:
         pytest.skip("the extra `harness` is not installed")
+    if name == "network" and (reason := why_not()):
+        pytest.skip(reason)
     done = launcher.run("-m", f"benchmarks.{name}", "--quick", "--output", str(tmp_path), preloaded=False)
     assert done.returncode == 0, done.stderr
     for report, alternatives in PROGRAMS[name].items():
