@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -91,7 +92,8 @@ class SwarmBackbone(Backbone):
             request_tokens=min(REQUEST_TOKENS, self._request_tokens or REQUEST_TOKENS),
         )
         try:
-            return with_room(lambda: session.pass_through(hidden, avoided, record))
+            with closing(session):  # what a failure leaves
+                return with_room(lambda: session.pass_through(hidden, avoided, record))
         except NoCacheError as error:
             refused = RefusedError(
                 f"a text of {tokens} tokens, prompts included, is sent in a session, and servers have no room for it "
