@@ -47,8 +47,7 @@ def open_manager(options: HarnessConfig, notices: Notices) -> TaskManager:
     """
     places = _places(options)
     manager = TaskManager(include_defaults=False, **places)
-    # a word may also be a task of the harness, whatever folder there is
-    asked = [own for name in options.tasks for own in ("/" in name and tasks_of(manager, name)) or [name]]
+    asked = [own for name in options.tasks for own in (tasks_of(manager, name) if _is_folder(name) else [name])]
     if _knows(manager, asked or own_tasks(manager, options.include_path)):
         return manager
     skipped = own_skipped(notices, options)
@@ -59,8 +58,8 @@ def open_manager(options: HarnessConfig, notices: Notices) -> TaskManager:
 
 
 def tasks_of(manager: TaskManager, name: str) -> list[str]:
-    """Returns the names of what a name, a pattern, or else a folder stands for, if there is anything."""
-    return manager.match_tasks([name]) or (own_tasks(manager, [name]) if Path(name).is_dir() else [])
+    """Returns the names of what a name, a pattern or a folder stands for, if there is anything."""
+    return own_tasks(manager, [name]) if _is_folder(name) else manager.match_tasks([name])
 
 
 def own_tasks(manager: TaskManager, folders: Sequence[str]) -> list[str]:
@@ -153,6 +152,7 @@ def names_of(manager: TaskManager, options: HarnessConfig, notices: Notices) -> 
         if not matching and not Path(name).is_file():
             close = difflib.get_close_matches(name, manager.all_tasks, n=_NAMED)
             hint = f"Did you mean {' or '.join(close)}?" if close else ""
+            hint = f"For the folder of this name, write ./{name}" if Path(name).is_dir() else hint
             raise _no_task(name, own_skipped(notices, options), hint)
         found += matching or [name]
     return list(dict.fromkeys(found))
@@ -182,7 +182,12 @@ def _members(group: Entry) -> list[Any]:
 
 def _folders(options: HarnessConfig) -> list[str]:
     """Returns the folders with task files of the user's: of `--include-path`, and those that `--tasks` names."""
-    return list(dict.fromkeys([*options.include_path, *(name for name in options.tasks if Path(name).is_dir())]))
+    return list(dict.fromkeys([*options.include_path, *filter(_is_folder, options.tasks)]))
+
+
+def _is_folder(name: str) -> bool:
+    """Whether a value of `--tasks` names a folder: a plain word is a task, whatever folders are in this one."""
+    return "/" in name and Path(name).is_dir()
 
 
 def own_skipped(notices: Notices, options: HarnessConfig) -> list[tuple[str, str]]:

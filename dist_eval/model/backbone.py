@@ -111,7 +111,7 @@ class Backbone(HostedModel, ABC):
         prompts: torch.Tensor | None = None,
         deep_prompts: torch.Tensor | None = None,
         *,
-        goes_back: bool = True,
+        rolls_back: bool = True,
     ) -> TextSession:
         """Opens a session for texts that are sent in chunks; nothing is sent yet.
 
@@ -120,7 +120,7 @@ class Backbone(HostedModel, ABC):
             max_length: most tokens of a text, without prompts.
             prompts: float32 of shape [pre_seq_len, hidden], or None.
             deep_prompts: float32 of shape [blocks, pre_seq_len, hidden], or None.
-            goes_back: whether texts will be continued from before their end, for which more has to be kept of some.
+            rolls_back: whether texts will be continued from before their end, for which more has to be kept of some.
         """
 
     def cache_tokens(self) -> float:

@@ -19,6 +19,7 @@ from dist_eval.options.groups import ModelOptions
 from dist_eval.process.files import samples_of
 from dist_eval.results.inputs import ModelSummary
 from dist_eval.swarm.families import (
+    default_cache_tokens,
     default_dht_prefix,
     has_sessions,
     max_request_tokens,
@@ -108,13 +109,14 @@ class BaseModelSpec:
         accepted = None if options.backend == "local" else options.server_max_tokens or max_request_tokens(base)
         max_length = _max_length(options.max_length, tuned, base, accepted, can_be_longer=not with_gradients)
         longest = max_length + tuned.extra_tokens
+        in_sessions = accepted is not None and longest > accepted
         return cls(
             name=name,
             config=base,
             dht_prefix=options.dht_prefix or default_dht_prefix(name, base, options.revision),
             max_length=max_length,
             request_tokens=accepted,
-            cache_tokens=_LONG_TEXTS * longest if accepted and longest > accepted else None,
+            cache_tokens=max(_LONG_TEXTS * longest, default_cache_tokens(base)) if in_sessions else None,
             token_budget=min(options.token_budget, accepted or options.token_budget),
             adapter=_adapter(options, tuned),
         )

@@ -8,9 +8,8 @@ the others are.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -22,7 +21,7 @@ from dist_eval.data.revisions import pinned
 from dist_eval.model.backbone import ModelOnBackbone
 from dist_eval.model.language_model import LanguageModel
 from dist_eval.model.sampling import Draws, token_probabilities
-from dist_eval.model.text_session import with_room
+from dist_eval.model.text_session import Room, with_room
 from dist_eval.results.inputs import Decoding
 from dist_eval.swarm.routes import ANY_ROUTE, RouteRecord, SendOptions
 
@@ -54,7 +53,7 @@ class Generator(ModelOnBackbone):
         self._output.hold_in_memory()
         self._stops = [StopStrings(decoding.stop, tokenizer) for decoding in decodings]
         self._end_tokens = torch.tensor(sorted(end_tokens), dtype=torch.int64)
-        self._room = _Room(room)
+        self._room = Room(lambda: room)
 
     @property
     def columns(self) -> AnswerColumns:
@@ -96,7 +95,7 @@ class Generator(ModelOnBackbone):
         servers = RouteRecord()
         with (
             self._room.taken(rows * longest),
-            closing(self.backbone.session(rows, longest, self.prompts, self.deep_prompts, goes_back=False)) as session,
+            closing(self.backbone.session(rows, longest, self.prompts, self.deep_prompts, rolls_back=False)) as session,
         ):
             while (open_rows := (ends == 0).nonzero().squeeze(1)).numel():
                 # to where the first text begins or goes on
@@ -125,27 +124,6 @@ class Generator(ModelOnBackbone):
         if draws is None:
             return self._output.argmax_tokens(states)
         return draws.tokens(token_probabilities(self._output.logits(states), decoding), rows).cpu()
-
-
-class _Room:
-    """Tokens that batches may take of servers' caches; one of them is always let in. Thread-safe."""
-
-    def __init__(self, tokens: float) -> None:
-        self._tokens, self._taken = tokens, 0
-        self._given_back = threading.Condition()
-
-    @contextmanager
-    def taken(self, tokens: int) -> Iterator[None]:
-        """Waits until there is room for so many tokens, and takes it for the time of the context."""
-        with self._given_back:
-            self._given_back.wait_for(lambda: not self._taken or self._taken + tokens <= self._tokens)
-            self._taken += tokens
-        try:
-            yield
-        finally:
-            with self._given_back:
-                self._taken -= tokens
-                self._given_back.notify_all()
 
 
 def end_tokens_of(model: str, config: Any, tokenizer: Any) -> list[int]:

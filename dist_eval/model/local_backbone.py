@@ -61,7 +61,7 @@ class LocalBackbone(Backbone):
         prompts: torch.Tensor | None = None,
         deep_prompts: torch.Tensor | None = None,
         *,
-        goes_back: bool = True,
+        rolls_back: bool = True,
     ) -> TextSession:
         """See `Backbone.session`: the whole texts are computed at each step."""
         return RecomputedTextSession(lambda ids, _: self.hidden_states(ids, prompts, deep_prompts), rows)

@@ -15,8 +15,9 @@ from dist_eval.data.plan import SharedBeginning
 from dist_eval.errors import NoCacheError, RefusedError
 from dist_eval.model.backbone import Backbone
 from dist_eval.model.session_pool import Prompts, SessionPool
-from dist_eval.model.text_session import RecomputedTextSession, TextSession, with_room
+from dist_eval.model.text_session import RecomputedTextSession, Room, TextSession, with_room
 from dist_eval.results.work import Traffic
+from dist_eval.swarm.failures import can_have_more_room
 from dist_eval.swarm.petals_version import can_roll_back
 from dist_eval.swarm.routes import RouteRecord
 from dist_eval.swarm.session_room import NO_ROOM, SessionRoom, room_for_sessions
@@ -40,6 +41,7 @@ class SwarmBackbone(Backbone):
         self._request_tokens = request_tokens
         self.shell, self.dht, self.requests, self.config = shell, dht, requests, shell.config
         self._pool: SessionPool | None = None
+        self._room = Room(self.cache_tokens)  # of texts that are too long for a request
 
     @property
     def final_norm(self) -> nn.Module:
@@ -66,7 +68,7 @@ class SwarmBackbone(Backbone):
             from dist_eval.swarm.gradients import through_swarm
 
             return through_swarm(self.requests, embedded, deep_prompts)
-        if embedded.shape[1] > (self._request_tokens or embedded.shape[1]) and self._has_sessions:
+        if embedded.shape[1] > (self._request_tokens or embedded.shape[1]) and self.shell.has_attention_cache:
             texts = embedded.split(1)
             return torch.cat([self._in_session(text, deep_prompts, avoided, record) for text in texts])
         return self.requests.forward(embedded, deep_prompts, avoided, record)
@@ -79,7 +81,7 @@ class SwarmBackbone(Backbone):
         record: RouteRecord | None,
     ) -> torch.Tensor:
         """Sends a text that is too long for a request, of shape [1, length, hidden], in several."""
-        from dist_eval.swarm.inference_session import REQUEST_TOKENS, InferenceSession
+        from dist_eval.swarm.inference_session import InferenceSession
 
         tokens = hidden.shape[1]
         session = InferenceSession(
@@ -88,16 +90,17 @@ class SwarmBackbone(Backbone):
             rows=1,
             max_length=tokens,
             deep_prompts=deep_prompts,
-            goes_back=False,
-            request_tokens=min(REQUEST_TOKENS, self._request_tokens or REQUEST_TOKENS),
+            rolls_back=False,
+            request_tokens=self._request_tokens,
         )
         try:
-            with closing(session):  # what a failure leaves
+            with self._room.taken(tokens), closing(session):  # closed, for what a failure leaves
                 return with_room(lambda: session.pass_through(hidden, avoided, record))
         except NoCacheError as error:
+            more_room = f", or start servers with --cache-tokens {tokens} or more" if can_have_more_room(error) else ""
             refused = RefusedError(
                 f"a text of {tokens} tokens, prompts included, is sent in a session, and servers have no room for it "
-                f"({error}): give a lower --max-length, or start servers with --cache-tokens {tokens} or more"
+                f"({error}): give a lower --max-length{more_room}"
             )
             refused.transient = error.transient
             raise refused from error
@@ -126,7 +129,7 @@ class SwarmBackbone(Backbone):
         prompts: torch.Tensor | None = None,
         deep_prompts: torch.Tensor | None = None,
         *,
-        goes_back: bool = True,
+        rolls_back: bool = True,
     ) -> TextSession:
         """See `Backbone.session`: servers keep what they have computed, if model and servers can."""
         from dist_eval.swarm.inference_session import InferenceSession
@@ -142,7 +145,8 @@ class SwarmBackbone(Backbone):
             max_length=max_length,
             prompts=prompts,
             deep_prompts=deep_prompts,
-            goes_back=goes_back,
+            rolls_back=rolls_back,
+            request_tokens=self._request_tokens,
         )
 
     @property

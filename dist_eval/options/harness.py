@@ -58,7 +58,10 @@ class HarnessConfig(RunConfig):
     )
     apply_chat_template: bool = option(False, "put questions into the tokenizer's chat template", group="tasks")
     chat_template: str | None = option(
-        None, "with it, the one of this name, where the tokenizer has several", group="tasks", metavar="NAME"
+        None,
+        "with --apply-chat-template, name of the template, where the tokenizer has several",
+        group="tasks",
+        metavar="NAME",
     )
     fewshot_as_multiturn: bool | None = option(
         None, "with it, each example is a question and an answer of their own in the conversation", group="tasks"

@@ -59,7 +59,6 @@ class RoutePart:
     in_session: bool = False  # whether servers are to keep attention caches of the texts
     # returns the segment to ask, whose server holds attention caches of the texts at the moment, if any
     cached: Callable[[], Span | None] = lambda: None
-    messages: int = 1  # in which any other server is sent the texts from their beginning, one after the other
     largest_message: int | None = None  # tokens of the largest of these, if there are several
     rows: int = 1  # texts of the request, if it can be split between them
 
@@ -74,7 +73,7 @@ class Choice:
     """The server to ask."""
 
     segment: Span  # the server, and the blocks that it should run
-    stall_timeout: float  # seconds to wait for its answer
+    stall_timeout: float  # seconds to wait for its answer to a message
     spans: Sequence[Span]  # the blocks that were online, from which the server was chosen
     at: float  # when it was chosen, in seconds of `time.monotonic()`
     has_cache: bool = False  # whether it is the one that holds attention caches
@@ -117,9 +116,8 @@ class Attempts:
             having = "with sessions holds" if self.part.in_session else "holds"
             why = f"no server online {having} it, or a block after it"
             raise self._unreachable(f"block {self.part.block}", why, now)
-        messages = 1 if has_cache else self.part.messages
         stall_timeout = min(self.timeout, self._stall_timeout(segment, spans, now) * 2**self._failed)
-        return Choice(segment, stall_timeout * messages, spans, now, has_cache)
+        return Choice(segment, stall_timeout, spans, now, has_cache)
 
     def answered(self, choice: Choice, now: float) -> None:
         """Bans the servers that refused as too large what another one took."""
@@ -148,7 +146,7 @@ class Attempts:
             self.router.stats(peer).refused_size(self.part.size, stated_limit(error), one_line(error), now)
             return 0.0
         is_unreachable = failure in (Failure.UNREACHABLE, Failure.NOT_LISTENING)
-        if self.part.avoided and (is_unreachable or failure is Failure.NO_ANSWER):
+        if self.part.avoided and (is_unreachable or failure in (Failure.NO_ANSWER, Failure.NO_CACHE)):
             raise _no_second_opinion(what) from error
         self.router.retries += failure is not Failure.NOT_LISTENING
         if is_unreachable:

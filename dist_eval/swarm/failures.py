@@ -13,7 +13,8 @@ from enum import Enum
 
 _TOO_LARGE = ("greater than max_batch_size", "Message size exceeds", "message too large", "too large")
 _NO_CACHE = ("Could not allocate", "attention cache is full", "Cannot allocate KV cache")
-_NEVER_ROOM = ("max cache size", "Cannot allocate KV cache")  # not even if nobody else had a session
+_TOO_LONG = "Cannot allocate KV cache"  # the server takes shorter sessions only
+_NEVER_ROOM = ("max cache size", _TOO_LONG)  # not even if nobody else had a session
 _BUSY = ("TimeoutError", "CancelledError", "deadline exceeded")
 _DAEMON_ERRORS = ("P2PDaemonError", "ControlFailure", "DispatchFailure")
 
@@ -73,6 +74,11 @@ def stated_limit(error: BaseException) -> int | None:
 def may_have_room_later(error: BaseException) -> bool:
     """Whether a server that has no room for a session has as much, or sessions as long, at other times."""
     return not any(words in str(error) for words in _NEVER_ROOM)
+
+
+def can_have_more_room(error: BaseException) -> bool:
+    """Whether a server that has no room for a session would have it with a larger cache."""
+    return _TOO_LONG not in str(error)
 
 
 def drop_traceback(error: BaseException) -> None:

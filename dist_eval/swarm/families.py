@@ -133,6 +133,11 @@ def max_request_tokens(config: Any) -> int:
     return _PETALS_TOKENS_MULTI_QUERY if config.num_attention_heads > key_value_heads else _PETALS_TOKENS
 
 
+def default_cache_tokens(config: Any) -> int:
+    """Returns for how many tokens of sessions a server has room by default: as Petals', twice those of a request."""
+    return 2 * max_request_tokens(config)
+
+
 def has_sessions(config: Any) -> bool:
     """Whether servers can keep what is needed of a text to continue it, so that it may take several requests."""
     from dist_eval.swarm.architecture import Architecture

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from dist_eval.swarm.attempts import RoutePart, TooLarge
-from dist_eval.swarm.requests import Request, SwarmRequests, tokens_in
+from dist_eval.swarm.requests import Request, SwarmRequests, tokens_in, within
 from dist_eval.swarm.routes import Span
 
 _BACKWARD_WORK = 3  # Cost of a backward in forwards: it recomputes one, and costs about two itself
@@ -97,8 +97,10 @@ async def _through_part(requests: SwarmRequests, part: Part, gradient: torch.Ten
     def make_request(segment: Span) -> Request:
         work = tokens * (segment.end - segment.start)
         if segment.end == end:
-            return Request(lambda: requests.transport.send_back(segment, inputs, gradient), _BACKWARD_WORK * work)
-        return Request(lambda: requests.transport.send(segment, inputs), work)
+            return Request(
+                within(lambda: requests.transport.send_back(segment, inputs, gradient)), _BACKWARD_WORK * work
+            )
+        return Request(within(lambda: requests.transport.send(segment, inputs)), work)
 
     try:
         whole = RoutePart(start, end, tokens, prefer_whole=True, rows=len(inputs))

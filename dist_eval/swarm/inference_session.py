@@ -11,6 +11,7 @@ import asyncio
 import itertools
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar, cast
 
 import torch
@@ -74,9 +75,9 @@ class InferenceSession:
         max_length: most tokens of a text, without prompts; servers reserve memory for them.
         prompts: of shape [pre_seq_len, hidden], or None.
         deep_prompts: of shape [blocks, pre_seq_len, hidden], or None.
-        goes_back: whether steps will continue the texts from before their end. If so, servers keep all of the texts;
+        rolls_back: whether steps will continue the texts from before their end. If so, servers keep all of the texts;
             else blocks with sliding windows keep their windows only, and such a step sends the whole texts again.
-        request_tokens: most tokens in a message.
+        request_tokens: most tokens that servers accept in a message, if that is less than `REQUEST_TOKENS`.
     """
 
     def __init__(
@@ -88,14 +89,15 @@ class InferenceSession:
         max_length: int,
         prompts: torch.Tensor | None = None,
         deep_prompts: torch.Tensor | None = None,
-        goes_back: bool = True,
-        request_tokens: int = REQUEST_TOKENS,
+        rolls_back: bool = True,
+        request_tokens: int | None = None,
     ) -> None:
-        self._requests, self._embed, self._rows, self._goes_back = requests, embed, rows, goes_back
+        self._requests, self._embed, self._rows, self._rolls_back = requests, embed, rows, rolls_back
         self._prompts, self._deep_prompts = prompts, deep_prompts
         self._prompt_tokens = 0 if prompts is None else len(prompts)
         self._position, self._max_length = 0, max_length + self._prompt_tokens  # of a text after the prompts
-        self._chunk = max(1, request_tokens // rows, 0 if deep_prompts is None else deep_prompts.shape[1])
+        most = min(REQUEST_TOKENS, request_tokens or REQUEST_TOKENS)
+        self._chunk = max(1, most // rows, 0 if deep_prompts is None else deep_prompts.shape[1])
         self._first = _Segment(0, requests.num_blocks)
         self._servers: dict[RouteSegment, None] = {}
 
@@ -263,17 +265,15 @@ class InferenceSession:
 
         def make_request(span: Span) -> Request:
             if span is cached():
-                return Request(lambda: self._continued(segment, chunks), tokens * (span.end - span.start))
+                return Request(partial(self._continued, segment, chunks), tokens * (span.end - span.start))
             unfit, work = segment.cache, from_beginning * (span.end - span.start)
-            return Request(lambda: self._begun(span, segment, chunks, unfit), work)
+            return Request(partial(self._begun, span, segment, chunks, unfit), work)
 
-        messages = len(chunks) + -(-self._position // self._chunk)
         largest = min(self._rows * self._chunk, from_beginning)
         part = RoutePart(
             *(segment.start, segment.end, from_beginning, avoided),
             in_session=True,
             cached=cached,
-            messages=messages,
             largest_message=largest,
         )
         _, (span, outputs) = await self._requests.send_with_retries(make_request, part)
@@ -292,7 +292,9 @@ class InferenceSession:
             chunks += self._chunks(torch.cat(part, dim=1)) if is_token else part
         return chunks
 
-    async def _continued(self, segment: _Segment, chunks: list[torch.Tensor]) -> tuple[Span, list[torch.Tensor]]:
+    async def _continued(
+        self, segment: _Segment, chunks: list[torch.Tensor], timeout: float
+    ) -> tuple[Span, list[torch.Tensor]]:
         """Has the server that holds caches of the texts compute the chunks."""
         async with segment.lock:
             cache, position, steps = segment.cache, self._position, list[SentStep]()
@@ -306,31 +308,34 @@ class InferenceSession:
                 await segment.drop(cache)
                 raise
         try:
-            return cache.segment, [await cache.outputs(step) for step in steps]
+            return cache.segment, [await asyncio.wait_for(cache.outputs(step), timeout) for step in steps]
         except BaseException:
             await segment.drop(cache)
             raise
 
     async def _begun(
-        self, span: Span, segment: _Segment, chunks: list[torch.Tensor], unfit: ServerCache | None
+        self, span: Span, segment: _Segment, chunks: list[torch.Tensor], unfit: ServerCache | None, timeout: float
     ) -> tuple[Span, list[torch.Tensor]]:
         """Has a server compute the texts and the chunks."""
         async with segment.lock:
             if segment.cache in (None, unfit) or not segment.cache.can_step(self._position):
-                return span, await self._opened(span, segment, chunks)
+                return span, await self._opened(span, segment, chunks, timeout)
         # another step has found one meanwhile, which only needs the chunks
         raise RequestDisplaced("a server has caches of the texts by now")
 
-    async def _opened(self, span: Span, segment: _Segment, chunks: list[torch.Tensor]) -> list[torch.Tensor]:
+    async def _opened(
+        self, span: Span, segment: _Segment, chunks: list[torch.Tensor], timeout: float
+    ) -> list[torch.Tensor]:
         """Has a server compute the texts so far, and the chunks; if it has fewer blocks, the segment is cut."""
         await segment.close()  # of a server that is no longer used
         cache = await ServerCache.open(
-            self._requests.transport, span, self._max_length, self._deep_prompts, goes_back=self._goes_back
+            self._requests.transport, span, self._max_length, self._deep_prompts, rolls_back=self._rolls_back
         )
         sent, outputs = self._again(segment.sent), list[torch.Tensor]()
         try:
             for chunk in (*sent, *chunks):
-                outputs.append(await cache.outputs(await cache.send(chunk, cache.position)))
+                step = await cache.send(chunk, cache.position)
+                outputs.append(await asyncio.wait_for(cache.outputs(step), timeout))
         except BaseException as error:
             await cache.drop()
             if isinstance(error, CacheLost):

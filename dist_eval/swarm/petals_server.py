@@ -27,18 +27,18 @@ from transformers.cache_utils import Cache
 from dist_eval.swarm.architecture import Architecture
 from dist_eval.swarm.block_memory import BlockMemory, block_bytes, format_bytes
 from dist_eval.swarm.blocks import Block, load_block
+from dist_eval.swarm.families import default_cache_tokens
 from dist_eval.swarm.lora import adapter_bytes, add_adapter, using_adapter
 from dist_eval.swarm.model_weights import ModelWeights
 from dist_eval.swarm.petals_version import ANNOUNCED, require_petals
 from dist_eval.swarm.private import LOADED
 from dist_eval.swarm.quantization import converting_experts
-from dist_eval.swarm.server_tasks import GOES_BACK, iterate_inference, merge_pools, run_backward, run_forward
+from dist_eval.swarm.server_tasks import ROLLS_BACK, iterate_inference, merge_pools, run_backward, run_forward
 from dist_eval.swarm.session_cache import NO_CACHE, BlockCache, SessionLayer, block_caches
 
-_CACHE_TOKENS, _CACHE_TOKENS_GROUPED = 4096, 16384  # of all sessions by default, as with Petals
 _UNLIMITED = 1 << 31
 
-_goes_back = ContextVar("goes_back", default=True)  # whether the session that is opened may be rolled back
+_rolls_back = ContextVar("rolls_back", default=True)  # whether the session that is opened may be rolled back
 
 
 def import_server() -> Any:
@@ -154,8 +154,7 @@ def _server_class() -> Any:
             **kwargs: Any,
         ) -> None:
             config = _Config.from_pretrained(converted_model_name_or_path, revision=revision)
-            default = _CACHE_TOKENS_GROUPED if config.num_key_value_groups > 1 else _CACHE_TOKENS
-            self._cache_tokens = default if attn_cache_tokens is None else attn_cache_tokens
+            self._cache_tokens = default_cache_tokens(config) if attn_cache_tokens is None else attn_cache_tokens
             super().__init__(
                 converted_model_name_or_path=converted_model_name_or_path,
                 revision=revision,
@@ -253,7 +252,7 @@ def _backend_class() -> Any:
             device = self.module.devices[0]
             return [
                 TensorDescriptor(shape, dtype=self.dtype, device=device)
-                for shape in (self.kept or NO_CACHE).shapes(batch_size, max_length, goes_back=_goes_back.get())
+                for shape in (self.kept or NO_CACHE).shapes(batch_size, max_length, rolls_back=_rolls_back.get())
             ]
 
         @torch.inference_mode()
@@ -282,10 +281,10 @@ def _handler_class() -> Any:
 
             try:
                 first = await asyncio.wait_for(anext(requests), self.step_timeout)
-            except (TimeoutError, StopAsyncIteration):
+            except (asyncio.TimeoutError, StopAsyncIteration):  # another error than the built-in one before Python 3.11
                 return
             metadata = MSGPackSerializer.loads(first.metadata) if first.metadata else {}
-            _goes_back.set(metadata.get(GOES_BACK) is not False)
+            _rolls_back.set(metadata.get(ROLLS_BACK) is not False)
 
             async def all_requests() -> AsyncIterator[Any]:
                 yield first

@@ -47,7 +47,8 @@ class PrivateSwarm:
         torch_dtype: dtype of the weights and of the computation.
         quant_type: quantization of the weights: "none", "int8" or "nf4".
         adapters: LoRA adapters that all servers hold: folders or hub names.
-        cache_tokens: tokens of sessions that each server has room for; by default Petals' number.
+        cache_tokens: tokens of sessions that each server has room for; by default 4096, or 16384 with grouped-query
+            attention.
         gpus: index of the GPU that each server computes on; with more servers than GPUs they begin again with the
             first. By default all that torch sees.
         threads: threads of each server; by default the cores are divided among them.

@@ -36,7 +36,7 @@ _ROUND_TRIPS, _ROUND_TRIP_SECONDS = 2, 2.0
 class Request(NamedTuple):
     """A request to one server."""
 
-    send: Callable[[], Awaitable[Any]]  # called in its turn; returns the answer
+    send: Callable[[float], Awaitable[Any]]  # called in its turn, with the seconds to wait for a message's answer
     work: int  # tokens times blocks
 
 
@@ -160,7 +160,7 @@ class SwarmRequests:
 
     def _forward_request(self, segment: Span, hidden: torch.Tensor) -> Request:
         work = tokens_in(hidden) * (segment.end - segment.start)
-        return Request(lambda: self.transport.send(segment, hidden), work)
+        return Request(within(lambda: self.transport.send(segment, hidden)), work)
 
     async def send_with_retries(self, make_request: MakeRequest, part: RoutePart) -> tuple[Span, Any]:
         """Sends a request to one server after another until one has answered; returns the segment and its answer.
@@ -198,7 +198,7 @@ class SwarmRequests:
         ticket = await gate.enter(request.work)
         sent_at = time.monotonic()
         try:
-            answer = await asyncio.wait_for(request.send(), choice.stall_timeout)
+            answer = await request.send(choice.stall_timeout)
         except BaseException as error:
             now = time.monotonic()
             server.failed(now, classify(error))
@@ -291,6 +291,11 @@ class SwarmRequests:
                 if server.requests or server.failures
             ],
         )
+
+
+def within(send: Callable[[], Awaitable[Any]]) -> Callable[[float], Awaitable[Any]]:
+    """Returns what sends a single message, and waits for its answer for so many seconds."""
+    return lambda seconds: asyncio.wait_for(send(), seconds)
 
 
 def tokens_in(hidden: torch.Tensor) -> int:

@@ -14,7 +14,7 @@ from dist_eval.swarm.failures import RequestDisplaced
 from dist_eval.swarm.limited_p2p import Allowance
 from dist_eval.swarm.petals_version import can_roll_back
 from dist_eval.swarm.routes import Span
-from dist_eval.swarm.server_tasks import GOES_BACK
+from dist_eval.swarm.server_tasks import ROLLS_BACK
 from dist_eval.swarm.transport import Transport
 
 # Longest time that a server without room should wait for it; a client would then rather ask another one
@@ -44,9 +44,9 @@ class ServerCache:
         position: tokens of each text that the caches hold once the steps that were sent are answered.
     """
 
-    def __init__(self, transport: Transport, segment: Span, prompts: torch.Tensor | None, goes_back: bool) -> None:
+    def __init__(self, transport: Transport, segment: Span, prompts: torch.Tensor | None, rolls_back: bool) -> None:
         self.segment, self.position = segment, 0
-        self._goes_back = goes_back
+        self._rolls_back = rolls_back
         self._transport, self._prompts, self._allowance = transport, prompts, Allowance()
         self._requests: asyncio.Queue[Any] = asyncio.Queue()
         self._head: dict[str, Any] | None = None
@@ -55,7 +55,7 @@ class ServerCache:
 
     @classmethod
     async def open(
-        cls, transport: Transport, segment: Span, max_length: int, prompts: torch.Tensor | None, *, goes_back: bool
+        cls, transport: Transport, segment: Span, max_length: int, prompts: torch.Tensor | None, *, rolls_back: bool
     ) -> ServerCache:
         """Opens the stream; the server allocates the caches at the first step.
 
@@ -65,7 +65,7 @@ class ServerCache:
             max_length: most tokens of a text.
             prompts: deep prompts of all blocks, of shape [blocks, pre_seq_len, hidden], or None. They are sent with the
                 first step, which has to be longer.
-            goes_back: whether texts may be continued from before their end; else some servers need less memory.
+            rolls_back: whether texts may be continued from before their end; else some servers need less memory.
 
         Raises:
             RequestDisplaced: the server has other sessions than Petals.
@@ -73,8 +73,8 @@ class ServerCache:
         """
         if not await transport.has_sessions(segment):
             raise RequestDisplaced("its sessions are not those of Petals")
-        cache = cls(transport, segment, prompts, goes_back)
-        metadata = {"max_length": max_length, "alloc_timeout": _ALLOCATION_SECONDS, GOES_BACK: goes_back}
+        cache = cls(transport, segment, prompts, rolls_back)
+        metadata = {"max_length": max_length, "alloc_timeout": _ALLOCATION_SECONDS, ROLLS_BACK: rolls_back}
         answers, cache._head = await transport.open_inference(segment, cache._sent(), metadata, cache._allowance)
         cache._reading = asyncio.create_task(cache._read(answers))
         return cache
@@ -83,7 +83,7 @@ class ServerCache:
         """Whether the texts may be continued at a position: at the end of what the caches hold, or before it."""
         if position == self.position:
             return True
-        if not self._goes_back:
+        if not self._rolls_back:
             return False
         least = 0 if self._prompts is None else self._prompts.shape[1]
         return least <= position < self.position and can_roll_back(self.segment.announced.version)

@@ -17,7 +17,7 @@ import torch
 TASK_SECONDS = 0.25
 """What a task should take at most, if it has more than one block."""
 
-GOES_BACK = "goes_back"
+ROLLS_BACK = "rolls_back"
 """In the metadata of a session's first step: false if no later one will be before the end of the texts. Blocks with
 sliding windows then keep their windows only. No client of Petals says so."""
 
@@ -218,19 +218,19 @@ async def iterate_inference(
 
     if any(backend.kept is None for backend in requested_backends):
         raise ValueError("recurrent blocks keep no attention cache, so that they have no sessions")
-    backend, position, goes_back = requested_backends[0], 0, True
+    backend, position, rolls_back = requested_backends[0], 0, True
     (output,) = nested_flatten(requested_backends[-1].outputs_schema)
     async for request, step in input_iterator:
         received = [deserialize_torch_tensor(tensor) for tensor in request.tensors]
         hidden, prompts, order, *_ignored = _unpacked(received, args_structure)
         hidden = hidden.to(backend.dtype)
         deep = _prompt_of_each(prompts, requested_backends)
-        goes_back = goes_back and step.get(GOES_BACK) is not False
+        rolls_back = rolls_back and step.get(ROLLS_BACK) is not False
         start = step.get("start_from_position")
         if start is not None:
             if not isinstance(start, int) or not 0 <= start <= position:
                 raise ValueError(f"A session of {position} tokens cannot start from position {start!r}")
-            if not goes_back and 0 < start < position:
+            if not rolls_back and 0 < start < position:
                 raise ValueError(f"A session that does not go back cannot start from position {start} of {position}")
             position = start
         end = position + hidden.shape[1]

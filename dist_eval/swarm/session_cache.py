@@ -28,15 +28,15 @@ class BlockCache(NamedTuple):
         """How many numbers it keeps of a token."""
         return sum(heads * width for heads, width in (self.keys, self.values))
 
-    def shapes(self, rows: int, max_length: int, *, goes_back: bool) -> list[tuple[int, int, int, int]]:
+    def shapes(self, rows: int, max_length: int, *, rolls_back: bool) -> list[tuple[int, int, int, int]]:
         """Returns the shapes of keys and values for a session.
 
         Args:
             rows: number of texts.
             max_length: most tokens of a text.
-            goes_back: whether texts may be continued from before their end, so that all of them must be kept.
+            rolls_back: whether texts may be continued from before their end, so that all of them must be kept.
         """
-        kept = max_length if goes_back or self.window is None else min(max_length, self.window - 1)
+        kept = max_length if rolls_back or self.window is None else min(max_length, self.window - 1)
         return [(rows, heads, kept, width) for heads, width in (self.keys, self.values)]
 
 

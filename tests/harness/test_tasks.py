@@ -132,19 +132,20 @@ def test_too_few_examples_are_refused(load: Load, rows: list[dict[str, Any]], fo
         load({"test": rows}, shots=5)
 
 
-def test_a_folder_names_all_tasks_in_it_unless_a_task_has_its_name(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_folder_names_all_tasks_in_it_and_never_takes_the_place_of_a_task(tmp_path: Path, monkeypatch: Any) -> None:
     for name in ("first", "second"):
         write(tmp_path / "mine" / "deeper" if name == "second" else tmp_path / "mine", {"test": ROWS}, task=name)
-    write(tmp_path / "first", {"test": ROWS}, task="hidden")
+    write(tmp_path / "first", {"test": ROWS[:1]}, task="first")  # as a copy of it would
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
-    for folder in ("mine", "./mine/", str(tmp_path / "mine")):
+    for folder in ("./mine", "mine/", str(tmp_path / "mine")):
         loaded = LoadedTasks.load(HarnessConfig(tasks=[folder], model="llama", backend="local"))
         assert list(loaded.tasks) == ["first", "second"]
     loaded = LoadedTasks.load(HarnessConfig(tasks=["first"], include_path=["mine"], model="llama", backend="local"))
-    assert list(loaded.tasks) == ["first"]
-    with pytest.raises(ConfigError, match="no task 'empty'"):
-        LoadedTasks.load(HarnessConfig(tasks=["empty"], model="llama", backend="local"))
+    assert len(loaded.tasks["first"].eval_docs) == len(ROWS)
+    for name, advice in (("./empty", "no task './empty'"), ("empty", "write ./empty")):
+        with pytest.raises(ConfigError, match=advice):
+            LoadedTasks.load(HarnessConfig(tasks=[name], model="llama", backend="local"))
 
 
 @pytest.mark.parametrize(

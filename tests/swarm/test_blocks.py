@@ -78,10 +78,10 @@ def through(blocks: list[Block], hidden: torch.Tensor, caches: list[Cache] | Non
     return hidden
 
 
-def session_caches(architecture: Architecture, *, goes_back: bool) -> list[Cache]:
+def session_caches(architecture: Architecture, *, rolls_back: bool) -> list[Cache]:
     """Makes the caches that a server allocates."""
     return [
-        Cache(layers=[SessionLayer(*map(torch.zeros, kept.shapes(3, LENGTH, goes_back=goes_back)), 0, kept.window)])
+        Cache(layers=[SessionLayer(*map(torch.zeros, kept.shapes(3, LENGTH, rolls_back=rolls_back)), 0, kept.window)])
         for kept in filter(None, block_caches(architecture))
     ]
 
@@ -106,8 +106,8 @@ def test_blocks_compute_what_the_whole_model_does(name: str, tmp_path: Path) -> 
 
     if name in RECURRENT:
         return
-    for goes_back in (True, False):
-        caches = session_caches(Architecture(model.config), goes_back=goes_back)
+    for rolls_back in (True, False):
+        caches = session_caches(Architecture(model.config), rolls_back=rolls_back)
         with torch.no_grad():
             steps = [through(blocks, step, caches) for step in hidden.split([100, 1, 29, 20], dim=1)]
         torch.testing.assert_close(torch.cat(steps, dim=1), expected.detach(), atol=20 * tolerance, rtol=0)

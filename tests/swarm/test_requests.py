@@ -24,6 +24,7 @@ from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.process.shared_state import SharedStates
 from dist_eval.swarm import attempts
 from dist_eval.swarm.client import join_swarm, rejoin_swarm
+from dist_eval.swarm.gate import Gate
 from dist_eval.swarm.private import PrivateSwarm
 from dist_eval.swarm.requests import SwarmRequests
 from dist_eval.swarm.router import Router
@@ -159,12 +160,16 @@ def test_requests_that_choose_again_are_answered_once(
     requests, (ids, lengths) = requests_of(classifier), batch()
     before = classifier.logits(ids, lengths)
     asked = sum(server.requests for server in requests.router.servers.values())
+    waiting: list[int] = []
+    displace = Gate.displace
+    monkeypatch.setattr(Gate, "displace", lambda gate, why: (waiting.append(len(gate._waiting)), displace(gate, why)))
     monkeypatch.setattr(Router, "speeds_changed", lambda self, spans: True)
     with ThreadPoolExecutor(16) as pool:
         for answer in pool.map(lambda _: classifier.logits(ids, lengths), range(48)):
             assert torch.equal(answer, before)
     assert sum(server.requests for server in requests.router.servers.values()) == asked + 48
     assert not requests.router.retries and not failures(requests)
+    assert sum(waiting)
 
 
 def failures(requests: SwarmRequests) -> int:

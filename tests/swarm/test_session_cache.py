@@ -38,9 +38,9 @@ def test_what_is_counted_for_a_session_is_what_transformers_keeps(name: str) -> 
     with torch.no_grad():
         model(torch.randint(0, 100, (ROWS, LENGTH)), cache=cache)
     kept = [[tuple(layer.keys.shape), tuple(layer.values.shape)] for layer in cache.layers]
-    assert [block.shapes(ROWS, LENGTH, goes_back=False) for block in counted if block] == kept
+    assert [block.shapes(ROWS, LENGTH, rolls_back=False) for block in counted if block] == kept
     for block in filter(None, counted):
-        whole = sum(torch.Size(shape).numel() for shape in block.shapes(ROWS, LENGTH, goes_back=True))
+        whole = sum(torch.Size(shape).numel() for shape in block.shapes(ROWS, LENGTH, rolls_back=True))
         assert whole == ROWS * LENGTH * block.token_numbers
 
 
@@ -91,7 +91,7 @@ def test_texts_that_only_grow_take_no_more_than_their_windows(backbone: SwarmBac
     ids = torch.randint(0, 100, (1, CACHE_TOKENS), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         whole = backbone.hidden_states(ids, None, None)
-    with closing(backbone.session(1, CACHE_TOKENS, goes_back=False)) as session:
+    with closing(backbone.session(1, CACHE_TOKENS, rolls_back=False)) as session:
         steps = [session.step(piece) for piece in ids.split([9, 1, 30, 1, 1, 558], dim=1)]
         half = LAYERS // 2
         assert free(backbone) == CACHE_TOKENS * LAYERS - half * CACHE_TOKENS - half * (WINDOW - 1)
