@@ -28,7 +28,13 @@ LAUNCH = [f"launch/{name}/README" for name in ("swarm", "multinode", "slurm", "k
 SECTIONS = {
     "Evaluating": [f"dist_eval/{name}/README" for name in ("data", "model", "metrics", "harness", "tuning", "api")],
     "Results": [f"dist_eval/{name}/README" for name in ("runs", "report", "statistics", "analysis")],
-    "Swarms and clusters": ["dist_eval/swarm/README", "dist_eval/planning/README", "launch/README", *LAUNCH],
+    "Swarms and clusters": [
+        "dist_eval/serving/README",
+        "dist_eval/swarm/README",
+        "dist_eval/planning/README",
+        "launch/README",
+        *LAUNCH,
+    ],
     "Options": [f"options/{command.replace(' ', '-')}" for command in PARSERS],
     "Reference": [f"reference/{module}" for module in MODULES],
     "More": ["benchmarks/README", ".github/CONTRIBUTING"],

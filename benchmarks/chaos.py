@@ -29,7 +29,7 @@ import psutil
 
 from benchmarks.harness import BenchmarkError, Program, Report
 from dist_eval import demo
-from dist_eval.swarm.private import PrivateSwarm
+from dist_eval.serving.private import PrivateSwarm
 
 QUESTION = "Is anything lost when ranks, servers and whole runs are killed, and how soon does a run resume?"
 SOONEST = "seconds without a finished batch"

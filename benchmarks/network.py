@@ -26,8 +26,8 @@ from benchmarks.tcp import measure_link
 from benchmarks.waiting_server import Speed
 from benchmarks.wire import Wire
 from dist_eval.model.classifier import load_swarm_backbone
-from dist_eval.swarm import private
-from dist_eval.swarm.private import PrivateSwarm
+from dist_eval.serving import private
+from dist_eval.serving.private import PrivateSwarm
 
 QUESTION = "What share of a network do large activations get through, and what does compression buy?"
 TCP = "plain TCP"

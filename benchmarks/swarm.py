@@ -31,7 +31,7 @@ QUESTION = "What does this swarm sustain, and which of its servers limit it?"
 
 def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     """Measures all sizes and windows, in rounds."""
-    from dist_eval.swarm.families import default_dht_prefix, read_base_config
+    from dist_eval.base_model.families import default_dht_prefix, read_base_config
     from dist_eval.swarm.hivemind_compat import prepare_hivemind
 
     prepare_hivemind(sockets=scratch_dir)
@@ -93,7 +93,7 @@ def _peers(options: argparse.Namespace, prefix: str, blocks: int) -> Iterator[Se
     if options.initial_peers:
         yield options.initial_peers
         return
-    from dist_eval.swarm.private import PrivateSwarm, split_blocks
+    from dist_eval.serving.private import PrivateSwarm, split_blocks
 
     with PrivateSwarm(
         options.model, num_blocks=blocks, dht_prefix=prefix, spans=split_blocks(blocks, 2), threads=1

@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.delay_proxy import DelayProxy
 from benchmarks.models import Model
 from dist_eval.process.ports import free_ports
-from dist_eval.swarm.private import PrivateSwarm, split_blocks
+from dist_eval.serving.private import PrivateSwarm, split_blocks
 
 _TIMEOUT = 180.0
 _HOST = "127.0.0.1"

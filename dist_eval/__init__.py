@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dist_eval.model.checkpoint import TunedCheckpoint
     from dist_eval.options.config import EvaluationConfig
     from dist_eval.results.inputs import Coverage
-    from dist_eval.swarm.private import PrivateSwarm
+    from dist_eval.serving.private import PrivateSwarm
 
 # Petals pins a transformers that uses names which torch has since deprecated: users cannot do anything about that
 for _name in ("utils._pytree._register_pytree_node", "jit.script"):
@@ -40,7 +40,7 @@ _MODULES = {
     "Metrics": "metrics.computing",
     "PetalsPipeline": "api.pipeline",
     "Predictions": "metrics.predictions",
-    "PrivateSwarm": "swarm.private",
+    "PrivateSwarm": "serving.private",
     "TunedCheckpoint": "model.checkpoint",
     "compute_metrics": "metrics.computing",
     "evaluate": "api.evaluate",

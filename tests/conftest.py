@@ -38,8 +38,8 @@ from dist_eval.process.interpreter import has_packages_of_petals
 from dist_eval.process.lifetime import workspace
 from dist_eval.process.logging_setup import silence_libraries
 from dist_eval.schema import results_schema
-from dist_eval.swarm import private
-from dist_eval.swarm.private import PrivateSwarm
+from dist_eval.serving import private
+from dist_eval.serving.private import PrivateSwarm
 from dist_eval.swarm.requests import SwarmRequests
 from dist_eval.swarm.routes import Span
 

@@ -157,12 +157,12 @@ def serve(address: str) -> list[str]:
         from dist_eval.swarm.hivemind_compat import prepare_hivemind
 
         prepare_hivemind(sockets=Path(address).parent)
-        from dist_eval.swarm.server import import_server
+        from dist_eval.serving.server import import_server
 
         import_server()
         for name in MODULES:
             __import__(name)
-        from dist_eval.swarm import private
+        from dist_eval.serving import private
     private.PYTHON = [os.environ["PYTHON_EXEC"]]
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)

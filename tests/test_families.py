@@ -15,9 +15,9 @@ from pyarrow import parquet
 from tiny_models import LAYERS, VOCABULARY, save_tiny_models
 from transformers import AutoConfig
 
-from dist_eval.swarm.architecture import Architecture
+from dist_eval.base_model.architecture import Architecture
+from dist_eval.serving.private import PrivateSwarm
 from dist_eval.swarm.inference_session import InferenceSession
-from dist_eval.swarm.private import PrivateSwarm
 
 MODELS = ("gemma3", "qwen3_next", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3", "llama31")))
 """Of them qwen3_next has recurrent layers, which have no sessions."""

@@ -12,6 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from dist_eval.base_model.families import default_dht_prefix, read_base_config, read_config_file
+from dist_eval.base_model.weights import weight_map
 from dist_eval.errors import CheckpointError, ConfigError
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.tuned_model import put_tuned_tensors
@@ -21,8 +23,6 @@ from dist_eval.process.lifetime import helpers_die_with_us, multiprocessing_file
 from dist_eval.process.logging_setup import silence_petals
 from dist_eval.process.patching import patched
 from dist_eval.swarm.dht_records import read_blocks
-from dist_eval.swarm.families import default_dht_prefix, read_base_config, read_config_file
-from dist_eval.swarm.model_weights import weight_map
 
 _CLASSES = ("llama", "bloom", "falcon")
 _LOOK_UP_SECONDS = 30.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from dist_eval.base_model.families import read_base_config
 from dist_eval.data.labelled_rows import LabelledRows, draw_examples
 from dist_eval.data.prompts import PromptedWords, Template, join_texts
 from dist_eval.data.references import draw_referenced
@@ -15,7 +16,6 @@ from dist_eval.model.label_words import LabelWords
 from dist_eval.model.output_embedding import OutputEmbedding
 from dist_eval.options.groups import DataOptions
 from dist_eval.options.prompts import PromptOptions
-from dist_eval.swarm.families import read_base_config
 
 BETWEEN_EXAMPLES = "\n\n"
 

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from dist_eval.base_model.families import session_tokens
 from dist_eval.data.plan import Plan
 from dist_eval.evaluation.context import RunContext
 from dist_eval.model.backbone import ModelOnBackbone
 from dist_eval.model.backends import LoadedModel
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.runs.journal_folder import record_plan, recorded_cache_tokens, require_recorded_plan
-from dist_eval.swarm.families import session_tokens
 
 # Least gain of sessions, with the share of servers that they keep busy: plain forwards keep all of them busy
 _WORTHWHILE = 1.2

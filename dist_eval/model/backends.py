@@ -66,7 +66,7 @@ def open_swarm(
     elif not topology.is_leader:
         yield SwarmPeers(rank_store.wait_for("peers", options.swarm_timeout).split())
     else:
-        from dist_eval.swarm.private import PrivateSwarm, split_blocks
+        from dist_eval.serving.private import PrivateSwarm, split_blocks
 
         blocks = base.config.num_hidden_layers
         with PrivateSwarm(

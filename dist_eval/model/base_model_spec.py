@@ -9,6 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dist_eval.base_model.families import (
+    default_cache_tokens,
+    default_dht_prefix,
+    has_sessions,
+    max_request_tokens,
+    read_base_config,
+    read_config,
+    read_config_file,
+)
+from dist_eval.base_model.weights import weight_map
 from dist_eval.data.revisions import pinned
 from dist_eval.errors import CheckpointError, ConfigError
 from dist_eval.model.checkpoint import TunedCheckpoint
@@ -18,16 +28,6 @@ from dist_eval.model.pretrained_classifier import PretrainedClassifier
 from dist_eval.options.groups import ModelOptions
 from dist_eval.process.files import samples_of
 from dist_eval.results.inputs import ModelSummary
-from dist_eval.swarm.families import (
-    default_cache_tokens,
-    default_dht_prefix,
-    has_sessions,
-    max_request_tokens,
-    read_base_config,
-    read_config,
-    read_config_file,
-)
-from dist_eval.swarm.model_weights import weight_map
 
 _LONGEST_TEXT = 1 << 20
 # Texts in sessions on the servers of a run's own at a time: each text has a cache on one server after the other

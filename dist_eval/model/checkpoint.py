@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
+from dist_eval.base_model.config_keys import require_same_base
+from dist_eval.base_model.weights import INDEX_FILE, WEIGHTS_FILE, read_index
 from dist_eval.data.head_config import class_names, problem_from, require_plausible_width
 from dist_eval.data.problem_types import SINGLE_LABEL, Problem
 from dist_eval.errors import CheckpointError, one_line
 from dist_eval.process.files import BY_UMASK, write_atomically
 from dist_eval.process.parsing import read_json
-from dist_eval.swarm.config_keys import require_same_base
-from dist_eval.swarm.model_weights import INDEX_FILE, WEIGHTS_FILE, read_index
 
 CONFIG_FILE = "config.json"
 HEAD = "score.weight"

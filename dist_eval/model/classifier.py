@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from dist_eval.base_model.architecture import Architecture
+from dist_eval.base_model.families import read_base_config
 from dist_eval.data.answers import AnswerColumns, logits_columns
 from dist_eval.data.revisions import pinned
 from dist_eval.model.backbone import Backbone, ModelOnBackbone
@@ -22,8 +24,6 @@ from dist_eval.model.local_backbone import LocalBackbone
 from dist_eval.model.shell import Shell, load_base_model, prompted
 from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.model.tuned_model import tuned_tensors_of
-from dist_eval.swarm.architecture import Architecture
-from dist_eval.swarm.families import read_base_config
 from dist_eval.swarm.router import Router
 from dist_eval.swarm.routes import ANY_ROUTE, RouteRecord, SendOptions
 

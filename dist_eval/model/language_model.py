@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dist_eval.base_model.families import read_base_config
 from dist_eval.data.answers import AnswerColumns, log_likelihood_columns
 from dist_eval.data.forwards import distinct_forwards
 from dist_eval.data.revisions import pinned
@@ -15,7 +16,6 @@ from dist_eval.model.backbone import Backbone, ModelOnBackbone
 from dist_eval.model.checkpoint import fingerprint
 from dist_eval.model.output_embedding import OutputEmbedding
 from dist_eval.options.groups import MAX_TOKEN_BUDGET
-from dist_eval.swarm.families import read_base_config
 from dist_eval.swarm.routes import ANY_ROUTE, RouteRecord, SendOptions
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from dist_eval.base_model.architecture import Architecture
 from dist_eval.data.answers import RouteSegment
 from dist_eval.model.backbone import Backbone
 from dist_eval.model.shell import final_norm_of, last_layer_outputs, prompted
 from dist_eval.model.text_session import RecomputedTextSession, TextSession
-from dist_eval.swarm.architecture import Architecture
 from dist_eval.swarm.routes import RouteRecord
 
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
+from dist_eval.base_model.architecture import Architecture
+from dist_eval.base_model.weights import ModelWeights
 from dist_eval.data.revisions import pinned
 from dist_eval.errors import CheckpointError, ModelOutputError
 from dist_eval.model.shell import LanguageModelHead
-from dist_eval.swarm.architecture import Architecture
-from dist_eval.swarm.model_weights import ModelWeights
 
 _CHUNK_BYTES = 1 << 25  # Of a chunk of the vocabulary, and of its logits, in float32
 

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from dist_eval.base_model.architecture import Architecture, LayerStub, replace_module
+from dist_eval.base_model.weights import ModelWeights, require_all_read
 from dist_eval.data.revisions import pinned
 from dist_eval.errors import CheckpointError
 from dist_eval.model.weights import without_warnings
-from dist_eval.swarm.architecture import Architecture, LayerStub, replace_module
-from dist_eval.swarm.model_weights import ModelWeights, require_all_read
 
 
 class Shell:

@@ -22,13 +22,14 @@ from dist_eval.process.files import BY_UMASK, write_atomically
 from dist_eval.process.lifetime import temporary_files_in, workspace
 from dist_eval.process.logging_setup import silence_libraries
 from dist_eval.process.output import status_after_output, tolerate_broken_output
-from dist_eval.swarm import member, status
-from dist_eval.swarm.member import DTYPES
+from dist_eval.serving import member
+from dist_eval.serving.member import DTYPES
+from dist_eval.swarm import status
 from dist_eval.tables import format_count
 
 if TYPE_CHECKING:
+    from dist_eval.serving.private import PrivateSwarm
     from dist_eval.swarm.coverage import SwarmCoverage
-    from dist_eval.swarm.private import PrivateSwarm
 
 _WATCH_SECONDS, _PROBE_SECONDS = 0.5, 2.0
 
@@ -90,11 +91,11 @@ def start(arguments: argparse.Namespace) -> None:
     The first part publishes its addresses to the others at once, in a file next to `--peers-file`, which is written
     itself when all parts together cover the model.
     """
-    from dist_eval.swarm.downloads import download_blocks
-    from dist_eval.swarm.families import default_dht_prefix, read_base_config
+    from dist_eval.base_model.families import default_dht_prefix, read_base_config
+    from dist_eval.serving.downloads import download_blocks
+    from dist_eval.serving.private import PrivateSwarm, existing_gpus, shares_of_blocks
+    from dist_eval.serving.quantization import require_quantizable
     from dist_eval.swarm.hivemind_compat import prepare_hivemind
-    from dist_eval.swarm.private import PrivateSwarm, existing_gpus, shares_of_blocks
-    from dist_eval.swarm.quantization import require_quantizable
 
     part, parts = _part(arguments.part)
     if arguments.slurm:
@@ -201,7 +202,7 @@ def _wait_for_coverage(swarm: PrivateSwarm, servers: int, timeout: float) -> Swa
 
 
 def _address(host: str) -> str:
-    from dist_eval.swarm.private import require_address
+    from dist_eval.serving.private import require_address
 
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)

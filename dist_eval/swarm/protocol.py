@@ -22,6 +22,10 @@ PUBLIC_PEERS = (
 )
 """Of the public swarm (`petals.constants`)."""
 
+ROLLS_BACK = "rolls_back"
+"""In the metadata of a session's first step: false if no later one will be before the end of the texts. Blocks with
+sliding windows then keep their windows only. No client of Petals says so."""
+
 
 def block_uid(dht_prefix: str, block: int) -> str:
     """Returns the name of a block, which is also the DHT key of the servers that hold it."""

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from dist_eval.base_model.families import max_request_tokens
 from dist_eval.data.answers import RouteSegment
 from dist_eval.errors import RefusedError, SwarmError, one_line
 from dist_eval.results.work import Traffic
 from dist_eval.swarm.attempts import Attempts, Choice, NoServer, RoutePart, TooLarge
 from dist_eval.swarm.directory import ServerDirectory
 from dist_eval.swarm.failures import Failure, RequestDisplaced, classify, drop_traceback
-from dist_eval.swarm.families import max_request_tokens
 from dist_eval.swarm.gate import STEPS, ConcurrencyLimit, Gate, RateLimiter
 from dist_eval.swarm.router import Router
 from dist_eval.swarm.routes import RouteRecord, Span

@@ -13,8 +13,8 @@ import torch
 from dist_eval.swarm.failures import RequestDisplaced
 from dist_eval.swarm.limited_p2p import Allowance
 from dist_eval.swarm.petals_version import can_roll_back
+from dist_eval.swarm.protocol import ROLLS_BACK
 from dist_eval.swarm.routes import Span
-from dist_eval.swarm.server_tasks import ROLLS_BACK
 from dist_eval.swarm.transport import Transport
 
 # Longest time that a server without room should wait for it; a client would then rather ask another one

@@ -105,9 +105,9 @@ class Status(NamedTuple):
 
 
 def _look_up(dht: Any, arguments: argparse.Namespace) -> Status:
+    from dist_eval.base_model.families import default_dht_prefix, read_base_config
     from dist_eval.swarm.coverage import look_up_coverage
     from dist_eval.swarm.dht_records import read_models
-    from dist_eval.swarm.families import default_dht_prefix, read_base_config
 
     config, dropped = read_base_config(arguments.model) if arguments.model else None, 0
     if config is not None:

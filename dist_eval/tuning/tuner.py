@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from dist_eval.base_model.families import read_base_config
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.labels import find_classes
 from dist_eval.data.readers import open_rows
@@ -22,7 +23,6 @@ from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, base_fingerprint
 from dist_eval.options.groups import DataOptions, ModelOptions
 from dist_eval.runs.fingerprint import Fingerprint
-from dist_eval.swarm.families import read_base_config
 from dist_eval.tuning.config import LearningOptions, TuningConfig
 from dist_eval.tuning.epochs import Epochs
 from dist_eval.tuning.folder import TuningFolder

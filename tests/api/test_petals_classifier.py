@@ -16,16 +16,16 @@ from tiny_models import LAYERS, VOCABULARY, random_checkpoint
 
 from dist_eval import demo, open_petals_classifier
 from dist_eval.api.petals_classifier import load_petals_classifier
+from dist_eval.base_model.families import read_base_config
 from dist_eval.errors import CheckpointError, ConfigError, SwarmError
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import base_fingerprint, classifier_of
 from dist_eval.options.commandline import parse_args
 from dist_eval.process.interpreter import has_packages_of_petals
 from dist_eval.swarm.coverage import look_up_coverage
-from dist_eval.swarm.families import read_base_config
 
 if TYPE_CHECKING:
-    from dist_eval.swarm.private import PrivateSwarm
+    from dist_eval.serving.private import PrivateSwarm
 
 
 @pytest.mark.petals_models

@@ -30,8 +30,8 @@ from dist_eval.evaluation.audit import (
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_locally
 from dist_eval.results.work import AuditedServer, Dispute
+from dist_eval.serving.private import PrivateSwarm
 from dist_eval.swarm.findings import Findings
-from dist_eval.swarm.private import PrivateSwarm
 from dist_eval.swarm.requests import SwarmRequests
 from dist_eval.swarm.routes import RouteRecord, SendOptions
 

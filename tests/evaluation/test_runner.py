@@ -24,7 +24,7 @@ from dist_eval.errors import SwarmError
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.options.config import EvaluationConfig
-from dist_eval.swarm.private import PrivateSwarm
+from dist_eval.serving.private import PrivateSwarm
 
 WORKER = str(Path(__file__).parents[1] / "workers" / "world_size_worker.py")
 SIZES = {2: [1, 97], 3: [2, 3, 4, 97]}

@@ -25,10 +25,10 @@ from forkserver import fork_server
 from tiny_models import DECODERS, LAYERS, random_checkpoint, save_tiny_models
 
 from dist_eval import demo
+from dist_eval.base_model.families import read_base_config
 from dist_eval.errors import EvaluationError
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_locally, load_on_swarm
-from dist_eval.swarm.families import read_base_config
 from dist_eval.swarm.petals_version import ANNOUNCED
 
 ROOT, WORKERS = Path(__file__).parents[2], Path(__file__).parents[1] / "workers"

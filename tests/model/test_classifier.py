@@ -17,7 +17,7 @@ from dist_eval.errors import CheckpointError, ModelOutputError
 from dist_eval.inference.forward import checked_answers
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_locally
-from dist_eval.swarm.private import PrivateSwarm
+from dist_eval.serving.private import PrivateSwarm
 from dist_eval.swarm.transport import Transport
 
 MODES = (None, "ptune", "deep_ptune")

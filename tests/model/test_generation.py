@@ -10,6 +10,7 @@ import torch
 from conftest import FAMILIES
 from tiny_models import LAYERS, VOCABULARY
 
+from dist_eval.base_model.families import read_base_config
 from dist_eval.data.sharing_costs import CACHE_TOKENS
 from dist_eval.errors import ModelOutputError
 from dist_eval.model.classifier import load_local_backbone
@@ -17,13 +18,12 @@ from dist_eval.model.generation import Generator, end_tokens_of
 from dist_eval.model.language_model import LanguageModel
 from dist_eval.model.output_embedding import OutputEmbedding
 from dist_eval.results.inputs import Decoding
-from dist_eval.swarm.families import read_base_config
 from dist_eval.swarm.routes import RouteRecord
 
 if TYPE_CHECKING:
     from conftest import SwarmClient
 
-    from dist_eval.swarm.private import PrivateSwarm
+    from dist_eval.serving.private import PrivateSwarm
 
 LENGTHS = [3, 9, 9, 1, 5, 17]
 NEW_TOKENS = 12

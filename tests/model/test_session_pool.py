@@ -13,6 +13,7 @@ import torch
 from conftest import wait_for
 from tiny_models import random_checkpoint
 
+from dist_eval.base_model.architecture import Architecture
 from dist_eval.data.plan import SharedBeginning
 from dist_eval.errors import NoCacheError
 from dist_eval.model import session_pool
@@ -20,7 +21,6 @@ from dist_eval.model.classifier import Classifier, load_local_backbone
 from dist_eval.model.local_backbone import LocalBackbone
 from dist_eval.model.session_pool import Prompts, SessionPool
 from dist_eval.model.text_session import RecomputedTextSession, TextSession
-from dist_eval.swarm.architecture import Architecture
 from dist_eval.swarm.routes import RouteRecord, SendOptions
 
 TOKENS, NO_PROMPTS = 64, Prompts()

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from dist_eval.printable import printable
 from dist_eval.results.work import Announcement
+from dist_eval.serving.petals_server import import_server
 from dist_eval.swarm.announcements import (
     MOST_BLOCKS,
     ServerRecord,
@@ -27,7 +28,6 @@ from dist_eval.swarm.announcements import (
 )
 from dist_eval.swarm.failures import WrongAnswer
 from dist_eval.swarm.hivemind_compat import prepare_hivemind
-from dist_eval.swarm.petals_server import import_server
 
 
 def server(

@@ -24,7 +24,7 @@ class SwarmWithBloomBee(ForkedSwarm):
     """A swarm whose first server, which has all blocks, is such a one."""
 
     def start_server(self, number: int) -> None:
-        self._program = ["-m", "dist_eval.swarm.server"] if number else [bloombee_server.__file__]
+        self._program = ["-m", "dist_eval.serving.server"] if number else [bloombee_server.__file__]
         super().start_server(number)
 
     @property

@@ -9,6 +9,7 @@ from conftest import SwarmClient
 
 from dist_eval.errors import SwarmError
 from dist_eval.results.work import ServerSpan
+from dist_eval.serving.private import PrivateSwarm
 from dist_eval.swarm.coverage import (
     SwarmCoverage,
     adapter_fault,
@@ -18,7 +19,6 @@ from dist_eval.swarm.coverage import (
     wait_until_covered,
 )
 from dist_eval.swarm.dht_records import read_models
-from dist_eval.swarm.private import PrivateSwarm
 
 
 def span(start: int, end: int, state: str = "online", **changes: object) -> ServerSpan:

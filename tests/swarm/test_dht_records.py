@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dist_eval import demo
+from dist_eval.serving.private import PrivateSwarm
 from dist_eval.swarm.dht_records import SafeSerializer, _entries, is_peer_id, plausible_models, plausible_servers
-from dist_eval.swarm.private import PrivateSwarm
 
 A, B = peer_id(1), peer_id(2)
 

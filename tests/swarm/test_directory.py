@@ -12,7 +12,7 @@ from dist_eval.swarm.directory import ServerDirectory
 from dist_eval.swarm.routes import Span
 
 if TYPE_CHECKING:
-    from dist_eval.swarm.private import PrivateSwarm
+    from dist_eval.serving.private import PrivateSwarm
 
 
 @pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")

@@ -34,7 +34,7 @@ class SwarmWithLiars(ForkedSwarm):
     """A swarm of which some servers lie as they are told."""
 
     def start_server(self, number: int) -> None:
-        self._program = [dishonest_server.__file__] if number < LIARS else ["-m", "dist_eval.swarm.server"]
+        self._program = [dishonest_server.__file__] if number < LIARS else ["-m", "dist_eval.serving.server"]
         super().start_server(number)
 
     def tell(self, lie: str, liars: int = LIARS) -> None:

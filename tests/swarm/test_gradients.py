@@ -18,7 +18,7 @@ from tiny_models import HIDDEN, LAYERS
 from dist_eval.errors import EvaluationError, OutageError
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_locally
-from dist_eval.swarm.private import PrivateSwarm
+from dist_eval.serving.private import PrivateSwarm
 from dist_eval.swarm.transport import Transport
 
 MakeTuned = Callable[..., TunedCheckpoint]

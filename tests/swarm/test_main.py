@@ -13,9 +13,9 @@ from conftest import TIMEOUT, Launcher, wait_for
 
 from dist_eval import demo
 from dist_eval.errors import ConfigError
-from dist_eval.swarm import private
+from dist_eval.serving import private
+from dist_eval.serving.private import PrivateSwarm
 from dist_eval.swarm.__main__ import _claim, _wait_for_peers, main
-from dist_eval.swarm.private import PrivateSwarm
 
 
 @pytest.mark.parametrize(

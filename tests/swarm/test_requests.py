@@ -22,10 +22,10 @@ from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_swarm_backbone, with_tuned_head
 from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.process.shared_state import SharedStates
+from dist_eval.serving.private import PrivateSwarm
 from dist_eval.swarm import attempts
 from dist_eval.swarm.client import join_swarm, rejoin_swarm
 from dist_eval.swarm.gate import Gate
-from dist_eval.swarm.private import PrivateSwarm
 from dist_eval.swarm.requests import SwarmRequests
 from dist_eval.swarm.router import Router
 from dist_eval.swarm.routes import UNKNOWN, RouteRecord, Span

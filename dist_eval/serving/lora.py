@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from dist_eval.base_model.weights import file_of
 from dist_eval.errors import CheckpointError, one_line
 from dist_eval.process.parsing import read_json
-from dist_eval.swarm.model_weights import file_of
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _UNSUPPORTED = (

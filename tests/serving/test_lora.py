@@ -16,11 +16,11 @@ from safetensors.torch import save_file
 from tiny_models import HIDDEN, LAYERS, make_tiny_model
 from torch import nn
 
+from dist_eval.base_model.architecture import Architecture
+from dist_eval.base_model.weights import ModelWeights
 from dist_eval.errors import CheckpointError
-from dist_eval.swarm.architecture import Architecture
-from dist_eval.swarm.blocks import load_block
-from dist_eval.swarm.lora import adapter_bytes, add_adapter, using_adapter
-from dist_eval.swarm.model_weights import ModelWeights
+from dist_eval.serving.blocks import load_block
+from dist_eval.serving.lora import adapter_bytes, add_adapter, using_adapter
 
 KEY = "base_model.model.model.layers.1.proj.lora_A.weight"
 UP = KEY.replace("lora_A", "lora_B")

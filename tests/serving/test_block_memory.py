@@ -6,9 +6,9 @@ import pytest
 import torch
 from tiny_models import make_tiny_model
 
+from dist_eval.base_model.architecture import Architecture
 from dist_eval.errors import ConfigError
-from dist_eval.swarm.architecture import Architecture
-from dist_eval.swarm.block_memory import BlockMemory, block_bytes
+from dist_eval.serving.block_memory import BlockMemory, block_bytes
 
 GIB = 1 << 30
 

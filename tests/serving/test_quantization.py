@@ -12,8 +12,8 @@ from tiny_models import LAYERS, make_tiny_model, save_tiny_models
 
 from dist_eval.errors import ConfigError
 from dist_eval.model.classifier import load_local_backbone
-from dist_eval.swarm.block_memory import fused_experts
-from dist_eval.swarm.quantization import NF4_BLOCK, quantize_experts, require_quantizable
+from dist_eval.serving.block_memory import fused_experts
+from dist_eval.serving.quantization import NF4_BLOCK, quantize_experts, require_quantizable
 
 
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "gpt_oss"])

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_eval.errors import ConfigError, OutageError, SwarmError
-from dist_eval.swarm.private import PrivateSwarm, split_blocks
+from dist_eval.serving.private import PrivateSwarm, split_blocks
 
 
 @given(st.integers(1, 200), st.data())

@@ -110,10 +110,10 @@ def build_identities_parser() -> argparse.ArgumentParser:
 
 def serve(arguments: argparse.Namespace) -> None:
     """Runs one server until Ctrl-C or SIGTERM."""
-    from dist_eval.swarm.downloads import download_blocks
-    from dist_eval.swarm.families import default_dht_prefix, read_base_config
-    from dist_eval.swarm.private import PrivateSwarm, existing_gpus, format_span, require_address, shares_of_blocks
-    from dist_eval.swarm.quantization import require_quantizable
+    from dist_eval.base_model.families import default_dht_prefix, read_base_config
+    from dist_eval.serving.downloads import download_blocks
+    from dist_eval.serving.private import PrivateSwarm, existing_gpus, format_span, require_address, shares_of_blocks
+    from dist_eval.serving.quantization import require_quantizable
     from dist_eval.swarm.reachability import why_unreachable
 
     if not 0 < arguments.port < 1 << 16:

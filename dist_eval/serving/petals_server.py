@@ -24,17 +24,18 @@ import psutil
 import torch
 from transformers.cache_utils import Cache
 
-from dist_eval.swarm.architecture import Architecture
-from dist_eval.swarm.block_memory import BlockMemory, block_bytes, format_bytes
-from dist_eval.swarm.blocks import Block, load_block
-from dist_eval.swarm.families import default_cache_tokens
-from dist_eval.swarm.lora import adapter_bytes, add_adapter, using_adapter
-from dist_eval.swarm.model_weights import ModelWeights
+from dist_eval.base_model.architecture import Architecture
+from dist_eval.base_model.families import default_cache_tokens
+from dist_eval.base_model.weights import ModelWeights
+from dist_eval.serving.block_memory import BlockMemory, block_bytes, format_bytes
+from dist_eval.serving.blocks import Block, load_block
+from dist_eval.serving.lora import adapter_bytes, add_adapter, using_adapter
+from dist_eval.serving.private import LOADED
+from dist_eval.serving.quantization import converting_experts
+from dist_eval.serving.server_tasks import iterate_inference, merge_pools, run_backward, run_forward
+from dist_eval.serving.session_cache import NO_CACHE, BlockCache, SessionLayer, block_caches
 from dist_eval.swarm.petals_version import ANNOUNCED, require_petals
-from dist_eval.swarm.private import LOADED
-from dist_eval.swarm.quantization import converting_experts
-from dist_eval.swarm.server_tasks import ROLLS_BACK, iterate_inference, merge_pools, run_backward, run_forward
-from dist_eval.swarm.session_cache import NO_CACHE, BlockCache, SessionLayer, block_caches
+from dist_eval.swarm.protocol import ROLLS_BACK
 
 _UNLIMITED = 1 << 31
 

@@ -14,11 +14,11 @@ from hub import COMMIT, Hub
 from tiny_models import LAYERS, make_tiny_model
 from transformers import AutoConfig
 
+from dist_eval.base_model.architecture import Architecture
+from dist_eval.base_model.weights import ModelWeights
 from dist_eval.errors import CheckpointError
+from dist_eval.serving.downloads import download_blocks
 from dist_eval.swarm.__main__ import main
-from dist_eval.swarm.architecture import Architecture
-from dist_eval.swarm.downloads import download_blocks
-from dist_eval.swarm.model_weights import ModelWeights
 
 MODEL = "org/sharded"
 

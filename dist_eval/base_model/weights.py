@@ -16,7 +16,7 @@ from dist_eval.errors import CheckpointError, one_line
 from dist_eval.process.parsing import read_json
 
 if TYPE_CHECKING:
-    from dist_eval.swarm.architecture import Architecture
+    from dist_eval.base_model.architecture import Architecture
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

@@ -15,8 +15,8 @@ from conftest import TIMEOUT, Launcher, wait_for
 
 from dist_eval import demo
 from dist_eval.process.ports import free_ports
+from dist_eval.serving.member import peers_to_join
 from dist_eval.swarm.__main__ import main
-from dist_eval.swarm.member import peers_to_join
 
 NAMES = ["QmZmNRxpVSgwCUQ1ncBqnmjUUzotKCQj6JPvWEd2YpBd57", "QmNYetLanhvQdm9Liu83dwqtTDEdJyTobjsywvVV4hDEDJ"]
 

@@ -14,12 +14,10 @@ from typing import Any
 
 import torch
 
+from dist_eval.swarm.protocol import ROLLS_BACK
+
 TASK_SECONDS = 0.25
 """What a task should take at most, if it has more than one block."""
-
-ROLLS_BACK = "rolls_back"
-"""In the metadata of a session's first step: false if no later one will be before the end of the texts. Blocks with
-sliding windows then keep their windows only. No client of Petals says so."""
 
 _seconds_per_work: dict[str, float] = {}  # of one token in one block, as in the latest task of a kind
 

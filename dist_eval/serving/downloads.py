@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from dist_eval.base_model.architecture import Architecture
+from dist_eval.base_model.families import read_base_config
+from dist_eval.base_model.weights import INDEX_FILE, ModelWeights
 from dist_eval.errors import CheckpointError, ConfigError, one_line
 from dist_eval.process.interpreter import has_packages_of_petals
-from dist_eval.swarm.architecture import Architecture
-from dist_eval.swarm.block_memory import format_bytes
-from dist_eval.swarm.families import read_base_config
-from dist_eval.swarm.model_weights import INDEX_FILE, ModelWeights
+from dist_eval.serving.block_memory import format_bytes
 from dist_eval.tables import format_count
 
 

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from dist_eval.base_model.architecture import Architecture, replace_module
+from dist_eval.base_model.weights import ModelWeights, require_all_read
 from dist_eval.errors import CheckpointError
-from dist_eval.swarm.architecture import Architecture, replace_module
-from dist_eval.swarm.model_weights import ModelWeights, require_all_read
 
 if TYPE_CHECKING:
-    from dist_eval.swarm.session_cache import BlockCache
+    from dist_eval.serving.session_cache import BlockCache
 
 
 class Block(nn.Module):

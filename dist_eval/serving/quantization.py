@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from dist_eval.base_model.architecture import Architecture
 from dist_eval.errors import ConfigError
-from dist_eval.swarm.architecture import Architecture
-from dist_eval.swarm.block_memory import block_bytes, format_bytes, fused_experts, layers_of
+from dist_eval.serving.block_memory import block_bytes, format_bytes, fused_experts, layers_of
 
 NF4_BLOCK = 64
 

@@ -7,11 +7,11 @@ import re
 from pathlib import Path
 from typing import Any
 
+from dist_eval.base_model.config_keys import require_integers, require_keys_read
 from dist_eval.data.head_config import require_plausible_width
 from dist_eval.errors import CheckpointError, one_line
 from dist_eval.process.interpreter import has_packages_of_petals
 from dist_eval.process.parsing import read_json
-from dist_eval.swarm.config_keys import require_integers, require_keys_read
 
 _ADAPTER_CONFIG = "adapter_config.json"
 _PETALS_TOKENS, _PETALS_TOKENS_MULTI_QUERY = 2048, 8192
@@ -49,7 +49,7 @@ def read_base_config(model: str, revision: str | None = None) -> Any:
     Raises:
         CheckpointError: there is no such model, or it cannot be served in blocks.
     """
-    from dist_eval.swarm.architecture import Architecture
+    from dist_eval.base_model.architecture import Architecture
 
     config = read_config(model, "base model", revision)
     # where Petals' own models are used, Petals itself says which it has
@@ -140,7 +140,7 @@ def default_cache_tokens(config: Any) -> int:
 
 def has_sessions(config: Any) -> bool:
     """Whether servers can keep what is needed of a text to continue it, so that it may take several requests."""
-    from dist_eval.swarm.architecture import Architecture
+    from dist_eval.base_model.architecture import Architecture
 
     return not has_packages_of_petals() and Architecture(config).has_attention_cache
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
-from dist_eval.swarm.architecture import Architecture
-from dist_eval.swarm.blocks import Block, keep_layer
+from dist_eval.base_model.architecture import Architecture
+from dist_eval.serving.blocks import Block, keep_layer
 
 
 class BlockCache(NamedTuple):

@@ -1,4 +1,4 @@
-"""One Petals server as a process: `python -m dist_eval.swarm.server WORKSPACE [petals.cli.run_server options]`.
+"""One Petals server as a process: `python -m dist_eval.serving.server WORKSPACE [petals.cli.run_server options]`.
 
 It is Petals' server with a few changes: hivemind's missing names are put back, no package index is asked for a newer
 version, a first peer that is itself just starting is waited for, and the server ends with the process that started it.
@@ -27,7 +27,7 @@ def import_server() -> Any:
 
         run_server.validate_version = lambda: None  # it asks a package index, without a time limit
         return run_server
-    from dist_eval.swarm import petals_server
+    from dist_eval.serving import petals_server
 
     return petals_server.import_server()
 

@@ -88,7 +88,7 @@ class PrivateSwarm:
         ports: Sequence[tuple[int, int]] | None = None,
         identities: Sequence[Path] | None = None,
         initial_peers: Sequence[str] = (),
-        program: Sequence[str] = ("-m", "dist_eval.swarm.server"),
+        program: Sequence[str] = ("-m", "dist_eval.serving.server"),
     ) -> None:
         _require_in_model(spans, num_blocks)
         _require_adapters(adapters)

@@ -14,12 +14,12 @@ from conftest import ForkedSwarm, Launcher, SwarmClient, wait_for
 from tiny_models import DECODERS, LAYERS, make_tiny_model, random_checkpoint, save_tiny_models
 from transformers.cache_utils import DynamicCache
 
+from dist_eval.base_model.architecture import Architecture
 from dist_eval.errors import NoCacheError, RefusedError
 from dist_eval.model.swarm_backbone import SwarmBackbone
-from dist_eval.swarm.architecture import Architecture
+from dist_eval.serving.session_cache import block_caches
 from dist_eval.swarm.coverage import look_up_coverage
 from dist_eval.swarm.routes import RouteRecord
-from dist_eval.swarm.session_cache import block_caches
 
 ROWS, LENGTH, WINDOW = 3, 40, 16
 CACHE_TOKENS = 600

@@ -1,0 +1,6 @@
+"""Servers of a Petals swarm, and the blocks of models that they compute.
+
+`private` starts a swarm on this host, `member` one server of a swarm that spans hosts; both start `server`, a process
+with a `petals_server`, which makes `server_tasks` of requests. `downloads` fetches what it needs of a model, `blocks`
+computes it, in the memory that `block_memory` and `session_cache` predict; `quantization` and `lora` change weights.
+"""
