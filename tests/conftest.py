@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import hypothesis  # noqa: F401  (now: deep inside other imports, Python 3.11 fails to compile it for pytest)
+import hypothesis  # now: deep inside other imports, Python 3.11 fails to compile it for pytest
 import jsonschema
 import pytest
 import torch
@@ -48,6 +48,8 @@ silence_libraries()
 signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("GOGC", "100")  # Go's default: a run's daemons trade memory for speed, and here are dozens
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else each process that is started would compile all libraries again
+hypothesis.settings.register_profile("untimed", deadline=None)  # machines are busy
+hypothesis.settings.load_profile("untimed")
 torch.set_num_threads(1)  # a worker of xdist for each core: more threads would wait for each other
 
 TIMEOUT = 400.0

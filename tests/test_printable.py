@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_eval.errors import print_error
@@ -26,7 +26,6 @@ def test_controls_are_shown_and_letters_are_kept(text: str, shown: str) -> None:
     assert printable(text) == shown
 
 
-@settings(deadline=None)
 @given(st.text(st.characters(exclude_categories=())), st.integers(0, 50))
 def test_any_text_becomes_one_line_that_can_be_written(text: str, limit: int) -> None:
     clean = printable(text, limit)

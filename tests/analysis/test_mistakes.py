@@ -14,7 +14,7 @@ from dist_eval.metrics.predictions import Predictions
 NAMES = ["a", "b", "c"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 80), st.integers(0, 1000), st.integers(1, 30))
 def test_they_are_the_most_confident_mistakes_in_order(examples: int, seed: int, cells: int) -> None:
     generator = np.random.default_rng(seed)
@@ -38,7 +38,7 @@ def test_they_are_the_most_confident_mistakes_in_order(examples: int, seed: int,
     assert [one.index for one in everything.worst] == [one["index"] for one in expected]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 80), st.integers(0, 1000), st.integers(1, 30), st.integers(0, 5), st.integers(0, 10))
 def test_requested_pairs_are_included_even_if_other_mistakes_are_worse(
     examples: int, seed: int, cells: int, of_each: int, others: int

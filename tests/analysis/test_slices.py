@@ -83,7 +83,7 @@ def test_a_column_with_a_value_that_is_not_a_number_is_not_numeric(odd: str) -> 
 texts = st.one_of(st.none(), st.text("ab ", max_size=2), st.integers(-30, 60).map(str), st.floats(-1, 1).map(repr))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.lists(texts, min_size=1, max_size=200))
 def test_every_row_is_in_one_slice_that_fits_it(values: list[str | None]) -> None:
     slicing = Slicing.of_column("c", pa.array(values, pa.string()))
@@ -104,7 +104,7 @@ def test_every_row_is_in_one_slice_that_fits_it(values: list[str | None]) -> Non
         assert first.high is not None and second.low is not None and first.high < second.low
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=300))
 def test_lengths_are_split_at_quantiles(lengths: list[int]) -> None:
     slicing = Slicing.of_lengths(np.asarray(lengths, dtype=np.int32))

@@ -94,7 +94,7 @@ def seen_by(make: Callable[[int], Any], world_size: int) -> tuple[list[tuple[int
     world_size=st.integers(1, 5),
     kind=st.sampled_from(["plain", "random", "distributed", "distributed in order", "stream", "list"]),
 )
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_each_example_counts_once(count: int, batch_size: int, world_size: int, kind: str) -> None:
     def make(rank: int) -> Any:
         examples = Examples(count)

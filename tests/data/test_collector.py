@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dist_eval.data.collector import Collector, narrowed, row_bytes, rows_in
 
-quickly = settings(max_examples=100, deadline=None)
+quickly = settings(max_examples=100)
 
 
 def table(index: list[int]) -> dict[str, np.ndarray]:

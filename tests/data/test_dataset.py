@@ -107,7 +107,7 @@ def test_a_text_that_begins_itself_has_one_first_token_where_it_is_cut_from_the_
     assert all_ids(data) == 2 * [tokenizer.convert_tokens_to_ids(["<s>", *"2/g"])]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     rows=st.lists(st.tuples(st.text(".123/", max_size=12), st.integers(0, 1)), min_size=1, max_size=20), data=st.data()
 )

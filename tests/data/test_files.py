@@ -38,7 +38,7 @@ def test_files_of_several_folders_are_ordered_by_folder(tmp_path: Path) -> None:
     assert find_files([str(tmp_path / "day-10"), str(tmp_path / "day-9")]) == [tmp_path / name for name in names]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(names=st.permutations(NAMES))
 def test_the_order_in_which_files_are_named_does_not_matter(
     names: list[str], tmp_path_factory: pytest.TempPathFactory

@@ -78,7 +78,7 @@ def outcome_of(*chunks: Any, **options: Any) -> list[int] | None:
         return None
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(column=columns, names=some_names, declared=st.none() | some_names, how=hows, data=st.data())
 def test_what_a_value_means_never_depends_on_the_other_values(
     column: list[Any], names: list[str], declared: list[str] | None, how: str, data: st.DataObject
@@ -96,7 +96,7 @@ def test_what_a_value_means_never_depends_on_the_other_values(
         assert together == [outcome[0] for outcome in alone if outcome]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     numbers=st.lists(st.integers(-2, 6), min_size=1, max_size=8), names=some_names.filter(lambda n: len({*n}) == len(n))
 )
@@ -106,7 +106,7 @@ def test_integers_are_class_numbers_whatever_the_classes_are_called(numbers: lis
         assert outcome_of(numbers, names=names, how=how) == (numbers if inside else None)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(texts=st.lists(any_text | st.sampled_from(STARS), min_size=1, max_size=8), names=some_names)
 def test_text_that_is_a_class_name_means_that_class_or_nothing(texts: list[str], names: list[str]) -> None:
     for text, found in zip(texts, [outcome_of([text], names=names) for text in texts], strict=True):

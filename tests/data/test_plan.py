@@ -15,7 +15,7 @@ text_lengths = st.lists(st.integers(1, 60), max_size=80).map(lambda lengths: np.
 budgets = st.integers(1, 300)
 prefixes = st.integers(0, 20)
 world_sizes = st.integers(1, 9)
-quickly = settings(max_examples=100, deadline=None)
+quickly = settings(max_examples=100)
 
 
 def batches_of(plan: Plan) -> list[np.ndarray]:

@@ -28,7 +28,7 @@ logits = hnp.arrays(
 every_problem = pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(logits, st.integers(0, 999))
 def test_losses_of_several_labels_and_of_numbers_are_torchs(values: np.ndarray, seed: int) -> None:
     generator, outputs = np.random.default_rng(seed), torch.from_numpy(values).double()
@@ -40,7 +40,7 @@ def test_losses_of_several_labels_and_of_numbers_are_torchs(values: np.ndarray, 
     np.testing.assert_allclose(REGRESSION.loss(values, numbers), expected.numpy(), rtol=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(logits)
 def test_a_label_is_predicted_if_it_is_more_probable_than_not(values: np.ndarray) -> None:
     probabilities = MULTI_LABEL.probabilities(values)

@@ -104,7 +104,7 @@ any_rows = st.lists(st.tuples(texts, texts), min_size=1, max_size=8)
 
 
 @all_formats
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(rows=any_rows)
 @example(rows=[(text, "a") for text in AWKWARD])
 @example(rows=[("a", text) for text in AWKWARD])
@@ -333,7 +333,7 @@ def test_quotes_that_would_be_lost_are_named_by_their_line(
     assert f", line {before + 2}: a field begins with a quote and goes on after the next one (" in message
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(rows=any_rows, piece=st.integers(1, 30), quoting=st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]))
 def test_quotes_that_are_kept_are_no_reason_to_refuse_a_file(
     rows: Rows, piece: int, quoting: Any, tmp_path_factory: pytest.TempPathFactory

@@ -41,7 +41,7 @@ def smallest(numbers: np.ndarray, of: np.ndarray, count: int) -> list[int]:
     return sorted(of[np.argsort(numbers[of], kind="stable")][:count].tolist())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 400), st.floats(0, 1), st.integers(0, 2**70), st.integers(1, 50), st.integers(1, 3))
 def test_a_sample_has_the_smallest_keys_of_each_stratum_in_any_number_of_pieces(
     rows: int, share: float, seed: int, piece: int, classes: int
@@ -76,7 +76,7 @@ def test_each_pair_of_rows_is_drawn_equally_often() -> None:
     assert pairs / draws == pytest.approx(0.2, abs=0.04)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.integers(0, 10**8), min_size=1, max_size=8), st.floats(0, 1))
 def test_strata_have_their_share_of_the_sample_up_to_less_than_one_row(counts: list[int], share: float) -> None:
     size = round(share * sum(counts))
@@ -87,7 +87,7 @@ def test_strata_have_their_share_of_the_sample_up_to_less_than_one_row(counts: l
     assert (np.abs(quotas - exact) < 1).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, 6), max_size=8), st.data())
 def test_a_stream_of_some_rows_has_these(sizes: list[int], data: st.DataObject) -> None:
     rows = sorted(data.draw(st.sets(st.integers(0, sum(sizes) - 1)))) if sum(sizes) else []

@@ -21,7 +21,7 @@ ENDS_TEXTS.backend_tokenizer.post_processor = processors.TemplateProcessing(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.booleans(), st.lists(st.sampled_from([*WORDS, "<s>"]), max_size=4)), min_size=1))
 def test_it_is_what_the_harness_own_backend_makes_of_a_text(rows: list[tuple[bool, list[str]]]) -> None:
     texts = ["<s>" * begins + " ".join(words) for begins, words in rows]

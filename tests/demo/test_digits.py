@@ -27,7 +27,7 @@ def shipped_rows(split: str) -> list[list[str]]:
         return list(csv.reader(file))[1:]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(image=hnp.arrays(np.int64, (8, 8), elements=st.integers(0, 16)))
 def test_an_image_can_be_read_back_from_its_text(image: np.ndarray) -> None:
     assert text_to_image(digits.image_to_text(image)) == image.tolist()

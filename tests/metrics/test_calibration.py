@@ -35,7 +35,7 @@ def calibration_of(predictions: Predictions) -> dict[str, float | None]:
 several = st.integers(1, 60), st.integers(2, 5), st.integers(0, 1000)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(*several, st.sampled_from([0.1, 1.0, 20.0]))
 def test_figures_of_classes_are_scikit_learns(examples: int, classes: int, seed: int, scale: float) -> None:
     predictions = classified(examples, classes, seed, scale)
@@ -49,7 +49,7 @@ def test_figures_of_classes_are_scikit_learns(examples: int, classes: int, seed:
     assert found["ece"] == pytest.approx(by_scikit_learn(is_right, top), abs=1e-12)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(*several)
 def test_figures_of_labels_are_means_of_scikit_learns(examples: int, labels: int, seed: int) -> None:
     predictions = labelled(examples, labels, seed)

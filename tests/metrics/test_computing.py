@@ -68,7 +68,7 @@ def sklearn_figures(predictions: Predictions) -> dict[str, float]:
     return figures
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(any_predictions(complete=True))
 def test_figures_equal_scikit_learns(predictions: Predictions) -> None:
     metrics = compute_metrics(predictions, names_of(predictions.num_labels))
@@ -77,7 +77,7 @@ def test_figures_equal_scikit_learns(predictions: Predictions) -> None:
     assert values == pytest.approx(sklearn_figures(predictions), rel=1e-12)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(any_predictions())
 def test_confusion_matrix_and_classes_equal_scikit_learns(predictions: Predictions) -> None:
     classes = predictions.num_labels
@@ -97,7 +97,7 @@ def test_confusion_matrix_and_classes_equal_scikit_learns(predictions: Predictio
     assert metrics.majority_share == support.max() / len(labels)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(any_predictions())
 def test_no_figure_is_nan_and_each_undefined_one_has_a_reason(predictions: Predictions) -> None:
     metrics = compute_metrics(predictions, names_of(predictions.num_labels))
@@ -106,7 +106,7 @@ def test_no_figure_is_nan_and_each_undefined_one_has_a_reason(predictions: Predi
     assert all(len(reason) > 10 for reason in metrics.undefined.values())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(any_predictions())
 def test_defined_averages_equal_scikit_learns_also_when_others_are_undefined(predictions: Predictions) -> None:
     metrics = compute_metrics(predictions, names_of(predictions.num_labels))

@@ -7,7 +7,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sklearn import metrics as sk
 
@@ -36,7 +36,6 @@ def answers(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, int]:
     return label, prediction, classes
 
 
-@settings(deadline=None)
 @given(answers())
 @pytest.mark.filterwarnings("ignore:A single label was found")
 def test_it_is_scikit_learns(drawn: tuple[np.ndarray, np.ndarray, int]) -> None:
@@ -45,7 +44,6 @@ def test_it_is_scikit_learns(drawn: tuple[np.ndarray, np.ndarray, int]) -> None:
     assert matrix.toarray().tolist() == sk.confusion_matrix(label, prediction, labels=range(classes)).tolist()
 
 
-@settings(deadline=None)
 @given(answers(), st.integers(1, 12))
 def test_the_others_are_added_up(drawn: tuple[np.ndarray, np.ndarray, int], most: int) -> None:
     label, prediction, classes = drawn

@@ -34,7 +34,7 @@ def any_predictions(draw: st.DrawFn, least: int = 1) -> Predictions:
     return Predictions.from_logits(np.arange(len(logits)), label, logits, problem)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(any_predictions(), st.integers(0, 1000), st.sampled_from([None, 1, 3]))
 def test_a_resample_has_the_metrics_of_the_examples_drawn(
     predictions: Predictions, seed: int, size: int | None
@@ -56,7 +56,7 @@ def test_a_resample_has_the_metrics_of_the_examples_drawn(
             assert np.isnan(values[name]), name
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(any_predictions(least=3))
 def test_influence_values_equal_the_leave_one_out_jackknife(predictions: Predictions) -> None:
     n = len(predictions)
@@ -90,7 +90,7 @@ def test_the_influence_of_a_group_is_that_of_its_examples() -> None:
     assert areas.influence()["roc_auc_ovr_macro"] == pytest.approx(expected, abs=0.03 * np.abs(expected).max())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), st.integers(0, 3)), max_size=40))
 def test_the_area_under_a_curve_is_scikit_learns_with_ties_and_weights(rows: list[tuple[bool, int, int]]) -> None:
     label, score, weight = np.array([*rows, (True, 2, 1), (False, 3, 1)]).T

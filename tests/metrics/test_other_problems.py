@@ -32,7 +32,7 @@ def names_of(predictions: Predictions) -> list[str]:
     return [f"name-{number}" for number in range(predictions.num_labels)]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(any_labels())
 def test_metrics_of_labels_are_scikit_learns_where_they_are_defined(predictions: Predictions) -> None:
     metrics = compute_metrics(predictions, names_of(predictions))
@@ -63,7 +63,7 @@ def test_metrics_of_labels_are_scikit_learns_where_they_are_defined(predictions:
     assert metrics.confusion.tolist() == sk.multilabel_confusion_matrix(label, guess).tolist()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(any_labels())
 def test_the_metrics_of_each_label_are_those_of_a_binary_problem(predictions: Predictions) -> None:
     for number, row in enumerate(compute_metrics(predictions, names_of(predictions)).per_class):
@@ -106,7 +106,7 @@ def any_outputs(draw: st.DrawFn) -> Predictions:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(any_outputs())
 def test_metrics_of_a_regression_are_those_of_the_libraries(predictions: Predictions) -> None:
     names = names_of(predictions)

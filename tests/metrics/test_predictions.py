@@ -16,7 +16,7 @@ from dist_eval.data.problem_types import cross_entropy
 from dist_eval.errors import CoverageError, ExactnessError
 from dist_eval.metrics.predictions import Coverage, Predictions, prove_coverage
 
-quickly = settings(max_examples=100, deadline=None)
+quickly = settings(max_examples=100)
 
 
 @st.composite

@@ -48,7 +48,7 @@ def left_out(statistic: Statistic, kind: int) -> float:
     return float(statistic.values(weights)["mean"][0])
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(-3, 3)), min_size=2, max_size=30), st.booleans())
 def test_the_influence_of_a_mean_equals_the_leave_one_out_jackknife(
     pairs: list[tuple[int, int]], grouped: bool

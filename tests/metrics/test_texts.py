@@ -39,7 +39,7 @@ def test_a_text_may_be_any_of_the_references(text: str, normalized: bool, raw: b
     assert (exact_match(text, ["Rome", "Paris"]), exact_match_raw(text, ["Rome", "Paris"])) == (normalized, raw)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(texts, st.lists(texts, min_size=1, max_size=3))
 def test_exact_match_and_f1_are_those_of_squad(text: str, references: list[str]) -> None:
     from torchmetrics.functional.text import squad

@@ -28,7 +28,7 @@ def predictions_of(examples: int, outputs: int, seed: int, problem: Problem = SI
     return Predictions.from_logits(np.arange(examples), label, generator.normal(size=(examples, outputs)), problem)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(1, 40), st.integers(1, 6), st.sampled_from([*PROBLEMS.values()]), st.integers(1, 6), st.integers(0, 999)
 )

@@ -153,7 +153,7 @@ def yaml_file(folder: Path, content: str | dict[str, Any]) -> str:
     return str(path)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(options=valid_options)
 def test_yaml_command_line_and_python_give_equal_configurations(
     options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory

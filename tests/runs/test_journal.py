@@ -32,7 +32,7 @@ from dist_eval.runs.journal_folder import (
 BATCHES, LABELS = 12, 3
 SIZES = np.arange(1, BATCHES + 1)
 COLUMNS = logits_columns(LABELS)
-quickly = settings(max_examples=60, deadline=None)
+quickly = settings(max_examples=60)
 
 floats = st.floats(width=32, allow_nan=False)
 reasons = st.text(max_size=30)

@@ -56,7 +56,7 @@ def test_what_does_not_fit_is_named(folder: Path) -> None:
     (folder / RESULTS).unlink()  # or it would have to fit the schema
 
 
-@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_changed_digit_in_the_results_is_noticed(folder: Path, data: st.DataObject) -> None:
     text = (folder / RESULTS).read_text()
@@ -93,7 +93,7 @@ def test_damage_is_named_with_what_to_do(folder: Path) -> None:
     assert "results.json is not as the run wrote it" in outcome.problem
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.integers(0), bit=st.integers(0, 7))
 def test_a_flipped_bit_in_the_predictions_is_noticed_wherever_they_are_read(folder: Path, place: int, bit: int) -> None:
     path = folder / "predictions.parquet"

@@ -47,7 +47,7 @@ def intervals_of(
     return class_intervals(predictions, metrics, whole, confidence=confidence, groups=groups)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.builds(
         synthetic,

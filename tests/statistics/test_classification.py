@@ -42,7 +42,7 @@ def taken(predictions: Predictions, rows: np.ndarray) -> Predictions:
     return Predictions(*(getattr(predictions, name)[rows] for name in ("index", "label", "logits", "loss")))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(any_predictions(), st.sampled_from([0.8, 0.95]))
 def test_every_metric_has_an_interval_around_it_or_a_reason(predictions: Predictions, confidence: float) -> None:
     metrics = compute_metrics(predictions, names_of(predictions.num_labels))
@@ -171,7 +171,7 @@ def test_extra_statistics_are_included() -> None:
     assert "could be resampled" in (intervals["unheard_of"].reason or "")
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(any_predictions(least=15), st.booleans(), st.sampled_from([0.05, 0.5, 0.95, 0.999]))
 def test_no_interval_excludes_its_value(predictions: Predictions, is_grouped: bool, confidence: float) -> None:
     copies = np.tile(np.arange(len(predictions)), 3)

@@ -21,7 +21,7 @@ from dist_eval.statistics.sampling import effective_size, finite_population_corr
 levels = st.sampled_from([0.5, 0.8, 0.9, 0.95, 0.99, 0.999])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(1, 10_000), st.floats(0, 1), levels)
 def test_wilsons_interval_equals_scipys(trials: int, share: float, confidence: float) -> None:
     successes = round(share * trials)
@@ -35,7 +35,7 @@ def test_wilsons_interval_of_perfect_predictions_has_positive_width() -> None:
     assert low == pytest.approx(1 / (1 + 1.959963984540054**2 / 20))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(2, 10_000), st.floats(0, 1), st.floats(0.01, 0.99), levels)
 def test_the_limits_for_a_finite_population_are_where_the_score_test_rejects(
     population: int, sampled: float, share: float, confidence: float
@@ -67,7 +67,7 @@ def test_the_bootstraps_spread_is_that_of_samples_without_replacement(fraction: 
     assert np.mean([lower < population.mean() < upper for lower, upper in limits]) > 0.85
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(5, 60), st.integers(0, 1000), levels)
 def test_the_bootstraps_ends_equal_scipys_for_the_same_resamples(n: int, seed: int, confidence: float) -> None:
     values = np.random.default_rng(seed).exponential(size=n)

@@ -19,7 +19,7 @@ def outcomes(both: int, first: int, second: int, none: int) -> tuple[np.ndarray,
     return np.repeat([True, True, False, False], counts), np.repeat([True, False, True, False], counts)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 50), st.integers(0, 60), st.integers(0, 60))
 def test_few_discordant_examples_use_the_exact_test(both: int, first: int, second: int) -> None:
     test = mcnemar(*outcomes(both, first, second, 5))
@@ -49,7 +49,7 @@ def test_holms_correction_worked_out_by_hand() -> None:
     assert holm([]) == []
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
 def test_holms_correction_rejects_what_his_procedure_rejects(p_values: list[float]) -> None:
     corrected = holm(p_values)
@@ -183,7 +183,7 @@ def test_differences_of_very_many_examples_are_those_of_few_kinds() -> None:
     )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 10_000), st.sampled_from([0.8, 0.9, 0.95]), st.sampled_from([199, 999]))
 def test_the_interval_of_a_difference_says_what_its_p_value_says(seed: int, confidence: float, resamples: int) -> None:
     generator = np.random.default_rng(seed)

@@ -14,7 +14,7 @@ levels = st.floats(0.5, 0.999)
 populations = st.none() | st.integers(1, 10**7)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(precisions, levels, populations)
 def test_the_interval_of_one_half_is_that_narrow_and_with_one_example_fewer_it_is_not(
     precision: float, confidence: float, population: int | None
@@ -25,7 +25,7 @@ def test_the_interval_of_one_half_is_that_narrow_and_with_one_example_fewer_it_i
     assert examples == 1 or half_width(examples - 1, confidence, population) > precision
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(1, 3000), st.floats(0, 1), levels, populations)
 def test_no_proportion_has_a_wider_interval_than_one_half(
     examples: int, share: float, confidence: float, population: int | None

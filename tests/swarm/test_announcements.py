@@ -9,7 +9,7 @@ from typing import Any
 import msgpack
 import pytest
 from foreign_records import anything, nested, records
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_eval.printable import printable
@@ -143,7 +143,6 @@ def test_nested_values_are_not_followed() -> None:
         read_info(nested(900))
 
 
-@settings(deadline=None)
 @given(records, st.integers(0, MOST_BLOCKS - 1))
 def test_any_record_is_read_as_one_that_is_typed_and_bounded_or_dropped(value: Any, block: int) -> None:
     record = read_server(value, block)
@@ -163,7 +162,6 @@ def test_any_record_is_read_as_one_that_is_typed_and_bounded_or_dropped(value: A
     announcement_of(record)
 
 
-@settings(deadline=None)
 @given(st.binary() | anything.map(msgpack.packb))
 def test_any_answer_about_the_free_cache_is_a_number_or_a_wrong_answer(packed: bytes) -> None:
     with contextlib.suppress(WrongAnswer):

@@ -11,7 +11,7 @@ import msgpack
 import pytest
 from conftest import ForkedSwarm, Launcher, SwarmClient, results_of, run_here
 from foreign_records import anything, attack, peer_id, records, store
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_eval import demo
@@ -85,7 +85,6 @@ items = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(items, min_size=1, max_size=4))
 def test_whatever_a_node_answers_is_read_as_bounded_and_typed_spans(answers: list[Any]) -> None:
     found = []
@@ -102,7 +101,6 @@ def test_whatever_a_node_answers_is_read_as_bounded_and_typed_spans(answers: lis
     assert all(0 <= span.start < span.end <= len(answers) and is_peer_id(span.peer) for span in spans)
 
 
-@settings(deadline=None)
 @given(st.binary() | anything.map(msgpack.packb))
 def test_any_bytes_are_decoded_or_dropped(packed: bytes) -> None:
     SafeSerializer.loads(packed)

@@ -57,7 +57,7 @@ def make_trainer(tmp_path: Path) -> Any:
         yield make
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(examples=st.integers(1, 300), size=st.integers(1, 64), seed=st.integers(0, 2**31), epoch=st.integers(0, 50))
 def test_every_epoch_deals_each_example_once(examples: int, size: int, seed: int, epoch: int) -> None:
     batches = global_batches(examples, size, seed=seed, epoch=epoch)
