@@ -142,7 +142,7 @@ class Rank:
         timer = self._timers[peer]
 
         def look_again() -> None:
-            if timer == self._timers[peer]:
+            if timer == self._timers[peer] and not self._choose_again():
                 self._pump(peer)
 
         pacing, waiting = self.router.stats(peer).pacing, self._waiting[peer]
@@ -165,8 +165,7 @@ class Rank:
             server.pacing.answered(ticket, self.clock.now)
             server.answered(TOKENS * blocks, ticket.sent_at, self.clock.now)
             self._pump(segment.peer)
-            if self.choose is None and self.router.speeds_changed(self.spans):
-                self._choose_again()
+            self._choose_again()
             if segment.end < self.blocks:
                 self._send(segment.end)
             else:
@@ -179,13 +178,16 @@ class Rank:
         server = self.servers[segment.peer]
         self.clock.after(self._half_way(), lambda: server.receive(blocks, answers))
 
-    def _choose_again(self) -> None:
+    def _choose_again(self) -> bool:
+        if self.choose is not None or not self.router.speeds_changed(self.spans):
+            return False
         displaced = [segment for waiting in self._waiting.values() for segment in waiting]
         for segment in displaced:
             self._waiting[segment.peer].clear()
             self.router.stats(segment.peer).pacing.add_waiting(-TOKENS * (segment.end - segment.start))
         for segment in displaced:
             self._send(segment.start)
+        return True
 
     def _half_way(self) -> float:
         return self.way / 2 + self._random.uniform(0.0, self.jitter)

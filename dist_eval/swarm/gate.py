@@ -9,6 +9,7 @@ import asyncio
 import math
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Protocol
 
 from dist_eval.swarm.failures import RequestDisplaced
@@ -18,7 +19,7 @@ STEPS = 8
 """Requests at a server at a time that are the next steps of sessions. They have few tokens and take about as long as
 the way; and a server works on a session's steps one after the other, so that more of them are no convoy."""
 
-# Seconds after which a gate looks again: another rank may have had an answer earlier than expected
+# Seconds after which a gate looks again: another rank may have had an answer, earlier than expected or later
 _LONGEST_SLEEP = 0.02
 
 
@@ -71,10 +72,15 @@ class ConcurrencyLimit:
 
 
 class Gate:
-    """The gate before a server. Belongs to one event loop."""
+    """The gate before a server. Belongs to one event loop.
 
-    def __init__(self, admission: Admission) -> None:
-        self._admission = admission
+    Args:
+        admission: decides when a request may be sent.
+        look_again: called every now and then while requests wait; it may displace them.
+    """
+
+    def __init__(self, admission: Admission, look_again: Callable[[], None] = lambda: None) -> None:
+        self._admission, self._look_again = admission, look_again
         self._waiting: deque[tuple[int, asyncio.Future[Ticket]]] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
@@ -120,9 +126,13 @@ class Gate:
             if not isinstance(admitted, Ticket):
                 if admitted < math.inf:
                     wait = min(admitted, _LONGEST_SLEEP)
-                    self._timer = asyncio.get_running_loop().call_later(wait, self._open)
+                    self._timer = asyncio.get_running_loop().call_later(wait, self._wake)
                 return
             self._next().set_result(admitted)
+
+    def _wake(self) -> None:
+        self._look_again()
+        self._open()
 
     def _next(self) -> asyncio.Future[Ticket]:
         work, turn = self._waiting.popleft()

@@ -32,6 +32,9 @@ from dist_eval.swarm.transport import Transport
 # How often a server's round trip is measured, and the longest time that this takes
 _ROUND_TRIPS, _ROUND_TRIP_SECONDS = 2, 2.0
 
+# Seconds between two looks at the speeds that other ranks have measured
+_LOOK_SECONDS = 0.05
+
 
 class Request(NamedTuple):
     """A request to one server."""
@@ -88,6 +91,7 @@ class SwarmRequests:
         self.servers = SwarmServers(directory, config, self.transport, outage_timeout=outage_timeout, rejoin=rejoin)
         self.num_blocks = self.servers.num_blocks
         self._gates: dict[tuple[Any, bool], Gate] = {}
+        self._look_at = -math.inf
 
     def start(self) -> None:
         """Waits for the first list of servers, and measures how long messages to them take.
@@ -207,17 +211,28 @@ class SwarmRequests:
         now = time.monotonic()
         server.answered(request.work, sent_at, now)
         gate.answered(ticket, now)
+        self._choose_again()
+        return answer
+
+    def _look_again(self) -> None:
+        """Does what answers would, while this rank has none: other ranks may have had some."""
+        if time.monotonic() >= self._look_at:
+            self._choose_again()
+
+    def _choose_again(self) -> None:
+        """Has requests that wait choose again, if servers are faster or slower than expected when they chose."""
+        self._look_at = time.monotonic() + _LOOK_SECONDS
         if self.router.speeds_changed(self.servers.spans()):
             for (_, is_for_steps), waiting in self._gates.items():
                 if not is_for_steps:  # steps stay with the server that has their cache
                     waiting.displace("servers are faster or slower than expected")
-        return answer
 
     def _gate(self, peer: Any, *, is_for_steps: bool) -> Gate:
         key = peer, is_for_steps
         if key not in self._gates:
             pacing = self.router.stats(peer).pacing
-            self._gates[key] = Gate(ConcurrencyLimit(STEPS, pacing) if is_for_steps else pacing)
+            admission = ConcurrencyLimit(STEPS, pacing) if is_for_steps else pacing
+            self._gates[key] = Gate(admission, self._look_again)
         return self._gates[key]
 
     def halves(self, tensor: torch.Tensor, error: TooLarge) -> Sequence[torch.Tensor]:

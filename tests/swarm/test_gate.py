@@ -84,6 +84,26 @@ def test_when_the_server_fails_those_that_wait_are_turned_away_and_the_next_one_
     asyncio.run(scenario())
 
 
+def test_while_requests_wait_somebody_looks_again_and_may_displace_them() -> None:
+    async def scenario() -> None:
+        looks = []
+
+        def look_again() -> None:
+            looks.append(len(looks))
+            if len(looks) == 3:
+                gate.displace("another server is faster")
+
+        pacing = Pacing()
+        gate = Gate(pacing, look_again)
+        pacing.admit(WORK, time.monotonic())  # whose answer never comes
+        (waiting,) = await start(gate.enter(WORK))
+        with pytest.raises(RequestDisplaced, match="faster"):
+            await asyncio.wait_for(waiting, 10)
+        assert len(looks) == 3 and 0 < work_waiting(pacing) <= WORK  # of the first one
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("is_let_in", [False, True])
 def test_a_request_that_is_cancelled_leaves_its_place_to_others(is_let_in: bool) -> None:
     async def scenario() -> None:

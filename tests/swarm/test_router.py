@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from simulated_swarm import TOKENS, Clock, Server, simulate
 
 from dist_eval.data.answers import RouteSegment
+from dist_eval.process.shared_state import SharedStates
 from dist_eval.swarm.pacing import Ticket
 from dist_eval.swarm.router import Router
 from dist_eval.swarm.routes import Span, without
@@ -25,11 +27,13 @@ def seconds_of(
     window: int = 8,
     way: float = 0.0,
     choose: Callable[[int], Span] | None = None,
+    routers: Sequence[Router] = (),
 ) -> tuple[float, Counter[str]]:
     """Sends batches to servers.
 
     Args:
         rates: seconds of each server for one token through one block.
+        routers: of each rank; by default there is one.
         choose: chooses servers instead of the router.
 
     Returns:
@@ -37,8 +41,8 @@ def seconds_of(
     """
     clock = Clock()
     servers = {peer: Server(clock, rate) for peer, rate in rates.items()}
-    seconds, (rank,) = simulate(spans, servers, batches, way=way, window=window, choose=choose)
-    return seconds, rank.counts
+    seconds, ranks = simulate(spans, servers, batches, way=way, window=window, choose=choose, routers=routers)
+    return seconds, sum((rank.counts for rank in ranks), Counter[str]())
 
 
 def at_random(spans: list[Span]) -> Callable[[int], Span]:
@@ -74,11 +78,13 @@ def test_replicas_get_work_in_proportion_to_their_speed(slower: float, way: floa
     assert counts["slow"] <= 200 / (1 + slower) * 1.5 + 2
 
 
+@pytest.mark.parametrize("ranks", [1, 4])
 @pytest.mark.parametrize("announced", [None, 1.0, 200.0])
-def test_what_waits_leaves_a_replica_that_turns_out_slow(announced: float | None) -> None:
-    rates = {"fast": 1e-4, "slow": 5e-4}
+def test_what_waits_leaves_a_replica_that_turns_out_slow(announced: float | None, ranks: int, tmp_path: Path) -> None:
+    rates, shared = {"fast": 1e-4, "slow": 5e-4}, SharedStates(tmp_path)
+    routers = [Router(rank, shared) for rank in range(ranks)]
     spans = [Span(peer, 0, 4, forward_rps=announced and announced / rates["fast"]) for peer in rates]
-    seconds, counts = seconds_of(spans, rates, batches=20, window=20, way=0.001)
+    seconds, counts = seconds_of(spans, rates, batches=20, window=20, way=0.001, routers=routers)
     assert 20 / 1.2 * 4 * TOKENS * rates["fast"] / seconds > 0.8
     assert counts["slow"] < 5
 
