@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -28,6 +29,9 @@ Result = TypeVar("Result")
 
 REQUEST_TOKENS = 1024
 """Most tokens in a message, as in Petals' own micro-batches: servers accept 2048 or more."""
+
+# Messages of a long text that are at a server or on the way at a time: it need not wait for them, nor hold many
+_AHEAD = 3
 
 
 @dataclass
@@ -332,10 +336,13 @@ class InferenceSession:
             self._requests.transport, span, self._max_length, self._deep_prompts, rolls_back=self._rolls_back
         )
         sent, outputs = self._again(segment.sent), list[torch.Tensor]()
+        steps = deque[SentStep]()
         try:
             for chunk in (*sent, *chunks):
-                step = await cache.send(chunk, cache.position)
-                outputs.append(await asyncio.wait_for(cache.outputs(step), timeout))
+                if len(steps) == _AHEAD:
+                    outputs.append(await asyncio.wait_for(cache.outputs(steps.popleft()), timeout))
+                steps.append(await cache.send(chunk, cache.position))
+            outputs += [await asyncio.wait_for(cache.outputs(step), timeout) for step in steps]
         except BaseException as error:
             await cache.drop()
             if isinstance(error, CacheLost):

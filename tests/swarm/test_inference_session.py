@@ -131,13 +131,19 @@ def test_servers_without_room_say_so_and_keep_nothing(
         backbone.hidden_states(some_ids(), None, None)  # it still answers
 
 
-def test_a_long_step_takes_several_messages(backbone: SwarmBackbone) -> None:
-    rows, length = 10, 2 * REQUEST_TOKENS // 10 + 30
-    ids = some_ids(rows, length)
+def test_a_long_step_takes_several_messages_a_few_of_which_are_on_the_way(
+    backbone: SwarmBackbone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows, length = 10, 3 * REQUEST_TOKENS // 10 + 30
+    ids, events = some_ids(rows, length), list[str]()
+    send, outputs = ServerCache.send, ServerCache.outputs
+    monkeypatch.setattr(ServerCache, "send", lambda *step: (events.append("sent"), send(*step))[1])
+    monkeypatch.setattr(ServerCache, "outputs", lambda *step: (events.append("awaited"), outputs(*step))[1])
     parts = [backbone.embedded(part, None) for part in ids.split(4)]
     whole = torch.cat([backbone.requests.forward(part, None) for part in parts])
     with closing(backbone.session(rows, length)) as session:
         assert close_to(session.step(ids), whole)
+    assert events == 2 * [*["sent"] * 3, "awaited", "sent", *["awaited"] * 3]
 
 
 def test_a_server_that_stops_under_many_continuations_loses_none(
