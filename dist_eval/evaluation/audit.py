@@ -253,7 +253,7 @@ class AuditedModel(HostedModel):
         for span in spans:
             if str(span.peer) == peer and span.start <= start and end <= span.end:
                 segment = replace(span, start=start, end=end)
-                return self._requests.ask(segment, hidden, self._model.deep_prompts)
+                return self._backbone.ask(segment, hidden, self._model.deep_prompts)
         raise SwarmError(f"peer {peer} does not hold blocks {start}:{end}")
 
 

@@ -19,7 +19,7 @@ from dist_eval.model.text_session import RecomputedTextSession, Room, TextSessio
 from dist_eval.results.work import Traffic
 from dist_eval.swarm.failures import can_have_more_room
 from dist_eval.swarm.petals_version import can_roll_back
-from dist_eval.swarm.routes import RouteRecord
+from dist_eval.swarm.routes import RouteRecord, Span
 from dist_eval.swarm.session_room import NO_ROOM, SessionRoom, room_for_sessions
 
 if TYPE_CHECKING:
@@ -68,10 +68,30 @@ class SwarmBackbone(Backbone):
             from dist_eval.swarm.gradients import through_swarm
 
             return through_swarm(self.requests, embedded, deep_prompts)
-        if embedded.shape[1] > (self._request_tokens or embedded.shape[1]) and self.shell.has_attention_cache:
+        if self._is_long(embedded):
             texts = embedded.split(1)
             return torch.cat([self._in_session(text, deep_prompts, avoided, record) for text in texts])
         return self.requests.forward(embedded, deep_prompts, avoided, record)
+
+    def ask(self, segment: Span, hidden: torch.Tensor, deep_prompts: torch.Tensor | None) -> torch.Tensor:
+        """Sends inputs of a block, of shape [batch, length, hidden], through a given server.
+
+        Raises:
+            SwarmError: there is no usable answer; the message names the server.
+        """
+        from dist_eval.swarm.inference_session import whole_text_request
+
+        if not self._is_long(hidden):
+            return self.requests.ask(segment, hidden, deep_prompts)
+        transport = self.requests.transport
+        with self._room.taken(hidden.shape[0] * hidden.shape[1]):
+            return self.requests.answer_of(
+                segment, whole_text_request(transport, segment, hidden, deep_prompts, self._request_tokens)
+            )
+
+    def _is_long(self, hidden: torch.Tensor) -> bool:
+        """Whether texts are sent in sessions, because no request has room for them."""
+        return hidden.shape[1] > (self._request_tokens or hidden.shape[1]) and self.shell.has_attention_cache
 
     def _in_session(
         self,

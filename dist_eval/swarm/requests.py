@@ -256,17 +256,25 @@ class SwarmRequests:
         """Sends hidden states through blocks of a given server.
 
         Raises:
+            SwarmError: see `answer_of`.
+        """
+        self.transport.use_prompts(prompts)
+        return self.answer_of(segment, self._forward_request(segment, hidden))
+
+    def answer_of(self, segment: Span, request: Request) -> torch.Tensor:
+        """Sends a request to a given server.
+
+        Raises:
             SwarmError: there is no usable answer; the message names the server.
         """
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
-        self.transport.use_prompts(prompts)
         choice = Choice(segment, self.timeout, spans=(), at=time.monotonic())
 
         async def send() -> torch.Tensor:
             while True:
                 with contextlib.suppress(RequestDisplaced):  # by the failure of another request
-                    return await self._send_in_turn(self._forward_request(segment, hidden), choice)
+                    return await self._send_in_turn(request, choice)
 
         try:
             return RemoteExpertWorker.run_coroutine(send())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +20,7 @@ from dist_eval.swarm.transport import Transport
 # Longest time that a server without room should wait for it; a client would then rather ask another one
 _ALLOCATION_SECONDS = 3.0
 _CLOSING_SECONDS = 2.0
+_AHEAD = 3  # steps of a long text at a server or on the way: it need not wait for them, nor hold many
 
 
 class CacheLost(RequestDisplaced):
@@ -130,6 +131,26 @@ class ServerCache:
         if isinstance(answer, Exception):
             raise answer
         return await self._transport.inference_outputs(answer.tensors, step.shape)
+
+    async def answers(self, chunks: Iterable[torch.Tensor], timeout: float) -> list[torch.Tensor]:
+        """Sends further tokens of the texts in several steps, a few of them ahead of the answers.
+
+        Args:
+            chunks: inputs of each step (see `send`).
+            timeout: seconds to wait for each answer.
+
+        Returns:
+            The outputs of each step.
+
+        Raises:
+            Exception: see `send` and `outputs`; no answer in time is a `TimeoutError`.
+        """
+        outputs, steps = list[torch.Tensor](), deque[SentStep]()
+        for chunk in chunks:
+            if len(steps) == _AHEAD:
+                outputs.append(await asyncio.wait_for(self.outputs(steps.popleft()), timeout))
+            steps.append(await self.send(chunk, self.position))
+        return outputs + [await asyncio.wait_for(self.outputs(step), timeout) for step in steps]
 
     async def close(self) -> None:
         """Ends the stream after the steps that were sent; the server then frees the memory."""

@@ -33,7 +33,7 @@ from dist_eval.results.work import AuditedServer, Dispute
 from dist_eval.serving.private import PrivateSwarm
 from dist_eval.swarm.findings import Findings
 from dist_eval.swarm.requests import SwarmRequests
-from dist_eval.swarm.routes import RouteRecord, SendOptions
+from dist_eval.swarm.routes import RouteRecord, SendOptions, Span
 
 AUDITED = SendOptions(audited=True)
 
@@ -135,9 +135,9 @@ def swarm(other_weights: Path) -> Iterator[SwarmWithLiar]:
         yield swarm
 
 
-def connect(client: SwarmClient, swarm: PrivateSwarm) -> tuple[Classifier, SwarmRequests]:
+def connect(client: SwarmClient, swarm: PrivateSwarm, **options: Any) -> tuple[Classifier, SwarmRequests]:
     swarm.model = str(demo.BASE_MODEL)
-    classifier = client.classifier_on_all(swarm, TunedCheckpoint.load(str(demo.CHECKPOINT)))
+    classifier = client.classifier_on_all(swarm, TunedCheckpoint.load(str(demo.CHECKPOINT)), **options)
     requests_of(classifier).router.servers.clear()  # or one that is a little slower might not be asked for minutes
     return classifier, requests_of(classifier)
 
@@ -190,6 +190,24 @@ def test_a_batch_that_servers_take_in_halves_shows_the_faulty_one_too(
         assert (record.findings.batches, record.findings.disputes) == (1, [])
     assert excluded == [swarm.liar]
     assert requests.halved >= 1
+
+
+def test_texts_that_are_longer_than_a_request_show_the_faulty_one_too(
+    swarm: SwarmWithLiar, swarm_client: SwarmClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    classifier, requests = connect(swarm_client, swarm, request_tokens=24)
+
+    def refuse(segment: Span, hidden: torch.Tensor) -> Any:
+        raise AssertionError(f"a request with texts of {hidden.shape[1]} tokens")
+
+    monkeypatch.setattr(requests.transport, "send", refuse)
+    excluded: list[str] = []
+    while not excluded:
+        record = RouteRecord()
+        logits = AuditedModel(classifier, excluded.append).answer(*batch(0), AUDITED, record)["logits"]
+        assert torch.allclose(logits, local_logits(0), atol=1e-4), (record, swarm.liar)
+        assert (record.findings.batches, record.findings.disputes) == (1, [])
+    assert excluded == [swarm.liar]
 
 
 def test_where_only_the_halves_avoid_the_faulty_server_their_answers_count(
