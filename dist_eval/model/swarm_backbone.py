@@ -79,7 +79,7 @@ class SwarmBackbone(Backbone):
         Raises:
             SwarmError: there is no usable answer; the message names the server.
         """
-        from dist_eval.swarm.inference_session import whole_text_request
+        from dist_eval.swarm.server_cache import whole_text_request
 
         if not self._is_long(hidden):
             return self.requests.ask(segment, hidden, deep_prompts)

@@ -17,18 +17,14 @@ from typing import Any, TypeVar, cast
 import torch
 
 from dist_eval.data.answers import RouteSegment
-from dist_eval.errors import NoCacheError, SwarmError
+from dist_eval.errors import NoCacheError
 from dist_eval.swarm.attempts import RoutePart, TooLarge
 from dist_eval.swarm.failures import RequestDisplaced
 from dist_eval.swarm.requests import Request, SwarmRequests, tokens_in
 from dist_eval.swarm.routes import RouteRecord, Span
-from dist_eval.swarm.server_cache import CacheLost, SentStep, ServerCache
-from dist_eval.swarm.transport import Transport
+from dist_eval.swarm.server_cache import CacheLost, SentStep, ServerCache, chunk_tokens
 
 Result = TypeVar("Result")
-
-REQUEST_TOKENS = 1024
-"""Most tokens in a message, as in Petals' own micro-batches: servers accept 2048 or more."""
 
 
 @dataclass
@@ -78,7 +74,7 @@ class InferenceSession:
         deep_prompts: of shape [blocks, pre_seq_len, hidden], or None.
         rolls_back: whether steps will continue the texts from before their end. If so, servers keep all of the texts;
             else blocks with sliding windows keep their windows only, and such a step sends the whole texts again.
-        request_tokens: most tokens that servers accept in a message, if that is less than `REQUEST_TOKENS`.
+        request_tokens: see `chunk_tokens`.
     """
 
     def __init__(
@@ -97,7 +93,7 @@ class InferenceSession:
         self._prompts, self._deep_prompts = prompts, deep_prompts
         self._prompt_tokens = 0 if prompts is None else len(prompts)
         self._position, self._max_length = 0, max_length + self._prompt_tokens  # of a text after the prompts
-        self._chunk = _chunk_tokens(rows, deep_prompts, request_tokens)
+        self._chunk = chunk_tokens(rows, deep_prompts, request_tokens)
         self._first = _Segment(0, requests.num_blocks)
         self._servers: dict[RouteSegment, None] = {}
 
@@ -345,44 +341,6 @@ class InferenceSession:
             segment.next, segment.end = _Segment(span.end, segment.end, rest, segment.next), span.end
         segment.cache = cache
         return outputs[len(sent) :]
-
-
-def whole_text_request(
-    transport: Transport,
-    segment: Span,
-    hidden: torch.Tensor,
-    deep_prompts: torch.Tensor | None,
-    request_tokens: int | None = None,
-) -> Request:
-    """Returns the request to a given server for texts that are too long for a message.
-
-    Args:
-        transport: the connection.
-        segment: the server, and the blocks that it should run.
-        hidden: inputs of the first of them, float tensor of shape [rows, length, hidden].
-        deep_prompts: of all blocks, of shape [blocks, pre_seq_len, hidden], or None.
-        request_tokens: see `InferenceSession`.
-    """
-    rows, length, _ = hidden.shape
-
-    async def send(timeout: float) -> torch.Tensor:
-        try:
-            cache = await ServerCache.open(transport, segment, length, deep_prompts, rolls_back=False)
-        except RequestDisplaced as error:
-            raise SwarmError(str(error)) from error
-        try:
-            chunks = hidden.split(_chunk_tokens(rows, deep_prompts, request_tokens), dim=1)
-            return torch.cat(await cache.answers(chunks, timeout), dim=1)
-        finally:
-            await cache.close()
-
-    return Request(send, tokens_in(hidden) * (segment.end - segment.start))
-
-
-def _chunk_tokens(rows: int, deep_prompts: torch.Tensor | None, request_tokens: int | None) -> int:
-    """Returns how many tokens of each text a message has."""
-    most = min(REQUEST_TOKENS, request_tokens or REQUEST_TOKENS)
-    return max(1, most // rows, 0 if deep_prompts is None else deep_prompts.shape[1])
 
 
 def _run(coroutine: Coroutine[Any, Any, Result]) -> Result:

@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 
 import torch
 
+from dist_eval.errors import SwarmError
 from dist_eval.swarm.failures import RequestDisplaced
 from dist_eval.swarm.limited_p2p import Allowance
 from dist_eval.swarm.petals_version import can_roll_back
 from dist_eval.swarm.protocol import ROLLS_BACK
+from dist_eval.swarm.requests import Request, tokens_in
 from dist_eval.swarm.routes import Span
 from dist_eval.swarm.transport import Transport
 
@@ -21,6 +23,10 @@ from dist_eval.swarm.transport import Transport
 _ALLOCATION_SECONDS = 3.0
 _CLOSING_SECONDS = 2.0
 _AHEAD = 3  # steps of a long text at a server or on the way: it need not wait for them, nor hold many
+
+
+REQUEST_TOKENS = 1024
+"""Most tokens in a message, as in Petals' own micro-batches: servers accept 2048 or more."""
 
 
 class CacheLost(RequestDisplaced):
@@ -190,3 +196,47 @@ class ServerCache:
         waiting = self._unanswered.popleft()
         if not waiting.done():  # not given up
             waiting.set_result(answer)
+
+
+def whole_text_request(
+    transport: Transport,
+    segment: Span,
+    hidden: torch.Tensor,
+    deep_prompts: torch.Tensor | None,
+    request_tokens: int | None = None,
+) -> Request:
+    """Returns the request to a given server for texts that are too long for a message.
+
+    Args:
+        transport: the connection.
+        segment: the server, and the blocks that it should run.
+        hidden: inputs of the first of them, float tensor of shape [rows, length, hidden].
+        deep_prompts: of all blocks, of shape [blocks, pre_seq_len, hidden], or None.
+        request_tokens: see `chunk_tokens`.
+    """
+    rows, length, _ = hidden.shape
+
+    async def send(timeout: float) -> torch.Tensor:
+        try:
+            cache = await ServerCache.open(transport, segment, length, deep_prompts, rolls_back=False)
+            try:
+                chunks = hidden.split(chunk_tokens(rows, deep_prompts, request_tokens), dim=1)
+                return torch.cat(await cache.answers(chunks, timeout), dim=1)
+            finally:
+                await cache.close()
+        except RequestDisplaced as error:  # no other request's failure, after which this one would be sent again
+            raise SwarmError(str(error) or "the server has ended the stream") from error
+
+    return Request(send, tokens_in(hidden) * (segment.end - segment.start))
+
+
+def chunk_tokens(rows: int, deep_prompts: torch.Tensor | None, request_tokens: int | None) -> int:
+    """Returns how many tokens of each text a message has.
+
+    Args:
+        rows: number of texts.
+        deep_prompts: of all blocks, of shape [blocks, pre_seq_len, hidden], or None; the first message has them all.
+        request_tokens: most tokens that servers accept in a message, if that is less than `REQUEST_TOKENS`.
+    """
+    most = min(REQUEST_TOKENS, request_tokens or REQUEST_TOKENS)
+    return max(1, most // rows, 0 if deep_prompts is None else deep_prompts.shape[1])

@@ -22,9 +22,8 @@ from dist_eval.model.classifier import load_local_backbone
 from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.serving.private import PrivateSwarm
 from dist_eval.swarm.gate import STEPS
-from dist_eval.swarm.inference_session import REQUEST_TOKENS
 from dist_eval.swarm.routes import RouteRecord
-from dist_eval.swarm.server_cache import SentStep, ServerCache
+from dist_eval.swarm.server_cache import REQUEST_TOKENS, SentStep, ServerCache
 
 ROWS, LENGTH = 3, 24
 
