@@ -29,8 +29,6 @@ _LATE_RANKS_NAMED = 5
 _DONE, _FAILED, _TOKENS, _HOST, _BATCH, _BEAT = "examples_done", "failed", "tokens_done", "host", "batch", "beat"
 _ROUND, _FINISHED = "round", "finished"
 _STOP, _NOTICE = "stop", "notice"
-# Examples, in units, plus how many of them are right: one counter, so that both are always of the same examples
-_JUDGED, _JUDGED_UNIT = "judged", 1 << 32
 # Added for each rank to the interval between reports, and between reads of all counters: one store serves all
 _REPORT_SECONDS_FOR_A_RANK, _LOOK_SECONDS_FOR_A_RANK = 0.002, 0.01
 
@@ -84,7 +82,6 @@ class Progress:
         self.failed = self._failed_total = self._failed_before = 0
         self._done = self._reported = self._failed = self._failed_reported = self._rounds = 0
         self._tokens = self._tokens_reported = self._tokens_counted = 0
-        self._judged = self._judged_reported = 0
         self._tokens_in_the_end: int | None = None
         self._time_left = TimeLeft()
         self._batch = -1
@@ -110,9 +107,7 @@ class Progress:
         self._done_before, self._failed_before, self.failed = done - counted, self._failed_total, 0
         self._tokens_in_the_end = self._tokens_counted + tokens_left
 
-    def add(
-        self, examples: int, failed: int = 0, *, tokens: int = 0, batch: int = -1, right: int | None = None
-    ) -> None:
+    def add(self, examples: int, failed: int = 0, *, tokens: int = 0, batch: int = -1) -> None:
         """Counts examples that this rank has finished.
 
         Args:
@@ -120,10 +115,7 @@ class Progress:
             failed: number of examples without one.
             tokens: of all of them, counting padding.
             batch: the batch's number.
-            right: how many of the predictions are right; None if that is not known.
         """
-        if right is not None:
-            self._judged += examples * _JUDGED_UNIT + right
         self._done += examples
         self._failed += failed
         self._tokens += tokens
@@ -213,10 +205,6 @@ class Progress:
     def _report(self, store: Any) -> None:
         with self._lock:  # the thread and the waiting rank both report
             delta, failed = self._done - self._reported, self._failed - self._failed_reported
-            judged = self._judged - self._judged_reported
-            if judged:  # first: once all are done, all are judged
-                store.add(_JUDGED, judged)
-                self._judged_reported += judged
             store.add(f"{_DONE}/{self._topology.rank}", delta)
             self._failed_total = store.add(_FAILED, failed)
             self.failed = self._failed_total - self._failed_before
@@ -299,8 +287,7 @@ class Progress:
                     done = self._total if self._complete else done
                     display.show(done, self._done_before, self._seconds_left(store))
                     if self._tracked:
-                        judged, right = divmod(store.add(_JUDGED, 0), _JUDGED_UNIT)
-                        self._tracked.show(done, self._done_before, judged, right)
+                        self._tracked.show(done, self._done_before)
                     if store.check([_NOTICE]):
                         display.note(store.get(_NOTICE).decode())
                         store.delete_key(_NOTICE)

@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, Protocol, TextIO, TypeVar
 
 import numpy as np
@@ -18,7 +19,7 @@ from dist_eval.data.collector import Columns
 from dist_eval.data.plan import Plan
 from dist_eval.distributed.collectives import all_gather, require_agreement
 from dist_eval.distributed.progress import Progress
-from dist_eval.distributed.tracked_progress import TrackedProgress
+from dist_eval.distributed.tracked_progress import Judged, TrackedProgress
 from dist_eval.evaluation.context import RunContext
 from dist_eval.evaluation.worker import BatchWorker, FailurePolicy
 from dist_eval.inference.forward import TextModel, Texts
@@ -29,6 +30,10 @@ from dist_eval.runs.journal import Journal
 from dist_eval.swarm.findings import Findings
 
 Entry = TypeVar("Entry", bound=RankWork)
+
+Judge = Callable[[np.ndarray, np.ndarray], Judged]
+"""Is given positions in the data, int64 of shape [n], and their answers, of any batch that has been answered, each
+once; says which samples are right, as soon as it can."""
 
 
 class DrivenModel(TextModel, Protocol):
@@ -87,7 +92,7 @@ def drive(
     window: Window,
     failures: FailurePolicy | None = None,
     audited: Container[int] = (),
-    count_right: Callable[[np.ndarray, np.ndarray], int] | None = None,
+    judge: Judge | None = None,
     stream: TextIO | None = None,
 ) -> Iterator[LocalWork]:
     """Has all samples answered, and shows the progress of all ranks until the end of the context.
@@ -105,8 +110,7 @@ def drive(
         window: how many batches of this rank may be in flight at a time.
         failures: what to do about samples that get no answer; by default the first one ends the run.
         audited: numbers of the batches to audit.
-        count_right: counts the right ones among the answers to positions in the data, for trackers; None where that
-            is not known so soon.
+        judge: for trackers, called on the leader in another thread; None where nothing is known so soon.
         stream: where the leader shows the progress; by default stderr.
 
     Yields:
@@ -120,7 +124,8 @@ def drive(
     config, topology, tracked = context.config, context.topology, None
     require_agreement(fingerprint.values)
     if topology.is_leader and context.open_trackers():
-        tracked = TrackedProgress(context.trackers, len(data), config.confidence)
+        judged = partial(_judge_news, journal, plan, judge) if judge else None
+        tracked = TrackedProgress(context.trackers, len(data), config.confidence, judged)
     progress = Progress(
         *(topology, context.rank_store, len(data)),
         stop=context.stop,
@@ -135,7 +140,6 @@ def drive(
         drain_timeout=config.stop_grace,
         failures=failures or FailurePolicy(),
         audited=audited,
-        count_right=count_right if config.tracker else None,
     )
     with progress.shown():
         context.stop.defer_signals()
@@ -143,3 +147,10 @@ def drive(
         columns, failed, findings, precisions = worker.collect(batches, columns_of)
         work = worker.work(topology, model.traffic())
         yield LocalWork(batches, columns, failed, findings, precisions, worker.fell_back, work)
+
+
+def _judge_news(journal: Journal, plan: Plan, judge: Judge) -> Iterator[Judged]:
+    """Yields what is right of the answers that ranks have written to this rank's folder since the last call."""
+    for outcome in journal.news():
+        kept = outcome.answered_rows
+        yield judge(plan.batch(outcome.batch)[kept], outcome.answers[kept])

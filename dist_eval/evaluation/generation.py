@@ -7,9 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dist_eval.analysis.texts import mean_metrics, measure_texts, text_slices
 from dist_eval.data.generated_text import text_of
 from dist_eval.data.tokenizers import ONE_BEGINNING, tokenizer_digest
+from dist_eval.distributed.tracked_progress import Judged
 from dist_eval.errors import RunError, one_line
 from dist_eval.evaluation.generation_task import GenerationTask
 from dist_eval.evaluation.requests import (
@@ -60,12 +63,13 @@ class _GenerationRun:
 
     def run(self) -> HarnessResults | None:
         """Has the texts generated; writes and prints the results."""
-        answered = answer_requests(self._context, self._base, self._target, self._write, sys.stderr)
+        answered = answer_requests(self._context, self._base, self._target, self._write, sys.stderr, self._judge)
         if answered is None:
             return self._rescore()
         if failed := answered.work.failed:
             FailurePolicy.of(self._config).require_few(len(failed), answered.coverage.expected, failed[-1][1])
-        texts, undefined = measure_texts(self._texts(answered), self._task.metrics, self._task.pattern)
+        texts = self._grouped(self._texts(answered.index, answered.answers))
+        texts, undefined = measure_texts(texts, self._task.metrics, self._task.pattern)
         return publish_results(self._context, self._results(answered, texts, undefined), texts)
 
     def _write(self, folder: Path) -> dict[str, str]:
@@ -75,17 +79,21 @@ class _GenerationRun:
             announce_selection(self._context, self._task.rows.selection)
         return self._task.identity()
 
-    def _texts(self, answered: Answered) -> SavedTexts:
-        texts = SavedTexts(
-            index=self._task.rows.rows_at(answered.index),
-            references=[self._task.rows.references[position] for position in answered.index.tolist()],
+    def _judge(self, index: np.ndarray, answers: np.ndarray) -> Judged:
+        metric, *_ = self._task.metrics
+        texts, _ = measure_texts(self._texts(index, answers), [metric], self._task.pattern)
+        return {f"{self._config.run_name}/{metric.name}": texts.values[metric.name]}
+
+    def _texts(self, index: np.ndarray, answers: np.ndarray) -> SavedTexts:
+        return SavedTexts(
+            index=self._task.rows.rows_at(index),
+            references=[self._task.rows.references[position] for position in index.tolist()],
             text=[
                 text_of(answer["tokens"][: answer["length"]].tolist(), self._task.decoding.stop, self._task.tokenizer)
-                for answer in answered.answers
+                for answer in answers
             ],
             values={},
         )
-        return self._grouped(texts)
 
     def _results(self, answered: Answered, texts: SavedTexts, undefined: Reasons) -> HarnessResults:
         config, rows = self._config, self._task.rows

@@ -21,7 +21,7 @@ from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import RunError, translating_os_errors
 from dist_eval.evaluation.combination import throughput
 from dist_eval.evaluation.context import RunContext
-from dist_eval.evaluation.drive import LocalWork, RunWork, drive
+from dist_eval.evaluation.drive import Judge, LocalWork, RunWork, drive
 from dist_eval.evaluation.request_model import FILES, RequestModel, Requests
 from dist_eval.evaluation.run_plan import decide_plan
 from dist_eval.evaluation.worker import FailurePolicy
@@ -132,7 +132,12 @@ def run_with_leader(context: RequestContext, lead: Lead) -> HarnessResults | Non
 
 
 def answer_requests(
-    context: RequestContext, base: BaseModelSpec, target: CausalModel, write: Write, stream: TextIO
+    context: RequestContext,
+    base: BaseModelSpec,
+    target: CausalModel,
+    write: Write,
+    stream: TextIO,
+    judge: Judge | None = None,
 ) -> Answered | None:
     """Answers requests; every rank calls it.
 
@@ -142,6 +147,7 @@ def answer_requests(
         target: the language model.
         write: called by the leader.
         stream: where the leader shows the progress.
+        judge: the leader's, of positions of requests (see `drive`).
 
     Returns:
         The answers; None if the folder holds this very run, complete.
@@ -177,6 +183,7 @@ def answer_requests(
             *(context, model, data, plan, answered_by, journal, columns_of),
             window=window,
             failures=FailurePolicy.of(config),
+            judge=judge,
             stream=stream,
         )
         with driven as local:

@@ -12,7 +12,8 @@ from dist_eval.analysis.options import AnalysisOptions, analyse, columns_asked_f
 from dist_eval.data.collector import Columns
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import Plan
-from dist_eval.data.problem_types import SINGLE_LABEL
+from dist_eval.data.problem_types import exact_matches
+from dist_eval.distributed.tracked_progress import Judged
 from dist_eval.evaluation.audit import AuditedModel, audited_batches
 from dist_eval.evaluation.combination import Combined, combine, with_custom_metrics
 from dist_eval.evaluation.context import RunContext
@@ -28,6 +29,7 @@ from dist_eval.evaluation.run_plan import decide_plan
 from dist_eval.evaluation.scoring import score
 from dist_eval.evaluation.task import EvalTask, write_dataset
 from dist_eval.evaluation.worker import FailurePolicy
+from dist_eval.metrics.catalogue import accuracy_names
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.model.backbone import ModelOnBackbone
 from dist_eval.model.backends import LoadedModel
@@ -80,9 +82,11 @@ def evaluate_run(context: EvalContext) -> dict[str, float | None] | None:
         def columns_of(rows: np.ndarray, answers: np.ndarray) -> Columns:
             return Predictions.from_answers(rows, data.labels_of(rows), answers).columns
 
-        def count_right(rows: np.ndarray, answers: np.ndarray) -> int:
-            labels = data.labels_of(rows)
-            return int((task.target.problem.predict(answers["logits"]) == labels).sum())
+        problem = task.target.problem
+        accuracies = accuracy_names(problem.name)
+
+        def judge(rows: np.ndarray, answers: np.ndarray) -> Judged:
+            return {accuracies[0]: exact_matches(data.labels_of(rows), problem.predict(answers["logits"]))}
 
         driven = drive(
             context,
@@ -95,7 +99,7 @@ def evaluate_run(context: EvalContext) -> dict[str, float | None] | None:
             window=window,
             failures=FailurePolicy.of(config),
             audited=audited_batches(len(plan), config.audit),
-            count_right=count_right if task.target.problem is SINGLE_LABEL else None,
+            judge=judge if accuracies else None,
         )
         with context.process_group(), driven as local:
             combined = combine(local)

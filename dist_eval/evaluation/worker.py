@@ -13,7 +13,6 @@ from datetime import datetime, timezone
 
 import numpy as np
 
-from dist_eval.data.answers import BatchOutcome
 from dist_eval.data.collector import Collector, Columns
 from dist_eval.data.plan import Plan
 from dist_eval.distributed.collectives import all_gather, all_reduce_min
@@ -121,12 +120,10 @@ class BatchWorker:
         drain_timeout: float,
         failures: FailurePolicy,
         audited: Container[int] = (),
-        count_right: Callable[[np.ndarray, np.ndarray], int] | None = None,
     ) -> None:
         self._model, self._data, self._plan, self._journal = model, data, plan, journal
         self._progress, self._window, self._stop = progress, window, stop
         self._drain_timeout, self._failures, self._audited = drain_timeout, failures, audited
-        self._count_right = count_right
         self._done = array("q")
         self._resumed = 0
         self._failed = 0
@@ -189,9 +186,7 @@ class BatchWorker:
             self._journal.append(outcome)
             failed = len(outcome.failed)
             tokens = int(self._plan.tokens[outcome.batch])
-            self._progress.add(
-                len(outcome.answers) - failed, failed, tokens=tokens, batch=outcome.batch, right=self._right(outcome)
-            )
+            self._progress.add(len(outcome.answers) - failed, failed, tokens=tokens, batch=outcome.batch)
             self._failed += failed
             if failed:
                 reason = next(iter(outcome.failed.values()))
@@ -200,12 +195,6 @@ class BatchWorker:
             left -= 1
         self._seconds += time.monotonic() - start
         return left
-
-    def _right(self, outcome: BatchOutcome) -> int | None:
-        if self._count_right is None:
-            return None
-        kept = outcome.answered_rows
-        return self._count_right(self._plan.batch(outcome.batch)[kept], outcome.answers[kept])
 
     def work(self, topology: Topology, traffic: Traffic | None) -> RankWork:
         """Returns what this rank did, for the section `ranks` of `results.json`."""

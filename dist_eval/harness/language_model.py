@@ -37,6 +37,10 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
     """A language model for the harness, which answers the requests of all tasks at the first call.
 
     Token ids are those of the harness' own Hugging Face backend (`lm_eval.models.huggingface.HFLM`).
+
+    Attributes:
+        requests: those of all tasks in the order in which they are answered, and how many answers each takes; complete
+            once all texts have been read.
     """
 
     def __init__(
@@ -57,59 +61,66 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         self.tokenizer, self.max_length = tokenizer, max_length
         self._tasks, self._answer, self._vocab_size, self._strict = tasks, answer, vocab_size, strict
         self._seed, self._think_end, self._template_options, self._say = seed, think_end, template_options or {}, say
-        self._answers: dict[int, tuple[float, bool]] | None = None
-        self._texts: dict[int, list[str]] = {}
+        self.requests: list[tuple[Instance, int]] = []
+        self._decodings: dict[int, Decoding] = {}
+        self._responses: dict[int, list[Any]] | None = None
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
         """Returns the log-likelihood of each continuation after its context, and whether it is the likeliest."""
-        answers = self._all_answers()
-        return [answers[id(request)] for request in requests]
+        responses = self._all_responses()
+        return [responses[id(request)][0] for request in requests]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:
         """Returns the log-likelihood of each text, in windows without overlap of what they predict."""
-        answers = self._all_answers()
-        return [answers[id(request)][0] for request in requests]
+        responses = self._all_responses()
+        return [responses[id(request)][0] for request in requests]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
         """Returns the text after each context; a request that is repeated has a text for each time."""
-        self._all_answers()
+        responses = self._all_responses()
         times: Counter[int] = Counter()
         found = []
         for request in requests:
-            texts = self._texts[id(request)]
+            texts = responses[id(request)]
             found.append(texts[times[id(request)] % len(texts)])
             times[id(request)] += 1
         return found
 
-    def _all_answers(self) -> dict[int, tuple[float, bool]]:
-        if self._answers is None:
+    def respond(self, request: Instance, answers: np.ndarray) -> list[Any]:
+        """Returns what the harness is told: a number, number and flag, or a text for each answer.
+
+        Args:
+            request: one of `requests`.
+            answers: its answers, with the columns that `Answer` names.
+        """
+        if request.request_type == _GENERATION:
+            stop = self._decodings[id(request)].stop
+            return [text_of(tokens, stop, self.tokenizer, self._think_end) for tokens in map(_tokens_of, answers)]
+        value = sum(answers["log_likelihood"].tolist())
+        return [value if request.request_type == ROLLING else (value, bool(answers["is_greedy"].all()))]
+
+    def _all_responses(self) -> dict[int, list[Any]]:
+        if self._responses is None:
             instances = [instance for task in self._tasks for instance in task.instances]
             scored = [instance for instance in instances if instance.request_type != _GENERATION]
             generated = [instance for instance in instances if instance.request_type == _GENERATION]
-            decodings = [decoding_of(instance, self.tokenizer.eos_token, self._seed) for instance in generated]
-            counts: list[int] = []  # of the texts of each instance
-            found = self._answer(self._pairs(scored, counts), self._prompts(generated, decodings))
-            ends = np.cumsum(counts, dtype=np.int64)
-            self._answers = {
-                id(instance): _combined(found[end - count : end])
-                for instance, end, count in zip(scored, ends, counts, strict=True)
+            self._decodings = {
+                id(instance): decoding_of(instance, self.tokenizer.eos_token, self._seed) for instance in generated
             }
-            texts, unfinished = iter(found[sum(counts) :]), Counter[str]()
-            for instance, decoding in zip(generated, decodings, strict=True):
-                tokens = [
-                    answer["tokens"][: answer["length"]].tolist()
-                    for answer in itertools.islice(texts, texts_asked_for(instance, decoding))
-                ]
-                self._texts[id(instance)] = [
-                    text_of(of_text, decoding.stop, self.tokenizer, self._think_end) for of_text in tokens
-                ]
-                unfinished[instance.task_name] += sum(map(self._goes_on_thinking, tokens))
+            found = self._answer(self._pairs(scored), self._prompts(generated))
+            self._responses, unfinished, start = {}, Counter[str](), 0
+            for instance, count in self.requests:
+                own = found[start : start + count]
+                start += count
+                self._responses[id(instance)] = self.respond(instance, own)
+                if instance.request_type == _GENERATION:
+                    unfinished[instance.task_name] += sum(map(self._goes_on_thinking, map(_tokens_of, own)))
             for name, count in (+unfinished).items():
                 self._say(
                     f"Task {name}: {count} texts have no --think-end-token, so all of each is taken for the answer. "
                     "Thinking may need more tokens (--gen-kwargs max_gen_toks=N), or end at a stop string (until)."
                 )
-        return self._answers
+        return self._responses
 
     def _goes_on_thinking(self, tokens: list[int]) -> bool:
         end = self._think_end
@@ -117,8 +128,9 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             return False
         return end not in (tokens if isinstance(end, int) else self.tokenizer.decode(tokens, skip_special_tokens=True))
 
-    def _prompts(self, instances: list[Instance], decodings: list[Decoding]) -> Iterator[Prompt]:
-        for instance, decoding in zip(instances, decodings, strict=True):
+    def _prompts(self, instances: list[Instance]) -> Iterator[Prompt]:
+        for instance in instances:
+            decoding = self._decodings[id(instance)]
             context = self.tok_encode(text_argument(instance, 0))
             room = self.max_length - decoding.max_new_tokens
             if room < 1:
@@ -135,12 +147,13 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
                 )
             else:
                 self._require_known(instance, context)
-                yield from itertools.repeat((context, decoding), texts_asked_for(instance, decoding))
+                count = texts_asked_for(instance, decoding)
+                self.requests.append((instance, count))
+                yield from itertools.repeat((context, decoding), count)
                 continue
             raise problem_of(instance, problem)
 
-    def _pairs(self, instances: list[Instance], counts: list[int]) -> Iterator[Pair]:
-        """Yields the texts of instances, and appends to `counts` how many each has."""
+    def _pairs(self, instances: list[Instance]) -> Iterator[Pair]:
         for start in range(0, len(instances), _TOKENIZED_AT_ONCE):
             some = instances[start : start + _TOKENIZED_AT_ONCE]
             for instance in some:
@@ -152,13 +165,13 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             for instance in some:
                 rolls = instance.request_type == ROLLING
                 pairs = self._windows(instance) if rolls else [next(tokenized)]
-                counts.append(len(pairs))
+                self.requests.append((instance, len(pairs)))
                 for context, continuation in pairs:
                     self._check(instance, context, continuation)
                     yield context, continuation
 
     def _loglikelihood_tokens(self, requests: list[tuple[Any, list[int], list[int]]], **_: Any) -> list[Pair]:
-        """Returns what the harness has made of contexts and continuations; `_all_answers` has it answered."""
+        """Returns what the harness has made of contexts and continuations; `_all_responses` has it answered."""
         return [(context, continuation) for _, context, continuation in requests]
 
     def _windows(self, instance: Instance) -> list[Pair]:
@@ -278,6 +291,5 @@ def _bad_template(error: Exception) -> ConfigError:
     return ConfigError(f"--apply-chat-template: the tokenizer's chat template fails: {one_line(error)}")
 
 
-def _combined(answers: np.ndarray) -> tuple[float, bool]:
-    """Returns the answer to a request of one or several texts."""
-    return sum(answers["log_likelihood"].tolist()), bool(answers["is_greedy"].all())
+def _tokens_of(answer: np.void) -> list[int]:
+    return list(answer["tokens"][: answer["length"]].tolist())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -41,6 +42,7 @@ class Notices(logging.Handler):
         self.error = ""
         self._texts: dict[object, list[str]] = {}
         self._counts: Counter[object] = Counter()
+        self._thread = threading.get_ident()
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -63,7 +65,9 @@ class Notices(logging.Handler):
             index.setLevel(logging.NOTSET)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Takes a message of the harness."""
+        """Takes a message of the harness; what it says of documents that are judged early, it says again in the end."""
+        if record.thread != self._thread:
+            return
         text = record.getMessage()
         if record.levelno >= logging.ERROR:
             self.error = readable(text)

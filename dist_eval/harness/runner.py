@@ -13,6 +13,7 @@ from dist_eval.data.continuations import write_continuations
 from dist_eval.data.generation import write_prompts
 from dist_eval.data.tokenizers import load_tokenizer, tokenizer_digest
 from dist_eval.errors import ConfigError, DataError, EvaluationError
+from dist_eval.evaluation.drive import Judge
 from dist_eval.evaluation.requests import (
     Answered,
     RequestContext,
@@ -52,9 +53,11 @@ class _HarnessRun:
         self._terminal = sys.stdout, sys.stderr
         self._answered: Answered | None = None
         self._broken: Exception | None = None
+        self._judge: Judge | None = None
 
     def run(self) -> HarnessResults | None:
         """Runs the harness, which calls `answer`; writes and prints the results."""
+        from dist_eval.harness.judging import DocumentJudge
         from dist_eval.harness.language_model import HarnessModel
         from dist_eval.harness.tasks import LoadedTasks, tracker_of
 
@@ -72,6 +75,7 @@ class _HarnessRun:
             template_options=context.config.template_options | self._chosen_template(tokenizer),
             say=tasks.notices.say,
         )
+        self._judge = DocumentJudge(tasks.tasks, model)
         tracker = tracker_of(context.folder.path)
         try:
             found = tasks.run(model, tracker)
@@ -140,7 +144,9 @@ class _HarnessRun:
         try:
             with on_terminal(*self._terminal):
                 tasks.say_replaced()
-                self._answered = answer_requests(context, self._base, self._target, write, self._terminal[1])
+                self._answered = answer_requests(
+                    context, self._base, self._target, write, self._terminal[1], self._judge
+                )
         except Exception as error:
             self._broken = error
             raise

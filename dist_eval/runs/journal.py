@@ -108,6 +108,8 @@ class Journal:
         self._file: int | None = None
         self._index = _Index(len(sizes))
         self._faulty: frozenset[str] = frozenset()
+        self._told = np.zeros(len(sizes), dtype=np.bool_)  # batches that `news` has yielded
+        self._told_to: dict[Path, int] = {}  # where it goes on in each file
 
     def faulty_servers(self) -> frozenset[str]:
         """Returns the excluded servers, whose answers do not count.
@@ -144,7 +146,7 @@ class Journal:
         """
         self._index, self._faulty = _Index(len(self._sizes)), self.faulty_servers()
         with _readable(self._folder):
-            for path in sorted(self._folder.glob(f"{self._run}-*{SUFFIX}")):
+            for path in self._files():
                 for offset, outcome in _records(path, self._columns):
                     self._add(path, offset, outcome)
         finished = self._index.worth > _WHOLE
@@ -162,6 +164,22 @@ class Journal:
                     if outcome is None:
                         raise RunError(f"{path} changed under this run: does something else use its folder?")
                     yield outcome
+
+    def news(self) -> Iterator[BatchOutcome]:
+        """Yields the outcomes that ranks have added to this folder since the last call, of each batch the first one.
+
+        Another thread may call it while this one appends.
+
+        Raises:
+            RunError: a file cannot be read.
+        """
+        with _readable(self._folder):
+            for path in self._files():
+                for offset, outcome in _records(path, self._columns, self._told_to.get(path, 0)):
+                    self._told_to[path] = offset + 1
+                    if self._counts(outcome) and not self._told[outcome.batch]:
+                        self._told[outcome.batch] = True
+                        yield outcome
 
     def append(self, outcome: BatchOutcome) -> None:
         """Writes a batch to the disk; once this returns, it survives even a power cut.
@@ -191,12 +209,18 @@ class Journal:
             os.close(self._file)
             self._file = None
 
+    def _files(self) -> list[Path]:
+        return sorted(self._folder.glob(f"{self._run}-*{SUFFIX}"))
+
     def _add(self, path: Path, offset: int, outcome: BatchOutcome) -> None:
-        if outcome.batch >= len(self._sizes) or len(outcome.answers) != self._sizes[outcome.batch]:
-            return  # not a batch of this plan
-        servers = {segment.peer for segment in outcome.route}
-        if servers.isdisjoint(self._faulty):
+        if self._counts(outcome):
             self._index.add(path, offset, outcome)
+
+    def _counts(self, outcome: BatchOutcome) -> bool:
+        """Returns whether an outcome is of a batch of this plan, and of no server that is excluded."""
+        if outcome.batch >= len(self._sizes) or len(outcome.answers) != self._sizes[outcome.batch]:
+            return False
+        return {segment.peer for segment in outcome.route}.isdisjoint(self._faulty)
 
 
 @contextmanager
@@ -254,13 +278,13 @@ def _parse(head: bytes, read: Any, columns: AnswerColumns) -> BatchOutcome | Non
     )
 
 
-def _records(path: Path, columns: AnswerColumns) -> Iterator[tuple[int, BatchOutcome]]:
-    """Yields the offsets and outcomes of a file's intact records; anything else in it is skipped."""
+def _records(path: Path, columns: AnswerColumns, start: int = 0) -> Iterator[tuple[int, BatchOutcome]]:
+    """Yields the offsets, from `start` on, and outcomes of a file's intact records; all else in it is skipped."""
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
             return
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            position = content.find(_MAGIC)
+            position = content.find(_MAGIC, start)
             while position >= 0:
                 begin = position + _HEAD.size + _FIELDS.size
                 outcome = _parse(

@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch.distributed as dist
 from conftest import wait_for
@@ -107,15 +108,16 @@ def test_the_time_left_is_that_of_the_tokens_of_all_ranks(two_ranks: MakeProgres
         )
 
 
-def test_a_tracker_has_the_accuracy_of_all_ranks_among_the_examples_of_this_start(two_ranks: MakeProgress) -> None:
+def test_a_tracker_has_what_is_judged_of_the_examples_of_all_ranks(two_ranks: MakeProgress) -> None:
     seen: list[tuple[int, Mapping[str, float | None]]] = []
     trackers = Trackers()
     trackers.log = lambda values, step: seen.append((step, values))  # type: ignore[method-assign]
-    ranks = two_ranks(0, tracked=TrackedProgress(trackers, 100, 0.95)), two_ranks(1)
+    judged = iter([{"accuracy": [True, False]}, {"accuracy": np.ones(31, dtype=bool)}, {"accuracy": 7 * [False]}])
+    ranks = two_ranks(0, tracked=TrackedProgress(trackers, 100, 0.95, lambda: judged)), two_ranks(1)
     with shown(*ranks):
         ranks[0].begin(60, ranks[0].counted(), tokens_left=4000)
-        ranks[0].add(15, right=12)
-        ranks[1].add(25, right=20)
+        ranks[0].add(15)
+        ranks[1].add(25)
         assert wait_for(lambda: bool(seen) and seen[-1][0] == 100)
     low, high = wilson(32, 40)
     accuracy = {"accuracy": 0.8, "accuracy/low": low, "accuracy/high": high}
@@ -124,6 +126,24 @@ def test_a_tracker_has_the_accuracy_of_all_ranks_among_the_examples_of_this_star
     assert values["progress"] == 1
     speed = values["examples_per_second"]
     assert speed and speed <= 40 / 0.5, "only this start's examples count for the speed"
+
+
+def test_what_cannot_be_judged_is_said_once_and_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    seen: list[Mapping[str, float | None]] = []
+    trackers = Trackers()
+    trackers.log = lambda values, step: seen.append(values)  # type: ignore[method-assign]
+
+    def judge() -> Iterator[dict[str, list[bool]]]:
+        yield {"accuracy": [True]}
+        raise RunError("The journal cannot be read.")
+
+    tracked = TrackedProgress(trackers, 10, 0.95, judge)
+    for done in (10, 11):
+        tracked.show(done, 0)
+    assert len(seen) == 2 and all("progress" in values and len(values) == 2 for values in seen)
+    assert capsys.readouterr().err == (
+        "dist_eval: --tracker: there is no running accuracy any more: The journal cannot be read. The run goes on.\n"
+    )
 
 
 def test_a_rank_that_gets_on_is_waited_for(two_ranks: MakeProgress) -> None:

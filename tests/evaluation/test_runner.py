@@ -77,7 +77,8 @@ def test_every_example_counts_once_and_results_do_not_depend_on_the_number_of_ra
 
 def test_the_demo_runs_from_nothing_to_a_result(launcher: Launcher, tmp_path: Path) -> None:
     output = tmp_path / "demo"
-    result = launcher.run("-m", "dist_eval", "--demo", "--output", str(output), ranks=2)
+    tracked = ("--tracker", "tensorboard")
+    result = launcher.run("-m", "dist_eval", "--demo", "--output", str(output), *tracked, ranks=2)
     assert result.returncode == 0, result.stderr
     results = results_of(output)
     assert results["status"] == "complete"
@@ -100,14 +101,13 @@ def test_the_demo_runs_from_nothing_to_a_result(launcher: Launcher, tmp_path: Pa
     assert "Traceback" not in result.stdout + result.stderr
     assert f"evaluating: {n} of {n} examples" in result.stderr
     assert not launcher.leftovers()
-    tracked = ("--tracker", "tensorboard")
-    assert run_here("-m", "dist_eval", *DEMO, "--backend", "local", "--output", str(tmp_path / "alone"), *tracked) == 0
+    assert run_here("-m", "dist_eval", *DEMO, "--backend", "local", "--output", str(tmp_path / "alone")) == 0
     alone = pandas.read_parquet(tmp_path / "alone" / "predictions.parquet")  # sessions differ in the last digits
     assert alone.drop(columns=["loss", "probabilities"]).equals(table.drop(columns=["loss", "probabilities"]))
     np.testing.assert_allclose(np.stack(table["probabilities"]), np.stack(alone["probabilities"]), atol=1e-5)
     for section in ("undefined", "per_class", "confusion_matrix", "coverage", "data"):
         assert json.dumps(results[section]) == json.dumps(results_of(tmp_path / "alone")[section])
-    logged = scalars_in(tmp_path / "alone" / "logs")
+    logged = scalars_in(output / "logs")
     assert logged["progress"] == pytest.approx(1)
     assert logged["examples_per_second"] > 0
     for name, value in (("", results["metrics"]["accuracy"]), ("/low", results["intervals"]["accuracy"]["low"])):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TIMEOUT, Launcher, results_of, run_here, wait_for
+from conftest import TIMEOUT, Launcher, results_of, run_here, scalars_in, wait_for
 from harness_tasks import DOCUMENTS, TASKS, make_tasks, make_tokenizer
 from tiny_models import VOCABULARY, save_tiny_models
 
@@ -223,7 +223,7 @@ def comparable(output: Path) -> tuple[Any, ...]:
     written, samples = of_harness(output)
     results = results_of(output)
     kept = ("results", "group_subtasks", "configs", "versions", "n-shot", "n-samples", "task_hashes")
-    ours = ("tasks", "groups", "coverage", "requests", "prompts", "model", "plan")
+    ours = ("tasks", "groups", "notices", "coverage", "requests", "prompts", "model", "plan")
     return {name: written[name] for name in kept}, samples, {name: results[name] for name in ours}
 
 
@@ -235,12 +235,15 @@ def test_any_number_of_ranks_writes_the_same_through_a_swarm(
     for ranks in (1, 2, 3):
         output = tmp_path / f"ranks-{ranks}"
         peers = ["--initial-peers", *demo_swarm.initial_peers]
-        run = launcher.run(*command(demo.BASE_MODEL, tasks, output, *peers), ranks=ranks)
+        tracked = ["--tracker", "tensorboard"] if ranks == 2 else []
+        run = launcher.run(*command(demo.BASE_MODEL, tasks, output, *peers, *tracked), ranks=ranks)
         assert run.returncode == 0, run.stderr
         assert "Warning" not in run.stderr
         found.append(comparable(output))
         assert len(results_of(output)["ranks"]) == ranks
     assert found[0] == found[1] == found[2]
+    logged, shares = scalars_in(tmp_path / "ranks-2" / "logs"), ("words/acc", "letters/acc", "stories/exact_match")
+    assert [logged[f"provisional/{name}"] for name in shares] == [logged[name] for name in shares]
     assert not launcher.leftovers()
 
 
@@ -252,7 +255,10 @@ def test_the_shipped_task_says_how_good_the_embedded_example_is(
 ) -> None:
     output = tmp_path / "out"
     arguments = [*DIGITS, *LOCAL, "--output", str(output)]
-    assert run_here(*arguments, "--limit", "100") == 0
+    assert run_here(*arguments, "--limit", "100", "--tracker", "tensorboard") == 0
+    logged = scalars_in(output / "logs")
+    for limit in ("", "/low", "/high"):
+        assert logged[f"provisional/digits/acc{limit}"] == logged[f"digits/acc{limit}"]
     results = results_of(output)
     [metric] = results["tasks"]["digits"]["metrics"]
     assert metric["value"] > 0.95 and metric["documents"] == 100

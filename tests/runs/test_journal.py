@@ -219,6 +219,26 @@ def test_what_this_rank_appends_can_be_read_at_once(tmp_path: Path) -> None:
     journal.close()
 
 
+def test_news_is_each_batch_of_all_ranks_once_and_a_torn_one_once_it_is_whole(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, SIZES, COLUMNS)
+    assert not list(journal.news()), "there is no folder yet"
+    write(tmp_path, whole(7, 1.0), rank=1)  # by an earlier start
+    journal.append(whole(3))
+    assert sorted(outcome.batch for outcome in journal.news()) == [3, 7]
+    path = write(tmp_path, whole(5), whole(7, 2.0), whole(4), rank=1)
+    content = path.read_bytes()
+    path.write_bytes(content[:-9])
+    journal.append(whole(1))
+    news = journal.news()
+    first = next(news).batch
+    news.close()  # the rest is for the next time
+    assert sorted([first, *(outcome.batch for outcome in journal.news())]) == [1, 5]
+    path.write_bytes(content)
+    assert [outcome.batch for outcome in journal.news()] == [4]
+    assert not list(journal.news())
+    journal.close()
+
+
 def test_ranks_and_starts_never_write_into_the_same_file(tmp_path: Path) -> None:
     for rank in (0, 0, 1):
         write(tmp_path, whole(rank), rank=rank)
