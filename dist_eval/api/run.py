@@ -156,7 +156,7 @@ def _run(
         (scratch_dir / _OPTIONS).write_text(yaml.safe_dump(values, allow_unicode=True), encoding="utf-8")
         status, said = _execute([name, f"--nproc-per-node={ranks}"], scratch_dir)
         if status != COMPLETE:
-            raise _error_of(status, said, file, folder)
+            raise _error_of(status, said, scratch_dir, folder)
     found = read_run(folder)
     kind = TasksRun if isinstance(found, CompleteHarnessRun) else EvaluationRun
     shown = kind.model_construct(**dict(found))
@@ -259,13 +259,12 @@ def _shows_bars() -> bool:
     return sys.stderr.isatty() or hasattr(ipython.get_ipython() if ipython else None, "kernel")
 
 
-def _error_of(status: int, said: str, dataset_file: Path, folder: Path) -> EvaluationError:
+def _error_of(status: int, said: str, scratch_dir: Path, folder: Path) -> EvaluationError:
     """Returns the error of the rank that failed."""
     message, name = said or f"The run ended with status {status}; what it said is above.", ""
     with suppress(OSError, ValueError, KeyError, TypeError):  # ranks that were killed have written none
-        report = json.loads(dataset_file.with_name(_REPORT).read_bytes())["message"]
+        report = json.loads((scratch_dir / _REPORT).read_bytes())["message"]
         message, name = report["message"], report["extraInfo"]["type"]
-    message = message.replace(str(dataset_file), dataset_file.stem)
     kind = getattr(errors, name) if name in errors.__all__ else RunError
     if status in (STOPPED, STOPPED_BY_A_PERSON):
         kind = RunStopped

@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -139,6 +139,7 @@ def _run_in(
         return STOPPED_BY_A_PERSON if asked_by_a_person(str(error)) else STOPPED
     except (KeyboardInterrupt, Exception) as error:
         failure = _Failure.from_error(error, is_verbose=config.verbose)
+        failure = replace(failure, message=config.without_temporary_names(failure.message))
         if isinstance(error, KeyboardInterrupt):
             # torchrun sends SIGTERM to the other ranks when one has died, and may restart them all
             end = partial(folder.stop, may_restart=error.args == ("SIGTERM",))

@@ -7,15 +7,21 @@ their attributes.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from dist_eval.data.files import format_of, names_of
 from dist_eval.data.formats import ROWS_PER_BATCH, require_columns
 from dist_eval.data.plain_types import plain_batch
 from dist_eval.errors import DataError, RunError, one_line, translating_os_errors
+from dist_eval.tables import format_count
+
+_NAME = "data in memory"
+_MARK = b"dist_eval"  # in the metadata of the file: it is gone once the run is done, so results name the data otherwise
+_COLUMNS_NAMED = 6
 
 # What Arrow raises for a value that does not go with the others of its column
 _REFUSED = (pa.ArrowException, TypeError, ValueError, OverflowError)
@@ -54,6 +60,30 @@ def write_parquet(dataset: Any, path: Path) -> None:
         raise DataError(f"{path.stem} cannot be read as a table: {one_line(error)}") from error
 
 
+def name_in_memory(dataset: str | Sequence[str]) -> str | None:
+    """Returns what results call data that was in memory; None if the names are not those of a file of such data."""
+    from pyarrow import parquet
+
+    [name, *others] = names_of(dataset) or [""]
+    if others or format_of(Path(name)) != ".parquet":
+        return None
+    try:
+        file = parquet.read_metadata(name)
+    except (pa.ArrowException, OSError):
+        return None  # whoever reads it says what is wrong
+    if _MARK not in (file.metadata or {}):
+        return None
+    columns = file.schema.to_arrow_schema().names
+    more = ["..."] if len(columns) > _COLUMNS_NAMED else []
+    named = ", ".join([*columns[:_COLUMNS_NAMED], *more])
+    return f"{_NAME} ({format_count(file.num_rows, 'row')} with the columns {named})"
+
+
+def was_in_memory(name: str) -> bool:
+    """Returns whether a name in results is one of `name_in_memory`."""
+    return name.startswith(f"{_NAME} (")
+
+
 def _is_of_pandas(dataset: Any) -> bool:
     return hasattr(dataset, "iloc") and hasattr(dataset, "columns")
 
@@ -81,7 +111,8 @@ def _open(dataset: Any, name: str) -> pa.RecordBatchReader:
 def _plain_schema(schema: pa.Schema) -> pa.Schema:
     """Returns the schema of plain batches: Parquet does not take all that polars has."""
     columns = [column.chunk(0) for column in schema.empty_table().columns]
-    return plain_batch(pa.RecordBatch.from_arrays(columns, schema=schema)).schema.with_metadata(schema.metadata)
+    plain = plain_batch(pa.RecordBatch.from_arrays(columns, schema=schema)).schema
+    return plain.with_metadata({**(schema.metadata or {}), _MARK: _NAME.encode()})
 
 
 def _columns_of_rows(rows: list[Any], name: str) -> dict[Any, Any]:

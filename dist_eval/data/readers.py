@@ -32,6 +32,7 @@ from dist_eval.data.formats import (
     require_columns,
     translating_errors,
 )
+from dist_eval.data.in_memory import name_in_memory
 from dist_eval.data.revisions import pinned
 from dist_eval.errors import DataError, one_line, translating_os_errors
 from dist_eval.results.inputs import ShardSummary
@@ -58,7 +59,7 @@ class RowSource:
     # record batches with the requested columns, in their order; the last column has the labels
     batches: Iterator[pa.RecordBatch]
     class_names: list[str] | None = None  # names of integer labels, if the dataset declares them
-    is_path: bool = False  # whether it is made of local files, and not a dataset on the hub
+    is_path: bool = False  # whether the name is that of local files, and not of a dataset on the hub or in memory
     # its files in the order of their rows; empty if it was saved by `datasets`, or is on the hub
     shards: list[Shard] = field(default_factory=list)
     # the rows of the dataset that the stream consists of, ascending, int64 of shape [rows]; None for all
@@ -103,8 +104,8 @@ class RowSource:
             raise DataError(f"{self.where(row)}: the {what} is missing (null). {FILL_IN}")
 
     def summaries(self) -> list[ShardSummary] | None:
-        """Returns what results say of the files, once they are read; None if it is one file, named itself, or none."""
-        return _summaries_of(self.shards) if self.shards and not Path(self.name).is_file() else None
+        """Returns what results say of the files, once they are read; None for one file, named itself, or none."""
+        return _summaries_of(self.shards) if self.shards and self.is_path and not Path(self.name).is_file() else None
 
 
 def _taken(batches: Iterator[pa.RecordBatch], rows: np.ndarray) -> Iterator[pa.RecordBatch]:
@@ -151,12 +152,13 @@ def open_rows(
                 return _open_saved(names[0], columns, split)
             if not (path.exists() or path.is_symlink() or _looks_like_file(names[0])):
                 return _open_hub(names[0], columns, subset, split)
-    name = dataset_name(names)
+    in_memory = name_in_memory(names)
+    name = in_memory or dataset_name(names)
     shards = [Shard(path) for path in find_files(names)]
     if subset or split:
         raise DataError(f"{name} has neither subsets nor splits, but files: leave out --subset and --split.")
     class_names = class_names_of(shards[0].path, columns[-1])
-    return RowSource(name, _read_shards(shards, columns), class_names, is_path=True, shards=shards)
+    return RowSource(name, _read_shards(shards, columns), class_names, is_path=in_memory is None, shards=shards)
 
 
 def _looks_like_file(dataset: str) -> bool:

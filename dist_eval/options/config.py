@@ -82,6 +82,10 @@ class RunConfig(OutputOptions, RankOptions, ModelOptions, SwarmOptions):
         """Returns all options as a run's results record them: without the addresses of the peers."""
         return {**self.to_dict(), "initial_peers": f"{len(self.initial_peers)} addresses, not recorded"}
 
+    def without_temporary_names(self, message: str) -> str:
+        """Returns an error message in which no file is named that ends with the run."""
+        return message
+
     def _require(self, value: Any, name: str, what: str, hint: str = "") -> None:
         if not value:
             raise ConfigError(f"{name} is missing: {what}.{hint}")
@@ -117,6 +121,19 @@ class DatasetRunConfig(RunConfig, DataOptions):
         name = unwrap_single(self.dataset)
         of_dataset = (name if isinstance(name, str) else "", self.dataset_revision or "")
         return {**super().revisions, **({"dataset": of_dataset} if self.dataset_revision else {})}
+
+    def recorded(self) -> dict[str, Any]:
+        """Returns all options as results record them; data in memory are named by what they hold."""
+        from dist_eval.data.in_memory import name_in_memory  # pyarrow takes a while to import
+
+        return {**super().recorded(), "dataset": name_in_memory(self.dataset or ()) or self.dataset}
+
+    def without_temporary_names(self, message: str) -> str:
+        """Returns an error message in which the file of data in memory is named after their type."""
+        from dist_eval.data.in_memory import name_in_memory
+
+        file = unwrap_single(self.dataset or "")
+        return message.replace(str(file), Path(str(file)).stem) if name_in_memory(self.dataset or ()) else message
 
     def _check_text_columns(self) -> None:
         if len(self.text_column) > 2:

@@ -105,7 +105,7 @@ class PromptedDataset(Record):
     source: str
     """Name of the dataset."""
     is_path: bool
-    """Whether the name is a file or folder, not a hub name."""
+    """Whether the name is a file or folder, not a hub name, or data in memory."""
     template: str
     """Text of the prompt, with names of columns in braces."""
     reference_column: str

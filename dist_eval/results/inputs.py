@@ -84,7 +84,7 @@ class DatasetSummary(Record):
     source: str
     """Name of the dataset."""
     is_path: bool
-    """Whether the name is a file or folder, not a hub name."""
+    """Whether the name is a file or folder, not a hub name, or data in memory."""
     examples: Count
     """Number of rows that were evaluated."""
     truncated: Count

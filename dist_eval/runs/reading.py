@@ -136,12 +136,15 @@ class FinishedRun:
             DataError: the dataset cannot be read, or has changed since the run.
         """
         from dist_eval.data.files import dataset_name
+        from dist_eval.data.in_memory import was_in_memory
         from dist_eval.data.labelled_rows import LabelledRows, read_texts
         from dist_eval.data.problem_types import PROBLEMS
         from dist_eval.data.revisions import pin
 
         options = DataOptions.recorded_in(self.results.config)
         place = dataset or options.dataset or ()
+        if isinstance(place, str) and was_in_memory(place):
+            raise DataError(f"The texts were those of {place}: name a file that holds the same rows with --dataset.")
         if self.results.revisions and self.results.revisions.dataset:
             pin("dataset", str(options.dataset), self.results.revisions.dataset)
         data = LabelledRows(

@@ -46,6 +46,9 @@ def test_a_frame_is_evaluated_resumed_and_refused_once_it_changes(
     assert results.metrics["accuracy"] > 0.9
     assert "accuracy" in str(results)
     assert "<table>" in results._repr_html_()
+    named = "data in memory (40 rows with the columns text, label)"
+    assert (results.config["dataset"], results.data.source, results.data.is_path) == (named, named, False)
+    assert results.data.shards is None
     out, err = capfd.readouterr()
     assert out == ""
     assert [line for line in err.splitlines() if " evaluating: " not in line] == []
@@ -73,7 +76,8 @@ def test_a_rank_s_error_is_raised_once_and_names_the_row(
     with pytest.raises(DataError) as caught:
         dist_eval.run(OPTIONS, dataset=wrong, output=tmp_path / "out", ranks=ranks, **changes)
     assert str(caught.value).startswith(said)
-    assert results_of(tmp_path / "out")["status"] == "failed"
+    recorded = results_of(tmp_path / "out")
+    assert recorded["status"] == "failed" and recorded["error"]["message"].startswith(said)
     assert capfd.readouterr().err == ""
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_eval.data.in_memory import is_in_memory, write_parquet
+from dist_eval.data.in_memory import is_in_memory, name_in_memory, was_in_memory, write_parquet
 from dist_eval.data.labelled_rows import LabelledRows, read_texts
 from dist_eval.data.readers import RowSource, open_rows
 from dist_eval.errors import DataError
@@ -33,7 +33,9 @@ class Exported:
 def written(dataset: Any, folder: Path) -> RowSource:
     assert is_in_memory(dataset)
     write_parquet(dataset, folder / "frame.parquet")
-    return open_rows(str(folder / "frame.parquet"), ["text", "label"])
+    source = open_rows(str(folder / "frame.parquet"), ["text", "label"])
+    assert was_in_memory(source.name) and not source.is_path and source.summaries() is None
+    return source
 
 
 def rows_in(source: RowSource) -> list[dict[str, Any]]:
@@ -120,3 +122,14 @@ def test_what_is_missing_is_null(rows: Any, tmp_path: Path) -> None:
     write_parquet(rows, tmp_path / "frame.parquet")
     (batch,) = open_rows(str(tmp_path / "frame.parquet"), ["text"]).batches
     assert batch.column(0).to_pylist() == ["a", None]
+
+
+def test_results_name_what_data_in_memory_hold(tmp_path: Path) -> None:
+    kept, own = str(tmp_path / "list.parquet"), str(tmp_path / "own.parquet")
+    write_parquet([{f"column{number}": 1 for number in range(9)}], Path(kept))
+    named = ", ".join(f"column{number}" for number in range(6))
+    assert name_in_memory(kept) == name_in_memory([kept]) == f"data in memory (1 row with the columns {named}, ...)"
+    pandas.DataFrame(ROWS).to_parquet(own)
+    (tmp_path / "broken.parquet").write_bytes(b"PAR1")
+    for names in (own, [kept, own], "imdb", str(tmp_path / "none.parquet"), str(tmp_path / "broken.parquet"), ()):
+        assert name_in_memory(names) is None
