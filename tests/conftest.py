@@ -418,6 +418,16 @@ def scalars_in(folder: Path) -> dict[str, float]:
     return logged
 
 
+def assert_tracked(folder: Path, *accuracies: str) -> dict[str, float]:
+    """Asserts that a run has logged accuracies while it went on, and in the end; returns all last values."""
+    logged = scalars_in(folder / "logs")
+    for name in accuracies:
+        low, value, high = (logged[f"provisional/{name}{limit}"] for limit in ("/low", "", "/high"))
+        assert low <= value <= high, "of what was judged by then"
+        assert name in logged
+    return logged
+
+
 def results_of(folder: Path) -> dict[str, Any]:
     """Reads the `results.json` of a run's folder, which has to fit the published schema."""
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))

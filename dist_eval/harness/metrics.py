@@ -7,13 +7,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dist_eval.results.harness import GroupMetric, GroupResults, TaskMetric, TaskResults
+from dist_eval.results.scores import Interval
 from dist_eval.statistics.documents import document_interval
 
 
 def task_results(
-    results: Mapping[str, Any], aggregations: Mapping[str, Mapping[str, str | None]], confidence: float
+    results: Mapping[str, Any],
+    aggregations: Mapping[str, Mapping[str, str | None]],
+    undefined: Mapping[str, Mapping[str, str]],
+    confidence: float,
 ) -> dict[str, TaskResults]:
-    """Returns the tasks of the harness' results."""
+    """Returns the tasks of the harness' results.
+
+    Args:
+        results: the harness' results.
+        aggregations: which of its functions makes each metric of documents' values (see `LoadedTasks.aggregations`).
+        undefined: why metrics have no value (see `collecting_failures`).
+        confidence: confidence level of the intervals.
+    """
     found = {}
     for name, samples in results["samples"].items():
         direction = results["higher_is_better"].get(name, {})
@@ -21,6 +32,9 @@ def task_results(
         for metric, filter_name, value in read_metrics(results["results"][name]):
             values = [sample[metric] for sample in samples if sample["filter"] == filter_name and metric in sample]
             aggregation = aggregations[name].get(metric)
+            interval = document_interval(values, value, aggregation, confidence)
+            if value is None and (reason := undefined.get(name, {}).get(f"{metric},{filter_name}")):
+                interval = Interval(confidence=confidence, reason=reason)
             metrics.append(
                 TaskMetric(
                     metric=metric,
@@ -28,7 +42,7 @@ def task_results(
                     value=value,
                     documents=len(values),
                     aggregation=aggregation,
-                    interval=document_interval(values, value, aggregation, confidence),
+                    interval=interval,
                     higher_is_better=direction.get(metric),
                 )
             )

@@ -54,6 +54,7 @@ class _HarnessRun:
         self._answered: Answered | None = None
         self._broken: Exception | None = None
         self._judge: Judge | None = None
+        self._undefined: dict[str, dict[str, str]] = {}
 
     def run(self) -> HarnessResults | None:
         """Runs the harness, which calls `answer`; writes and prints the results."""
@@ -78,7 +79,7 @@ class _HarnessRun:
         self._judge = DocumentJudge(tasks.tasks, model)
         tracker = tracker_of(context.folder.path)
         try:
-            found = tasks.run(model, tracker)
+            found = tasks.run(model, tracker, self._undefined)
         except AlreadyComplete:
             return publish_results(self._context)
         except DataError:
@@ -162,11 +163,11 @@ class _HarnessRun:
 
         context, answered = self._context, self._answered
         assert answered is not None, "the harness has asked for no answer"
-        tasks, groups = task_results(found, loaded.aggregations(), context.config.confidence), group_results(found)
+        tasks = task_results(found, loaded.aggregations(), self._undefined, context.config.confidence)
         results = HarnessResults(
             **answered.sections(context, self._base, tokenizer_digest(tokenizer)),
             tasks=tasks,
-            groups=groups,
+            groups=group_results(found),
             harness_version=str(found["lm_eval_version"]),
             files=save(tracker, found, context.folder.path),
             notices=loaded.notices.lines(),

@@ -23,6 +23,7 @@ from lm_eval.tasks import TaskManager
 
 from dist_eval.errors import ConfigError, DataError, EvaluationError, RunError, error_summary
 from dist_eval.harness.examples import ExampleGuard, document_text
+from dist_eval.harness.failures import Undefined, collecting_failures
 from dist_eval.harness.finding import names_of, open_manager, own_skipped, quiet, reading, require_confirmed
 from dist_eval.harness.notices import Notices, after_metrics, before_requests, of_options
 from dist_eval.harness.task_files import TaskFileError
@@ -119,23 +120,32 @@ class LoadedTasks:
             for name, task in self.tasks.items()
         }
 
-    def run(self, model: LM, tracker: EvaluationTracker | None = None) -> dict[str, Any]:
+    def run(
+        self, model: LM, tracker: EvaluationTracker | None = None, undefined: Undefined | None = None
+    ) -> dict[str, Any]:
         """Runs the harness.
 
         Args:
             model: answers its requests.
             tracker: what will write its files, if any.
+            undefined: takes why metrics have no value whose code fails on answers; None if that is an error.
 
         Returns:
             The harness' results.
         """
         options = self.options
+        going_on = (
+            contextlib.nullcontext()
+            if undefined is None
+            else collecting_failures(self.tasks, options.samples, undefined)
+        )
         limit = options.limit if options.limit is None or options.limit < 1 else int(options.limit)
         try:
             with (
                 self.notices.listening(),
                 quiet(not options.verbose),
                 _single_process(),
+                going_on,
                 patched(evaluator, "get_git_commit_hash", lambda: None),
             ):
                 results = evaluator.simple_evaluate(

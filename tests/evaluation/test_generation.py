@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import TIMEOUT, ForkedSwarm, Launcher, results_of, run_here, scalars_in, wait_for
+from conftest import TIMEOUT, ForkedSwarm, Launcher, assert_tracked, results_of, run_here, wait_for
 from harness_tasks import WORDS, make_tokenizer
 from pyarrow import parquet
 from safetensors.torch import load_file, save_file
@@ -88,9 +88,7 @@ def test_texts_are_those_of_transformers_and_compared_with_references(
     output = tmp_path / "out"
     assert run_here(*command(model, dataset, output, *LOCAL, "--tracker", "tensorboard")) == 0
     out, err = capfd.readouterr()
-    logged = scalars_in(output / "logs")
-    assert [logged[f"{when}rows/exact_match"] for when in ("", "provisional/")] == [0.5, 0.5]
-    assert logged["provisional/rows/exact_match/low"] == pytest.approx(0.3520, abs=1e-4)
+    assert_tracked(output, "rows/exact_match")
     assert "rows/exact_match      0.5000 [0.3520, 0.6480]" in out and "Warning" not in err
     rows, results = predictions(output), results_of(output)
     assert [row["text"] for row in rows] == expected and [row["index"] for row in rows] == list(range(ROWS))
@@ -364,8 +362,7 @@ def test_a_killed_run_resumes_on_another_number_of_ranks(
     assert wait_for(lambda: not launcher.processes())
     run = launcher.run(*arguments, "--tracker", "tensorboard", ranks=2)
     assert run.returncode == 0, run.stderr
-    logged = scalars_in(output / "logs")
-    assert logged["provisional/rows/exact_match"] == logged["rows/exact_match"] == 0.5, "of both starts"
+    assert_tracked(output, "rows/exact_match")
     assert sum(rank["resumed"] for rank in results_of(output)["ranks"]) > 0
     assert [row["text"] for row in predictions(output)] == expected * 10
     assert not launcher.leftovers()

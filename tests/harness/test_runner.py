@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TIMEOUT, Launcher, results_of, run_here, scalars_in, wait_for
+from conftest import TIMEOUT, Launcher, assert_tracked, results_of, run_here, wait_for
 from harness_tasks import DOCUMENTS, TASKS, make_tasks, make_tokenizer
 from tiny_models import VOCABULARY, save_tiny_models
 
@@ -242,8 +242,7 @@ def test_any_number_of_ranks_writes_the_same_through_a_swarm(
         found.append(comparable(output))
         assert len(results_of(output)["ranks"]) == ranks
     assert found[0] == found[1] == found[2]
-    logged, shares = scalars_in(tmp_path / "ranks-2" / "logs"), ("words/acc", "letters/acc", "stories/exact_match")
-    assert [logged[f"provisional/{name}"] for name in shares] == [logged[name] for name in shares]
+    assert_tracked(tmp_path / "ranks-2", "words/acc", "letters/acc", "stories/exact_match")
     assert not launcher.leftovers()
 
 
@@ -256,9 +255,7 @@ def test_the_shipped_task_says_how_good_the_embedded_example_is(
     output = tmp_path / "out"
     arguments = [*DIGITS, *LOCAL, "--output", str(output)]
     assert run_here(*arguments, "--limit", "100", "--tracker", "tensorboard") == 0
-    logged = scalars_in(output / "logs")
-    for limit in ("", "/low", "/high"):
-        assert logged[f"provisional/digits/acc{limit}"] == logged[f"digits/acc{limit}"]
+    assert_tracked(output, "digits/acc")
     results = results_of(output)
     [metric] = results["tasks"]["digits"]["metrics"]
     assert metric["value"] > 0.95 and metric["documents"] == 100
@@ -322,11 +319,6 @@ WRONG: dict[str, tuple[dict[str, Any], list[str], str]] = {
         "strange.yaml: doc_to_text: 'query' is undefined. The data has question, choices, answer, ending, text.",
     ),
     "strict": ({}, ["--strict"], "tokens, more than --max-length 25, and --strict forbids to cut them."),
-    "metric": (
-        {"metric_list": [{"metric": "f1"}]},
-        [],
-        "The harness failed on the tasks strange: ValueError: Target is multiclass",
-    ),
     "too long": (
         {"doc_to_choice": ["a" * 60, "b", "c", "d"]},
         [],
@@ -347,7 +339,20 @@ def test_wrong_tasks_are_one_sentence(
     out, err = capfd.readouterr()
     *progress, last = err.splitlines()
     assert message in last and not out
-    assert what == "metric" or not progress, "nothing was sent"
+    assert not progress, "nothing was sent"
+
+
+def test_a_metric_whose_code_fails_is_undefined_and_the_run_is_complete(
+    models: dict[str, Path], tasks: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = strange(tasks, tmp_path / "tasks", metric_list=[{"metric": "f1"}, {"metric": "acc"}])
+    arguments = command(models["llama"], folder, tmp_path / "out", *LOCAL, "--tasks", "strange")
+    assert run_here(*arguments) == 0
+    metrics = {each["metric"]: each for each in results_of(tmp_path / "out")["tasks"]["strange"]["metrics"]}
+    assert metrics["f1"]["value"] is None and metrics["acc"]["value"] is not None
+    reason = "its aggregation failed: ValueError: Target is multiclass"
+    assert metrics["f1"]["interval"]["reason"].startswith(reason)
+    assert f"\n(1) {reason}" in capfd.readouterr().out
 
 
 def test_a_check_needs_no_model_and_names_every_wrong_file(
