@@ -15,13 +15,28 @@ from typing import Any
 from dist_eval.errors import ConfigError, one_line, print_error
 from dist_eval.process.files import private_files
 
-_WANDB_NEWER = (("X_DISABLE_META", "true"),)  # Name of the variable `_DISABLE_META` in newer versions
+# Weights & Biases would send the command line, which holds peer addresses (`_DISABLE_META`, `X_` in newer versions).
+# Both would report errors or use to their makers, and show what the run shows itself.
+_ENVIRONMENT = {
+    "WANDB__DISABLE_META": "true",
+    "WANDB_X_DISABLE_META": "true",
+    "WANDB_CONSOLE": "off",
+    "WANDB_ERROR_REPORTING": "false",
+    "WANDB_QUIET": "true",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+}
+
+# What MLflow takes as a name, which looks like a path, and as a value of an option
+_REFUSED_IN_NAMES, _LONGEST_NAME, _LONGEST_OPTION = re.compile(r"[^/\w.\- :]"), 250, 6000
+_AT_ONCE = 1000  # most metrics that MLflow takes together
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
 PROJECT = "dist_eval"
 """Name of the project of evaluations in trackers."""
 
-_LAST_SECONDS = 20.0  # that a tracker has at the end of a run for what it has not yet sent
+# That a tracker has at the end of a run for what it has not yet sent; MLflow may still be making its database
+_LAST_SECONDS = 60.0
 _PASSWORD = re.compile(r"(?<=://)[^/@\s]+@")  # in an address that an error may name
 
 
@@ -30,16 +45,34 @@ class Tracker:
 
     Args:
         tracker: a started tracker of `accelerate.tracking`.
+        name: one of `TRACKERS`.
     """
 
-    def __init__(self, tracker: Any) -> None:
-        self._tracker = tracker
+    def __init__(self, tracker: Any, name: str) -> None:
+        self._tracker, self._name = tracker, name
 
     def log(self, values: Mapping[str, float | None], step: int) -> None:
         """Logs values by name; undefined ones are left out."""
-        defined = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
+        named = _mlflow_name if self._name == "mlflow" else str
+        defined = [(named(name), value) for name, value in values.items() if value is not None and math.isfinite(value)]
         with private_files():
-            self._tracker.log(defined, step=step)
+            for start in range(0, len(defined), _AT_ONCE):
+                self._tracker.log(dict(defined[start : start + _AT_ONCE]), step=step)
+
+    def mark_failed(self) -> None:
+        """Says that the run did not reach its end, to trackers that tell."""
+        with private_files():
+            if self._name == "mlflow":
+                import mlflow
+
+                mlflow.end_run("FAILED")
+            elif self._name == "wandb":
+                self._tracker.tracker.finish(exit_code=1)
+
+
+def _mlflow_name(name: str) -> str:
+    parts = [part for part in _REFUSED_IN_NAMES.sub("_", name).split("/") if part.strip(".")]
+    return "/".join(parts)[:_LONGEST_NAME]
 
 
 class Trackers:
@@ -48,6 +81,7 @@ class Trackers:
     def __init__(self) -> None:
         self._queues: list[SimpleQueue[tuple[Mapping[str, float | None], int] | None]] = []
         self._threads: list[Thread] = []
+        self._has_failed = False
 
     def __bool__(self) -> bool:
         return bool(self._threads)
@@ -65,6 +99,8 @@ class Trackers:
                 with open_tracker(name, folder, options, project) as tracker:
                     for values, step in iter(queue.get, None):
                         tracker.log(values, step)
+                    if self._has_failed:
+                        tracker.mark_failed()
             except Exception as error:  # any of the tracker's library
                 reason = _PASSWORD.sub("", one_line(error))
                 print_error(f"--tracker {name}: {reason.rstrip('.')}. The run goes on without it.")
@@ -114,24 +150,35 @@ def open_tracker(name: str, folder: Path, options: Mapping[str, Any], project: s
     """
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-    # Weights & Biases would write into the working directory, and send the command line, which holds peer addresses
-    for variable, value in (("DIR", str(folder)), ("CONSOLE", "off"), ("_DISABLE_META", "true"), *_WANDB_NEWER):
-        os.environ.setdefault(f"WANDB_{variable}", value)
-    tracker_class = LOGGER_TYPE_TO_CLASS[name]
-    where = {"logging_dir": str(folder / "logs")} if tracker_class.requires_logging_directory else {}
+    for variable, value in _ENVIRONMENT.items():
+        os.environ.setdefault(variable, value)
     with private_files():
-        tracker = tracker_class(project, **where)
+        tracker = LOGGER_TYPE_TO_CLASS[name](project, **_arguments(name, folder))
         if hasattr(tracker, "start"):  # before accelerate 1.8, trackers start by themselves
             tracker.start()
     try:
         with private_files():
             tracker.store_init_configuration(
-                {name: one if isinstance(one, (bool, int, float)) else str(one) for name, one in options.items()}
+                {
+                    option: value if isinstance(value, (bool, int, float)) else str(value)[:_LONGEST_OPTION]
+                    for option, value in options.items()
+                }
             )
-        yield Tracker(tracker)
+        yield Tracker(tracker, name)
     finally:
         with private_files():
             tracker.finish()
+
+
+def _arguments(name: str, folder: Path) -> dict[str, str]:
+    """Returns how a tracker calls the run, and where it writes, unless the environment says so."""
+    run, place = folder.resolve().name, str(folder)
+    own = {
+        "tensorboard": {"logging_dir": ("", str(folder / "logs"))},
+        "wandb": {"name": ("WANDB_NAME", run), "dir": ("WANDB_DIR", place)},  # else it is the working directory
+        "mlflow": {"run_name": ("MLFLOW_RUN_NAME", run)},
+    }
+    return {argument: value for argument, (variable, value) in own[name].items() if variable not in os.environ}
 
 
 @contextmanager
@@ -156,5 +203,8 @@ def trackers_in_background(
         trackers._start(name, folder, options, project)
     try:
         yield trackers
+    except BaseException:
+        trackers._has_failed = True
+        raise
     finally:
         trackers._close()
