@@ -2,38 +2,116 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import shutil
+import sys
+import textwrap
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from dist_eval.printable import printable
 
+_WIDTH = 120  # of lines that are not for a terminal
+_NAME_PART = 24  # characters of a name that need not be broken
+_GAP = "  "
 _RULES = {"<": "---", ">": "---:"}
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
-def text_table(rows: Sequence[Sequence[str]], formats: Sequence[str] = ()) -> list[str]:
+def output_width() -> int:
+    """Returns the number of characters in a line: those of the terminal, and without one the same on all machines."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDTH
+
+
+def text_table(
+    rows: Sequence[Sequence[str]], formats: Sequence[str] = (), *, width: int | None = None, keys: int = 1
+) -> list[str]:
     """Returns the lines of an aligned table, none without rows.
 
+    A table that is too wide has its names broken into several lines. Where that does not suffice, further columns stand
+    in tables below, each of which begins with the columns that tell the rows apart.
+
     Args:
-        rows: the cells of each row, of which the first is usually the header.
-        formats: alignment of each column, "<" or ">", followed by its width if that is fixed, as in a format string;
-            longer cells then overflow. Other columns are as wide as their longest cell. By default all are "<".
+        rows: the cells of each row, of which the first is the header.
+        formats: alignment of each column, "<" for names or ">" for numbers, whose cells below the header are not
+            broken. By default all are "<".
+        width: most characters of a line, which only columns that cannot be made narrower exceed; None for no limit.
+        keys: number of columns, at the left, that tell the rows apart.
 
     Examples:
-        >>> for line in text_table([["class", "n", "kind"], ["a", "12", "x"]], ["<", ">5", "<"]):
+        >>> rows = [["class", "n", "kind"], ["a", "12", "one with a long name"]]
+        >>> for line in text_table(rows, ["<", ">", "<"]):
         ...     print(line)
-        class      n  kind
-        a         12  x
+        class   n  kind
+        a      12  one with a long name
+        >>> for line in text_table(rows, ["<", ">", "<"], width=25):
+        ...     print(line)
+        class   n  kind
+        a      12  one with a
+                   long name
     """
     if not rows:
         return []
-    rows = [[printable(cell) for cell in cells] for cells in rows]
-    specs = [
-        spec if spec[1:] else f"{spec}{max(map(len, column))}"
-        for spec, column in zip(formats or ["<"] * len(rows[0]), zip(*rows, strict=True), strict=True)
+    columns = [
+        _Column([printable(cell) for cell in cells], alignment)
+        for cells, alignment in zip(zip(*rows, strict=True), formats or ["<"] * len(rows[0]), strict=True)
     ]
-    return ["  ".join(map(format, cells, specs)).rstrip() for cells in rows]
+    if width is None:
+        return _table_lines(columns, [column.widest() for column in columns])
+    least = min(_NAME_PART, max(1, width // (2 * keys)))
+    tables = [columns[:keys]]
+    for column in columns[keys:]:
+        has_room = _total([each.narrowest(least) for each in (*tables[-1], column)]) <= width
+        if has_room or len(tables[-1]) == keys:
+            tables[-1].append(column)
+        else:
+            tables.append([*columns[:keys], column])
+    first, *further = [_table_lines(table, _fit(table, width, least)) for table in tables]
+    return first + [line for lines in further for line in ("", *lines)]
+
+
+@dataclass(frozen=True)
+class _Column:
+    cells: Sequence[str]  # the header, then those of the rows
+    alignment: str
+
+    def widest(self) -> int:
+        return max(map(len, self.cells))
+
+    def narrowest(self, least: int) -> int:
+        """Returns the number of characters that it needs: numbers in one line, and so much of each name."""
+        unbroken = self.cells[1:] if self.alignment == ">" else ()
+        return max([min(self.widest(), least), *map(len, unbroken)])
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + len(_GAP) * (len(widths) - 1)
+
+
+def _fit(columns: Sequence[_Column], width: int, least: int) -> list[int]:
+    """Returns the width of each column: the widest that can be made narrower are, until all have room."""
+    widths = [column.widest() for column in columns]
+    narrowest = [column.narrowest(least) for column in columns]
+    while _total(widths) > width and widths != narrowest:
+        breakable = [number for number, least_width in enumerate(narrowest) if widths[number] > least_width]
+        widths[max(breakable, key=widths.__getitem__)] -= 1
+    return widths
+
+
+def _table_lines(columns: Sequence[_Column], widths: Sequence[int]) -> list[str]:
+    lines = []
+    for cells in zip(*(column.cells for column in columns), strict=True):
+        broken = [_break(cell, wide) for cell, wide in zip(cells, widths, strict=True)]
+        for parts in itertools.zip_longest(*broken, fillvalue=""):
+            aligned = zip(parts, columns, widths, strict=True)
+            lines.append(_GAP.join(f"{part:{column.alignment}{wide}}" for part, column, wide in aligned).rstrip())
+    return lines
+
+
+def _break(cell: str, width: int) -> list[str]:
+    return [cell] if len(cell) <= width else textwrap.wrap(cell, width)
 
 
 def markdown_table(rows: Sequence[Sequence[str]], formats: Sequence[str] = ()) -> list[str]:
@@ -41,7 +119,7 @@ def markdown_table(rows: Sequence[Sequence[str]], formats: Sequence[str] = ()) -
 
     Args:
         rows: the cells of each row, in which "|" is escaped; the first row is the header.
-        formats: as for `text_table`; only the alignment counts.
+        formats: as for `text_table`; of them the header's rule is made.
 
     Examples:
         >>> for line in markdown_table([["class", "n"], ["a", "12"]], ["<", ">"]):
@@ -51,7 +129,7 @@ def markdown_table(rows: Sequence[Sequence[str]], formats: Sequence[str] = ()) -
         | a | 12 |
     """
     head, *others = rows
-    rule = [_RULES[spec[0]] for spec in formats or ["<"] * len(head)]
+    rule = [_RULES[alignment] for alignment in formats or ["<"] * len(head)]
     return [f"| {' | '.join(map(printable, cells))} |" for cells in (head, rule, *others)]
 
 

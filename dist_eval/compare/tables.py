@@ -59,7 +59,7 @@ def describe_pairs(comparisons: Sequence[Comparison]) -> Document:
     confidence = comparisons[0].first.confidence
     columns = ["run", "against", "metric", _with_confidence("difference", confidence)]
     columns += ["p", f"p (Holm, {_family(comparisons)})"]
-    table = Table("Differences", columns, rows, notes.lines(), summary_rows=len(rows))
+    table = Table("Differences", columns, rows, notes.lines(), keys=3, summary_rows=len(rows))
     return Document("Comparison", [], [Section("Differences", [table])])
 
 

@@ -64,6 +64,7 @@ def confusion_sections(
             "Most frequent confusions",
             ["true class", "predicted class", "examples", "of the true class"],
             rows,
+            keys=2,
             summary_rows=_CONFUSIONS_IN_SUMMARY,
             filters_mistakes=True,
             further_rows=kinds - len(confusions),

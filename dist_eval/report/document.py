@@ -47,6 +47,7 @@ class Table:
     columns: Sequence[str]  # names of the columns
     rows: Sequence[Sequence[Cell]]  # the cells of each row
     notes: Sequence[str] = ()  # lines below it, such as footnotes
+    keys: int = 1  # number of columns, at the left, that tell the rows apart
     is_folded: bool = False  # whether a page hides it behind its caption until it is opened
     summary_rows: int = 0  # number of rows in a summary; 0 if it is not part of one
     # whether rows begin with a label and a prediction, whose mistakes a reader may want to see
