@@ -116,6 +116,8 @@ def read_grid(path: Path) -> Grid:
         for _, own in combination:
             options |= own
         name = "-".join(values.values())
+        if name.startswith("-"):
+            name = f"{next(iter(axes))}={name}"
         _check_name(name, str(path))
         if name in entries:
             raise ConfigError(f"{path}: two runs are named {name}. Name the values: `AXIS: {{NAME: VALUE, ...}}`.")
@@ -165,9 +167,11 @@ def _to_words(options: Mapping[str, Value], path: Path) -> list[str]:
         if isinstance(value, dict):
             raise ConfigError(f"{path}: {option} should have a value, not options of its own.")
         if isinstance(value, list) and len(value) > 1:
-            if dashed := next((str(item) for item in value if str(item).startswith("-")), None):
-                raise ConfigError(f"{path}: {option} has {dashed!r} among several values, which would be an option.")
-            words += [f"--{option}", *map(str, value)]
+            first, *others = texts = [str(item) for item in value]
+            if any(text.startswith("-") for text in texts):  # would be options
+                words += [f"--{option}={first}", *(f"--{option}+={text}" for text in others)]
+            else:
+                words += [f"--{option}", *texts]
         elif isinstance(value, bool):
             words.append(f"--{option}" if value else f"--no-{option}")
         elif value is not None and value != []:

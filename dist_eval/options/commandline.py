@@ -141,7 +141,8 @@ def build_parser(command: Command[Any] = EVALUATION) -> argparse.ArgumentParser:
         usage=f"{command.program} {command.usage}",
         description=command.description,
         epilog=f"{command.examples}\nEvery option can also stand in the file given by --config, with or without the "
-        "dashes; the command line wins.",
+        "dashes; the command line wins. A value that begins with a dash follows =, and further values +=: "
+        "--metric=-a --metric+=-b.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
@@ -168,7 +169,11 @@ def build_parser(command: Command[Any] = EVALUATION) -> argparse.ArgumentParser:
         if "choices" not in extra:
             extra["metavar"] = field.metadata["metavar"] or {int: "N", float: "X", str: field.name.upper()}[scalar]
         names = [flag(field.name), *map(flag, field.metadata["aliases"])]
-        groups[field.metadata["group"]].add_argument(*names, **{"type": scalar, "help": help_text, **extra})
+        group, settings = groups[field.metadata["group"]], {"type": scalar, "help": help_text, **extra}
+        group.add_argument(*names, **settings)
+        if settings.get("nargs") == "+":  # each value in the word of its option, so that it may begin with a dash
+            further = {"action": "extend", **settings, "dest": field.name, "help": argparse.SUPPRESS}
+            group.add_argument(*(f"{name}+" for name in names), **further)
     groups["what"].add_argument("--config", metavar="FILE.yaml", help="read options from a YAML file")
     return parser
 
