@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from dist_eval.data.columns import column_writer, read_column
 from dist_eval.data.generation import write_prompts
-from dist_eval.data.labelled_rows import LabelledRows
+from dist_eval.data.labelled_rows import LabelledRows, text_bytes
 from dist_eval.data.prompts import Template, join_texts
 from dist_eval.data.readers import RowSource
 from dist_eval.data.references import references_in
@@ -52,6 +52,7 @@ class PromptedRows:
         self.extra_columns = list(dict.fromkeys(self.extra_columns))
         self.source = self.data.open(self.rows, self.extra_columns)
         self._digest = hashlib.sha256()
+        self._of_columns = {name: hashlib.sha256() for name in self.data.text_columns}
 
     def write(self, decoding: Decoding, *, max_length: int, vocab_size: int, strict: bool) -> None:
         """Reads the rows, and writes the prompts (see `write_prompts`) and the extra columns.
@@ -77,7 +78,10 @@ class PromptedRows:
         with column_writer(self.folder, source.name, self.extra_columns) as write_columns:
             for batch in source.batches:
                 first = len(self.references)
-                prompts = self.template.fill(data.texts(source, batch, first))
+                texts = data.texts(source, batch, first)
+                for name, column in zip(data.text_columns, texts, strict=True):
+                    self._of_columns[name].update(text_bytes(column))
+                prompts = self.template.fill(texts)
                 self.references += references_in(source, data.label_column, batch.column(batch.num_columns - 1), first)
                 write_columns([batch.column(name) for name in self.extra_columns])
                 if self.before:
@@ -110,6 +114,10 @@ class PromptedRows:
     def digest(self) -> str:
         """Returns a hash of the prompts."""
         return self._digest.hexdigest()
+
+    def column_digests(self) -> dict[str, str]:
+        """Returns a hash of each column that the prompts show, by what it is called in messages."""
+        return {f"column {name!r}": digest.hexdigest() for name, digest in self._of_columns.items()}
 
     def references_digest(self) -> str:
         """Returns a hash of the references."""

@@ -33,6 +33,7 @@ from dist_eval.results.inputs import FailedExample
 from dist_eval.results.record import Reasons
 from dist_eval.results.run import CompleteHarnessRun
 from dist_eval.runs.files import PREDICTIONS
+from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.runs.saved_samples import SavedTexts, read_texts
 from dist_eval.tables import format_count
 
@@ -72,12 +73,12 @@ class _GenerationRun:
         texts, undefined = measure_texts(texts, self._task.metrics, self._task.pattern)
         return publish_results(self._context, self._results(answered, texts, undefined), texts)
 
-    def _write(self, folder: Path) -> dict[str, str]:
+    def _write(self, folder: Path) -> Fingerprint:
         self._task.write(folder)
         self._analysis = analysis_of(self._config, self._task.rows)
         if not self._context.found_results:
             announce_selection(self._context, self._task.rows.selection)
-        return self._task.identity()
+        return self._task.fingerprint()
 
     def _judge(self, index: np.ndarray, answers: np.ndarray) -> Judged:
         metric, *_ = self._task.metrics

@@ -25,6 +25,7 @@ from dist_eval.options.config import EvaluationConfig
 from dist_eval.options.prompts import PromptOptions
 from dist_eval.results.harness import PromptedDataset
 from dist_eval.results.inputs import Decoding
+from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.runs.saved_samples import SavedTexts
 
 
@@ -129,9 +130,9 @@ class GenerationTask:
             strict=config.strict,
         )
 
-    def identity(self) -> dict[str, str]:
+    def fingerprint(self) -> Fingerprint:
         """Returns what the results depend on besides the token ids, by names for error messages."""
-        return {
+        values = {
             "tokenizer": tokenizer_digest(self.tokenizer),
             "--prompt": str(self._config.prompt),
             **({"few-shot examples": str(self._few_shot_digest)} if self._before else {}),
@@ -140,6 +141,7 @@ class GenerationTask:
             "decoding": self.decoding.model_dump_json(),
             "references": self.rows.references_digest(),
         }
+        return Fingerprint(values, {"dataset": self.rows.column_digests()})
 
     def dataset(self) -> PromptedDataset:
         """Returns the section `dataset` of `results.json`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -45,8 +45,8 @@ from dist_eval.runs.saved_samples import SavedTexts
 RequestContext = RunContext[Any, EvaluationFolder]
 """Of a run whose options are a `RunConfig` of any kind."""
 
-Write = Callable[[Path], Mapping[str, str]]
-"""Writes the requests to a folder; returns what else the results depend on, by names for error messages."""
+Write = Callable[[Path], Fingerprint]
+"""Writes the requests to a folder; returns what else the results depend on."""
 
 Lead = Callable[[RequestContext, BaseModelSpec, CausalModel], HarnessResults | None]
 """Makes the requests, has them answered, and writes the results."""
@@ -126,7 +126,7 @@ def run_with_leader(context: RequestContext, lead: Lead) -> HarnessResults | Non
         if context.topology.is_leader:
             OutputEmbedding(base.name, base.config)  # before anything is started: does the model have one?
             return lead(context, base, target)
-        answer_requests(context, base, target, lambda folder: {}, sys.stderr)
+        answer_requests(context, base, target, lambda folder: Fingerprint({}), sys.stderr)
         context.wait_for_results()
         return None
 
@@ -157,12 +157,12 @@ def answer_requests(
         RunStopped: it was asked to stop before its end; on all ranks.
     """
     config, topology = context.config, context.topology
-    identity: dict[str, str] = {}
+    written: list[Fingerprint] = []
     if topology.is_leader:
-        context.publish_dataset(lambda folder: identity.update(_written(write, folder)))
+        context.publish_dataset(lambda folder: written.append(_written(write, folder)))
         data = Requests(context.scratch_dir)
         answers = fingerprint_of(config, base, data, data.plan(base.token_budget))
-        fingerprint = Fingerprint({**answers.values, **identity})
+        fingerprint = answers.joined(*written)
         context.claim(lambda: context.folder.claim(fingerprint, answers) or context.folder.is_scored_otherwise)
     if context.is_complete():
         return None
@@ -281,7 +281,7 @@ def fingerprint_of(
     )
 
 
-def _written(write: Write, folder: Path) -> Mapping[str, str]:
+def _written(write: Write, folder: Path) -> Fingerprint:
     with _writing_to(folder):
         return write(folder)
 

@@ -26,6 +26,7 @@ from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.language_model import CausalModel
 from dist_eval.options.mappings import require_harness
 from dist_eval.results.harness import HarnessResults
+from dist_eval.runs.fingerprint import Fingerprint
 
 if TYPE_CHECKING:
     from lm_eval.loggers import EvaluationTracker
@@ -131,16 +132,13 @@ class _HarnessRun:
 
         context, config = self._context, self._context.config
 
-        def write(folder: Path) -> dict[str, str]:
+        def write(folder: Path) -> Fingerprint:
             write_continuations(folder, pairs, max_length=self._base.max_length)
             write_prompts(folder, prompts, max_length=self._base.max_length + self._target.extra_tokens)
             for text in tasks.notices.lines():  # before anything is sent
                 print(f"notice: {text}", file=self._terminal[1], flush=True)
-            return {
-                "tokenizer": tokenizer_digest(tokenizer),
-                **tasks.identity(),
-                **config.of_results(),
-            }
+            own = {"tokenizer": tokenizer_digest(tokenizer), **tasks.identity(), **config.of_results()}
+            return Fingerprint(own)
 
         try:
             with on_terminal(*self._terminal):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dist_eval.process.files import write_atomically
@@ -16,6 +16,9 @@ _DERIVED = ("token ids", "plan")  # Names that change only if another one does, 
 # With --generate, the hash of a dataset is one of whole prompts, so it follows from these
 _OF_PROMPTS = ("--prompt", "few-shot examples")
 
+_SELECTION, _ALL_ROWS = "selection of rows", "texts of all rows"  # Only runs on a part of the rows have these
+_OF_SELECTED_ROWS = ("dataset", "references")
+
 _PARTS, _DIGEST = "parts", "digest"
 _NAMED_AT_MOST = 5
 
@@ -25,8 +28,9 @@ class Fingerprint:
 
     Args:
         values: text by name; the names appear in error messages.
-        parts: what a value was made of, such as the hash of each file of a dataset, by the value's name. Only messages
-            use them: equal values with other parts, such as the same rows in renamed files, are the same run.
+        parts: what a value was made of, such as the hash of each file of a dataset, or of each column that a prompt
+            names, by the value's name. Only messages use them: equal values with other parts, such as the same rows in
+            renamed files, are the same run.
     """
 
     def __init__(self, values: Mapping[str, str], parts: Mapping[str, Mapping[str, str]] | None = None) -> None:
@@ -52,6 +56,10 @@ class Fingerprint:
         """Returns a hash of all values, as hexadecimal digits."""
         return hashlib.sha256(json.dumps(self.values, sort_keys=True).encode()).hexdigest()
 
+    def joined(self, other: Fingerprint) -> Fingerprint:
+        """Returns the values of this fingerprint and of another one."""
+        return Fingerprint({**self.values, **other.values}, {**self.parts, **other.parts})
+
     def with_plan(self, plan: str) -> Fingerprint:
         """Returns this fingerprint with the digest of another plan."""
         return Fingerprint({**self.values, "plan": plan})
@@ -66,14 +74,25 @@ class Fingerprint:
     def changed(self, earlier: Fingerprint) -> list[str]:
         """Returns the names whose values differ from an earlier run's, with the parts that differ, if they are known.
 
-        Names that follow from others are returned only if no other value differs.
+        Names that follow from others are returned only if no other value differs, or a part of theirs does.
         """
         changed = _differing(self.values, earlier.values)
-        derived = (*_DERIVED, "dataset") if any(name in changed for name in _OF_PROMPTS) else _DERIVED
-        causes = [name for name in changed if name not in derived]
+        causes = [name for name in changed if not self._follows(name, changed, earlier)]
         if changed and not causes:
             causes = [name for name in self.parts if self._with_parts(name, earlier) != name]
         return [self._with_parts(name, earlier) for name in causes] or changed
+
+    def _follows(self, name: str, changed: Sequence[str], earlier: Fingerprint) -> bool:
+        """Returns whether a value that changed may have done so only because another one did."""
+        if name in _DERIVED:
+            return True
+        if _SELECTION in changed:
+            is_new = name not in self.values or name not in earlier.values
+            return name in _OF_SELECTED_ROWS or (name == _ALL_ROWS and is_new)
+        if name != "dataset" or not any(cause in changed for cause in _OF_PROMPTS):
+            return False
+        now, before = self.parts.get(name, {}), earlier.parts.get(name, {})
+        return all(now[part] == before[part] for part in now.keys() & before.keys())
 
     def _with_parts(self, name: str, earlier: Fingerprint) -> str:
         now, before = self.parts.get(name, {}), earlier.parts.get(name, {})

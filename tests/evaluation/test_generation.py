@@ -262,6 +262,11 @@ def test_examples_before_each_prompt_are_drawn_with_their_first_reference(
     capfd.readouterr()
     assert run_here(*command(model, dataset, tmp_path / "drawn", *LOCAL, *shots, "--few-shot-seed", "3")) == 1
     assert "what differs is the few-shot examples." in capfd.readouterr().err
+    other = tmp_path / "other.jsonl"
+    other.write_text(dataset.read_text().replace('"question": "', '"question": "O '))
+    assert run_here(*command(model, other, tmp_path / "drawn", *LOCAL, *shots, "--few-shot-seed", "3")) == 1
+    said = capfd.readouterr().err
+    assert "the few-shot examples and the dataset (column 'question' has changed)." in said
     assert run_here(*command(model, dataset, tmp_path / "short", *LOCAL, *shots, "--max-length", "20")) != 0
     assert "nothing would be left of them. Give fewer, or a larger --max-length." in capfd.readouterr().err
 

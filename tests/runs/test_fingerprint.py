@@ -22,6 +22,36 @@ def test_a_fingerprint_names_what_changed_and_not_what_only_follows(tmp_path: Pa
     assert prompts.changed(earlier) == ["--prompt"], "the hash of the data of a run that generates is one of prompts"
 
 
+BEFORE = {"dataset": "a", "references": "b", "few-shot examples": "c", "token ids": "d"}
+
+
+@pytest.mark.parametrize(
+    ("now", "columns", "said"),
+    [
+        ({"few-shot examples": "x", "dataset": "x"}, {}, ["few-shot examples"]),
+        ({"few-shot examples": "x", "dataset": "x"}, {"id": "x"}, ["few-shot examples"]),
+        (
+            {"few-shot examples": "x", "dataset": "x"},
+            {"text": "x"},
+            ["dataset (text has changed)", "few-shot examples"],
+        ),
+        ({"dataset": "x", "references": "x"}, {"text": "x"}, ["dataset (text has changed)", "references"]),
+        ({"dataset": "x", "references": "x", "selection of rows": "x"}, {"text": "x"}, ["selection of rows"]),
+        ({"dataset": "x", "selection of rows": "x", "texts of all rows": "x"}, {"text": "x"}, ["selection of rows"]),
+    ],
+)
+def test_all_causes_are_named_and_no_consequence(now: dict[str, str], columns: dict[str, str], said: list[str]) -> None:
+    earlier = Fingerprint(BEFORE, {"dataset": {"text": "a"}})
+    later = Fingerprint({**BEFORE, **now, "token ids": "x"}, {"dataset": columns or {"text": "a"}})
+    assert later.changed(earlier) == said
+
+
+def test_of_a_part_of_other_rows_both_are_named() -> None:
+    earlier = Fingerprint({"dataset": "a", "selection of rows": "a", "texts of all rows": "a"})
+    later = Fingerprint({"dataset": "b", "selection of rows": "b", "texts of all rows": "b"})
+    assert later.changed(earlier) == ["selection of rows", "texts of all rows"]
+
+
 def test_a_fingerprint_names_the_files_that_changed(tmp_path: Path) -> None:
     files = {f"part-{number}.csv": str(number) for number in range(4)}
     Fingerprint({"dataset": "a"}, {"dataset": files}).save(tmp_path)
