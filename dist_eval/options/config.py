@@ -7,9 +7,11 @@ Everything that can be checked without reading data or contacting the swarm is c
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ from dist_eval.options.groups import (
     SwarmOptions,
     flag,
     option,
+    require_peer_addresses,
     unwrap_single,
 )
 from dist_eval.options.prompts import GenerationOptions, PromptOptions
@@ -47,8 +50,8 @@ class RunConfig(OutputOptions, RankOptions, ModelOptions, SwarmOptions):
     peers_file: str | None = option(None, "file with such addresses, one per line", group="where", metavar="FILE")
 
     def __post_init__(self) -> None:
-        if self.peers_file is not None and self.backend != "local":
-            self.initial_peers = list(dict.fromkeys([*self.initial_peers, *read_peers(Path(self.peers_file))]))
+        if self.backend != "local":
+            self.initial_peers = all_peers(self.initial_peers, self.peers_file)
         super().__post_init__()
         self._check_where()
         for kind, (name, revision) in self.revisions.items():
@@ -312,6 +315,33 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions, Genera
             raise ConfigError("--backend local uses no servers that --audit could compare: leave it out.")
         if self.initial_peers or self.swarm or not self.demo:  # the demo has a swarm of its own
             super()._check_where()
+
+
+def add_peer_options(parser: argparse.ArgumentParser, **help_texts: str) -> None:
+    """Adds `--initial-peers` and `--peers-file` to the parser of a command whose options are no `RunConfig`.
+
+    Args:
+        parser: the parser.
+        **help_texts: by name of the field, if they mean something else there than in a run.
+    """
+    fields = {field.name: field for field in dataclasses.fields(RunConfig)}
+    for name, default in (("initial_peers", []), ("peers_file", None)):
+        shown = fields[name].metadata
+        texts = {"metavar": shown["metavar"], "help": help_texts.get(name, shown["help"])}
+        parser.add_argument(flag(name), default=default, **texts, **shown["extra"])
+
+
+def all_peers(initial_peers: Sequence[str], peers_file: str | None) -> list[str]:
+    """Returns the addresses that `--initial-peers` and `--peers-file` give.
+
+    Raises:
+        ConfigError: one is no address of a peer, or the file cannot be read, or holds none.
+    """
+    peers = list(initial_peers)
+    if peers_file is not None:
+        peers = list(dict.fromkeys([*peers, *read_peers(Path(peers_file))]))
+    require_peer_addresses(peers)
+    return peers
 
 
 def read_peers(path: Path) -> list[str]:

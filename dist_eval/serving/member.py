@@ -18,7 +18,7 @@ from pathlib import Path
 
 from dist_eval.cluster.hosts import address_towards, interfaces, outward, resolve
 from dist_eval.errors import ConfigError, os_reason
-from dist_eval.options.config import read_peers
+from dist_eval.options.config import add_peer_options, read_peers
 from dist_eval.options.groups import require_peer_addresses
 from dist_eval.process.arguments import ArgumentParser
 from dist_eval.process.files import PRIVATE, private_files
@@ -58,14 +58,13 @@ def build_serve_parser() -> argparse.ArgumentParser:
         "which it reaches the first of the --initial-peers)"
     )  # fmt: skip
     parser.add_argument("--port", type=int, default=31337, metavar="PORT", help="(default: 31337)")
-    parser.add_argument(
-        "--peers-file", type=Path, metavar="FILE", help="addresses of the swarm's servers, one a line; the first one "
-        "starts the swarm if no other is up (default: this server is the only one)"
-    )  # fmt: skip
-    parser.add_argument(
-        "--initial-peers", nargs="+", default=[], metavar="ADDRESS", help="addresses of servers whose swarm to join, "
-        "as they print them; with this server's own as the first one it starts a swarm if no other is up"
-    )  # fmt: skip
+    add_peer_options(
+        parser,
+        peers_file="addresses of the swarm's servers, one a line; the first one starts the swarm if no other is up "
+        "(default: this server is the only one)",
+        initial_peers="addresses of servers whose swarm to join, as they print them; with this server's own as the "
+        "first one it starts a swarm if no other is up",
+    )
     parser.add_argument("--dht-prefix", metavar="NAME", help="name to announce the model under")
     parser.add_argument(
         "--torch-dtype", default="float32", choices=DTYPES, help="dtype of the blocks (default: float32)"
@@ -126,7 +125,7 @@ def serve(arguments: argparse.Namespace) -> None:
     _require_bindable(host, arguments.port)
     identity = arguments.identity or _own_identity(host, arguments.port)
     name = peer_name(identity)
-    listed = read_peers(arguments.peers_file) if arguments.peers_file else []
+    listed = read_peers(Path(arguments.peers_file)) if arguments.peers_file else []
     if listed and not any(peer.endswith(f"/p2p/{name}") for peer in listed):
         raise ConfigError(f"--peers-file {arguments.peers_file} does not name {name}, whose --identity this is.")
     peers = list(dict.fromkeys([*listed, *arguments.initial_peers]))

@@ -16,7 +16,7 @@ from dist_eval.swarm.announcements import announcement_of, mixed_precisions, mix
 from dist_eval.swarm.dht_records import read_blocks, read_models
 from dist_eval.swarm.petals_version import serves, versions_needed
 from dist_eval.swarm.reachability import BETWEEN_CONTACTS
-from dist_eval.tables import format_count, text_table
+from dist_eval.tables import format_count, output_width, text_table
 
 _POLL_SECONDS, _PING_SECONDS, _MODELS_SECONDS = 0.25, 2.5, 5.0
 _ADAPTERS_NAMED = 5
@@ -31,6 +31,7 @@ class SwarmCoverage:
     servers: tuple[ServerSpan, ...]  # all announced servers, by first block
     adapter: str | None = None  # a LoRA adapter, if only servers that hold it count
     dropped: int = 0  # how many more records there are, which are implausible
+    unreachable: frozenset[str] = frozenset()  # identities of online servers that did not answer this host
 
     @property
     def online(self) -> list[ServerSpan]:
@@ -75,7 +76,10 @@ class SwarmCoverage:
         columns = {
             "server": ["..." + server.peer_id[-8:] for server in self.servers],
             "blocks": [f"{server.start}:{server.end}" for server in self.servers],
-            "state": [server.state for server in self.servers],
+            "state": [
+                "not reachable from here" if server.peer_id in self.unreachable else server.state
+                for server in self.servers
+            ],
             "dtype": [server.precision for server in self.servers],
             "petals": [server.version or "" for server in self.servers],
             "throughput": [f"{server.throughput:g}" for server in self.servers],
@@ -87,7 +91,8 @@ class SwarmCoverage:
             "name": [server.name or "" for server in self.servers],
         }
         told = {name: cells for name, cells in columns.items() if any(cells)}
-        lines += [f"  {line}" for line in text_table([list(told), *map(list, zip(*told.values(), strict=True))])]
+        rows = [list(told), *map(list, zip(*told.values(), strict=True))]
+        lines += [f"  {line}" for line in text_table(rows, width=output_width() - len("  "))]
         lines += filter(None, (mixed_precisions(self.online), mixed_versions(self.online)))
         if self.dropped:
             lines.append(f"dropped records, which no honest server writes: {self.dropped}")
@@ -95,6 +100,9 @@ class SwarmCoverage:
             lines.append(f"counting only servers with the adapter {self.adapter}:")
         lines.append("replicas per block: " + ranges_by_value(self.replicas))
         lines.append("missing blocks: " + (format_ranges(self.missing) or "none"))
+        reachable = replace(self, servers=tuple(s for s in self.servers if s.peer_id not in self.unreachable))
+        if out_of_reach := sorted({*reachable.missing} - {*self.missing}):
+            lines.append(f"not reachable from here: every server of blocks {format_ranges(out_of_reach)}")
         return printable_lines("\n".join(lines))
 
 

@@ -9,15 +9,17 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_eval.errors import SwarmError
+from dist_eval.options.config import add_peer_options, all_peers
 from dist_eval.process.arguments import ArgumentParser
 
 if TYPE_CHECKING:
     from dist_eval.swarm.coverage import SwarmCoverage
 
-_LEAST_SECONDS, _MODELS_NAMED = 0.1, 5
+_LEAST_SECONDS, _MODELS_NAMED, _ASK_AGAIN_SECONDS = 0.1, 5, 1.0
 _CLEAR = "\x1b[H\x1b[2J"  # the terminal
 
 
@@ -29,9 +31,7 @@ def build_parser() -> argparse.ArgumentParser:
         "version of Petals, and which blocks have no server.",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "--initial-peers", nargs="+", required=True, metavar="ADDRESS", help="addresses of members of the swarm"
-    )
+    add_peer_options(parser)
     parser.add_argument("--model", help="the model to look for: folder or hub name (default: all announced ones)")
     parser.add_argument("--dht-prefix", metavar="NAME", help="name it is announced under")
     parser.add_argument("--adapter", metavar="NAME", help="count only servers that hold this LoRA adapter")
@@ -62,7 +62,10 @@ def show(arguments: argparse.Namespace) -> bool:
     """Prints a swarm's coverage, again and again if that is asked for; returns whether all blocks have servers."""
     from dist_eval.swarm.client import join_swarm, leave_swarm
 
-    dht = join_swarm(arguments.initial_peers, arguments.timeout, timeout_option="--timeout")
+    peers = all_peers(arguments.initial_peers, arguments.peers_file)
+    if not peers:
+        build_parser().error("name the swarm with --initial-peers or --peers-file")
+    dht = join_swarm(peers, arguments.timeout, timeout_option="--timeout")
     try:
         while True:
             status = _look_up(dht, arguments)
@@ -89,8 +92,11 @@ class Status(NamedTuple):
         return not self.not_looked_up and not any(model.missing for model in self.models)
 
     def summary(self) -> dict[str, Any]:
-        """Returns what `--json` prints; a model is as in the section `swarm` of `results.json`."""
-        return {**self._asdict(), "models": [model.summary().model_dump(mode="json") for model in self.models]}
+        """Returns what `--json` prints; a model is as in the section `swarm` of `results.json`.
+
+        Besides, each server has `reachable`: whether it answered this host, null if it is not online and was not asked.
+        """
+        return {**self._asdict(), "models": [_summary_of(model) for model in self.models]}
 
     def describe(self) -> str:
         """Returns a text table for each model."""
@@ -104,9 +110,17 @@ class Status(NamedTuple):
         return "\n\n".join(texts)
 
 
+def _summary_of(model: SwarmCoverage) -> dict[str, Any]:
+    summary, online = model.summary().model_dump(mode="json"), {server.peer_id for server in model.online}
+    for server in summary["servers"]:
+        peer = server["peer_id"]
+        server["reachable"] = peer not in model.unreachable if peer in online else None
+    return summary
+
+
 def _look_up(dht: Any, arguments: argparse.Namespace) -> Status:
     from dist_eval.base_model.families import default_dht_prefix, read_base_config
-    from dist_eval.swarm.coverage import look_up_coverage
+    from dist_eval.swarm.coverage import look_up_coverage, measure_distances
     from dist_eval.swarm.dht_records import read_models
 
     config, dropped = read_base_config(arguments.model) if arguments.model else None, 0
@@ -121,7 +135,11 @@ def _look_up(dht: Any, arguments: argparse.Namespace) -> Status:
         raise SwarmError("The swarm announces no model. Name the one to look for with --model.")
     look_up = functools.partial(look_up_coverage, dht, adapter=arguments.adapter)
     coverages, unknown = look_up_all(look_up, models, arguments.timeout)
-    return Status([coverage.serving(config) for coverage in coverages], unknown, dropped)
+    coverages = [coverage.serving(config) for coverage in coverages]
+    online = list(dict.fromkeys(server.peer_id for coverage in coverages for server in coverage.online))
+    answers = measure_distances(dht, online, _ASK_AGAIN_SECONDS)
+    unreachable = frozenset(peer for peer, seconds in answers.items() if seconds is None)
+    return Status([replace(coverage, unreachable=unreachable) for coverage in coverages], unknown, dropped)
 
 
 def look_up_all(

@@ -19,6 +19,7 @@ from dist_eval.swarm.coverage import (
     wait_until_covered,
 )
 from dist_eval.swarm.dht_records import read_models
+from dist_eval.swarm.status import Status
 
 
 def span(start: int, end: int, state: str = "online", **changes: object) -> ServerSpan:
@@ -89,6 +90,15 @@ def test_the_description_has_the_columns_that_say_something() -> None:
     assert second.split()[4:] == ["2.3.0.dev2", "1", "1.25", "32768", "mine/lora"]
     assert "Servers run different versions of Petals (2, 2.3.0.dev2)." in text
     assert "differently" not in text
+
+
+def test_servers_that_are_not_reachable_from_here_are_said_and_the_blocks_that_only_they_hold() -> None:
+    coverage = SwarmCoverage("model", 4, (span(0, 3), span(2, 4)), unreachable=frozenset({"Qm2to4"}))
+    near, far = coverage.describe().splitlines()[2:4]
+    assert " online " in near and " not reachable from here " in far
+    assert coverage.missing == [] and "not reachable from here: every server of blocks 3" in coverage.describe()
+    servers = Status([coverage], [], 0).summary()["models"][0]["servers"]
+    assert [server["reachable"] for server in servers] == [True, False]
 
 
 LORA = {"adapters": ["lora"]}

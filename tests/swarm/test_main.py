@@ -39,7 +39,8 @@ def test_a_private_swarm_starts_shows_its_status_and_ends(
         assert "missing blocks: none" in status.stdout
         assert status.stderr == ""
         watch = launcher.start(
-            *("-m", "dist_eval.swarm", "status", "--json", "--watch", "0.1", "--initial-peers", *peers), preloaded=True
+            *("-m", "dist_eval.swarm", "status", "--json", "--watch", "0.1", "--peers-file", str(peers_file)),
+            preloaded=True,
         )
         assert watch.stdout
         first, second = (json.loads(watch.stdout.readline()) for _ in range(2))
@@ -48,7 +49,7 @@ def test_a_private_swarm_starts_shows_its_status_and_ends(
         assert first == second and first["not_looked_up"] == []
         assert [(model["dht_prefix"], model["missing_blocks"]) for model in first["models"]] == [("base", [])]
         assert [(server["start"], server["end"]) for server in first["models"][0]["servers"]] == [(0, 4), (1, 3)]
-        assert all(server["free_cache"] > 0 for server in first["models"][0]["servers"])
+        assert all(server["free_cache"] > 0 and server["reachable"] for server in first["models"][0]["servers"])
     swarm.send_signal(end)
     out, err = swarm.communicate(timeout=TIMEOUT)
     assert swarm.returncode == (-9 if end == signal.SIGKILL else 0)
