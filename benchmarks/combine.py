@@ -117,7 +117,7 @@ Gather = Callable[[], Predictions]
 
 def with_dist_eval(local: Predictions) -> Gather:
     """The evaluator's way."""
-    return lambda: Predictions(**gather_columns(local.columns, order_by="index"))
+    return lambda: Predictions(**gather_columns(local.columns))
 
 
 def with_dictionaries(local: Predictions) -> Gather:

@@ -35,8 +35,7 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     from dist_eval.swarm.hivemind_compat import prepare_hivemind
 
     prepare_hivemind(sockets=scratch_dir)
-    from dist_eval.model.classifier import load_on_swarm
-    from dist_eval.model.swarm_backbone import SwarmBackbone
+    from dist_eval.model.classifier import load_swarm_backbone, with_tuned_head
     from dist_eval.swarm.client import join_swarm
     from dist_eval.swarm.coverage import wait_until_covered
     from dist_eval.swarm.directory import ServerDirectory
@@ -53,9 +52,9 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
         dht = join_swarm(peers, options.swarm_timeout)
         coverage = wait_until_covered(dht, prefix, blocks, options.swarm_timeout)
         tuned = random_checkpoint(config, prompts)
-        classifier = load_on_swarm(options.model, tuned, dht, dht_prefix=prefix, **settings)
-        backbone, directory = classifier.backbone, ServerDirectory(dht, prefix, blocks)
-        assert isinstance(backbone, SwarmBackbone)
+        backbone = load_swarm_backbone(options.model, dht, dht_prefix=prefix, **settings)
+        classifier = with_tuned_head(backbone, options.model, tuned)
+        directory = ServerDirectory(dht, prefix, blocks)
         directory.start(options.swarm_timeout)
         try:
             for _, budget, size in itertools.product(range(options.rounds), options.budgets, options.windows):

@@ -66,9 +66,7 @@ def worst_mistakes(
     return Mistakes(total, [Mistake(int(index), label, given, float(score)) for index, label, given, score in rows])
 
 
-def confident_mistakes(
-    predictions: PredictionsLike, label_names: Sequence[str], most: int = MOST
-) -> list[ConfidentMistake] | None:
+def confident_mistakes(predictions: PredictionsLike, label_names: Sequence[str]) -> list[ConfidentMistake] | None:
     """Returns the section `confident_mistakes` of `results.json` (see `worst_mistakes`); None for a regression.
 
     In a multi-label problem `label` and `prediction` are lists.
@@ -82,7 +80,7 @@ def confident_mistakes(
             prediction=_names(one.prediction, label_names),
             probability=one.score,
         )
-        for one in worst_mistakes(predictions.chunks(), most).worst
+        for one in worst_mistakes(predictions.chunks(), MOST).worst
     ]
 
 

@@ -195,7 +195,7 @@ def all_gather(value: Any) -> list[Any]:
     return gathered
 
 
-def gather_columns(local: Columns, order_by: str) -> dict[str, np.ndarray]:
+def gather_columns(local: Columns) -> dict[str, np.ndarray]:
     """Gathers the rows of all ranks on rank 0, as compact arrays; every rank calls it.
 
     all_gather_object sends every rank's object to every rank. So rows are sent in rounds of bounded size, and only
@@ -204,10 +204,9 @@ def gather_columns(local: Columns, order_by: str) -> dict[str, np.ndarray]:
 
     Args:
         local: this rank's rows, possibly none; names, dtypes and shapes of a row are the same on all ranks.
-        order_by: name of the column to sort by.
 
     Returns:
-        On rank 0 all rows; elsewhere none.
+        On rank 0 all rows, sorted by the column "index"; elsewhere none.
     """
     counts, leads = all_gather(rows_in(local)), dist.get_rank() == 0
     collector, step = Collector(sum(counts) if leads else 0, local), _rows_of_a_rank(len(counts), row_bytes(local))
@@ -218,7 +217,7 @@ def gather_columns(local: Columns, order_by: str) -> dict[str, np.ndarray]:
         for part in all_gather(narrowed(local, start, start + step)):
             if leads:
                 collector.add(part)
-    return collector.sorted_by(order_by)
+    return collector.sorted_by("index")
 
 
 def _rows_of_a_rank(ranks: int, in_a_row: int) -> int:

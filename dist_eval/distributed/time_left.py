@@ -48,13 +48,13 @@ def in_words(seconds: float) -> str:
     if whole < _SECONDS_UP_TO:
         return f"{whole} s"
     if whole < _MINUTES_WITH_SECONDS_UP_TO:
-        return _two_units(whole, 60, "min", "s")
+        return _two_units(whole, "min", "s")
     minutes = round(seconds / 60)
     if whole < _MINUTES_UP_TO:
         return f"{minutes} min"
-    return _two_units(minutes, 60, "h", "min") if whole < _HOURS_UP_TO else f"{seconds / 86400:.1f} days"
+    return _two_units(minutes, "h", "min") if whole < _HOURS_UP_TO else f"{seconds / 86400:.1f} days"
 
 
-def _two_units(count: int, size: int, large: str, small: str) -> str:
-    rest = count % size
-    return f"{count // size} {large}" + (f" {rest} {small}" if rest else "")
+def _two_units(count: int, large: str, small: str) -> str:
+    whole, rest = divmod(count, 60)
+    return f"{whole} {large}" + (f" {rest} {small}" if rest else "")

@@ -12,7 +12,7 @@ from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, custom_results
 from dist_eval.metrics.predictions import Predictions, PredictionsLike
 from dist_eval.metrics.totals import Totals
-from dist_eval.results.work import RankResults, RankWork, Spread, Throughput
+from dist_eval.results.work import RankResults, RankWork, Throughput
 
 _SHORTEST_SECONDS = 1e-3
 
@@ -50,24 +50,6 @@ def with_custom_metrics(
         values={**metrics.values, **custom.values},
         undefined={**metrics.undefined, **custom.undefined},
         custom=list(custom.values),
-    )
-
-
-def spread(ranks: Sequence[RankResults], metrics: Metrics) -> Spread | None:
-    """Returns the section `spread` of `results.json`: how far the ranks' own values are apart."""
-    is_regression = metrics.problem == REGRESSION.name
-    values = [(rank.loss if is_regression else rank.accuracy, rank.rank) for rank in ranks]
-    own = [(value, number) for value, number in values if value is not None]
-    if len(own) < 2:
-        return None
-    (lowest, lowest_rank), (highest, highest_rank) = min(own), max(own)
-    return Spread(
-        figure="loss" if is_regression else "accuracy",
-        lowest=lowest,
-        lowest_rank=lowest_rank,
-        highest=highest,
-        highest_rank=highest_rank,
-        mean=sum(value for value, _ in own) / len(own),
     )
 
 

@@ -90,7 +90,7 @@ def drive(
     columns_of: Callable[[np.ndarray, np.ndarray], Columns],
     *,
     window: Window,
-    failures: FailurePolicy | None = None,
+    failures: FailurePolicy,
     audited: Container[int] = (),
     judge: Judge | None = None,
     stream: TextIO | None = None,
@@ -108,7 +108,7 @@ def drive(
         journal: where finished batches are written.
         columns_of: makes the columns of positions in the data, int64 of shape [n], and their answers.
         window: how many batches of this rank may be in flight at a time.
-        failures: what to do about samples that get no answer; by default the first one ends the run.
+        failures: what to do about samples that get no answer.
         audited: numbers of the batches to audit.
         judge: for trackers, called on the leader in another thread; None where nothing is known so soon.
         stream: where the leader shows the progress; by default stderr.
@@ -138,7 +138,7 @@ def drive(
     worker = BatchWorker(
         *(model, data, plan, journal, progress, window, context.stop),
         drain_timeout=config.stop_grace,
-        failures=failures or FailurePolicy(),
+        failures=failures,
         audited=audited,
     )
     with progress.shown():

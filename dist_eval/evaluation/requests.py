@@ -222,7 +222,7 @@ def show_results(context: RequestContext, *, are_new: bool) -> HarnessResults | 
 
 
 def _gather(local: LocalWork, columns: AnswerColumns, data: Requests, plan: Plan, topology: Topology) -> Answered:
-    gathered = gather_columns(local.columns, order_by="index")
+    gathered = gather_columns(local.columns)
     index = gathered.pop("index")
     answers = np.empty(len(index), dtype=columns)
     for name, column in gathered.items():

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 import numpy as np
 
 from dist_eval.data.plan import Plan
 from dist_eval.data.problem_types import REGRESSION, SINGLE_LABEL
-from dist_eval.evaluation.combination import spread, throughput
+from dist_eval.evaluation.combination import throughput
 from dist_eval.evaluation.drive import RunWork
 from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.confusion import MOST_DENSE_CLASSES
 from dist_eval.results.inputs import Coverage, DatasetSummary, FailedExample, ModelSummary
 from dist_eval.results.run import EvaluationResults
 from dist_eval.results.scores import MOST_CELLS, Analysis, ConfusionMatrix, ProblemType, Scores, SparseConfusionMatrix
-from dist_eval.results.work import Audit, RankResults, Swarm
+from dist_eval.results.work import Audit, RankResults, Spread, Swarm
 
 
 def results_of(
@@ -41,7 +42,7 @@ def results_of(
         plan=plan.summary(),
         sessions=plan.sessions(work.fell_back),
         ranks=work.ranks,
-        spread=spread(work.ranks, metrics),
+        spread=_spread(work.ranks, metrics),
         throughput=throughput(work.ranks),
         swarm=swarm and swarm.model_copy(update={"precisions": work.precisions}),
         audit=audit,
@@ -57,6 +58,24 @@ def scores_of(metrics: Metrics) -> Scores:
         custom_metrics=metrics.custom,
         majority_share=metrics.majority_share,
         confusion_matrix=_confusion_matrix(metrics),
+    )
+
+
+def _spread(ranks: Sequence[RankResults], metrics: Metrics) -> Spread | None:
+    """Returns the section `spread` of `results.json`: how far the ranks' own values are apart."""
+    is_regression = metrics.problem == REGRESSION.name
+    values = [(rank.loss if is_regression else rank.accuracy, rank.rank) for rank in ranks]
+    own = [(value, number) for value, number in values if value is not None]
+    if len(own) < 2:
+        return None
+    (lowest, lowest_rank), (highest, highest_rank) = min(own), max(own)
+    return Spread(
+        figure="loss" if is_regression else "accuracy",
+        lowest=lowest,
+        lowest_rank=lowest_rank,
+        highest=highest,
+        highest_rank=highest_rank,
+        mean=sum(value for value, _ in own) / len(own),
     )
 
 

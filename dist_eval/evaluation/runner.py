@@ -90,7 +90,7 @@ def evaluate_run(context: EvalContext) -> dict[str, float | None] | None:
 
         driven = drive(
             context,
-            audited(model, config, journal),
+            with_audit(model, config, journal),
             data,
             plan,
             fingerprint,
@@ -110,7 +110,7 @@ def evaluate_run(context: EvalContext) -> dict[str, float | None] | None:
         return None
 
 
-def audited(model: LoadedModel, config: EvaluationConfig, journal: Journal) -> DrivenModel:
+def with_audit(model: LoadedModel, config: EvaluationConfig, journal: Journal) -> DrivenModel:
     """Returns the model, of which some batches are audited if the options ask for that."""
     if not config.audit:
         return model

@@ -29,7 +29,7 @@ class Gathered:
 
 def gather(local: Predictions) -> Gathered:
     """Gathers the predictions of all ranks on the leader, and adds up their totals; every rank calls it."""
-    predictions = Predictions(**gather_columns(local.columns, order_by="index"))
+    predictions = Predictions(**gather_columns(local.columns))
     return Gathered(predictions, Totals(**sum_arrays(vars(Totals.of(local)))))
 
 

@@ -1,8 +1,9 @@
 """The catalogue of metrics: how each follows from sums over examples, what is known of it, and where it is shown.
 
 A metric is a function of weighted sums: with weights of 1 it is the metric of the data, with the weights of a resample
-that of the resample. A metric of the sums in `counts` is added here, and nowhere else. What needs other sums, or the
-order of scores, is in `definitions`. A metric of each class or output also has a field in `dist_eval.results.scores`.
+that of the resample. A metric of the sums in `counts` is added here, and nowhere else; `reasons` may say why it is
+undefined. What needs other sums, or the order of scores, is in `definitions`. A metric of each class or output also has
+a field in `dist_eval.results.scores`.
 
 Imports no library, because command lines import it.
 """

@@ -6,6 +6,7 @@ A metric that is undefined for the data (the recall of a class without examples,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -106,6 +107,9 @@ def compute_metrics(predictions: PredictionsLike, label_names: Sequence[str]) ->
             if not undefined.keys() >= {*statistic.names}:
                 values.update(statistic.observed())
     values |= dict.fromkeys(undefined)
+    for name, value in values.items():
+        if value is not None and not math.isfinite(value):  # what `reasons` does not explain
+            values[name], undefined[name] = None, f"its formula gives {value} for these data"
     return Metrics(
         values={metric.name: values[metric.name] for metric in METRICS[problem.name] if metric.name in values},
         undefined=undefined,

@@ -54,16 +54,8 @@ class Backbone(HostedModel, ABC):
     """A base model without a head."""
 
     config: Any  # its `transformers` config
-
-    @property
-    @abstractmethod
-    def final_norm(self) -> nn.Module:
-        """The norm after the last block."""
-
-    @property
-    @abstractmethod
-    def word_embeddings(self) -> nn.Embedding:
-        """The embeddings of the vocabulary."""
+    final_norm: nn.Module  # after the last block
+    word_embeddings: nn.Embedding
 
     @abstractmethod
     def hidden_states(

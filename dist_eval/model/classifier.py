@@ -147,18 +147,12 @@ def load_local_backbone(model: str, device: torch.device | None = None) -> Local
     return backbone
 
 
-def load_on_swarm(model: str, tuned: TunedCheckpoint, dht: Any, **settings: Any) -> Classifier:
-    """Builds a classifier whose blocks a swarm hosts."""
-    return with_tuned_head(load_swarm_backbone(model, dht, **settings), model, tuned)
-
-
-def load_locally(model: str, tuned: TunedCheckpoint, device: torch.device | None = None) -> Classifier:
+def load_locally(model: str, tuned: TunedCheckpoint) -> Classifier:
     """Builds a classifier that runs in this process.
 
     Args:
         model: folder or hub name of the base model.
         tuned: the tuned checkpoint.
-        device: of the base model, by default the CPU.
 
     Returns:
         The classifier.
@@ -166,7 +160,7 @@ def load_locally(model: str, tuned: TunedCheckpoint, device: torch.device | None
     Raises:
         CheckpointError: weights are missing, pickled, or not those that the checkpoint was tuned on.
     """
-    return with_tuned_head(load_local_backbone(model, device), model, tuned)
+    return with_tuned_head(load_local_backbone(model), model, tuned)
 
 
 def with_tuned_head(backbone: Backbone, model: str, tuned: TunedCheckpoint) -> Classifier:

@@ -25,18 +25,9 @@ class LocalBackbone(Backbone):
         self.model, self.config, self._architecture = model, architecture.config, architecture
         self.blocks: nn.ModuleList = model.get_submodule(architecture.layers)
         # applied to the positions that are needed; it acts on each token by itself
-        self._norm = final_norm_of(model, architecture)
+        self.final_norm = final_norm_of(model, architecture)
+        self.word_embeddings = model.get_input_embeddings()
         self._one_at_a_time = threading.Lock()  # the hooks below belong to the module, not to a call
-
-    @property
-    def final_norm(self) -> nn.Module:
-        """The norm after the last block."""
-        return self._norm
-
-    @property
-    def word_embeddings(self) -> nn.Embedding:
-        """The embeddings of the vocabulary."""
-        return self.model.get_input_embeddings()
 
     def hidden_states(
         self,

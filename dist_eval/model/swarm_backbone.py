@@ -8,7 +8,6 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from dist_eval.data.answers import RouteSegment
 from dist_eval.data.plan import SharedBeginning
@@ -40,18 +39,9 @@ class SwarmBackbone(Backbone):
     def __init__(self, shell: Any, dht: Any, requests: SwarmRequests, request_tokens: int | None = None) -> None:
         self._request_tokens = request_tokens
         self.shell, self.dht, self.requests, self.config = shell, dht, requests, shell.config
+        self.final_norm, self.word_embeddings = shell.final_norm, shell.word_embeddings
         self._pool: SessionPool | None = None
         self._room = Room(self.cache_tokens)  # of texts that are too long for a request
-
-    @property
-    def final_norm(self) -> nn.Module:
-        """The norm after the last block."""
-        return self.shell.final_norm
-
-    @property
-    def word_embeddings(self) -> nn.Embedding:
-        """The embeddings of the vocabulary."""
-        return self.shell.word_embeddings
 
     def hidden_states(
         self,

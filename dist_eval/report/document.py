@@ -62,6 +62,11 @@ class Table:
         """Returns the rows that are part of a summary."""
         return self.rows[: self.summary_rows]
 
+    @property
+    def alignments(self) -> list[str]:
+        """How each column is aligned: numbers at the right (">"), all else at the left."""
+        return [">" if isinstance(cell, Number) else "<" for cell in self.rows[0]]
+
     def omission(self, shown: int) -> list[str]:
         """Returns a line on the rows after the first ones, which are shown; none if these are all."""
         omitted = max(0, len(self.rows) - shown) + self.further_rows

@@ -37,10 +37,9 @@ def code(text: object) -> str:
 def _table_blocks(table: Table) -> list[str]:
     """Returns a table with its notes; below its caption, if any, and then folded if it is long."""
     rows = [list(map(_cell, row)) for row in table.summary()]
-    formats = [">" if isinstance(cell, Number) else "<" for cell in table.rows[0]] if rows else ()
     head = [code(name) if "|" in name or "`" in name else escape(name) for name in table.columns]
     blocks = [
-        "\n".join(markdown_table([head, *rows], formats)),
+        "\n".join(markdown_table([head, *rows], table.alignments)),
         *_notes(table.notes),
         *table.omission(table.summary_rows),
     ]

@@ -30,10 +30,9 @@ def render_text(document: Document, width: int | None = None) -> str:
 def _table_lines(table: Table, width: int) -> list[str]:
     caption = table.values_caption or table.caption
     columns = [_format_column(table, column) for column in zip(*table.summary(), strict=True)]
-    formats = [">" if isinstance(cell, Number) else "<" for cell in table.rows[0]]
     return [
         *([f"{caption}:"] if caption else []),
-        *text_table([table.columns, *zip(*columns, strict=True)], formats, width=width, keys=table.keys),
+        *text_table([table.columns, *zip(*columns, strict=True)], table.alignments, width=width, keys=table.keys),
         *table.omission(table.summary_rows),
         *([] if table.values_caption else table.notes),
     ]

@@ -294,4 +294,5 @@ def _records(path: Path, columns: AnswerColumns, start: int = 0) -> Iterator[tup
                     position = content.find(_MAGIC, position + 1)
                     continue
                 yield position, outcome
-                position = content.find(_MAGIC, position + len(_packed(outcome, columns)))
+                _, rows, _, noted = _FIELDS.unpack_from(content, position + _HEAD.size)
+                position = content.find(_MAGIC, begin + rows * columns.itemsize + noted)

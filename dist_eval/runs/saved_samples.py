@@ -1,8 +1,8 @@
 """`predictions.parquet`, the table of a run's samples: predictions, or generated texts.
 
-The fields of `SavedPredictions` and of `SavedTexts` are its columns, by name and in their order; their types are those
-of the values. What is written, read back and cut into chunks follows from them. Predictions have lost their logits, but
-whatever is computed of them is equal to the last bit to what the run itself computed.
+The fields of `SavedPredictions` are its columns, by name and in their order; what is written, read back and cut into
+chunks follows from them. Those of `SavedTexts`, whose metrics are columns, too, are listed in its methods. Predictions
+have lost their logits, but whatever is computed of them is equal to the last bit to what the run itself computed.
 """
 
 from __future__ import annotations

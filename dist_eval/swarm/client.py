@@ -143,10 +143,10 @@ def leave_swarm(dht: Any, connection: Any = None, stop: Callable[[], Any] = lamb
             await connection.shutdown()
             await asyncio.sleep(0)  # its cancelled tasks end in the loop's next iteration
 
-        _run_within(_LEAVE_SECONDS, stop)
+        _run_briefly(stop)
         with contextlib.suppress(concurrent.futures.TimeoutError):
             RemoteExpertWorker.run_coroutine(close(), return_future=True).result(_LEAVE_SECONDS)
-    _run_within(_LEAVE_SECONDS, dht.shutdown)
+    _run_briefly(dht.shutdown)
     _stop_node(dht)
 
 
@@ -168,7 +168,7 @@ def _stop_node(dht: Any) -> None:
             lock.release()
 
 
-def _run_within(seconds: float, action: Callable[[], Any]) -> None:
+def _run_briefly(action: Callable[[], Any]) -> None:
     thread = threading.Thread(target=action, daemon=True)
     thread.start()
-    thread.join(seconds)
+    thread.join(_LEAVE_SECONDS)

@@ -6,7 +6,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TextIO
 
 from tqdm import tqdm
 
@@ -17,16 +16,15 @@ _PLAIN_LINE_SECONDS = 10.0
 class Display:
     """Shows the progress of a tuning."""
 
-    def __init__(self, total: int, done: int, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stderr
+    def __init__(self, total: int, done: int) -> None:
         self._bar = tqdm(
             total=total,
             initial=done,
             unit=" updates",
             desc="tuning",
-            file=self._stream,
+            file=sys.stderr,
             dynamic_ncols=True,
-            mininterval=0.1 if self._stream.isatty() else _PLAIN_LINE_SECONDS,
+            mininterval=0.1 if sys.stderr.isatty() else _PLAIN_LINE_SECONDS,
         )
 
     def updated(self, epoch: int, loss: float) -> None:
@@ -36,7 +34,7 @@ class Display:
 
     def say(self, text: str) -> None:
         """Prints a line above the bar."""
-        self._bar.write(text, file=self._stream)
+        self._bar.write(text, file=sys.stderr)
 
     @contextmanager
     def watching(self, notice: Callable[[], str]) -> Iterator[None]:

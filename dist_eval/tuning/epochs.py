@@ -69,7 +69,8 @@ class Epochs:
             while self._state.epoch < self.config.epochs:
                 began = time.monotonic()
                 self._run_epoch()
-                self._require_agreement()
+                digest = snapshot(self._trainer.tuned).digest()
+                require_agreement({"tuned checkpoint": digest, "data": self.train.facts.digest})
                 self._end_epoch(self._evaluate(), time.monotonic() - began)
         tuned = snapshot(self._trainer.tuned)
         ranks = all_gather(
@@ -93,9 +94,6 @@ class Epochs:
         state, tensors, rest = found
         self._trainer.restore(tensors, rest)
         return state
-
-    def _require_agreement(self) -> None:
-        require_agreement({"tuned checkpoint": snapshot(self._trainer.tuned).digest(), "data": self.train.facts.digest})
 
     def _run_epoch(self) -> None:
         """Makes the remaining updates of the current epoch."""

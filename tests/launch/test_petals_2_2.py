@@ -28,7 +28,7 @@ from dist_eval import demo
 from dist_eval.base_model.families import read_base_config
 from dist_eval.errors import EvaluationError
 from dist_eval.model.checkpoint import TunedCheckpoint
-from dist_eval.model.classifier import Classifier, load_locally, load_on_swarm
+from dist_eval.model.classifier import Classifier, load_locally, load_swarm_backbone, with_tuned_head
 from dist_eval.swarm.petals_version import ANNOUNCED
 
 ROOT, WORKERS = Path(__file__).parents[2], Path(__file__).parents[1] / "workers"
@@ -122,7 +122,8 @@ class Servers(ExitStack):
         except EvaluationError as error:
             return str(error)
         options: dict[str, Any] = {"dht_prefix": name, "request_timeout": TIMEOUT, "max_retries": 2}
-        classifier = load_on_swarm(str(model), checkpoint_for(name), dht, **options)
+        backbone = load_swarm_backbone(str(model), dht, **options)
+        classifier = with_tuned_head(backbone, str(model), checkpoint_for(name))
         self.callback(classifier.close)
         return computed(classifier)
 

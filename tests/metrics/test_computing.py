@@ -11,6 +11,8 @@ import sklearn.metrics as sk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dist_eval.data.problem_types import SINGLE_LABEL
+from dist_eval.metrics.catalogue import METRICS, SHARE, Metric
 from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.results.scores import ClassResults
@@ -104,6 +106,15 @@ def test_no_figure_is_nan_and_each_undefined_one_has_a_reason(predictions: Predi
     assert {name for name, value in metrics.values.items() if value is None} == set(metrics.undefined)
     assert all(value is None or math.isfinite(value) for value in metrics.values.values())
     assert all(len(reason) > 10 for reason in metrics.undefined.values())
+
+
+def test_an_undefined_figure_that_nothing_explains_has_a_reason_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Metric("own", SHARE, lambda counts: (counts.right - counts.right) / (counts.right - counts.right))
+    monkeypatch.setitem(METRICS, SINGLE_LABEL.name, (*METRICS[SINGLE_LABEL.name], own))
+    predictions = Predictions.from_logits(index=[0, 1], label=[0, 1], logits=[[2.0, 0.0], [0.0, 3.0]])
+    metrics = compute_metrics(predictions, ["a", "b"])
+    assert metrics.values["own"] is None
+    assert metrics.undefined["own"] == "its formula gives nan for these data"
 
 
 @settings(max_examples=40)

@@ -46,7 +46,7 @@ def everything(world_size: int) -> Predictions:
 
 
 def gather_predictions(local: Predictions) -> Predictions:
-    return Predictions(**gather_columns(local.columns, order_by="index"))
+    return Predictions(**gather_columns(local.columns))
 
 
 @contextmanager
