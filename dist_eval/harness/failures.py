@@ -11,6 +11,7 @@ from typing import Any
 from lm_eval import evaluator_utils
 
 from dist_eval.errors import EvaluationError, one_line
+from dist_eval.harness.metrics import read_metrics
 from dist_eval.metrics.custom_metrics import error_sentence
 from dist_eval.process.patching import patched
 
@@ -36,7 +37,7 @@ def collecting_failures(
     with ExitStack() as stack:
         guards = {name: _DocumentGuard(task, samples.get(name)) for name, task in tasks.items()}
         for name, task in tasks.items():
-            for method in ("process_results", "apply_filters"):
+            for method in ("apply_filters", "process_results"):
                 setattr(task, method, getattr(guards[name], method))
                 stack.callback(delattr, task, method)
 
@@ -50,6 +51,8 @@ def collecting_failures(
             return dict.fromkeys(metrics, math.nan), len({instance.doc_id for instance in task.instances})
 
         stack.enter_context(patched(evaluator_utils, "_compute_task_aggregations", aggregate))
+        of_groups = partial(_aggregate_groups, evaluator_utils.aggregate_groups)
+        stack.enter_context(patched(evaluator_utils, "aggregate_groups", of_groups))
         yield
 
 
@@ -108,6 +111,18 @@ def _aggregate(
                 found = {f"{metric},{name}": math.nan, f"{metric}_stderr,{name}": _NOTHING}
         metrics |= found
     return metrics, max(map(len, values.values()), default=0)
+
+
+def _aggregate_groups(original: Callable[[Any], Any], results: Any) -> Any:
+    """Aggregates over tasks; where one of them has something else than a number, a group has no value."""
+    try:
+        return original(results)
+    except Exception:
+        for metrics in results.metrics.values():
+            known = {f"{metric},{name}" for metric, name, _ in read_metrics(metrics)}
+            others = (key for key in metrics if "," in key and "_stderr," not in key and key not in known)
+            metrics.update(dict.fromkeys(others, math.nan))
+        return original(results)
 
 
 def _filters_of(task: Any) -> list[str]:

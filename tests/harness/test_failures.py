@@ -27,6 +27,9 @@ def process(doc, results):
 def total(values):
     raise RuntimeError("no total today")
 
+def nothing(values):
+    return None
+
 class Low:
     def apply(self, resps, docs):
         raise KeyError("low")
@@ -102,6 +105,18 @@ def test_a_metric_that_fails_has_a_reason_and_the_others_their_values(folder: Pa
     assert found["results"]["words"] == alone
     for task in loaded.tasks.values():
         assert not {"process_results", "apply_filters"} & task.__dict__.keys()
+
+
+def test_a_group_of_a_task_without_a_number_has_no_value(folder: Path) -> None:
+    task = json.loads((folder / "words.yaml").read_text())
+    metrics = [{"metric": "acc", "aggregation": "@"}, ACC_NORM]
+    text = json.dumps({**task, "task": "summed", "metric_list": metrics}).replace('"@"', "!function own.nothing")
+    (folder / "summed.yaml").write_text(text)
+    with pytest.raises(DataError, match="The harness failed on the tasks words, summed: TypeError"):
+        load(folder, "both").run(StandInModel())
+    found = load(folder, "both").run(StandInModel(), undefined=Undefined())
+    of_group = {each.metric: each.value for each in group_results(found)["both"].metrics}
+    assert of_group["acc"] is None and of_group["acc_norm"] == found["results"]["words"]["acc_norm,none"]
 
 
 def test_documents_are_named_by_their_numbers(folder: Path) -> None:
