@@ -1,4 +1,4 @@
-"""The leader's display of a run's progress: a bar on a terminal, else a line a minute."""
+"""The leader's display of the progress of a run or a tuning: a bar on a terminal, else a line a minute."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _LINE_SECONDS, _FIRST_LINE_SECONDS = 60.0, 2.0
 class Display(Protocol):
     """Shows the progress of all ranks."""
 
-    def show(self, done: int, before: int, seconds_left: float | None) -> None:
-        """Shows how far the run is."""
+    def show(self, done: int, before: int, seconds_left: float | None, details: str = "") -> None:
+        """Shows how far the run is, and what else is known."""
         ...
 
     def note(self, text: str) -> None:
@@ -32,24 +32,32 @@ class Display(Protocol):
         ...
 
 
-def display_on(stream: TextIO, total: int) -> Display:
-    """Returns the display of a run with a number of examples, for a stream."""
-    return _Bar(total, stream) if stream.isatty() or BAR in os.environ else _Lines(total, stream)
+def display_on(stream: TextIO, total: int, what: str = "evaluating", unit: str = "example") -> Display:
+    """Returns the display of a run for a stream.
+
+    Args:
+        stream: where it is shown.
+        total: number of examples, or what else is counted.
+        what: what is done.
+        unit: what is counted, in the singular.
+    """
+    return (_Bar if stream.isatty() or BAR in os.environ else _Lines)(stream, total, what, unit)
 
 
 class _Bar:
-    def __init__(self, total: int, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, total: int, what: str, unit: str) -> None:
         from tqdm import tqdm
 
         self._stream, self._in_digits = stream, tqdm.format_interval
-        self._bar = tqdm(total=total, unit=" examples", file=stream, dynamic_ncols=True, desc="evaluating")
+        self._bar = tqdm(total=total, unit=f" {unit}s", file=stream, dynamic_ncols=True, desc=what)
 
-    def show(self, done: int, before: int, seconds_left: float | None) -> None:
+    def show(self, done: int, before: int, seconds_left: float | None, details: str = "") -> None:
         if before != self._bar.initial:
             self._bar.initial = self._bar.n = before
         left = "?" if seconds_left is None else self._in_digits(seconds_left)
         # tqdm's own estimate counts examples, which take longer at first
-        self._bar.bar_format = f"{{l_bar}}{{bar}}| {{n_fmt}}/{{total_fmt}} [{{elapsed}}<{left}, {{rate_fmt}}]"
+        more = f", {details}" if details else ""
+        self._bar.bar_format = f"{{l_bar}}{{bar}}| {{n_fmt}}/{{total_fmt}} [{{elapsed}}<{left}, {{rate_fmt}}{more}]"
         self._bar.update(done - self._bar.n)
 
     def note(self, text: str) -> None:
@@ -60,20 +68,21 @@ class _Bar:
 
 
 class _Lines:
-    def __init__(self, total: int, stream: TextIO) -> None:
-        self._total, self._stream = total, stream
+    def __init__(self, stream: TextIO, total: int, what: str, unit: str) -> None:
+        self._stream, self._total, self._what, self._unit = stream, total, what, unit
         self._start = time.monotonic()
         self._next, self._shown, self._line = self._start + _FIRST_LINE_SECONDS, -1, ""
 
-    def show(self, done: int, before: int, seconds_left: float | None) -> None:
+    def show(self, done: int, before: int, seconds_left: float | None, details: str = "") -> None:
         if done == self._shown:
             return
         now = time.monotonic()
         finished = done >= self._total
         rate = (done - before) / max(now - self._start, 1e-9)
         left = "" if finished or seconds_left is None else f", about {in_words(seconds_left)} left"
-        count = format_count(self._total, "example")
-        self._line = f"{time.strftime('%H:%M:%S')} evaluating: {done} of {count}, {rate:.0f}/s{left}"
+        count, speed = format_count(self._total, self._unit), f"{rate:.0f}" if rate >= 1 else f"{rate:.2f}"
+        more = f", {details}" if details else ""
+        self._line = f"{time.strftime('%H:%M:%S')} {self._what}: {done} of {count}, {speed}/s{left}{more}"
         if now >= self._next or finished:
             self._next, self._shown = now + _LINE_SECONDS, done
             self.close()

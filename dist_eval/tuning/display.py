@@ -4,37 +4,35 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from tqdm import tqdm
+from dist_eval.distributed.display import display_on
+from dist_eval.distributed.time_left import TimeLeft
 
 _NOTICE_SECONDS = 0.5
-_PLAIN_LINE_SECONDS = 10.0
 
 
 class Display:
     """Shows the progress of a tuning."""
 
     def __init__(self, total: int, done: int) -> None:
-        self._bar = tqdm(
-            total=total,
-            initial=done,
-            unit=" updates",
-            desc="tuning",
-            file=sys.stderr,
-            dynamic_ncols=True,
-            mininterval=0.1 if sys.stderr.isatty() else _PLAIN_LINE_SECONDS,
-        )
+        self._display, self._time_left = display_on(sys.stderr, total, "tuning", "update"), TimeLeft()
+        self._total, self._before, self._done = total, done, done
+        self._time_left.update(total - done, time.monotonic())
 
     def updated(self, epoch: int, loss: float) -> None:
         """Counts an update of an epoch (numbered from 0), with its mean loss in nats."""
-        self._bar.set_postfix_str(f"epoch {epoch + 1}, loss {loss:.4f}", refresh=False)
-        self._bar.update()
+        self._done += 1
+        now = time.monotonic()
+        self._time_left.update(self._total - self._done, now)
+        details = f"epoch {epoch + 1}, loss {loss:.4f}"
+        self._display.show(self._done, self._before, self._time_left.seconds(now), details)
 
     def say(self, text: str) -> None:
-        """Prints a line above the bar."""
-        self._bar.write(text, file=sys.stderr)
+        """Prints a line beside the progress."""
+        self._display.note(text)
 
     @contextmanager
     def watching(self, notice: Callable[[], str]) -> Iterator[None]:
@@ -53,4 +51,4 @@ class Display:
         finally:
             ended.set()
             thread.join(2 * _NOTICE_SECONDS)
-            self._bar.close()
+            self._display.close()

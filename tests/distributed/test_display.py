@@ -19,13 +19,13 @@ class Terminal(io.StringIO):
 def test_a_bar_shows_the_time_left_and_counts_no_examples_of_earlier_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TQDM_MININTERVAL", "0")
     terminal = Terminal()
-    bar = display.display_on(terminal, 100)
+    bar = display.display_on(terminal, 100, "tuning", "update")
     bar.show(60, 60, None)
-    bar.show(80, 60, 125.0)
+    bar.show(80, 60, 125.0, "epoch 2, loss 0.5")
     bar.close()
     last = terminal.getvalue().split("\r")[-1]
-    assert "evaluating:  80%" in last
-    assert "80/100 [00:00<02:05, " in last
+    assert "tuning:  80%" in last
+    assert re.search(r"80/100 \[00:00<02:05, .* updates/s, epoch 2, loss 0.5\]", last)
 
 
 def test_a_bar_is_shown_where_somebody_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,8 +49,8 @@ def test_lines_come_now_and_then_and_at_the_end(monkeypatch: pytest.MonkeyPatch)
     lines.show(100, 60, 0.0)
     lines.close()
     assert _without_clock(stream) == [
-        "evaluating: 80 of 100 examples, 0/s, about 12 min left",
-        "evaluating: 100 of 100 examples, 0/s",
+        "evaluating: 80 of 100 examples, 0.02/s, about 12 min left",
+        "evaluating: 100 of 100 examples, 0.04/s",
     ]
 
 

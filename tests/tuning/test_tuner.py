@@ -62,7 +62,7 @@ def alone(data: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Pa
     """One rank, undisturbed."""
     output = tmp_path_factory.mktemp("alone") / "out"
     result = run(Launcher(tmp_path_factory.mktemp("own")), *command(data, output, *LOCAL))
-    assert re.search(r"tuning: 100%.* 12/12 .*epoch 2, loss \d+\.\d{4}", result.stderr)
+    assert re.search(r"^\S+ tuning: 12 of 12 updates, \S+/s, epoch 2, loss \d+\.\d{4}$", result.stderr, re.MULTILINE)
     assert f"last: {output / 'last'} (epoch 2 of 2: loss " in result.stdout
     return output
 
