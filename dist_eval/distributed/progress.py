@@ -37,6 +37,8 @@ _BEATS_MISSED_SECONDS = 10.0
 
 _BLIND_SECONDS = 5.0  # A leader that has not read the heartbeats for this long cannot tell which ranks were silent
 
+_SAME_NOTICE_SECONDS = 10.0  # Ranks that wait for the same server say so within this time
+
 _LONGER = " To wait longer, raise --collective-timeout."
 _NO_HEARTBEAT, _NO_PROGRESS = "received no heartbeat", "seen no progress"
 
@@ -76,6 +78,7 @@ class Progress:
         self._stop, self._folder, self._notice = stop or Stop(), folder, notice
         self._stream, self._stall_timeout = stream or sys.stderr, max(stall_timeout, 2 * _REPORT_SECONDS)
         self._tracked = tracked
+        self._noticed = "", float("-inf")
         self._heard: dict[int, tuple[int, float]] = {}
         self._looked = time.monotonic()
         self._gone, self._cut_off, self._leader, self._answered = False, "", "", time.monotonic()
@@ -289,10 +292,17 @@ class Progress:
                     if self._tracked:
                         self._tracked.show(done, self._done_before)
                     if store.check([_NOTICE]):
-                        display.note(store.get(_NOTICE).decode())
+                        self._show_notice(display, store.get(_NOTICE).decode())
                         store.delete_key(_NOTICE)
                 if last:
                     return
+
+    def _show_notice(self, display: Display, text: str) -> None:
+        """Shows what a rank waits for, once if several say the same."""
+        last, shown_at = self._noticed
+        if text != last or time.monotonic() - shown_at > _SAME_NOTICE_SECONDS:
+            display.note(text)
+            self._noticed = text, time.monotonic()
 
     def _seconds_left(self, store: Any) -> float | None:
         """Estimates the time for all batches that are left; called on the leader only."""

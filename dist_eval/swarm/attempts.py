@@ -26,7 +26,7 @@ _DISPLACED_SECONDS = 0.01
 # recent median latency. It doubles with each attempt: where all servers are busy, the first one asked answers first.
 _MIN_STALL_SECONDS, _STALL_LATENCIES = 5.0, 10.0
 
-_FAILURES_TO_CONFIRM, _RECENT_LATENCIES = 2, 20
+_FAILURES_TO_CONFIRM, _RECENT_LATENCIES, _PEER_CHARACTERS = 2, 20, 8
 
 
 class TooLarge(Exception):
@@ -40,11 +40,12 @@ class NoServer(Exception):
         what: the blocks.
         why: the error of the server that was asked, or that there is none.
         since: when the outage began, in seconds of `time.monotonic()`.
+        brief: both in a few words, without the text of libraries.
     """
 
-    def __init__(self, what: str, why: str, since: float) -> None:
+    def __init__(self, what: str, why: str, since: float, brief: str) -> None:
         super().__init__(f"{what}: {why}")
-        self.what, self.why, self.since = what, why, since
+        self.what, self.why, self.since, self.brief = what, why, since, brief
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ class Attempts:
         if segment is None:
             having = "with sessions holds" if self.part.in_session else "holds"
             why = f"no server online {having} it, or a block after it"
-            raise self._unreachable(f"block {self.part.block}", why, now)
+            raise self._unreachable(f"block {self.part.block}", why, now, f"block {self.part.block}: {why}")
         stall_timeout = min(self.timeout, self._stall_timeout(segment, spans, now) * 2**self._failed)
         return Choice(segment, stall_timeout, spans, now, has_cache)
 
@@ -150,7 +151,9 @@ class Attempts:
             raise _no_second_opinion(what) from error
         self.router.retries += failure is not Failure.NOT_LISTENING
         if is_unreachable:
-            raise self._unreachable(what, one_line(error), choice.at) from error
+            brief = f"blocks {choice.segment.start}:{choice.segment.end} (peer ...{str(peer)[-_PEER_CHARACTERS:]})"
+            brief += f": {error}" * (failure is Failure.NOT_LISTENING)
+            raise self._unreachable(what, one_line(error), choice.at, brief) from error
         self._messages.append(f"{what}: {one_line(error)}")
         peers = self._peers.setdefault(failure, [])
         peers.append(peer)
@@ -191,11 +194,11 @@ class Attempts:
             return False
         return self._route(self._not_banned(taking, now), now) is None
 
-    def _unreachable(self, what: str, why: str, now: float) -> NoServer | SwarmError:
+    def _unreachable(self, what: str, why: str, now: float, brief: str) -> NoServer | SwarmError:
         if self.part.avoided:
             return _no_second_opinion(what)
         self._outage_since = now if self._outage_since is None else self._outage_since
-        return NoServer(what, why, self._outage_since)
+        return NoServer(what, why, self._outage_since, brief)
 
     def _is_confirmed(self, peers: Sequence[Any], choice: Choice) -> bool:
         """Whether several servers failed in the same way, or one several times and there is no other."""

@@ -175,6 +175,7 @@ class SwarmRequests:
         """
         attempts = Attempts(self.router, part, self._attempts, self.timeout)
         online = self.servers.session_spans if part.in_session else self.servers.spans
+        has_waited = False
         while True:
             try:
                 choice = attempts.choose(online(), time.monotonic())
@@ -188,10 +189,13 @@ class SwarmRequests:
                     await asyncio.sleep(delay)
                 else:
                     attempts.answered(choice, time.monotonic())
+                    if has_waited:
+                        self.servers.came_back()
                     return choice.segment, answer
             except NoServer as outage:
                 self.servers.refresh()
                 if not attempts.has_route(online(), time.monotonic()):
+                    has_waited = True
                     await self.servers.wait(outage)
 
     async def _send_in_turn(self, request: Request, choice: Choice) -> Any:

@@ -15,7 +15,8 @@ from dist_eval.swarm.reachability import BETWEEN_CONTACTS, CONTACT_SECONDS
 from dist_eval.swarm.routes import Span
 from dist_eval.swarm.transport import Transport
 
-_POLL_SECONDS, _REJOIN_SECONDS, _NOTICE_SECONDS = 1.0, 3.0, 5.0
+_POLL_SECONDS, _REJOIN_SECONDS = 1.0, 3.0
+_NOTICE_SECONDS, _LONGEST_NOTICE_SECONDS = 15.0, 60.0  # until an outage is said again: twice as long each time
 
 
 class SwarmServers:
@@ -45,7 +46,9 @@ class SwarmServers:
         self.excluded: set[str] = set()
         self.num_blocks = directory.num_blocks
         self.outage_timeout, self.rejoin = outage_timeout, rejoin
-        self._outage: tuple[str, float, float] | None = None
+        self._outage: tuple[str, float] | None = None
+        self._notice_seconds = 0.0  # until this outage is said again; 0 if it was not said
+        self._has_ended = False  # an outage that was said
         self._noticed_at = self._rejoined_at = float("-inf")
         self._directory, self._config, self._transport = directory, config, transport
 
@@ -137,29 +140,38 @@ class SwarmServers:
             OutageError: that took too long.
         """
         now, deadline = time.monotonic(), outage.since + self.outage_timeout
-        what = f"{outage.what}: {outage.why}"
+        faulty = ""
         if self.excluded:
-            what += f" (not counting {', '.join(sorted(self.excluded))}, which an audit found faulty)"
+            faulty = f" (not counting {', '.join(sorted(self.excluded))}, which an audit found faulty)"
+        limit = f"{self.outage_timeout:g} s (--swarm-timeout)"
         if now > deadline:
-            raise OutageError(
-                f"for {self.outage_timeout:g} s (--swarm-timeout) there was no server to reach for {what}"
-            )
+            self._notice_seconds = 0.0
+            what = f"{outage.what}: {outage.why}{faulty}"
+            raise OutageError(f"for {limit} there was no server to reach for {what}")
         if now - self._rejoined_at > _REJOIN_SECONDS:
             self._rejoined_at = now
             await asyncio.to_thread(self.rejoin)
-        self._outage = (f"no server to reach for {what}", now, deadline)
+        self._outage = (f"no server to reach for {outage.brief}{faulty}; the run waits up to {limit}", now)
         await asyncio.sleep(min(_POLL_SECONDS, max(0.0, deadline - now)))
 
+    def came_back(self) -> None:
+        """Is called when a request that waited for servers has its answer."""
+        self._has_ended = self._notice_seconds > 0
+
     def notice(self) -> str:
-        """Returns a message about what requests wait for, at most every 5 s; empty if they do not wait."""
+        """Returns what requests wait for, in growing intervals, and then once that it is over; empty at other times."""
         now = time.monotonic()
-        if self._outage is None or now - self._noticed_at < _NOTICE_SECONDS:
+        if self._has_ended:
+            self._outage, self._notice_seconds, self._has_ended = None, 0.0, False
+            return "servers can be reached again, the run goes on"
+        if self._outage is None or now - self._noticed_at < self._notice_seconds:
             return ""
-        what, seen_at, deadline = self._outage
+        what, seen_at = self._outage
         if now - seen_at > 2 * _POLL_SECONDS:
             return ""
         self._noticed_at = now
-        return f"{what}; the run waits {max(0.0, deadline - now):.0f} s more for one (--swarm-timeout)"
+        self._notice_seconds = min(max(2 * self._notice_seconds, _NOTICE_SECONDS), _LONGEST_NOTICE_SECONDS)
+        return what
 
     def _hold_all_blocks(self, spans: Sequence[Span]) -> bool:
         return all(any(span.start <= block < span.end for span in spans) for block in range(self.num_blocks))
