@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,7 @@ PROMPTS = "prompt_embeddings.weight"
 DEEP_PROMPTS = "intermediate_prompt_embeddings.weight"
 _TUNED = {HEAD, "score.bias", PROMPTS, DEEP_PROMPTS}
 
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _FIELD_TYPES = {
     "model_type": str,
     "hidden_size": int,
@@ -246,7 +248,9 @@ def fingerprint(tensors: Any) -> str:
 
 def _read_config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
-        raise CheckpointError(f"The checkpoint folder {folder} does not exist.")
+        is_hub_name = _HUB_NAME.fullmatch(str(folder))
+        advice = f" From a hub it is fetched by `hf download {folder} --local-dir FOLDER`." if is_hub_name else ""
+        raise CheckpointError(f"The checkpoint folder {folder} does not exist.{advice}")
     path = folder / CONFIG_FILE
     try:
         config = read_json(path)
