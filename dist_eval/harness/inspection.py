@@ -10,7 +10,7 @@ from dist_eval.errors import DataError, EvaluationError
 from dist_eval.evaluation.requests import RequestContext
 from dist_eval.harness.metrics import read_metrics
 from dist_eval.options.mappings import require_harness
-from dist_eval.tables import text_table
+from dist_eval.tables import output_width, text_table
 
 if TYPE_CHECKING:
     from dist_eval.harness.tasks import LoadedTasks
@@ -35,7 +35,7 @@ def list_tasks(context: RequestContext) -> None:
     rows = matching_tasks(options, notices)
     for path, why in own_skipped(notices, options):
         print(f"notice: The task file {path} cannot be read: {why}.", file=sys.stderr)
-    print("\n".join(text_table([_LISTED, *rows])), flush=True)
+    print("\n".join(text_table([_LISTED, *rows], width=output_width())), flush=True)
 
 
 def check_tasks(context: RequestContext) -> None:
@@ -81,7 +81,7 @@ def check_tasks(context: RequestContext) -> None:
         f"--samples: no task that is checked is named {task!r}." for task in options.samples if task not in rows
     ]
     if rows:
-        print("\n".join(text_table([_CHECKED, *rows.values()])), flush=True)
+        print("\n".join(text_table([_CHECKED, *rows.values()], width=output_width())), flush=True)
     if problems:
         raise DataError("\n".join(dict.fromkeys(problems)))
 

@@ -36,8 +36,9 @@ def reasons_of_classes(counts: ClassCounts, label_names: Sequence[str]) -> Reaso
         absent = np.flatnonzero(counts.counted[:, 0] & (below == 0))
         averages = ["macro"] if ratio == "recall" else ["macro", "weighted"]  # a class without examples has no weight
         for average in averages if len(absent) else ():
-            who, as_zero = named(absent, label_names), _counted_as_zero(counts, ratio, average)
-            reasons[f"{ratio}_{average}"] = f"{who} {_WHY_UNDEFINED[ratio][0]} {as_zero}"
+            one, several, _ = _WHY_UNDEFINED[ratio]
+            who = f"{named(absent, label_names)} {one if len(absent) == 1 else several}"
+            reasons[f"{ratio}_{average}"] = f"{who} {_counted_as_zero(counts, ratio, average)}"
     areas = ("roc_auc",) if len(support) <= 2 else ("roc_auc_ovr_macro", "roc_auc_ovr_weighted")
     if len(support) == 1:
         return reasons | dict.fromkeys(("log_loss", *areas), "the head has only one class")

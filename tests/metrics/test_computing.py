@@ -158,6 +158,8 @@ def test_a_class_that_is_never_predicted() -> None:
         assert metrics.undefined[f"precision_{average}"].startswith("class 'class-2' was never predicted")
     assert metrics.per_class[2] == ClassResults(label="class-2", precision=None, recall=0.0, f1=0.0, support=1)
     assert metrics.values["recall_macro"] == pytest.approx(2 / 3)
+    several = metrics_of([0, 1, 2, 3], [0, 1, 1, 0], 4).undefined["precision_macro"]
+    assert several.startswith("classes 'class-2', 'class-3' were never predicted")
     assert metrics.values["roc_auc_ovr_macro"] is not None
 
 
