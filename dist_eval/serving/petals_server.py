@@ -74,6 +74,8 @@ def import_server() -> Any:
     server.convert_block = converting_experts(server.convert_block, server.QuantType.NF4)
     handler.run_rpc_forward, handler.run_rpc_backward = run_forward, run_backward
     handler.iterate_rpc_inference = iterate_inference
+    # a libp2p daemon by which a server tells others whether they can be reached, which ours do not ask
+    server.ReachabilityProtocol.attach_to_dht = lambda dht: None
     return run_server
 
 
