@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 _LOGGERS = (
     *("hivemind", "petals", "asyncio", "transformers", "datasets", "huggingface_hub", "torch.distributed"),
-    *("lm_eval", "evaluate"),
+    *("lm_eval", "evaluate", "bitsandbytes", "peft", "accelerate"),
 )
 
 
