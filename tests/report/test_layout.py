@@ -110,7 +110,9 @@ def test_a_metric_undefined_in_all_slices_has_no_column(visit: Open) -> None:
 
 
 COLUMNS = """(height) => {
-  const main = document.querySelector("main"), width = main.clientWidth, gap = 40;
+  const main = document.querySelector("main"), gap = 40;
+  main.removeAttribute("style");
+  const width = main.clientWidth;
   Object.assign(main.style, { height: height + "px", width: width + "px", columnWidth: width + "px",
                               columnGap: gap + "px", columnFill: "auto" });
   const left = main.getBoundingClientRect().left;
@@ -139,8 +141,9 @@ is torn from what follows it, and how far down each column is filled."""
 
 @pytest.mark.parametrize("kind", ["grouped", "long", "labels", "regression"])
 def test_page_breaks_keep_sections_together(visit: Open, kind: str) -> None:
+    page = visit(kind, PAPER, "print")
     for height in range(940, 1090, 35):
-        apart, lows = visit(kind, PAPER, "print").evaluate(COLUMNS, height)
+        apart, lows = page.evaluate(COLUMNS, height)
         assert apart == [], height
         assert len(lows) > 2
         assert min(lows[:-1]) > 0.5 * height, "no half-empty page"
