@@ -47,6 +47,13 @@ MODULES = (
     "torch.distributed.run",
     "transformers.models.auto.tokenization_auto",
     "transformers.models.llama.modeling_llama",
+    # what is imported at the end of a run, or first for a swarm
+    "dist_eval.report.evaluation",
+    "dist_eval.report.text",
+    "dist_eval.swarm.inference_session",
+    "matplotlib.backends.backend_agg",
+    "matplotlib.backends.backend_svg",
+    "sklearn.metrics",
 )
 _REAP_SECONDS = 0.02
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
@@ -162,8 +169,12 @@ def serve(address: str) -> list[str]:
         import_server()
         for name in MODULES:
             __import__(name)
+        from petals.server.reachability import ReachabilityProtocol
+
         from dist_eval.serving import private
     private.PYTHON = [os.environ["PYTHON_EXEC"]]
+    # with it a server checks for others whether they can be reached, by a daemon more; nobody asks it to
+    ReachabilityProtocol.attach_to_dht = classmethod(lambda cls, *_, **__: None)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
     listener.listen(64)
