@@ -169,12 +169,8 @@ def serve(address: str) -> list[str]:
         import_server()
         for name in MODULES:
             __import__(name)
-        from petals.server.reachability import ReachabilityProtocol
-
         from dist_eval.serving import private
     private.PYTHON = [os.environ["PYTHON_EXEC"]]
-    # with it a server checks for others whether they can be reached, by a daemon more; nobody asks it to
-    ReachabilityProtocol.attach_to_dht = classmethod(lambda cls, *_, **__: None)
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
     listener.listen(64)
