@@ -180,7 +180,7 @@ def measure_whole(folder: Path, seconds: float) -> None:
 @contextlib.contextmanager
 def opened(folder: Path, quantization: str) -> Iterator[Any]:
     """Starts two servers, and yields the model's backbone."""
-    from dist_eval.base_model.families import read_base_config
+    from dist_eval.base_model.config import read_base_config
     from dist_eval.model.classifier import load_swarm_backbone
     from dist_eval.process.lifetime import workspace
     from dist_eval.serving.private import PrivateSwarm, split_blocks

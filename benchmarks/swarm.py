@@ -31,7 +31,7 @@ QUESTION = "What does this swarm sustain, and which of its servers limit it?"
 
 def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     """Measures all sizes and windows, in rounds."""
-    from dist_eval.base_model.families import default_dht_prefix, read_base_config
+    from dist_eval.base_model.config import default_dht_prefix, read_base_config
     from dist_eval.swarm.hivemind_compat import prepare_hivemind
 
     prepare_hivemind(sockets=scratch_dir)

@@ -32,7 +32,7 @@ def classify(scratch_dir: Path, **task: Any) -> dict[str, Any]:
         tokenizer=tokenizer,
         max_length=tokenizer.model_max_length - tuned.pre_seq_len,
     )
-    plan = plan_batches(data.lengths, token_budget=MAX_TOKEN_BUDGET, prefix=tuned.pre_seq_len)
+    plan = plan_batches(data.lengths, token_budget=MAX_TOKEN_BUDGET, extra_tokens=tuned.pre_seq_len)
 
     def predict(number: int) -> torch.Tensor:
         input_ids, lengths = data.padded(plan.batch(number))

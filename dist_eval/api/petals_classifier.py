@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from dist_eval.base_model.families import default_dht_prefix, read_base_config, read_config_file
+from dist_eval.base_model.config import default_dht_prefix, read_base_config, read_config_file
 from dist_eval.base_model.weights import weight_map
 from dist_eval.errors import CheckpointError, ConfigError
 from dist_eval.model.checkpoint import TunedCheckpoint

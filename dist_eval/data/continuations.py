@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dist_eval.data.plan import Plan, expand_plan
+from dist_eval.data.plan import BatchPlan, expand_plan
 from dist_eval.data.shared_prefixes import Beginnings, CommonTokens, plan_with_shared_beginnings
 from dist_eval.data.token_file import TokenFile, write_tokens
 from dist_eval.results.inputs import ContinuationsSummary
@@ -65,7 +65,7 @@ class TokenizedContinuations:
         lengths = np.asarray(self.lengths[indices], dtype=np.int64)
         return self._tokens.padded(indices, lengths[:, 1]), lengths
 
-    def plan(self, token_budget: int, cache_tokens: int = 0) -> Plan:
+    def plan(self, token_budget: int, cache_tokens: int = 0) -> BatchPlan:
         """Plans batches that fill a token budget with distinct forwards (see `plan_with_shared_beginnings`)."""
         lengths = np.empty(self.facts.forwards, dtype=np.int64)
         lengths[self.forward_of] = np.asarray(self.lengths[:, 1]) - 1

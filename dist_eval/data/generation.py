@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from dist_eval.data.answers import AnswerColumns, generation_columns
-from dist_eval.data.plan import Plan, join_plans, plan_batches
+from dist_eval.data.plan import BatchPlan, join_plans, plan_batches
 from dist_eval.data.sharing_costs import CACHE_TOKENS
 from dist_eval.data.token_file import TokenFile, write_tokens
 from dist_eval.results.inputs import Decoding, PromptsSummary
@@ -66,7 +66,7 @@ class TokenizedPrompts:
         lengths = np.asarray(self.lengths[indices], dtype=np.int64)
         return self._tokens.padded(indices, lengths[:, 0]), np.column_stack([lengths, indices])
 
-    def plan(self) -> Plan:
+    def plan(self) -> BatchPlan:
         """Plans batches that fill `CACHE_TOKENS` with prompts and the longest texts that may follow; see above.
 
         A batch takes a step for each token by which its prompts differ, and one for each token of the longest text: the

@@ -39,7 +39,7 @@ class SharedBeginnings:
     """What the texts of each batch of a plan begin with."""
 
     shapes: np.ndarray  # fields of the `SharedBeginning` of each batch, 0 without one, int64 of shape [batches, 4]
-    saved: np.ndarray  # tokens that plain forwards would send besides `Plan.tokens`, int64 of shape [batches]
+    saved: np.ndarray  # tokens that plain forwards would send besides `BatchPlan.tokens`, int64 of shape [batches]
     cache_tokens: int  # most tokens of the rows that are continued at a time, unless there is a single one
 
     @property
@@ -53,7 +53,7 @@ class SharedBeginnings:
         return int((self.shapes[:, 2] * self.shapes[:, 3]).max(initial=0))
 
     @classmethod
-    def join(cls, plans: Sequence[Plan]) -> SharedBeginnings | None:
+    def join(cls, plans: Sequence[BatchPlan]) -> SharedBeginnings | None:
         """Puts those of several plans one after the other."""
         if all(plan.shared is None for plan in plans):
             return None
@@ -67,7 +67,7 @@ class SharedBeginnings:
 
 
 @dataclass(frozen=True)
-class Plan:
+class BatchPlan:
     """All batches of a run, longest first; those whose texts share a beginning come before the others.
 
     Attributes:
@@ -75,7 +75,7 @@ class Plan:
         starts: start of each batch in `order`, and n at the end, int64 of shape [batches + 1].
         tokens: tokens of each batch, including padding and prompts, int64 of shape [batches].
         real_tokens: the same without padding, int64 of shape [batches].
-        prefix: prompt tokens before every example.
+        extra_tokens: tokens that each example is sent with besides its own.
         shared: what the texts of batches begin with, None if each text is sent whole.
         sharing_ranks: the first so many ranks get the batches whose texts share a beginning; 0 for all.
     """
@@ -84,7 +84,7 @@ class Plan:
     starts: np.ndarray
     tokens: np.ndarray
     real_tokens: np.ndarray
-    prefix: int
+    extra_tokens: int
     shared: SharedBeginnings | None = None
     sharing_ranks: int = 0
 
@@ -165,7 +165,7 @@ class Plan:
         digest = hashlib.sha256()
         for part in (self.order, self.starts, *(() if self.shared is None else (self.shared.shapes,))):
             digest.update(np.ascontiguousarray(part).data)
-        digest.update(self.prefix.to_bytes(8, "little"))
+        digest.update(self.extra_tokens.to_bytes(8, "little"))
         if self.shared is not None:
             digest.update(self.shared.cache_tokens.to_bytes(8, "little"))
         return digest.hexdigest()
@@ -175,11 +175,11 @@ def plan_batches(
     lengths: np.ndarray,
     *,
     token_budget: int,
-    prefix: int = 0,
+    extra_tokens: int = 0,
     copies: int = 1,
     most_apart: int | None = None,
     rows: np.ndarray | None = None,
-) -> Plan:
+) -> BatchPlan:
     """Sorts examples by length, longest first, and splits them into batches that fill a token budget.
 
     Examples of similar length share a batch, which minimizes padding; the longest come first, so that a batch too large
@@ -189,7 +189,7 @@ def plan_batches(
         lengths: tokens of each example, at least 1, integers of shape [n].
         token_budget: maximum number of tokens in a batch, including padding and prompts. An example that exceeds it
             is a batch of its own.
-        prefix: prompt tokens before every example.
+        extra_tokens: tokens that each example is sent with besides its own.
         copies: how often each example is sent, with another continuation each time.
         most_apart: largest difference between the lengths in a batch, by default any.
         rows: the row of the dataset of each example, int64 of shape [n]; by default its position.
@@ -204,7 +204,7 @@ def plan_batches(
     order = np.argsort(shortness, kind="stable")
     starts, tokens, start = [0], [], 0
     while start < len(order):
-        width = prefix + int(lengths[order[start]])
+        width = extra_tokens + int(lengths[order[start]])
         end = min(start + max(1, token_budget // (copies * width)), len(order))
         if most_apart is not None:
             end = start + int((lengths[order[start:end]] >= lengths[order[start]] - most_apart).sum())
@@ -213,16 +213,16 @@ def plan_batches(
         start = end
     sizes = np.diff(starts)
     texts = np.add.reduceat(lengths[order], starts[:-1], dtype=np.int64) if len(sizes) else sizes
-    return Plan(
+    return BatchPlan(
         order=order if rows is None else np.asarray(rows)[order],
         starts=np.asarray(starts, dtype=np.int64),
         tokens=np.asarray(tokens, dtype=np.int64),
-        prefix=prefix,
-        real_tokens=copies * (texts + prefix * sizes),
+        extra_tokens=extra_tokens,
+        real_tokens=copies * (texts + extra_tokens * sizes),
     )
 
 
-def expand_plan(plan: Plan, forward_of: np.ndarray) -> Plan:
+def expand_plan(plan: BatchPlan, forward_of: np.ndarray) -> BatchPlan:
     """Turns a plan of forwards into one of the texts that share them.
 
     Args:
@@ -239,12 +239,12 @@ def expand_plan(plan: Plan, forward_of: np.ndarray) -> Plan:
     return replace(plan, order=np.argsort(place[forward_of], kind="stable"), starts=ends[plan.starts])
 
 
-def join_plans(parts: Sequence[tuple[Plan, np.ndarray]]) -> Plan:
+def join_plans(parts: Sequence[tuple[BatchPlan, np.ndarray]]) -> BatchPlan:
     """Puts plans for parts of a dataset one after the other.
 
     Args:
-        parts: at least one plan, all of one prefix, and the position in the dataset of each of its examples, int64 of
-            shape [n].
+        parts: at least one plan, all with the same extra tokens, and the position in the dataset of each of its
+            examples, int64 of shape [n].
 
     Returns:
         The plan of all of them; no batch has examples of two parts.
@@ -252,12 +252,12 @@ def join_plans(parts: Sequence[tuple[Plan, np.ndarray]]) -> Plan:
     plans = [plan for plan, _ in parts]
     offsets = np.cumsum([0, *(len(plan.order) for plan in plans)])
     starts = [plan.starts[:-1] + offset for plan, offset in zip(plans, offsets, strict=False)]
-    return Plan(
+    return BatchPlan(
         order=np.concatenate([positions[plan.order] for plan, positions in parts]),
         starts=np.concatenate([*starts, offsets[-1:]]),
         tokens=np.concatenate([plan.tokens for plan in plans]),
         real_tokens=np.concatenate([plan.real_tokens for plan in plans]),
-        prefix=plans[0].prefix,
+        extra_tokens=plans[0].extra_tokens,
         shared=SharedBeginnings.join(plans),
     )
 

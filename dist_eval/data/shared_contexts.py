@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dist_eval.data.plan import Plan, SharedBeginning, SharedBeginnings
+from dist_eval.data.plan import BatchPlan, SharedBeginning, SharedBeginnings
 from dist_eval.data.sharing_costs import CACHE_READING, MORE_ROWS, REQUEST_OVERHEAD, WORTHWHILE, Costs
 
 # Most tokens of the texts in a group, padded, because the client holds all of them at once; a context with more is
@@ -20,7 +20,7 @@ _LARGEST = 4096
 
 def plan_contexts(
     texts: np.ndarray, continues_context: np.ndarray, lengths: np.ndarray, unused: np.ndarray, common: int, costs: Costs
-) -> list[tuple[Plan, np.ndarray]]:
+) -> list[tuple[BatchPlan, np.ndarray]]:
     """Plans the contexts that are cheaper to send once, and to continue in one way after the other.
 
     Args:
@@ -58,7 +58,7 @@ def _contexts(
     if not len(starts):
         return starts, starts
     counts = np.diff(np.append(starts, len(texts)))
-    widths = costs.prefix + np.maximum.reduceat(lengths[texts], starts)
+    widths = costs.extra_tokens + np.maximum.reduceat(lengths[texts], starts)
     most = np.maximum(1, _LARGEST // (costs.copies * widths))
     pieces = -(-counts // most)
     if (pieces > 1).any():
@@ -71,7 +71,7 @@ def _contexts(
 def _groups(contexts: np.ndarray, lengths: np.ndarray, common: int, costs: Costs) -> Iterator[tuple[int, int, int]]:
     """Splits contexts into groups; yields where each begins, how many rows it has and the most tokens of one."""
     ways = contexts.shape[1] * costs.copies
-    widths = costs.prefix + lengths[contexts].max(axis=1)
+    widths = costs.extra_tokens + lengths[contexts].max(axis=1)
     longest_left = np.maximum.accumulate(widths[::-1])[::-1]
     start = rows = longest = 0
     while start < len(contexts):
@@ -86,7 +86,7 @@ def _groups(contexts: np.ndarray, lengths: np.ndarray, common: int, costs: Costs
 
 def _plan(
     contexts: np.ndarray, lengths: np.ndarray, unused: np.ndarray, common: int, costs: Costs
-) -> tuple[Plan, float]:
+) -> tuple[BatchPlan, float]:
     """Makes each group of contexts a batch.
 
     Args:
@@ -104,7 +104,8 @@ def _plan(
     for start, rows, longest in _groups(contexts, lengths, common, costs):
         own = contexts[start : start + rows]
         shared, forwards = int(unused[own].min()), own.size * copies
-        width, whole = costs.prefix + int(lengths[own].max()), copies * int((costs.prefix + lengths[own]).sum())
+        width = costs.extra_tokens + int(lengths[own].max())
+        whole = copies * int((costs.extra_tokens + lengths[own]).sum())
         # rows without a context of their own are sent, too
         sent = rows * (shared - common + count * copies * (width - prompts - shared))
         starts.append(starts[-1] + own.size)
@@ -112,12 +113,12 @@ def _plan(
         real_tokens.append(len(own) * (shared - common) + whole - forwards * (prompts + shared))
         saved.append(forwards * width - sent)
         shapes.append(SharedBeginning(prompts + shared, prompts + common, rows, longest))
-    plan = Plan(
+    plan = BatchPlan(
         order=np.arange(starts[-1]),
         starts=np.array(starts, dtype=np.int64),
         tokens=np.array(tokens, dtype=np.int64),
         real_tokens=np.array(real_tokens, dtype=np.int64),
-        prefix=costs.prefix,
+        extra_tokens=costs.extra_tokens,
         shared=SharedBeginnings(np.array(shapes, dtype=np.int64), np.array(saved, dtype=np.int64), costs.cache_tokens),
     )
     read = CACHE_READING * count * copies * sum(shape.rows * shape.tokens for shape in shapes)

@@ -14,13 +14,13 @@ from functools import partial
 
 import numpy as np
 
-from dist_eval.data.plan import Plan, SharedBeginning, SharedBeginnings, join_plans, plan_batches
+from dist_eval.data.plan import BatchPlan, SharedBeginning, SharedBeginnings, join_plans, plan_batches
 from dist_eval.data.shared_contexts import plan_contexts
 from dist_eval.data.sharing_costs import MORE_ROWS, Costs
 
 _LONGEST = 2048  # Longest text that Petals' servers keep caches of by default
 
-_Part = tuple[Plan, np.ndarray]  # A plan for some of the texts, and their positions
+_Part = tuple[BatchPlan, np.ndarray]  # A plan for some of the texts, and their positions
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ def plan_with_shared_beginnings(
     token_budget: int,
     cache_tokens: int,
     beginnings: Beginnings | None = None,
-    prefix: int = 0,
+    extra_tokens: int = 0,
     prompt_tokens: int = 0,
     copies: int = 1,
     rows: np.ndarray | None = None,
-) -> Plan:
+) -> BatchPlan:
     """Plans batches as `plan_batches` does, but for texts that are cheaper if they share their beginning.
 
     Args:
@@ -66,20 +66,20 @@ def plan_with_shared_beginnings(
         token_budget: see `plan_batches`.
         cache_tokens: tokens that the rows may hold that are continued at a time; 0 to share nothing.
         beginnings: what the texts have in common; None if that is unknown.
-        prefix: see `plan_batches`.
-        prompt_tokens: those of `prefix` that are prompts, which all examples begin with.
+        extra_tokens: see `plan_batches`.
+        prompt_tokens: those of `extra_tokens` that are prompts, which all examples begin with.
         copies: see `plan_batches`.
         rows: see `plan_batches`.
 
     Returns:
         The plan: batches with a shared beginning come first. Without any it equals that of `plan_batches`.
     """
-    plan_plain = partial(plan_batches, token_budget=token_budget, prefix=prefix, copies=copies)
+    plan_plain = partial(plan_batches, token_budget=token_budget, extra_tokens=extra_tokens, copies=copies)
     if not cache_tokens:
         return plan_plain(lengths, rows=rows)
     lengths = np.asarray(lengths, dtype=np.int64)
-    costs = Costs(prefix, prompt_tokens, copies, cache_tokens)
-    places = np.flatnonzero(lengths + prefix <= _LONGEST)
+    costs = Costs(extra_tokens, prompt_tokens, copies, cache_tokens)
+    places = np.flatnonzero(lengths + extra_tokens <= _LONGEST)
     parts: list[_Part] = []
     if beginnings is not None:
         parts = _parts(lengths, beginnings, places[beginnings.common[places] >= 0], costs)
@@ -121,7 +121,7 @@ def _plan_in_turn(lengths: np.ndarray, texts: np.ndarray, common: int, costs: Co
     """Plans texts with a common beginning of so many tokens, without prompts, which they continue in turn."""
     copies, beginning = costs.copies, costs.prompt_tokens + common
     texts = texts[np.argsort(-lengths[texts], kind="stable")]
-    widths, starts, shapes = costs.prefix + lengths[texts], [0], []
+    widths, starts, shapes = costs.extra_tokens + lengths[texts], [0], []
     rows = longest = 0
     while starts[-1] < len(texts):
         width, left = int(widths[starts[-1]]), len(texts) - starts[-1]
@@ -133,12 +133,12 @@ def _plan_in_turn(lengths: np.ndarray, texts: np.ndarray, common: int, costs: Co
         shapes.append(SharedBeginning(beginning, beginning, rows, longest))
     sizes = np.diff(starts)
     saved = beginning * copies * sizes
-    plan = Plan(
+    plan = BatchPlan(
         order=np.arange(len(texts)),
         starts=np.array(starts, dtype=np.int64),
         tokens=copies * sizes * widths[starts[:-1]] - saved,
         real_tokens=copies * np.add.reduceat(widths, starts[:-1]) - saved,
-        prefix=costs.prefix,
+        extra_tokens=costs.extra_tokens,
         shared=SharedBeginnings(np.array(shapes, dtype=np.int64), saved, costs.cache_tokens),
     )
     return plan, texts

@@ -33,8 +33,8 @@ def rows_in_cache(length: int, cache_tokens: int) -> int:
 class Costs:
     """What texts cost, by the way that they are sent."""
 
-    prefix: int  # see `dist_eval.data.plan.plan_batches`
-    prompt_tokens: int  # those of `prefix` that are prompts, which all texts begin with
+    extra_tokens: int  # see `dist_eval.data.plan.plan_batches`
+    prompt_tokens: int  # those of `extra_tokens` that are prompts, which all texts begin with
     copies: int  # see `dist_eval.data.plan.plan_batches`
     cache_tokens: int  # tokens that caches may hold
 
@@ -71,4 +71,4 @@ class Costs:
         return WORTHWHILE * self.of_forwards(count, tokens) - self.of_turns(count, tokens, common)
 
     def _sent(self, count: int, tokens: int) -> int:
-        return self.copies * (tokens + count * self.prefix)
+        return self.copies * (tokens + count * self.extra_tokens)

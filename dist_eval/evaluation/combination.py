@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from dist_eval.data.problem_types import REGRESSION
-from dist_eval.evaluation.drive import LocalWork, RunWork
+from dist_eval.evaluation.drive import RankOutput, RunOutput
 from dist_eval.evaluation.scoring import Gathered, gather
 from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, custom_results
@@ -22,10 +22,10 @@ class Combined:
     """The results of all ranks."""
 
     gathered: Gathered  # the predictions of all ranks, on the leader only, and their totals
-    work: RunWork[RankResults]  # what all ranks did
+    work: RunOutput[RankResults]  # what all ranks did
 
 
-def combine(found: LocalWork) -> Combined:
+def combine(found: RankOutput) -> Combined:
     """Combines the results of all ranks; every rank calls it."""
     local = Predictions(**found.columns)
     totals = Totals.of(local)
@@ -35,7 +35,7 @@ def combine(found: LocalWork) -> Combined:
         accuracy=None if local.problem is REGRESSION else totals.accuracy,
         loss=totals.mean_loss,
     )
-    return Combined(gather(local), RunWork.gather(found, entry))
+    return Combined(gather(local), RunOutput.gather(found, entry))
 
 
 def with_custom_metrics(

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 import torch
 
 from dist_eval.data.answers import AnswerColumns
-from dist_eval.data.plan import Plan
+from dist_eval.data.plan import BatchPlan
 from dist_eval.data.revisions import pin, resolve_commit
 from dist_eval.distributed.collectives import explaining_lost_ranks, process_group, require_known_interfaces
 from dist_eval.distributed.rank_store import RankStore, Topology
@@ -197,7 +197,7 @@ class RunContext(Generic[Config, Folder]):
         """Returns what the leader found in `claim`: whether the folder holds this very run, complete."""
         return self.wait_for("claim") == _COMPLETE
 
-    def window(self, base: BaseModelSpec, plan: Plan | None = None) -> Window:
+    def window(self, base: BaseModelSpec, plan: BatchPlan | None = None) -> Window:
         """Returns this rank's window of requests in flight, sized within its share of the host's memory.
 
         Args:
@@ -224,7 +224,7 @@ class RunContext(Generic[Config, Folder]):
         if self.topology.hosts > 1 and self.topology.is_host_leader:
             self.wait_for(_RESULTS)
 
-    def open_journal(self, plan: Plan, columns: AnswerColumns, fingerprint: Fingerprint) -> Journal:
+    def open_journal(self, plan: BatchPlan, columns: AnswerColumns, fingerprint: Fingerprint) -> Journal:
         """Opens this rank's journal, which is closed at the end.
 
         Args:

@@ -1,7 +1,7 @@
 """How the samples of a run are answered: by all ranks, each its share, from the journal on.
 
 Whatever the samples are, rows of a dataset or requests to a language model, a run goes through `drive`, and what all
-ranks did comes together in a `RunWork`.
+ranks did comes together in a `RunOutput`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, TextIO, TypeVar
 import numpy as np
 
 from dist_eval.data.collector import Columns
-from dist_eval.data.plan import Plan
+from dist_eval.data.plan import BatchPlan
 from dist_eval.distributed.collectives import all_gather, require_agreement
 from dist_eval.distributed.progress import Progress
 from dist_eval.distributed.tracked_progress import Judged, TrackedProgress
@@ -45,7 +45,7 @@ class DrivenModel(TextModel, Protocol):
 
 
 @dataclass(frozen=True)
-class LocalWork:
+class RankOutput:
     """What this rank did, and what it has read back from the journal of the batches that are assigned to it."""
 
     batches: np.ndarray  # numbers of these batches, int64 of shape [n]
@@ -58,7 +58,7 @@ class LocalWork:
 
 
 @dataclass(frozen=True)
-class RunWork(Generic[Entry]):
+class RunOutput(Generic[Entry]):
     """What all ranks did."""
 
     ranks: list[Entry]  # entries of the section `ranks` of `results.json`
@@ -68,7 +68,7 @@ class RunWork(Generic[Entry]):
     fell_back: int
 
     @classmethod
-    def gather(cls, local: LocalWork, entry: Entry) -> RunWork[Entry]:
+    def gather(cls, local: RankOutput, entry: Entry) -> RunOutput[Entry]:
         """Brings together what all ranks did; every rank calls it, in an open process group."""
         return cls(
             ranks=all_gather(entry),
@@ -84,7 +84,7 @@ def drive(
     context: RunContext[Any, Any],
     model: DrivenModel,
     data: Texts,
-    plan: Plan,
+    plan: BatchPlan,
     fingerprint: Fingerprint,
     journal: Journal,
     columns_of: Callable[[np.ndarray, np.ndarray], Columns],
@@ -94,7 +94,7 @@ def drive(
     audited: Container[int] = (),
     judge: Judge | None = None,
     stream: TextIO | None = None,
-) -> Iterator[LocalWork]:
+) -> Iterator[RankOutput]:
     """Has all samples answered, and shows the progress of all ranks until the end of the context.
 
     Every rank calls it, in an open process group, and gathers in the context what it needs of other ranks.
@@ -146,10 +146,10 @@ def drive(
         batches = worker.run(topology, config.collective_timeout)
         columns, failed, findings, precisions = worker.collect(batches, columns_of)
         work = worker.work(topology, model.traffic())
-        yield LocalWork(batches, columns, failed, findings, precisions, worker.fell_back, work)
+        yield RankOutput(batches, columns, failed, findings, precisions, worker.fell_back, work)
 
 
-def _judge_news(journal: Journal, plan: Plan, judge: Judge) -> Iterator[Judged]:
+def _judge_news(journal: Journal, plan: BatchPlan, judge: Judge) -> Iterator[Judged]:
     """Yields what is right of the answers that ranks have written to this rank's folder since the last call."""
     for outcome in journal.news():
         kept = outcome.answered_rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dist_eval.base_model.families import read_base_config
+from dist_eval.base_model.config import read_base_config
 from dist_eval.data.labelled_rows import LabelledRows, draw_examples
 from dist_eval.data.prompts import PromptedWords, Template, join_texts
 from dist_eval.data.references import draw_referenced

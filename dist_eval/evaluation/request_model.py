@@ -13,7 +13,7 @@ from dist_eval.data import continuations, generation
 from dist_eval.data.answers import AnswerColumns, log_likelihood_columns
 from dist_eval.data.continuations import TokenizedContinuations
 from dist_eval.data.generation import TokenizedPrompts
-from dist_eval.data.plan import Plan, join_plans
+from dist_eval.data.plan import BatchPlan, join_plans
 from dist_eval.model.backbone import ModelOnBackbone
 from dist_eval.model.generation import Generator
 from dist_eval.model.language_model import LanguageModel
@@ -46,7 +46,7 @@ class Requests:
             return self.continuations.padded(indices)
         return self.prompts.padded(indices - first)
 
-    def plan(self, token_budget: int, cache_tokens: int = 0) -> Plan:
+    def plan(self, token_budget: int, cache_tokens: int = 0) -> BatchPlan:
         """Plans the batches; those with prompts come first, because they take longest."""
         first = len(self.continuations)
         parts = [(self.prompts.plan(), np.arange(first, len(self)))] if len(self.prompts) else []

@@ -14,14 +14,14 @@ import numpy as np
 
 from dist_eval.data.answers import AnswerColumns, column_names
 from dist_eval.data.collector import Columns
-from dist_eval.data.plan import Plan
+from dist_eval.data.plan import BatchPlan
 from dist_eval.data.tokenizers import load_tokenizer
 from dist_eval.distributed.collectives import broadcast, gather_columns
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import RunError, translating_os_errors
 from dist_eval.evaluation.combination import throughput
 from dist_eval.evaluation.context import RunContext
-from dist_eval.evaluation.drive import Judge, LocalWork, RunWork, drive
+from dist_eval.evaluation.drive import Judge, RankOutput, RunOutput, drive
 from dist_eval.evaluation.request_model import FILES, RequestModel, Requests
 from dist_eval.evaluation.run_plan import decide_plan
 from dist_eval.evaluation.worker import FailurePolicy
@@ -72,9 +72,9 @@ class Answered:
     index: np.ndarray
     continuations: ContinuationsSummary
     prompts: PromptsSummary
-    plan: Plan
+    plan: BatchPlan
     coverage: Coverage
-    work: RunWork[RankWork]
+    work: RunOutput[RankWork]
 
     def sections(self, context: RequestContext, base: BaseModelSpec, tokenizer: str) -> dict[str, Any]:
         """Returns the sections of `results.json` that do not depend on what was asked; on the leader.
@@ -221,13 +221,13 @@ def show_results(context: RequestContext, *, are_new: bool) -> HarnessResults | 
     return recorded
 
 
-def _gather(local: LocalWork, columns: AnswerColumns, data: Requests, plan: Plan, topology: Topology) -> Answered:
+def _gather(local: RankOutput, columns: AnswerColumns, data: Requests, plan: BatchPlan, topology: Topology) -> Answered:
     gathered = gather_columns(local.columns)
     index = gathered.pop("index")
     answers = np.empty(len(index), dtype=columns)
     for name, column in gathered.items():
         answers[name] = column
-    work = RunWork.gather(local, local.work)
+    work = RunOutput.gather(local, local.work)
     failed = (position for position, _ in work.failed)
     return Answered(
         answers=answers,
@@ -265,7 +265,7 @@ def fingerprint_of(
     config: RunConfig,
     base: BaseModelSpec,
     data: Requests,
-    plan: Plan,
+    plan: BatchPlan,
 ) -> Fingerprint:
     """Returns what answers depend on, by names for error messages."""
     return Fingerprint(
@@ -291,7 +291,7 @@ def _writing_to(folder: Path) -> AbstractContextManager[None]:
     return translating_os_errors(RunError, f"The requests cannot be written to {folder}", advice)
 
 
-def window_of_requests(context: RunContext[Any, Any], base: BaseModelSpec, data: Requests, plan: Plan) -> Window:
+def window_of_requests(context: RunContext[Any, Any], base: BaseModelSpec, data: Requests, plan: BatchPlan) -> Window:
     """Returns this rank's window of requests in flight (see `RunContext.window`)."""
     window = context.window(base, plan)
     if len(data.prompts):  # a text takes long for itself; its servers' caches limit how many there are

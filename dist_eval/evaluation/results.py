@@ -7,10 +7,10 @@ from typing import cast
 
 import numpy as np
 
-from dist_eval.data.plan import Plan
+from dist_eval.data.plan import BatchPlan
 from dist_eval.data.problem_types import REGRESSION, SINGLE_LABEL
 from dist_eval.evaluation.combination import throughput
-from dist_eval.evaluation.drive import RunWork
+from dist_eval.evaluation.drive import RunOutput
 from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.confusion import MOST_DENSE_CLASSES
 from dist_eval.results.inputs import Coverage, DatasetSummary, FailedExample, ModelSummary
@@ -20,14 +20,14 @@ from dist_eval.results.work import Audit, RankResults, Spread, Swarm
 
 
 def results_of(
-    work: RunWork[RankResults],
+    work: RunOutput[RankResults],
     metrics: Metrics,
     analysis: Analysis,
     *,
     coverage: Coverage,
     data: DatasetSummary,
     model: ModelSummary,
-    plan: Plan,
+    plan: BatchPlan,
     swarm: Swarm | None,
     audit: Audit | None,
 ) -> EvaluationResults:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from dist_eval.base_model.families import session_tokens
-from dist_eval.data.plan import Plan
+from dist_eval.base_model.config import session_tokens
+from dist_eval.data.plan import BatchPlan
 from dist_eval.evaluation.context import RunContext
 from dist_eval.model.backbone import ModelOnBackbone
 from dist_eval.model.backends import LoadedModel
@@ -24,11 +24,11 @@ _WORTHWHILE = 1.2
 
 def decide_plan(
     context: RunContext[Any, Any],
-    make_plan: Callable[[int], Plan],
+    make_plan: Callable[[int], BatchPlan],
     base: BaseModelSpec,
     model: LoadedModel,
     share: float,
-) -> Plan:
+) -> BatchPlan:
     """Plans the batches; every rank calls it.
 
     Texts share their beginning if the servers have room for so many sessions that less work outweighs servers that

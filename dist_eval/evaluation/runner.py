@@ -11,7 +11,7 @@ import numpy as np
 from dist_eval.analysis.options import AnalysisOptions, analyse, columns_asked_for
 from dist_eval.data.collector import Columns
 from dist_eval.data.dataset import TokenizedDataset
-from dist_eval.data.plan import Plan
+from dist_eval.data.plan import BatchPlan
 from dist_eval.data.problem_types import exact_matches
 from dist_eval.distributed.tracked_progress import Judged
 from dist_eval.evaluation.audit import AuditedModel, audited_batches
@@ -121,7 +121,7 @@ def finish(
     context: EvalContext,
     task: EvalTask,
     data: TokenizedDataset,
-    plan: Plan,
+    plan: BatchPlan,
     analysis: AnalysisOptions,
     combined: Combined,
 ) -> dict[str, float | None]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.labelled_rows import LabelledRows
-from dist_eval.data.plan import Plan
+from dist_eval.data.plan import BatchPlan
 from dist_eval.data.problem_types import REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.data.selection import Selection, select_rows
 from dist_eval.data.shared_prefixes import plan_with_shared_beginnings
@@ -69,25 +69,25 @@ class EvalTask:
         selection = selection_of(config, config.confidence, target.problem)
         return cls(base, target, find_metrics(config.metric, target), selection)
 
-    def open_dataset(self, folder: Path) -> tuple[TokenizedDataset, Plan]:
+    def open_dataset(self, folder: Path) -> tuple[TokenizedDataset, BatchPlan]:
         """Opens the tokenized dataset in a folder, and plans its batches."""
         data = TokenizedDataset(folder)
         return data, self.plan(data)
 
-    def plan(self, data: TokenizedDataset, cache_tokens: int = 0) -> Plan:
+    def plan(self, data: TokenizedDataset, cache_tokens: int = 0) -> BatchPlan:
         """Plans the batches of a dataset (see `plan_with_shared_beginnings`)."""
         return plan_with_shared_beginnings(
             data.lengths,
             token_budget=self.base.token_budget,
             cache_tokens=cache_tokens,
             beginnings=data.beginnings(),
-            prefix=self.target.extra_tokens,
+            extra_tokens=self.target.extra_tokens,
             prompt_tokens=self.target.pre_seq_len,
             copies=self.target.forwards_per_text,
             rows=data.rows,
         )
 
-    def fingerprint(self, config: EvaluationConfig, data: TokenizedDataset, plan: Plan) -> Fingerprint:
+    def fingerprint(self, config: EvaluationConfig, data: TokenizedDataset, plan: BatchPlan) -> Fingerprint:
         """Returns the inputs and options that a run's results depend on, by names for error messages."""
         return Fingerprint(
             {

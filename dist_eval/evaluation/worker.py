@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 import numpy as np
 
 from dist_eval.data.collector import Collector, Columns
-from dist_eval.data.plan import Plan
+from dist_eval.data.plan import BatchPlan
 from dist_eval.distributed.collectives import all_gather, all_reduce_min
 from dist_eval.distributed.progress import Progress
 from dist_eval.distributed.rank_store import Topology
@@ -61,7 +61,7 @@ class FailurePolicy:
             raise RunError(f"All {format_count(examples, 'example')} failed. One of them: {reason}")
 
 
-def assign_batches(found: np.ndarray, plan: Plan, topology: Topology) -> tuple[Assignment, int, int]:
+def assign_batches(found: np.ndarray, plan: BatchPlan, topology: Topology) -> tuple[Assignment, int, int]:
     """Assigns the finished and the unfinished batches to the ranks; every rank calls it, in an open process group.
 
     Hosts may share a folder or have their own: a batch that several ranks have found is assigned to the first of them.
@@ -111,7 +111,7 @@ class BatchWorker:
         self,
         model: TextModel,
         data: Texts,
-        plan: Plan,
+        plan: BatchPlan,
         journal: Journal,
         progress: Progress,
         window: Window,

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from dist_eval.data.answers import AnswerColumns, BatchOutcome, column_names, unanswered
-from dist_eval.data.plan import Plan
+from dist_eval.data.plan import BatchPlan
 from dist_eval.errors import EvaluationError, ModelOutputError, OutageError, RefusedError, SwarmError, one_line
 from dist_eval.inference.in_flight import map_in_flight
 from dist_eval.inference.window import Window
@@ -61,7 +61,7 @@ class TextModel(Protocol):
 def predict_batches(
     model: TextModel,
     dataset: Texts,
-    plan: Plan,
+    plan: BatchPlan,
     batch_numbers: Iterable[int],
     *,
     window: Window,

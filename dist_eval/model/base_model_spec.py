@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dist_eval.base_model.families import (
+from dist_eval.base_model.config import (
     default_cache_tokens,
     default_dht_prefix,
     has_sessions,

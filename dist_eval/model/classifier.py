@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from dist_eval.base_model.architecture import Architecture
-from dist_eval.base_model.families import read_base_config
+from dist_eval.base_model.config import read_base_config
 from dist_eval.data.answers import AnswerColumns, logits_columns
 from dist_eval.data.revisions import pinned
 from dist_eval.model.backbone import Backbone, ModelOnBackbone

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dist_eval.base_model.families import read_base_config
+from dist_eval.base_model.config import read_base_config
 from dist_eval.data.answers import AnswerColumns, log_likelihood_columns
 from dist_eval.data.forwards import distinct_forwards
 from dist_eval.data.revisions import pinned

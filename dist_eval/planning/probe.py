@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dist_eval.data.plan import Plan, shard_batches
+from dist_eval.data.plan import BatchPlan, shard_batches
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.inference.forward import TextModel, Texts, predict_batches
 from dist_eval.inference.window import Window
@@ -33,7 +33,7 @@ class Probed:
 def probe(
     model: TextModel,
     data: Texts,
-    plan: Plan,
+    plan: BatchPlan,
     topology: Topology,
     window: Window,
     *,

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import psutil
 
-from dist_eval.data.plan import Plan
+from dist_eval.data.plan import BatchPlan
 from dist_eval.data.problem_types import REGRESSION
 from dist_eval.distributed.collectives import all_gather, require_agreement
 from dist_eval.errors import RunError
@@ -136,7 +136,7 @@ def _plan_generation(context: PlanContext) -> PlannedRun | None:
     )
 
 
-def _estimate(context: PlanContext, model: TextModel, data: Texts, plan: Plan, window: Window) -> TimeEstimate:
+def _estimate(context: PlanContext, model: TextModel, data: Texts, plan: BatchPlan, window: Window) -> TimeEstimate:
     """Probes with all ranks, and estimates the time of all batches."""
     config, start_up = context.config, _seconds_since_launch()
     if context.topology.is_leader:
@@ -160,7 +160,7 @@ def _half_width(config: PlanConfig, examples: int, selection: SelectionSummary |
     return half_width(examples, config.confidence, population)
 
 
-def _hop(config: PlanConfig, plan: Plan, width: int, deep: int = 0) -> HopValues | None:
+def _hop(config: PlanConfig, plan: BatchPlan, width: int, deep: int = 0) -> HopValues | None:
     if config.backend != "petals":
         return None
     return HopValues(activations=int(plan.tokens.sum()) * width, prompts=len(plan) * deep * width)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from dist_eval.metrics.words import format_interval, format_limits, format_metric
+from dist_eval.metrics.formatting import format_interval, format_limits, format_metric
 from dist_eval.results.run import CompleteHarnessRun, CompleteRun
 from dist_eval.results.scores import Slice
 from dist_eval.tables import Footnotes, format_count

@@ -8,7 +8,7 @@ from typing import Any
 
 from dist_eval.data.problem_types import REGRESSION, SINGLE_LABEL
 from dist_eval.metrics.catalogue import OF_CLASS, metric_names
-from dist_eval.metrics.words import format_interval, format_metric
+from dist_eval.metrics.formatting import format_interval, format_metric
 from dist_eval.report.confusions import LABEL_WIDTH, confusion_sections, frequent_confusions
 from dist_eval.report.document import (
     Contents,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dist_eval.metrics.words import format_metric
+from dist_eval.metrics.formatting import format_metric
 from dist_eval.report.document import (
     Contents,
     Document,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_eval.base_model.architecture import Architecture
-from dist_eval.base_model.families import read_base_config
+from dist_eval.base_model.config import read_base_config
 from dist_eval.base_model.weights import INDEX_FILE, ModelWeights
 from dist_eval.errors import CheckpointError, ConfigError, one_line
 from dist_eval.process.interpreter import has_packages_of_petals

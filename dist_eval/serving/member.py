@@ -109,7 +109,7 @@ def build_identities_parser() -> argparse.ArgumentParser:
 
 def serve(arguments: argparse.Namespace) -> None:
     """Runs one server until Ctrl-C or SIGTERM."""
-    from dist_eval.base_model.families import default_dht_prefix, read_base_config
+    from dist_eval.base_model.config import default_dht_prefix, read_base_config
     from dist_eval.serving.downloads import download_blocks
     from dist_eval.serving.private import PrivateSwarm, existing_gpus, format_span, require_address, shares_of_blocks
     from dist_eval.serving.quantization import require_quantizable

@@ -25,7 +25,7 @@ import torch
 from transformers.cache_utils import Cache
 
 from dist_eval.base_model.architecture import Architecture
-from dist_eval.base_model.families import default_cache_tokens
+from dist_eval.base_model.config import default_cache_tokens
 from dist_eval.base_model.weights import ModelWeights
 from dist_eval.serving.block_memory import BlockMemory, block_bytes, format_bytes
 from dist_eval.serving.blocks import Block, load_block

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from dist_eval.metrics.words import format_limits, format_metric
+from dist_eval.metrics.formatting import format_limits, format_metric
 from dist_eval.report.document import Cell, Document, Link, Number, Results, Section, Table
 from dist_eval.report.naming import distinct_ends, options_of
 from dist_eval.results.run import CompleteHarnessRun

@@ -91,7 +91,7 @@ def start(arguments: argparse.Namespace) -> None:
     The first part publishes its addresses to the others at once, in a file next to `--peers-file`, which is written
     itself when all parts together cover the model.
     """
-    from dist_eval.base_model.families import default_dht_prefix, read_base_config
+    from dist_eval.base_model.config import default_dht_prefix, read_base_config
     from dist_eval.serving.downloads import download_blocks
     from dist_eval.serving.private import PrivateSwarm, existing_gpus, shares_of_blocks
     from dist_eval.serving.quantization import require_quantizable

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dist_eval.base_model.families import max_request_tokens
+from dist_eval.base_model.config import max_request_tokens
 from dist_eval.data.answers import RouteSegment
 from dist_eval.errors import RefusedError, SwarmError, one_line
 from dist_eval.results.work import Traffic

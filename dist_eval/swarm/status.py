@@ -119,7 +119,7 @@ def _summary_of(model: SwarmCoverage) -> dict[str, Any]:
 
 
 def _look_up(dht: Any, arguments: argparse.Namespace) -> Status:
-    from dist_eval.base_model.families import default_dht_prefix, read_base_config
+    from dist_eval.base_model.config import default_dht_prefix, read_base_config
     from dist_eval.swarm.coverage import look_up_coverage, measure_distances
     from dist_eval.swarm.dht_records import read_models
 

@@ -32,7 +32,7 @@ def evaluate_classifier(
 ) -> Metrics | None:
     """Evaluates a classifier as an evaluation run does; every rank calls it."""
     topology = context.topology
-    plan = plan_batches(data.lengths, token_budget=base.token_budget, prefix=classifier.tuned.pre_seq_len)
+    plan = plan_batches(data.lengths, token_budget=base.token_budget, extra_tokens=classifier.tuned.pre_seq_len)
     numbers = shard_batches(len(plan), rank=topology.rank, world_size=topology.world_size)
     outcomes = predict_batches(
         classifier,

@@ -14,7 +14,7 @@ from dist_eval.distributed.time_left import TimeLeft
 _NOTICE_SECONDS = 0.5
 
 
-class Display:
+class TuningDisplay:
     """Shows the progress of a tuning."""
 
     def __init__(self, total: int, done: int) -> None:

@@ -23,7 +23,7 @@ from dist_eval.results.tuning import BestEpoch, EpochResults, TuningProgress, Tu
 from dist_eval.tracking import Trackers
 from dist_eval.tuning.checks import evaluate_classifier, require_no_stop
 from dist_eval.tuning.config import PROJECT, LearningOptions, TuningConfig
-from dist_eval.tuning.display import Display
+from dist_eval.tuning.display import TuningDisplay
 from dist_eval.tuning.folder import BEST, LAST, TuningFolder
 from dist_eval.tuning.state import TuningState, pack_state, unpack_state, write_state
 from dist_eval.tuning.trainer import Trainer, global_batches, snapshot
@@ -62,7 +62,7 @@ class Epochs:
             self._display, self._trackers = None, Trackers()
             if self.topology.is_leader:
                 done = self._updates * self._state.epoch + self._state.updates
-                self._display = Display(self._updates * self.config.epochs, done)
+                self._display = TuningDisplay(self._updates * self.config.epochs, done)
                 stack.enter_context(self._display.watching(self.classifier.backbone.notice))
                 self._trackers = self.context.open_trackers(PROJECT)
             self.stop.defer_signals()

@@ -156,7 +156,7 @@ class Trainer:
     def _gradient(self, rows: np.ndarray) -> tuple[torch.Tensor, float]:
         """Returns gradients summed over examples, float64 of shape [all tuned values], and the sum of the losses."""
         plan = plan_batches(
-            np.asarray(self._data.lengths)[rows], token_budget=self._token_budget, prefix=self.tuned.pre_seq_len
+            np.asarray(self._data.lengths)[rows], token_budget=self._token_budget, extra_tokens=self.tuned.pre_seq_len
         )
         parts = enumerate(rows[plan.batch(number)] for number in range(len(plan)))
         answers = map_in_flight(self._answer, parts, self._window, retries=lambda: self._classifier.retries)

@@ -16,7 +16,7 @@ from tiny_models import LAYERS, VOCABULARY, random_checkpoint
 
 from dist_eval import demo, open_petals_classifier
 from dist_eval.api.petals_classifier import load_petals_classifier
-from dist_eval.base_model.families import read_base_config
+from dist_eval.base_model.config import read_base_config
 from dist_eval.errors import CheckpointError, ConfigError, SwarmError
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import base_fingerprint, classifier_of

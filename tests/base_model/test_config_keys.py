@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny_models import random_checkpoint, save_tiny_models
 
-from dist_eval.base_model.families import read_base_config, read_config
+from dist_eval.base_model.config import read_base_config, read_config
 from dist_eval.errors import CheckpointError
 from dist_eval.model.base_model_spec import read_target
 from dist_eval.model.checkpoint import TunedCheckpoint

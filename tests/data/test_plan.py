@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dist_eval.data.plan import Plan, SharedBeginnings, plan_batches, shard_batches
+from dist_eval.data.plan import BatchPlan, SharedBeginnings, plan_batches, shard_batches
 
 text_lengths = st.lists(st.integers(1, 60), max_size=80).map(lambda lengths: np.asarray(lengths, dtype=np.int32))
 budgets = st.integers(1, 300)
@@ -18,18 +18,18 @@ world_sizes = st.integers(1, 9)
 quickly = settings(max_examples=100)
 
 
-def batches_of(plan: Plan) -> list[np.ndarray]:
+def batches_of(plan: BatchPlan) -> list[np.ndarray]:
     return [plan.batch(number) for number in range(len(plan))]
 
 
-def shards_of(plan: Plan, world_size: int) -> list[np.ndarray]:
+def shards_of(plan: BatchPlan, world_size: int) -> list[np.ndarray]:
     return [shard_batches(len(plan), rank=rank, world_size=world_size) for rank in range(world_size)]
 
 
 @quickly
 @given(text_lengths, budgets, prefixes)
 def test_every_example_stands_in_exactly_one_batch(lengths: np.ndarray, budget: int, prefix: int) -> None:
-    plan = plan_batches(lengths, token_budget=budget, prefix=prefix)
+    plan = plan_batches(lengths, token_budget=budget, extra_tokens=prefix)
     rows = [row for batch in batches_of(plan) for row in batch]
     assert sorted(rows) == list(range(len(lengths)))
 
@@ -37,7 +37,7 @@ def test_every_example_stands_in_exactly_one_batch(lengths: np.ndarray, budget: 
 @quickly
 @given(text_lengths, budgets, prefixes)
 def test_only_a_long_example_of_its_own_exceeds_the_budget(lengths: np.ndarray, budget: int, prefix: int) -> None:
-    for batch in batches_of(plan_batches(lengths, token_budget=budget, prefix=prefix)):
+    for batch in batches_of(plan_batches(lengths, token_budget=budget, extra_tokens=prefix)):
         padded = len(batch) * (prefix + lengths[batch].max())
         assert len(batch) == 1 or 0 < padded <= budget
 
@@ -47,7 +47,7 @@ def test_only_a_long_example_of_its_own_exceeds_the_budget(lengths: np.ndarray, 
 def test_a_batch_is_closed_only_when_the_next_example_does_not_fit(
     lengths: np.ndarray, budget: int, prefix: int
 ) -> None:
-    batches = batches_of(plan_batches(lengths, token_budget=budget, prefix=prefix))
+    batches = batches_of(plan_batches(lengths, token_budget=budget, extra_tokens=prefix))
     for batch in batches[:-1]:
         assert (len(batch) + 1) * (prefix + lengths[batch].max()) > budget
 
@@ -55,7 +55,7 @@ def test_a_batch_is_closed_only_when_the_next_example_does_not_fit(
 @quickly
 @given(text_lengths, budgets, prefixes)
 def test_longest_first_and_equal_lengths_in_dataset_order(lengths: np.ndarray, budget: int, prefix: int) -> None:
-    plan = plan_batches(lengths, token_budget=budget, prefix=prefix)
+    plan = plan_batches(lengths, token_budget=budget, extra_tokens=prefix)
     rows = [int(row) for batch in batches_of(plan) for row in batch]
     assert rows == sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
 
@@ -63,7 +63,7 @@ def test_longest_first_and_equal_lengths_in_dataset_order(lengths: np.ndarray, b
 @quickly
 @given(text_lengths, budgets, prefixes)
 def test_tokens_are_counted_with_padding_and_prompts(lengths: np.ndarray, budget: int, prefix: int) -> None:
-    plan = plan_batches(lengths, token_budget=budget, prefix=prefix)
+    plan = plan_batches(lengths, token_budget=budget, extra_tokens=prefix)
     padded = [int(len(batch) * (prefix + lengths[batch].max())) for batch in batches_of(plan)]
     real = [int((lengths[batch] + prefix).sum()) for batch in batches_of(plan)]
     assert plan.tokens.tolist() == padded
@@ -81,7 +81,7 @@ def test_tokens_are_counted_with_padding_and_prompts(lengths: np.ndarray, budget
 def test_the_tokens_of_all_ranks_add_up_to_the_plans(
     lengths: np.ndarray, budget: int, prefix: int, world_size: int
 ) -> None:
-    plan = plan_batches(lengths, token_budget=budget, prefix=prefix)
+    plan = plan_batches(lengths, token_budget=budget, extra_tokens=prefix)
     shards = shards_of(plan, world_size)
     assert sum(int(plan.real_tokens[shard].sum()) for shard in shards) == plan.summary().real_tokens
     assert sum(int(plan.tokens[shard].sum()) for shard in shards) == plan.summary().padded_tokens
@@ -112,7 +112,7 @@ def test_shards_differ_by_at_most_one_batch_and_keep_the_order(
 def test_the_batches_that_are_sent_do_not_depend_on_the_number_of_ranks(
     lengths: np.ndarray, budget: int, prefix: int, world_size: int
 ) -> None:
-    plan = plan_batches(lengths, token_budget=budget, prefix=prefix)
+    plan = plan_batches(lengths, token_budget=budget, extra_tokens=prefix)
     sent = {tuple(plan.batch(number).tolist()) for shard in shards_of(plan, world_size) for number in shard}
     alone = {tuple(plan.batch(number).tolist()) for number in shard_batches(len(plan), rank=0, world_size=1)}
     assert sent == alone
@@ -128,7 +128,7 @@ def test_four_ranks_share_few_and_many_batches(batches: int) -> None:
 
 
 def test_no_examples_make_an_empty_plan() -> None:
-    plan = plan_batches(np.empty(0, dtype=np.int32), token_budget=100, prefix=3)
+    plan = plan_batches(np.empty(0, dtype=np.int32), token_budget=100, extra_tokens=3)
     assert len(plan) == 0
     assert plan.summary().padded_tokens == plan.summary().real_tokens == 0
     assert plan.real_tokens.tolist() == plan.tokens.tolist() == []
@@ -138,7 +138,7 @@ def test_no_examples_make_an_empty_plan() -> None:
 def test_prompts_take_their_part_of_the_budget() -> None:
     lengths = np.full(12, 10)
     assert len(plan_batches(lengths, token_budget=120).batch(0)) == 12
-    assert len(plan_batches(lengths, token_budget=120, prefix=20).batch(0)) == 4
+    assert len(plan_batches(lengths, token_budget=120, extra_tokens=20).batch(0)) == 4
 
 
 def test_lengths_of_a_narrow_dtype_do_not_overflow() -> None:
@@ -149,19 +149,19 @@ def test_lengths_of_a_narrow_dtype_do_not_overflow() -> None:
 def test_equal_plans_and_only_they_have_equal_digests() -> None:
     lengths = np.array([5, 3, 9, 9, 1])
     plans = {
-        "plan": plan_batches(lengths, token_budget=18, prefix=1),
-        "lengths": plan_batches(lengths[::-1], token_budget=18, prefix=1),
-        "budget": plan_batches(lengths, token_budget=10, prefix=1),
-        "prefix": plan_batches(lengths, token_budget=18, prefix=0),
+        "plan": plan_batches(lengths, token_budget=18, extra_tokens=1),
+        "lengths": plan_batches(lengths[::-1], token_budget=18, extra_tokens=1),
+        "budget": plan_batches(lengths, token_budget=10, extra_tokens=1),
+        "prefix": plan_batches(lengths, token_budget=18, extra_tokens=0),
     }
-    assert plan_batches(lengths.astype(np.int32), token_budget=18, prefix=1).digest() == plans["plan"].digest()
+    assert plan_batches(lengths.astype(np.int32), token_budget=18, extra_tokens=1).digest() == plans["plan"].digest()
     assert len({plan.digest() for plan in plans.values()}) == len(plans)
 
 
 @pytest.mark.parametrize("prompts", [4, 256])
 def test_the_digest_tells_prompts_apart_also_where_they_change_no_batch(prompts: int) -> None:
     lengths = np.array([5, 3, 9])
-    with_prompts, without = (plan_batches(lengths, token_budget=1000, prefix=prefix) for prefix in (prompts, 0))
+    with_prompts, without = (plan_batches(lengths, token_budget=1000, extra_tokens=prefix) for prefix in (prompts, 0))
     assert with_prompts.starts.tolist() == without.starts.tolist()
     assert with_prompts.digest() != without.digest()
 
@@ -172,7 +172,7 @@ def test_batches_that_share_a_beginning_go_to_the_ranks_for_them(
     ranks: int, sharing_ranks: int, is_sharing: list[bool]
 ) -> None:
     shapes = np.outer(is_sharing, [5, 5, 2, 30])
-    plan = plan_batches(np.full(12, 10, dtype=np.int32), token_budget=10, prefix=0)
+    plan = plan_batches(np.full(12, 10, dtype=np.int32), token_budget=10, extra_tokens=0)
     plan = replace(plan, shared=SharedBeginnings(shapes, shapes[:, 0], 1024), sharing_ranks=sharing_ranks)
     shards = [plan.shard(np.arange(12), rank=rank, world_size=ranks).tolist() for rank in range(ranks)]
     for rank, shard in enumerate(shards):

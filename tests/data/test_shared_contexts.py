@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_eval.data.plan import Plan, plan_batches
+from dist_eval.data.plan import BatchPlan, plan_batches
 from dist_eval.data.shared_prefixes import Beginnings, CommonTokens, plan_with_shared_beginnings
 from dist_eval.data.sharing_costs import rows_in_cache
 
 CACHE, BUDGET = 1024, 1024
 
 
-def plan_of(texts: list[np.ndarray], contexts: list[int], copies: int = 1) -> Plan:
+def plan_of(texts: list[np.ndarray], contexts: list[int], copies: int = 1) -> BatchPlan:
     """Plans texts, each of which goes on after so many tokens of context."""
     finder = CommonTokens()
     common = np.array([finder.add(text) for text in texts], dtype=np.int32)

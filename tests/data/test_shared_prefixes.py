@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_eval.data import shared_prefixes
-from dist_eval.data.plan import Plan, plan_batches
+from dist_eval.data.plan import BatchPlan, plan_batches
 from dist_eval.data.shared_prefixes import Beginnings, CommonTokens, plan_with_shared_beginnings
 from dist_eval.data.sharing_costs import rows_in_cache
 
@@ -22,7 +22,7 @@ def some_texts(prefix: int, rows: int, seed: int = 0, shortest: int = 15, longes
     return [np.concatenate([common, text]).astype(np.int32) for text in own]
 
 
-def plan_of(texts: list[np.ndarray], cut: frozenset[int] = frozenset(), cache_tokens: int = CACHE) -> Plan:
+def plan_of(texts: list[np.ndarray], cut: frozenset[int] = frozenset(), cache_tokens: int = CACHE) -> BatchPlan:
     finder = CommonTokens()
     common = np.array([-1 if row in cut else finder.add(text) for row, text in enumerate(texts)], dtype=np.int32)
     lengths = np.array([len(text) for text in texts])
@@ -30,12 +30,12 @@ def plan_of(texts: list[np.ndarray], cut: frozenset[int] = frozenset(), cache_to
     return plan_with_shared_beginnings(lengths, token_budget=BUDGET, cache_tokens=cache_tokens, beginnings=beginnings)
 
 
-def shared_of(plan: Plan, number: int) -> int:
+def shared_of(plan: BatchPlan, number: int) -> int:
     shape = plan.shared_by(number)
     return shape.tokens if shape else 0
 
 
-def plain(texts: list[np.ndarray]) -> Plan:
+def plain(texts: list[np.ndarray]) -> BatchPlan:
     return plan_batches(np.array([len(text) for text in texts]), token_budget=BUDGET)
 
 
@@ -86,7 +86,7 @@ def test_several_beginnings_have_batches_of_their_own() -> None:
 
 @pytest.mark.parametrize(("length", "worth"), [(25, True), (1000, False), (2100, False)])
 def test_prompts_are_a_beginning_that_all_texts_have(length: int, worth: bool) -> None:
-    options = {"token_budget": BUDGET, "prefix": 16, "prompt_tokens": 16}
+    options = {"token_budget": BUDGET, "extra_tokens": 16, "prompt_tokens": 16}
     plan = plan_with_shared_beginnings(np.full(500, length), cache_tokens=CACHE, **options)
     assert (plan.shared is not None) is worth
     if worth:

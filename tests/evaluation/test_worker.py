@@ -15,7 +15,7 @@ from samples import tokenized_digits
 
 from dist_eval.data.answers import BatchOutcome, RouteSegment, logits_columns
 from dist_eval.data.dataset import TokenizedDataset
-from dist_eval.data.plan import Plan, plan_batches
+from dist_eval.data.plan import BatchPlan, plan_batches
 from dist_eval.distributed.collectives import process_group
 from dist_eval.distributed.progress import Progress
 from dist_eval.distributed.rank_store import RankStore, Topology
@@ -67,12 +67,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> TokenizedDataset:
 
 
 @pytest.fixture
-def plan(data: TokenizedDataset) -> Plan:
-    return plan_batches(data.lengths, token_budget=16, prefix=0)
+def plan(data: TokenizedDataset) -> BatchPlan:
+    return plan_batches(data.lengths, token_budget=16, extra_tokens=0)
 
 
 def work_of(
-    classifier: Classifier, data: TokenizedDataset, plan: Plan, journal: Journal, stop: Stop | None = None
+    classifier: Classifier, data: TokenizedDataset, plan: BatchPlan, journal: Journal, stop: Stop | None = None
 ) -> BatchWorker:
     rank_store, stop = RankStore(ALONE), stop or Stop()
     progress = Progress(ALONE, rank_store, len(data), stop=stop, stream=io.StringIO())
@@ -82,7 +82,7 @@ def work_of(
 
 @pytest.mark.parametrize("verdict_at", [2, 7, 20])
 def test_batches_answered_by_a_faulty_server_are_predicted_again(
-    verdict_at: int, data: TokenizedDataset, plan: Plan, tmp_path: Path
+    verdict_at: int, data: TokenizedDataset, plan: BatchPlan, tmp_path: Path
 ) -> None:
     assert len(plan) > 8
     journal = Journal(tmp_path, plan.sizes, Classifier.columns)
@@ -111,7 +111,7 @@ def test_batches_answered_by_a_faulty_server_are_predicted_again(
     journal.close()
 
 
-def test_a_stopped_rank_reports_how_far_it_is(data: TokenizedDataset, plan: Plan, tmp_path: Path) -> None:
+def test_a_stopped_rank_reports_how_far_it_is(data: TokenizedDataset, plan: BatchPlan, tmp_path: Path) -> None:
     journal, stop = Journal(tmp_path, plan.sizes, Classifier.columns), Stop()
     stop.request("somebody said so")
     with process_group(ALONE, RankStore(ALONE), 60.0), pytest.raises(RunStopped) as caught:
@@ -129,7 +129,7 @@ def test_too_many_failures_are_an_error_with_a_reason() -> None:
 
 @given(st.lists(st.lists(st.booleans(), min_size=12, max_size=12), min_size=1, max_size=5))
 def test_every_batch_is_assigned_to_exactly_one_rank(found_by_rank: list[list[bool]]) -> None:
-    plan = plan_batches(np.full(12, 10, dtype=np.int32), token_budget=10, prefix=0)
+    plan = plan_batches(np.full(12, 10, dtype=np.int32), token_budget=10, extra_tokens=0)
     world_size = len(found_by_rank)
     firsts = np.min([np.where(found, rank, world_size) for rank, found in enumerate(found_by_rank)], axis=0)
     shares = []

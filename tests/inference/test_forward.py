@@ -14,7 +14,7 @@ from samples import tokenized_digits
 
 from dist_eval.data.answers import BatchOutcome, RouteSegment, logits_columns
 from dist_eval.data.dataset import TokenizedDataset
-from dist_eval.data.plan import Plan
+from dist_eval.data.plan import BatchPlan
 from dist_eval.errors import ModelOutputError, OutageError, RefusedError, SwarmError
 from dist_eval.inference.forward import predict_batches
 from dist_eval.inference.window import FIRST_SIZE, Window
@@ -74,33 +74,33 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> TokenizedDataset:
     return tokenized_digits(tmp_path_factory.mktemp("data"), ROWS, CLASSES)
 
 
-def equal_batches(dataset: TokenizedDataset, size: int) -> Plan:
+def equal_batches(dataset: TokenizedDataset, size: int) -> BatchPlan:
     starts = np.arange(0, ROWS + 1, size)
     tokens = np.full(len(starts) - 1, size * int(dataset.lengths.max()))
     order = np.random.default_rng(0).permutation(ROWS)
     real_tokens = dataset.lengths[order].reshape(-1, size).sum(axis=1)
-    return Plan(order=order, starts=starts, tokens=tokens, prefix=0, real_tokens=real_tokens)
+    return BatchPlan(order=order, starts=starts, tokens=tokens, extra_tokens=0, real_tokens=real_tokens)
 
 
 @pytest.fixture(scope="module")
-def plan(dataset: TokenizedDataset) -> Plan:
+def plan(dataset: TokenizedDataset) -> BatchPlan:
     """Twelve batches of two rows."""
     return equal_batches(dataset, 2)
 
 
 @pytest.fixture(scope="module")
-def large_batches(dataset: TokenizedDataset) -> Plan:
+def large_batches(dataset: TokenizedDataset) -> BatchPlan:
     """Two batches of twelve rows."""
     return equal_batches(dataset, 12)
 
 
-def named(plan: Plan, number: int) -> str:
+def named(plan: BatchPlan, number: int) -> str:
     rows = plan.batch(number).tolist()
     return ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
 
 
 def run(
-    classifier: Classifier, dataset: TokenizedDataset, plan: Plan, in_flight: int, **how: Any
+    classifier: Classifier, dataset: TokenizedDataset, plan: BatchPlan, in_flight: int, **how: Any
 ) -> dict[int, BatchOutcome]:
     outcomes = predict_batches(classifier, dataset, plan, range(len(plan)), window=Window(in_flight), **how)
     return {outcome.batch: outcome for outcome in outcomes}
@@ -114,7 +114,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.mark.parametrize("in_flight", [1, 2, 5, 50])
-def test_each_answer_comes_with_its_own_rows(dataset: TokenizedDataset, plan: Plan, in_flight: int) -> None:
+def test_each_answer_comes_with_its_own_rows(dataset: TokenizedDataset, plan: BatchPlan, in_flight: int) -> None:
     found = run(Classifier(lambda call: time.sleep(0.002 * (call % 3))), dataset, plan, in_flight)
 
     assert sorted(found) == list(range(len(plan)))
@@ -127,21 +127,21 @@ def test_each_answer_comes_with_its_own_rows(dataset: TokenizedDataset, plan: Pl
             assert outcome.answers["logits"][position].tolist() == expected.tolist()
 
 
-def test_batches_are_sent_in_the_order_given(dataset: TokenizedDataset, plan: Plan) -> None:
+def test_batches_are_sent_in_the_order_given(dataset: TokenizedDataset, plan: BatchPlan) -> None:
     classifier, numbers = Classifier(), [7, 2, 11, 0, 5]
     found = [one.batch for one in predict_batches(classifier, dataset, plan, numbers, window=Window(1))]
     assert found == numbers
     assert classifier.lengths == [dataset.lengths[plan.batch(number)].tolist() for number in numbers]
 
 
-def test_only_the_batches_given_are_sent(dataset: TokenizedDataset, plan: Plan) -> None:
+def test_only_the_batches_given_are_sent(dataset: TokenizedDataset, plan: BatchPlan) -> None:
     classifier = Classifier()
     assert list(predict_batches(classifier, dataset, plan, [], window=Window(3))) == []
     assert classifier.lengths == []
 
 
 @pytest.mark.parametrize("in_flight", [1, 2, 4])
-def test_batches_fill_the_window_and_never_more(dataset: TokenizedDataset, plan: Plan, in_flight: int) -> None:
+def test_batches_fill_the_window_and_never_more(dataset: TokenizedDataset, plan: BatchPlan, in_flight: int) -> None:
     together = threading.Barrier(in_flight)
 
     def during(call: int) -> None:
@@ -155,7 +155,7 @@ def test_batches_fill_the_window_and_never_more(dataset: TokenizedDataset, plan:
     assert classifier.most_active == in_flight
 
 
-def test_no_more_batches_are_drawn_than_fit_into_the_window(dataset: TokenizedDataset, plan: Plan) -> None:
+def test_no_more_batches_are_drawn_than_fit_into_the_window(dataset: TokenizedDataset, plan: BatchPlan) -> None:
     drawn: list[int] = []
 
     def numbers() -> Iterator[int]:
@@ -167,14 +167,14 @@ def test_no_more_batches_are_drawn_than_fit_into_the_window(dataset: TokenizedDa
         assert len(drawn) <= done + 1 + 3
 
 
-def test_the_window_grows_while_answers_do_not_slow_down(dataset: TokenizedDataset, plan: Plan) -> None:
+def test_the_window_grows_while_answers_do_not_slow_down(dataset: TokenizedDataset, plan: BatchPlan) -> None:
     window, classifier = Window(first=2), Classifier(lambda call: time.sleep(0.05))
     assert len(list(predict_batches(classifier, dataset, plan, range(len(plan)), window=window))) == len(plan)
     assert window.size > 2
     assert classifier.most_active > 2
 
 
-def test_retries_make_the_window_smaller(dataset: TokenizedDataset, plan: Plan) -> None:
+def test_retries_make_the_window_smaller(dataset: TokenizedDataset, plan: BatchPlan) -> None:
     class Retrying(Classifier):
         @property
         def retries(self) -> int:
@@ -185,7 +185,7 @@ def test_retries_make_the_window_smaller(dataset: TokenizedDataset, plan: Plan) 
     assert window.size < FIRST_SIZE
 
 
-def test_a_batch_is_yielded_as_soon_as_it_completes(dataset: TokenizedDataset, plan: Plan) -> None:
+def test_a_batch_is_yielded_as_soon_as_it_completes(dataset: TokenizedDataset, plan: BatchPlan) -> None:
     others_are_done = threading.Event()
     in_time: list[bool] = []
 
@@ -210,7 +210,7 @@ def raising(error: Exception, at: int = 0) -> Callable[[int], None]:
     return during
 
 
-def test_a_failed_request_names_batch_file_and_rows(dataset: TokenizedDataset, plan: Plan) -> None:
+def test_a_failed_request_names_batch_file_and_rows(dataset: TokenizedDataset, plan: BatchPlan) -> None:
     error = ConnectionError("block 3 is not reachable\nand many more lines")
     with pytest.raises(SwarmError) as caught:
         run(Classifier(raising(error, at=4)), dataset, plan, 1)
@@ -219,19 +219,21 @@ def test_a_failed_request_names_batch_file_and_rows(dataset: TokenizedDataset, p
     assert caught.value.__cause__ is error
 
 
-def test_of_many_rows_only_the_first_are_named(dataset: TokenizedDataset, large_batches: Plan) -> None:
+def test_of_many_rows_only_the_first_are_named(dataset: TokenizedDataset, large_batches: BatchPlan) -> None:
     with pytest.raises(SwarmError) as caught:
         run(Classifier(raising(TimeoutError("late"), at=1)), dataset, large_batches, 1)
     assert f"rows {named(large_batches, 1)}) got no answer" in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ["", "  \n "])
-def test_an_error_without_a_message_is_reported_by_its_type(dataset: TokenizedDataset, plan: Plan, text: str) -> None:
+def test_an_error_without_a_message_is_reported_by_its_type(
+    dataset: TokenizedDataset, plan: BatchPlan, text: str
+) -> None:
     with pytest.raises(SwarmError, match=r"got no answer: TimeoutError$"):
         run(Classifier(raising(TimeoutError(text))), dataset, plan, 2)
 
 
-def test_a_long_error_is_shortened(dataset: TokenizedDataset, plan: Plan) -> None:
+def test_a_long_error_is_shortened(dataset: TokenizedDataset, plan: BatchPlan) -> None:
     with pytest.raises(SwarmError) as caught:
         run(Classifier(raising(RuntimeError("x" * 100_000))), dataset, plan, 2)
     assert len(str(caught.value)) < 1000
@@ -239,7 +241,7 @@ def test_a_long_error_is_shortened(dataset: TokenizedDataset, plan: Plan) -> Non
 
 @pytest.mark.parametrize("kind", [ModelOutputError, SwarmError])
 def test_an_error_of_dist_eval_keeps_its_type_and_names_the_rows(
-    dataset: TokenizedDataset, large_batches: Plan, kind: type[Exception]
+    dataset: TokenizedDataset, large_batches: BatchPlan, kind: type[Exception]
 ) -> None:
     with pytest.raises(kind) as caught:
         run(Classifier(raising(kind("Values are not finite."))), dataset, large_batches, 1)
@@ -248,12 +250,12 @@ def test_an_error_of_dist_eval_keeps_its_type_and_names_the_rows(
 
 
 @pytest.mark.parametrize("answers", [0, 1, 3])
-def test_a_wrong_number_of_answers_is_an_error(dataset: TokenizedDataset, plan: Plan, answers: int) -> None:
+def test_a_wrong_number_of_answers_is_an_error(dataset: TokenizedDataset, plan: BatchPlan, answers: int) -> None:
     with pytest.raises(ModelOutputError, match=rf"Batch 0 \(.*rows {named(plan, 0)}\): {answers} answers? for 2 texts"):
         run(Classifier(lambda call: torch.zeros(answers, CLASSES)), dataset, plan, 1)
 
 
-def test_an_answer_that_the_head_did_not_declare_is_an_error(dataset: TokenizedDataset, plan: Plan) -> None:
+def test_an_answer_that_the_head_did_not_declare_is_an_error(dataset: TokenizedDataset, plan: BatchPlan) -> None:
     for answer, message in (
         (torch.zeros(2, CLASSES + 1), r"with shape \[2, 4\] instead of \[2, 3\]"),
         (torch.zeros(2), r"with shape \[2\] instead of \[2, 3\]"),
@@ -276,7 +278,7 @@ class Scorer(Classifier):
         return {"loglikelihood": -scores, "is_long": lengths > LONG}
 
 
-def test_a_head_may_have_any_columns(dataset: TokenizedDataset, large_batches: Plan) -> None:
+def test_a_head_may_have_any_columns(dataset: TokenizedDataset, large_batches: BatchPlan) -> None:
     found = run(Scorer(), dataset, large_batches, 2)
     by_classifier = run(Classifier(), dataset, large_batches, 2)
     for number, outcome in found.items():
@@ -290,7 +292,7 @@ def test_a_head_may_have_any_columns(dataset: TokenizedDataset, large_batches: P
         np.testing.assert_array_equal(outcome.answers, found[number].answers, err_msg="a part was sent again")
 
 
-def test_after_an_error_nothing_more_is_sent(dataset: TokenizedDataset, plan: Plan) -> None:
+def test_after_an_error_nothing_more_is_sent(dataset: TokenizedDataset, plan: BatchPlan) -> None:
     under_way, failed = threading.Barrier(3), threading.Event()
 
     def during(call: int) -> None:
@@ -307,7 +309,7 @@ def test_after_an_error_nothing_more_is_sent(dataset: TokenizedDataset, plan: Pl
     assert len(classifier.lengths) == 3
 
 
-def test_an_error_does_not_wait_for_batches_in_flight(dataset: TokenizedDataset, plan: Plan) -> None:
+def test_an_error_does_not_wait_for_batches_in_flight(dataset: TokenizedDataset, plan: BatchPlan) -> None:
     release = threading.Event()
 
     def during(call: int) -> None:
@@ -323,7 +325,7 @@ def test_an_error_does_not_wait_for_batches_in_flight(dataset: TokenizedDataset,
     release.set()
 
 
-def test_closing_the_generator_stops_sending(dataset: TokenizedDataset, plan: Plan) -> None:
+def test_closing_the_generator_stops_sending(dataset: TokenizedDataset, plan: BatchPlan) -> None:
     classifier = Classifier()
     answers = predict_batches(classifier, dataset, plan, range(len(plan)), window=Window(2))
     next(answers)
@@ -334,7 +336,7 @@ def test_closing_the_generator_stops_sending(dataset: TokenizedDataset, plan: Pl
     assert list(answers) == []
 
 
-def test_padding_is_on_the_right_and_lengths_are_true(dataset: TokenizedDataset, large_batches: Plan) -> None:
+def test_padding_is_on_the_right_and_lengths_are_true(dataset: TokenizedDataset, large_batches: BatchPlan) -> None:
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     class Recorder(Classifier):
@@ -379,7 +381,7 @@ class Picky(Classifier):
 
 @pytest.mark.parametrize("kind", [ModelOutputError, RefusedError])
 def test_failed_examples_are_found_and_the_others_of_their_batch_are_kept(
-    dataset: TokenizedDataset, large_batches: Plan, kind: type[Exception]
+    dataset: TokenizedDataset, large_batches: BatchPlan, kind: type[Exception]
 ) -> None:
     refused = int(dataset.lengths[3])
     clean = run(Classifier(), dataset, large_batches, 1)
@@ -398,7 +400,9 @@ def test_failed_examples_are_found_and_the_others_of_their_batch_are_kept(
     assert sum(len(outcome.failed) for outcome in found.values()) >= 1
 
 
-def test_a_batch_without_an_answer_is_not_sent_piece_by_piece(dataset: TokenizedDataset, large_batches: Plan) -> None:
+def test_a_batch_without_an_answer_is_not_sent_piece_by_piece(
+    dataset: TokenizedDataset, large_batches: BatchPlan
+) -> None:
     classifier = Classifier(raising(TimeoutError("late"), at=0))
     found = run(classifier, dataset, large_batches, 1, skip_failed=True)
     assert len(classifier.lengths) == 2
@@ -406,12 +410,14 @@ def test_a_batch_without_an_answer_is_not_sent_piece_by_piece(dataset: Tokenized
     assert "late" in found[0].failed[11]
 
 
-def test_an_outage_is_never_skipped(dataset: TokenizedDataset, plan: Plan) -> None:
+def test_an_outage_is_never_skipped(dataset: TokenizedDataset, plan: BatchPlan) -> None:
     with pytest.raises(OutageError):
         run(Classifier(raising(OutageError("blocks 2:4 are gone"), at=1)), dataset, plan, 1, skip_failed=True)
 
 
-def test_once_stopping_no_batch_is_sent_and_those_in_flight_complete(dataset: TokenizedDataset, plan: Plan) -> None:
+def test_once_stopping_no_batch_is_sent_and_those_in_flight_complete(
+    dataset: TokenizedDataset, plan: BatchPlan
+) -> None:
     stop, under_way = threading.Event(), threading.Barrier(3)
 
     def during(call: int) -> None:
@@ -425,7 +431,7 @@ def test_once_stopping_no_batch_is_sent_and_those_in_flight_complete(dataset: To
     assert len(classifier.lengths) == len(found) == 3
 
 
-def test_after_the_drain_timeout_batches_in_flight_are_dropped(dataset: TokenizedDataset, plan: Plan) -> None:
+def test_after_the_drain_timeout_batches_in_flight_are_dropped(dataset: TokenizedDataset, plan: BatchPlan) -> None:
     stop, release = threading.Event(), threading.Event()
 
     def during(call: int) -> None:

@@ -25,7 +25,7 @@ from forkserver import fork_server
 from tiny_models import DECODERS, LAYERS, random_checkpoint, save_tiny_models
 
 from dist_eval import demo
-from dist_eval.base_model.families import read_base_config
+from dist_eval.base_model.config import read_base_config
 from dist_eval.errors import EvaluationError
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_locally, load_swarm_backbone, with_tuned_head

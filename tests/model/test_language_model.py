@@ -10,7 +10,7 @@ import torch
 from conftest import FAMILIES
 from tiny_models import VOCABULARY
 
-from dist_eval.base_model.families import read_base_config
+from dist_eval.base_model.config import read_base_config
 from dist_eval.errors import CheckpointError
 from dist_eval.model import output_embedding
 from dist_eval.model.classifier import load_local_backbone

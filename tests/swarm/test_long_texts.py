@@ -30,7 +30,7 @@ import torch
 from dist_eval.model.classifier import load_local_backbone, load_swarm_backbone
 from dist_eval.model.language_model import CausalModel
 from dist_eval.swarm.client import join_swarm
-from dist_eval.base_model.families import max_request_tokens
+from dist_eval.base_model.config import max_request_tokens
 from dist_eval.swarm.hivemind_compat import prepare_hivemind
 
 model, tokens, out, prefix, *peers = sys.argv[1:]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from transformers import AutoConfig
 
-from dist_eval.base_model.families import default_dht_prefix
+from dist_eval.base_model.config import default_dht_prefix
 from dist_eval.swarm.petals_version import ANNOUNCED, can_roll_back, serves, versions_needed
 
 RELEASE, MAIN = "2.2.0.post1", "2.3.0.dev2"

@@ -1,4 +1,4 @@
-"""The families of base models that Petals serves: their configs, names in a swarm, and limits."""
+"""The configs of base models, the names that they have in a swarm, and the limits of requests that follow from them."""
 
 from __future__ import annotations
 
