@@ -34,20 +34,45 @@ class Visit:
         self.page = page
         self.requests: list[str] = []
         self.complaints: list[str] = []
-        page.on("request", lambda request: self.requests.append(request.url))
-        page.on("console", lambda message: self.complaints.append(message.text))
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        self._listeners = {
+            "request": lambda request: self.requests.append(request.url),
+            "console": lambda message: self.complaints.append(message.text),
+            "pageerror": lambda error: self.complaints.append(str(error)),
+        }
+        for event, listener in self._listeners.items():
+            page.on(event, listener)
 
     def open(self, path: Path) -> Any:
         self.page.goto(path.as_uri())
         return self.page
 
+    def end(self) -> None:
+        """Leaves the page as a new one would be."""
+        for event, listener in self._listeners.items():
+            self.page.remove_listener(event, listener)
+        self.page.emulate_media(media="null")
+        self.page.goto("about:blank")
+
+
+@pytest.fixture(scope="module")
+def tabs(browser: Any) -> Any:
+    """A page for each way of looking at it: a new one takes longer than most of what tests do with it."""
+    made: dict[str, Any] = {}
+
+    def tab(**options: Any) -> Any:
+        name = repr(options)
+        if name not in made:
+            made[name] = browser.new_context(**options).new_page()
+        return made[name]
+
+    return tab
+
 
 @pytest.fixture
-def visit(browser: Any, request: pytest.FixtureRequest) -> Iterator[Visit]:
-    context = browser.new_context(**{"viewport": DESKTOP, **getattr(request, "param", {})})
-    yield Visit(context.new_page())
-    context.close()
+def visit(tabs: Any, request: pytest.FixtureRequest) -> Iterator[Visit]:
+    visit = Visit(tabs(**{"viewport": DESKTOP, **getattr(request, "param", {})}))
+    yield visit
+    visit.end()
 
 
 @pytest.fixture(scope="session")
