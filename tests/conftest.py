@@ -86,7 +86,10 @@ STARTERS = ("launcher", "preloaded_ranks", "swarm_client", "petals_classifier", 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks tests by what they need. Files that start processes come first: no long one is left for the end."""
+    """Marks tests by what they need. Files that start processes come first: no long one is left for the end.
+
+    xdist keeps this order by its option --no-loadscope-reorder.
+    """
     for item in items:
         if any(name in STARTERS or re.search("swarms?$", name) for name in getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.processes)
@@ -94,7 +97,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.petals_models)
         if item.get_closest_marker("petals_models") and not has_packages_of_petals():
             item.add_marker(pytest.mark.skip(reason="needs the environment of launch/petals-2.2"))
-    starters = {item.path for item in items if item.get_closest_marker("processes")}
+    starters = {
+        item.path
+        for item in items
+        if item.get_closest_marker("processes") or "browser" in getattr(item, "fixturenames", ())
+    }
     items.sort(key=lambda item: item.path not in starters)
 
 
