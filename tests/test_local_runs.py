@@ -195,7 +195,7 @@ def test_a_sample_is_the_same_to_the_last_byte_on_any_number_of_ranks_and_names_
     assert "Nothing was sent" in after["printed"]
     assert after["metrics"]["sure_loss"] == pytest.approx(after["metrics"]["log_loss"])
     assert run_here("-m", "dist_eval", *options, "--sample-seed", "8", "--output", str(tmp_path / "3")) == 1
-    assert "what differs is the dataset and the selection of rows" in capfd.readouterr().err
+    assert "what differs is the selection of rows. Choose" in capfd.readouterr().err
 
 
 def test_a_complete_run_gives_further_metrics_without_a_forward(
