@@ -119,7 +119,10 @@ def read_config_file(model: str, revision: str | None = None) -> dict[str, Any]:
     from transformers.utils.hub import cached_file
 
     try:
-        return dict(read_json(Path(str(cached_file(model, "config.json", revision=revision)))))
+        found = cached_file(model, "config.json", revision=revision)
+        if found is None:  # without a connection
+            raise FileNotFoundError("there is no such folder, and no such model in the hub's cache on this host")
+        return dict(read_json(Path(found)))
     except Exception as error:  # OSError, ValueError, and errors of the hub's client
         raise CheckpointError(f"The config of {model} cannot be read: {one_line(error)}") from error
 

@@ -229,6 +229,9 @@ _OF_SERVERS = "where a model's blocks run, and in which dtype, is up to the serv
 _RESUMED = "answers are kept in the journal: start the same command again to go on, or to score a complete run anew."
 
 # Options of the lm-evaluation-harness that have no counterpart, or another one
+_TRACKED = "--tracker wandb logs a run."
+_GENERATED = "it is one of --gen-kwargs, such as temperature=0.7,do_sample=true,max_gen_toks=64,top_p=0.9."
+
 _OF_LM_EVAL = {
     "--model-args": "give its parts as options: --model, --max-length, --adapter, --think-end-token and so on.",
     "--batch-size": _AS_LARGE,
@@ -242,10 +245,22 @@ _OF_LM_EVAL = {
     "--write-out": "--check shows the first request of each task, and samples_TASK_DATE.jsonl has all of them.",
     "--show-config": "results_DATE.json has the configuration of each task.",
     "--predict-only": "generated texts are in samples_TASK_DATE.jsonl, beside their metrics.",
-    "--wandb-args": "dist-eval report RUN --tracker wandb logs a run.",
-    "--wandb-config-args": "dist-eval report RUN --tracker wandb logs a run.",
+    "--wandb-args": _TRACKED,
+    "--wandb-config-args": _TRACKED,
     "--verbosity": "--verbose shows what the harness prints.",
     "--trust-remote-code": "no code of a hub is run; code in task files of yours (!function) is.",
+}
+
+_OF_INSPECT = {
+    "--temperature": _GENERATED,
+    "--max-tokens": _GENERATED,
+    "--top-p": _GENERATED,
+    "--system-message": "it is --system-instruction.",
+    "--sample-id": "--samples names documents by their numbers, from 0.",
+    "--epochs": "repeats: N in a task file, of texts that are drawn.",
+    "--max-connections": "the number of requests in flight is found out; --in-flight sets it.",
+    "--timeout": "it is --request-timeout.",
+    "--log-dir": "the folder of the run is --output.",
 }
 
 HARNESS = Command(
@@ -272,5 +287,5 @@ All options: --help""",
         "tasks": ("on which tasks", None),
         "metrics": ("which metrics", None),
     },
-    foreign=_OF_LM_EVAL,
+    foreign={**_OF_LM_EVAL, **_OF_INSPECT},
 )
