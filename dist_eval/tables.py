@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 import textwrap
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -94,10 +95,14 @@ def _fit(columns: Sequence[_Column], width: int, least: int) -> list[int]:
     """Returns the width of each column: the widest that can be made narrower are, until all have room."""
     widths = [column.widest() for column in columns]
     narrowest = [column.narrowest(least) for column in columns]
-    while _total(widths) > width and widths != narrowest:
-        breakable = [number for number, least_width in enumerate(narrowest) if widths[number] > least_width]
-        widths[max(breakable, key=widths.__getitem__)] -= 1
-    return widths
+
+    def cut_to(most: int) -> list[int]:
+        return [max(need, min(wide, most)) for wide, need in zip(widths, narrowest, strict=True)]
+
+    if _total(widths) <= width:
+        return widths
+    most = bisect_right(range(max(widths) + 1), width, key=lambda most: _total(cut_to(most))) - 1
+    return cut_to(max(0, most))
 
 
 def _table_lines(columns: Sequence[_Column], widths: Sequence[int]) -> list[str]:
@@ -111,7 +116,7 @@ def _table_lines(columns: Sequence[_Column], widths: Sequence[int]) -> list[str]
 
 
 def _break(cell: str, width: int) -> list[str]:
-    return [cell] if len(cell) <= width else textwrap.wrap(cell, width)
+    return [cell] if len(cell) <= width else textwrap.wrap(cell, width) or [""]
 
 
 def markdown_table(rows: Sequence[Sequence[str]], formats: Sequence[str] = ()) -> list[str]:

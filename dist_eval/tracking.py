@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -35,8 +36,8 @@ TRACKERS = ("tensorboard", "wandb", "mlflow")
 PROJECT = "dist_eval"
 """Name of the project of evaluations in trackers."""
 
-# That a tracker has at the end of a run for what it has not yet sent; MLflow may still be making its database
-_LAST_SECONDS = 60.0
+# That all trackers have at the end of a run for what it has not yet sent; MLflow may still be making its database
+_LAST_SECONDS, _LAST_SECONDS_OF_A_FAILED_RUN = 60.0, 5.0  # others wait for the word that a run has failed
 _PASSWORD = re.compile(r"(?<=://)[^/@\s]+@")  # in an address that an error may name
 
 
@@ -112,11 +113,13 @@ class Trackers:
     def _close(self) -> None:
         for queue in self._queues:
             queue.put(None)
+        seconds = _LAST_SECONDS_OF_A_FAILED_RUN if self._has_failed else _LAST_SECONDS
+        give_up = time.monotonic() + seconds
         for thread in self._threads:
-            thread.join(_LAST_SECONDS)
+            thread.join(max(0.0, give_up - time.monotonic()))
             if thread.is_alive():
                 name = thread.name.rpartition(" ")[2]
-                print_error(f"--tracker {name} has not taken all values within {_LAST_SECONDS:g} s; the run is done.")
+                print_error(f"--tracker {name} has not taken all values within {seconds:g} s; nobody waits for it.")
 
 
 def require_trackers(names: Sequence[str]) -> None:

@@ -85,6 +85,10 @@ def test_markdown_has_the_same_rows() -> None:
     assert markdown_table(ROWS)[1] == "| --- | --- | --- |"
 
 
+def test_a_cell_of_blanks_keeps_its_row() -> None:
+    assert len(text_table([["x", "y"], [" " * 40, "1"]], width=20)) == 2
+
+
 def test_a_table_without_rows_has_no_lines() -> None:
     assert text_table([]) == text_table([], ["<", ">"]) == []
 

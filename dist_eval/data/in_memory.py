@@ -21,7 +21,7 @@ from dist_eval.tables import format_count
 
 _NAME = "data in memory"
 _MARK = b"dist_eval"  # in the metadata of the file: it is gone once the run is done, so results name the data otherwise
-_COLUMNS_NAMED = 6
+_COLUMNS_NAMED, _LONGEST_COLUMN = 6, 40
 
 # What Arrow raises for a value that does not go with the others of its column
 _REFUSED = (pa.ArrowException, TypeError, ValueError, OverflowError)
@@ -74,6 +74,7 @@ def name_in_memory(dataset: str | Sequence[str]) -> str | None:
     if _MARK not in (file.metadata or {}):
         return None
     columns = file.schema.to_arrow_schema().names
+    columns = [name if len(name) <= _LONGEST_COLUMN else f"{name[:_LONGEST_COLUMN]}..." for name in columns]
     more = ["..."] if len(columns) > _COLUMNS_NAMED else []
     named = ", ".join([*columns[:_COLUMNS_NAMED], *more])
     return f"{_NAME} ({format_count(file.num_rows, 'row')} with the columns {named})"

@@ -81,8 +81,9 @@ class _Lines:
         rate = (done - before) / max(now - self._start, 1e-9)
         left = "" if finished or seconds_left is None else f", about {in_words(seconds_left)} left"
         count, speed = format_count(self._total, self._unit), f"{rate:.0f}" if rate >= 1 else f"{rate:.2f}"
+        speed = f", {speed}/s" if done > before else ""
         more = f", {details}" if details else ""
-        self._line = f"{time.strftime('%H:%M:%S')} {self._what}: {done} of {count}, {speed}/s{left}{more}"
+        self._line = f"{time.strftime('%H:%M:%S')} {self._what}: {done} of {count}{speed}{left}{more}"
         if now >= self._next or finished:
             self._next, self._shown = now + _LINE_SECONDS, done
             self.close()

@@ -19,6 +19,8 @@ Undefined = dict[str, dict[str, str]]
 """By task, and by the harness' name of a metric (METRIC,FILTER), why it has no value."""
 
 _Values = Mapping[tuple[str, str], list[Any]]  # of documents, by metric and filter
+# After these a new start, which sends nothing again, may have all values
+_MENDABLE = (OSError, MemoryError, ImportError)
 _NOTHING = "N/A"  # the harness' word for a standard error that is not there
 
 
@@ -72,6 +74,8 @@ class _DocumentGuard:
     def apply_filters(self) -> None:
         try:
             self._apply_filters()
+        except _MENDABLE:
+            raise
         except Exception as error:  # of the task's own code
             self.reason = f"its filters failed: {_described(error)}"
             for instance in self._task.instances:  # so that all answers are written as they are
@@ -83,6 +87,8 @@ class _DocumentGuard:
             return {}
         try:
             return self._process_results(doc, results)
+        except _MENDABLE:
+            raise
         except Exception as error:  # of the task's own code
             place %= len({instance.doc_id for instance in self._task.instances})  # once for each filter
             number = self._samples[place] if self._samples else place
@@ -96,6 +102,8 @@ def _aggregate(
     """Returns what the harness aggregates of each metric, and of how many documents; NaN of those that fail."""
     try:
         return original(values, *options)
+    except _MENDABLE:
+        raise
     except Exception:  # of which one?
         pass
     metrics: dict[str, Any] = {}

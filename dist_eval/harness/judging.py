@@ -55,7 +55,7 @@ class DocumentJudge:
             if name not in self._metrics:
                 continue
             held = self._held.setdefault(number, {})
-            held[position] = answer
+            held[position] = answer.copy()  # else it keeps all answers of its batch
             if len(held) == self._starts[number + 1] - self._starts[number]:
                 del self._held[number]
                 self._judge(self._documents[number], np.array([held[place] for place in sorted(held)]), found)

@@ -249,7 +249,7 @@ def fingerprint(tensors: Any) -> str:
 def _read_config(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         is_hub_name = _HUB_NAME.fullmatch(str(folder))
-        advice = f" From a hub it is fetched by `hf download {folder} --local-dir FOLDER`." if is_hub_name else ""
+        advice = f" If it is a name on a hub: `hf download {folder} --local-dir FOLDER`." if is_hub_name else ""
         raise CheckpointError(f"The checkpoint folder {folder} does not exist.{advice}")
     path = folder / CONFIG_FILE
     try:

@@ -73,11 +73,11 @@ class SwarmBackbone(Backbone):
 
         if not self._is_long(hidden):
             return self.requests.ask(segment, hidden, deep_prompts)
-        transport = self.requests.transport
+        request = whole_text_request(
+            self.requests.transport, segment, hidden, deep_prompts, request_tokens=self._request_tokens
+        )
         with self._room.taken(hidden.shape[0] * hidden.shape[1]):
-            return self.requests.answer_of(
-                segment, whole_text_request(transport, segment, hidden, deep_prompts, self._request_tokens)
-            )
+            return with_room(lambda: self.requests.answer_of(segment, request))
 
     def _is_long(self, hidden: torch.Tensor) -> bool:
         """Whether texts are sent in sessions, because no request has room for them."""

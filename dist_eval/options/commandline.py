@@ -141,8 +141,8 @@ def build_parser(command: Command[Any] = EVALUATION) -> argparse.ArgumentParser:
         usage=f"{command.program} {command.usage}",
         description=command.description,
         epilog=f"{command.examples}\nEvery option can also stand in the file given by --config, with or without the "
-        "dashes; the command line wins. A value that begins with a dash follows =, and further values +=: "
-        "--metric=-a --metric+=-b.",
+        "dashes; the command line wins. A value that begins with a dash follows =, and further values of the "
+        "command line +=: --metric=-a --metric+=-b.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,

@@ -20,7 +20,7 @@ _DIRECTORIES = re.compile(r"(?<![\w./~-])/(?:[^\s/'\"]+/)+")
 def name_of(source: str, is_path: bool | None = None) -> str:
     """Returns the public name of a model or dataset."""
     if is_path is None:
-        is_path = source.startswith(("/", ".", "~")) or Path(source).exists()
+        is_path = source.startswith(("/", ".", "~")) or os.path.exists(source)  # of any name, however long
     return Path(os.path.normpath(source)).name or source if is_path else source
 
 

@@ -110,6 +110,7 @@ class Journal:
         self._faulty: frozenset[str] = frozenset()
         self._told = np.zeros(len(sizes), dtype=np.bool_)  # batches that `news` has yielded
         self._told_to: dict[Path, int] = {}  # where it goes on in each file
+        self._told_last: Path | None = None  # the file that it was at
 
     def faulty_servers(self) -> frozenset[str]:
         """Returns the excluded servers, whose answers do not count.
@@ -174,7 +175,10 @@ class Journal:
             RunError: a file cannot be read.
         """
         with _readable(self._folder):
-            for path in self._files():
+            files = self._files()
+            begin = files.index(self._told_last) + 1 if self._told_last in files else 0
+            for path in files[begin:] + files[:begin]:  # a caller that leaves early hears of all of them in turn
+                self._told_last = path
                 for offset, outcome in _records(path, self._columns, self._told_to.get(path, 0)):
                     self._told_to[path] = offset + 1
                     if self._counts(outcome) and not self._told[outcome.batch]:

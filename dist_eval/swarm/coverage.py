@@ -50,6 +50,12 @@ class SwarmCoverage:
         """Blocks without an online server."""
         return [block for block, count in enumerate(self.replicas) if count == 0]
 
+    @property
+    def out_of_reach(self) -> list[int]:
+        """Blocks with online servers, none of which answered this host."""
+        reachable = replace(self, servers=tuple(s for s in self.servers if s.peer_id not in self.unreachable))
+        return sorted({*reachable.missing} - {*self.missing})
+
     def serving(self, config: Any) -> SwarmCoverage:
         """Returns the coverage of a given model: servers whose version of Petals does not compute it are "unfit"."""
         if config is None:
@@ -100,9 +106,8 @@ class SwarmCoverage:
             lines.append(f"counting only servers with the adapter {self.adapter}:")
         lines.append("replicas per block: " + ranges_by_value(self.replicas))
         lines.append("missing blocks: " + (format_ranges(self.missing) or "none"))
-        reachable = replace(self, servers=tuple(s for s in self.servers if s.peer_id not in self.unreachable))
-        if out_of_reach := sorted({*reachable.missing} - {*self.missing}):
-            lines.append(f"not reachable from here: every server of blocks {format_ranges(out_of_reach)}")
+        if self.out_of_reach:
+            lines.append(f"not reachable from here: every server of blocks {format_ranges(self.out_of_reach)}")
         return printable_lines("\n".join(lines))
 
 

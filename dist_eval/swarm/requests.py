@@ -18,11 +18,11 @@ import torch
 
 from dist_eval.base_model.config import max_request_tokens
 from dist_eval.data.answers import RouteSegment
-from dist_eval.errors import RefusedError, SwarmError, one_line
+from dist_eval.errors import NoCacheError, RefusedError, SwarmError, one_line
 from dist_eval.results.work import Traffic
 from dist_eval.swarm.attempts import Attempts, Choice, NoServer, RoutePart, TooLarge
 from dist_eval.swarm.directory import ServerDirectory
-from dist_eval.swarm.failures import Failure, RequestDisplaced, classify, drop_traceback
+from dist_eval.swarm.failures import Failure, RequestDisplaced, classify, drop_traceback, may_have_room_later
 from dist_eval.swarm.gate import STEPS, ConcurrencyLimit, Gate, RateLimiter
 from dist_eval.swarm.router import Router
 from dist_eval.swarm.routes import RouteRecord, Span
@@ -269,7 +269,8 @@ class SwarmRequests:
         """Sends a request to a given server.
 
         Raises:
-            SwarmError: there is no usable answer; the message names the server.
+            SwarmError: there is no usable answer; the message names the server. A `NoCacheError` if it has no room for
+                a session.
         """
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
@@ -283,9 +284,12 @@ class SwarmRequests:
         try:
             return RemoteExpertWorker.run_coroutine(send())
         except Exception as error:  # any of the daemon, the connection or the server
-            raise SwarmError(
+            has_no_room = classify(error) is Failure.NO_CACHE
+            failed = (NoCacheError if has_no_room else SwarmError)(
                 f"blocks {segment.start}:{segment.end} (peer {segment.peer}): {one_line(error)}"
-            ) from error
+            )
+            failed.transient = not has_no_room or may_have_room_later(error)
+            raise failed from error
 
     async def _measure_round_trips(self) -> None:
         """Measures how long messages to servers take; those that take long to answer are left out."""

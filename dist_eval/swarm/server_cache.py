@@ -155,7 +155,12 @@ class ServerCache:
         for chunk in chunks:
             if len(steps) == _AHEAD:
                 outputs.append(await asyncio.wait_for(self.outputs(steps.popleft()), timeout))
-            steps.append(await self.send(chunk, self.position))
+            try:
+                steps.append(await self.send(chunk, self.position))
+            except CacheLost:
+                for step in steps:  # the first of them knows why
+                    await asyncio.wait_for(self.outputs(step), timeout)
+                raise
         return outputs + [await asyncio.wait_for(self.outputs(step), timeout) for step in steps]
 
     async def close(self) -> None:

@@ -161,7 +161,8 @@ class SwarmServers:
     def notice(self) -> str:
         """Returns what requests wait for, in growing intervals, and then once that it is over; empty at other times."""
         now = time.monotonic()
-        if self._has_ended:
+        is_over = self._outage is None or now - self._outage[1] > 2 * _POLL_SECONDS  # nobody waits any more
+        if self._has_ended and is_over:
             self._outage, self._notice_seconds, self._has_ended = None, 0.0, False
             return "servers can be reached again, the run goes on"
         if self._outage is None or now - self._noticed_at < self._notice_seconds:

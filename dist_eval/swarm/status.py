@@ -19,7 +19,7 @@ from dist_eval.process.arguments import ArgumentParser
 if TYPE_CHECKING:
     from dist_eval.swarm.coverage import SwarmCoverage
 
-_LEAST_SECONDS, _MODELS_NAMED, _ASK_AGAIN_SECONDS = 0.1, 5, 1.0
+_LEAST_SECONDS, _MODELS_NAMED, _ASK_AGAIN_SECONDS, _MOST_ASKED = 0.1, 5, 1.0, 300
 _CLEAR = "\x1b[H\x1b[2J"  # the terminal
 
 
@@ -85,18 +85,24 @@ class Status(NamedTuple):
     models: list[SwarmCoverage]
     not_looked_up: list[str]  # models for which there was no time
     dropped_models: int  # announced models that no honest server announces
+    asked: frozenset[str] = frozenset()  # identities of the servers that were asked whether they answer this host
 
     @property
     def is_complete(self) -> bool:
-        """Whether all blocks of all models have servers."""
-        return not self.not_looked_up and not any(model.missing for model in self.models)
+        """Whether all blocks of all models have servers that this host can reach."""
+        return not self.not_looked_up and not any(model.missing or model.out_of_reach for model in self.models)
 
     def summary(self) -> dict[str, Any]:
         """Returns what `--json` prints; a model is as in the section `swarm` of `results.json`.
 
-        Besides, each server has `reachable`: whether it answered this host, null if it is not online and was not asked.
+        Besides, each server has `reachable`: whether it answered this host, null if it was not asked, because it is not
+        online or there are too many.
         """
-        return {**self._asdict(), "models": [_summary_of(model) for model in self.models]}
+        return {
+            "models": [_summary_of(model, self.asked) for model in self.models],
+            "not_looked_up": self.not_looked_up,
+            "dropped_models": self.dropped_models,
+        }
 
     def describe(self) -> str:
         """Returns a text table for each model."""
@@ -110,11 +116,11 @@ class Status(NamedTuple):
         return "\n\n".join(texts)
 
 
-def _summary_of(model: SwarmCoverage) -> dict[str, Any]:
+def _summary_of(model: SwarmCoverage, asked: frozenset[str]) -> dict[str, Any]:
     summary, online = model.summary().model_dump(mode="json"), {server.peer_id for server in model.online}
     for server in summary["servers"]:
         peer = server["peer_id"]
-        server["reachable"] = peer not in model.unreachable if peer in online else None
+        server["reachable"] = peer not in model.unreachable if peer in online & asked else None
     return summary
 
 
@@ -137,9 +143,10 @@ def _look_up(dht: Any, arguments: argparse.Namespace) -> Status:
     coverages, unknown = look_up_all(look_up, models, arguments.timeout)
     coverages = [coverage.serving(config) for coverage in coverages]
     online = list(dict.fromkeys(server.peer_id for coverage in coverages for server in coverage.online))
-    answers = measure_distances(dht, online, _ASK_AGAIN_SECONDS)
+    answers = measure_distances(dht, online[:_MOST_ASKED], _ASK_AGAIN_SECONDS)  # anybody can announce thousands
     unreachable = frozenset(peer for peer, seconds in answers.items() if seconds is None)
-    return Status([replace(coverage, unreachable=unreachable) for coverage in coverages], unknown, dropped)
+    coverages = [replace(coverage, unreachable=unreachable) for coverage in coverages]
+    return Status(coverages, unknown, dropped, frozenset(answers))
 
 
 def look_up_all(

@@ -343,7 +343,7 @@ def test_an_index_of_pickles_is_not_followed(folder: Path, tmp_path: Path) -> No
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
     assert error_of(tmp_path / "nowhere") == f"The checkpoint folder {tmp_path / 'nowhere'} does not exist."
-    fetched = "From a hub it is fetched by `hf download org/tuned --local-dir FOLDER`."
+    fetched = "If it is a name on a hub: `hf download org/tuned --local-dir FOLDER`."
     assert error_of(Path("org/tuned")) == f"The checkpoint folder org/tuned does not exist. {fetched}"
 
 

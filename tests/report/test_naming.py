@@ -28,6 +28,10 @@ def test_only_a_path_is_shortened(source: str, is_path: bool | None, name: str) 
     assert name_of(source, is_path) == name
 
 
+def test_a_name_may_be_longer_than_that_of_any_file() -> None:
+    assert name_of("data in memory (" + "x" * 300 + ")") == "data in memory (" + "x" * 300 + ")"
+
+
 def test_what_is_there_is_a_path_where_nothing_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "team" / "data").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)

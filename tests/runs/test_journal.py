@@ -239,6 +239,19 @@ def test_news_is_each_batch_of_all_ranks_once_and_a_torn_one_once_it_is_whole(tm
     journal.close()
 
 
+def test_who_hears_one_piece_of_news_at_a_time_hears_of_all_ranks_in_turn(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, SIZES, COLUMNS)
+    write(tmp_path, whole(1), whole(3), rank=1)
+    write(tmp_path, whole(2), whole(4), rank=2)
+    heard = []
+    for _ in range(4):
+        news = journal.news()
+        heard.append(next(news).batch)
+        news.close()
+    assert heard in ([1, 2, 3, 4], [2, 1, 4, 3])
+    journal.close()
+
+
 def test_ranks_and_starts_never_write_into_the_same_file(tmp_path: Path) -> None:
     for rank in (0, 0, 1):
         write(tmp_path, whole(rank), rank=rank)

@@ -97,8 +97,11 @@ def test_servers_that_are_not_reachable_from_here_are_said_and_the_blocks_that_o
     near, far = coverage.describe().splitlines()[2:4]
     assert " online " in near and " not reachable from here " in far
     assert coverage.missing == [] and "not reachable from here: every server of blocks 3" in coverage.describe()
-    servers = Status([coverage], [], 0).summary()["models"][0]["servers"]
-    assert [server["reachable"] for server in servers] == [True, False]
+    status = Status([coverage], [], 0, asked=frozenset({"Qm0to3", "Qm2to4"}))
+    assert [server["reachable"] for server in status.summary()["models"][0]["servers"]] == [True, False]
+    assert not status.is_complete
+    unasked = Status([coverage], [], 0).summary()["models"][0]["servers"]
+    assert [server["reachable"] for server in unasked] == [None, None]
 
 
 LORA = {"adapters": ["lora"]}

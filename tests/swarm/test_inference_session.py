@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.serving.private import PrivateSwarm
 from dist_eval.swarm.gate import STEPS
 from dist_eval.swarm.routes import RouteRecord
-from dist_eval.swarm.server_cache import REQUEST_TOKENS, SentStep, ServerCache
+from dist_eval.swarm.server_cache import REQUEST_TOKENS, CacheLost, SentStep, ServerCache
 
 ROWS, LENGTH = 3, 24
 
@@ -143,6 +144,27 @@ def test_a_long_step_takes_several_messages_a_few_of_which_are_on_the_way(
     with closing(backbone.session(rows, length)) as session:
         assert close_to(session.step(ids), whole)
     assert events == 2 * [*["sent"] * 3, "awaited", "sent", *["awaited"] * 3]
+
+
+def test_a_stream_that_ended_is_told_by_its_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def send(cache: ServerCache, chunk: torch.Tensor, position: int) -> SentStep:
+        if cache.position:  # the server has refused the first step, and ended the stream
+            raise CacheLost
+        cache.position = chunk.shape[1]
+        return SentStep(asyncio.get_running_loop().create_future(), chunk.shape)
+
+    async def outputs(cache: ServerCache, step: SentStep) -> torch.Tensor:
+        raise ConnectionError("no room")
+
+    monkeypatch.setattr(ServerCache, "send", send)
+    monkeypatch.setattr(ServerCache, "outputs", outputs)
+
+    async def answers() -> None:
+        nothing: Any = None
+        await ServerCache(nothing, nothing, None, rolls_back=False).answers([torch.ones(1, 2, 4)] * 3, 10.0)
+
+    with pytest.raises(ConnectionError, match="no room"):
+        asyncio.run(answers())
 
 
 def test_a_server_that_stops_under_many_continuations_loses_none(

@@ -56,6 +56,15 @@ def test_an_outage_is_said_in_growing_intervals_and_its_end_once(outage: Outage)
     assert outage.said_within(3) == [(0, line)], "the next outage is said at once"
 
 
+def test_an_outage_is_not_over_while_other_requests_wait(outage: Outage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_POLL_SECONDS", 0.01)
+    assert len(outage.said_within(1)) == 1
+    for _ in range(5):  # one request has its answer, while another one still waits
+        outage.servers.came_back()
+        assert outage.said_within(1) == []
+    assert outage.servers.notice() == "servers can be reached again, the run goes on"
+
+
 def test_what_was_not_said_has_no_end_either_and_after_giving_up_an_outage_is_said_anew(outage: Outage) -> None:
     outage.servers.came_back()
     assert outage.servers.notice() == ""
