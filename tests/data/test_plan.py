@@ -178,4 +178,5 @@ def test_batches_that_share_a_beginning_go_to_the_ranks_for_them(
     for rank, shard in enumerate(shards):
         assert not any(is_sharing[batch] for batch in shard) or rank < sharing_ranks or sharing_ranks == 0
     assert sorted(batch for shard in shards for batch in shard) == list(range(12))
-    assert max(map(len, shards)) - min(map(len, shards)) <= max(1, sum(is_sharing))
+    # each of them may have to go to the rank that has most
+    assert max(map(len, shards)) - min(map(len, shards)) <= 1 + sum(is_sharing)
