@@ -74,8 +74,6 @@ class _DocumentGuard:
     def apply_filters(self) -> None:
         try:
             self._apply_filters()
-        except _MENDABLE:
-            raise
         except Exception as error:  # of the task's own code
             self.reason = f"its filters failed: {_described(error)}"
             for instance in self._task.instances:  # so that all answers are written as they are
@@ -87,8 +85,6 @@ class _DocumentGuard:
             return {}
         try:
             return self._process_results(doc, results)
-        except _MENDABLE:
-            raise
         except Exception as error:  # of the task's own code
             place %= len({instance.doc_id for instance in self._task.instances})  # once for each filter
             number = self._samples[place] if self._samples else place
@@ -102,21 +98,19 @@ def _aggregate(
     """Returns what the harness aggregates of each metric, and of how many documents; NaN of those that fail."""
     try:
         return original(values, *options)
-    except _MENDABLE:
-        raise
     except Exception:  # of which one?
         pass
     metrics: dict[str, Any] = {}
     for (metric, name), of_documents in values.items():
-        alone = {(metric, name): of_documents}
-        try:
-            found, _ = original(alone, *options)
-        except Exception:
+        for how in (options, (0,)):  # the second time without a standard error, which may be what fails
             try:
-                found, _ = original(alone, 0)  # without a standard error, which may be what fails
+                found, _ = original({(metric, name): of_documents}, *how)
+                break
             except Exception as error:  # of the task's own code, or of the harness'
-                undefined[f"{metric},{name}"] = f"its aggregation failed: {_described(error)}"
-                found = {f"{metric},{name}": math.nan, f"{metric}_stderr,{name}": _NOTHING}
+                reason = f"its aggregation failed: {_described(error)}"
+        else:
+            undefined[f"{metric},{name}"] = reason
+            found = {f"{metric},{name}": math.nan, f"{metric}_stderr,{name}": _NOTHING}
         metrics |= found
     return metrics, max(map(len, values.values()), default=0)
 
@@ -138,5 +132,8 @@ def _filters_of(task: Any) -> list[str]:
 
 
 def _described(error: Exception) -> str:
+    """Returns what an error says; raises it again if a new start may do better."""
+    if isinstance(error, _MENDABLE) or isinstance(error.__cause__, _MENDABLE):
+        raise error
     text = one_line(error) if isinstance(error, EvaluationError) else error_sentence(error)
     return text.removesuffix(".")

@@ -137,6 +137,21 @@ def test_a_standard_error_that_fails_takes_no_value_with_it(folder: Path, monkey
     assert undefined == {"endings": {}}
 
 
+@pytest.mark.parametrize(
+    ("name", "error"), [("processed", "FileNotFoundError"), ("summed", "MemoryError"), ("filtered", "ImportError")]
+)
+def test_what_a_new_start_may_mend_ends_the_run(name: str, error: str, folder: Path) -> None:
+    code, replaced = CODE, ('1 / (doc["number"] - 5)', 'RuntimeError("no total today")', 'KeyError("low")')
+    for text, instead in zip(replaced, ('open("/nowhere/words")', "MemoryError()", 'ImportError("low")'), strict=True):
+        code = code.replace(text, instead)
+    (folder / "own.py").write_text(f"{code}\ndef for_good(values):\n    raise RuntimeError\n")
+    path = folder / "summed.yaml"
+    text = path.read_text().replace("own.total", "own.for_good").replace("_norm", '_norm", "aggregation": "@')
+    path.write_text(text.replace('"@"', "!function own.total"))
+    with pytest.raises(DataError, match=error):
+        load(folder, name).run(StandInModel(), undefined=Undefined())
+
+
 @pytest.mark.parametrize("name", [*CHANGES, "long"])
 def test_a_check_of_tasks_fails_all_the_same(name: str, folder: Path) -> None:
     with pytest.raises(DataError):
