@@ -11,7 +11,6 @@ import argparse
 import dataclasses
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from typing import Any
 from dist_eval.data.files import is_pattern, names_of, shared_file
 from dist_eval.data.prompts import Template
 from dist_eval.data.revisions import HubKind
-from dist_eval.errors import ConfigError, os_reason
+from dist_eval.errors import ConfigError
 from dist_eval.options.groups import (
     DataOptions,
     ModelOptions,
@@ -28,9 +27,9 @@ from dist_eval.options.groups import (
     SwarmOptions,
     flag,
     option,
-    require_peer_addresses,
     unwrap_single,
 )
+from dist_eval.options.peers import all_peers
 from dist_eval.options.prompts import GenerationOptions, PromptOptions
 from dist_eval.options.selection import SelectionOptions
 
@@ -329,32 +328,3 @@ def add_peer_options(parser: argparse.ArgumentParser, **help_texts: str) -> None
         shown = fields[name].metadata
         texts = {"metavar": shown["metavar"], "help": help_texts.get(name, shown["help"])}
         parser.add_argument(flag(name), default=default, **texts, **shown["extra"])
-
-
-def all_peers(initial_peers: Sequence[str], peers_file: str | None) -> list[str]:
-    """Returns the addresses that `--initial-peers` and `--peers-file` give.
-
-    Raises:
-        ConfigError: one is no address of a peer, or the file cannot be read, or holds none.
-    """
-    peers = list(initial_peers)
-    if peers_file is not None:
-        peers = list(dict.fromkeys([*peers, *read_peers(Path(peers_file))]))
-    require_peer_addresses(peers)
-    return peers
-
-
-def read_peers(path: Path) -> list[str]:
-    """Reads peer addresses from a file: one per line; blank lines, and lines that begin with #, are ignored.
-
-    Raises:
-        ConfigError: the file cannot be read, or holds no address.
-    """
-    try:
-        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--peers-file {path}: cannot be read ({os_reason(error)}).") from error
-    peers = [line for line in lines if line and not line.startswith("#")]
-    if not peers:
-        raise ConfigError(f"--peers-file {path} holds no address.")
-    return peers

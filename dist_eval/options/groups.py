@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dist_eval.errors import ConfigError
+from dist_eval.options.peers import require_peer_addresses
 from dist_eval.tracking import TRACKERS
 
 # most tokens in one request: Petals' client splits anything larger into requests of this size (its
@@ -20,9 +21,6 @@ from dist_eval.tracking import TRACKERS
 MAX_TOKEN_BUDGET = 1024
 
 _LONGEST_WAIT = 30 * 24 * 3600.0
-_PEER_ADDRESS = re.compile(
-    r"/(ip4|ip6|dns|dns4|dns6|dnsaddr)/[^/]+(/(tcp|udp)/\d+)?(/[a-z0-9-]+)*/p2p/[1-9A-HJ-NP-Za-km-z]{40,}"
-)
 
 
 def option(
@@ -318,17 +316,3 @@ class OutputOptions(Options):
         choices=TRACKERS,
     )
     verbose: bool = option(False, "show the logs of Petals, hivemind and the servers, and tracebacks", group="output")
-
-
-def require_peer_addresses(texts: Sequence[str]) -> None:
-    """Checks the addresses of `--initial-peers`.
-
-    Raises:
-        ConfigError: one of them is no address of a peer.
-    """
-    for text in texts:
-        if not _PEER_ADDRESS.fullmatch(text):
-            raise ConfigError(
-                f"--initial-peers: {text!r} is no peer address. "
-                "It should look like /ip4/10.0.0.5/tcp/31337/p2p/QmPeerIdentity."
-            )

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from dist_eval.cluster.hosts import address_towards, interfaces, outward, resolve
 from dist_eval.errors import ConfigError, os_reason
-from dist_eval.options.config import add_peer_options, read_peers
-from dist_eval.options.groups import require_peer_addresses
+from dist_eval.options.config import add_peer_options
+from dist_eval.options.peers import read_peers, require_peer_addresses
 from dist_eval.process.arguments import ArgumentParser
 from dist_eval.process.files import PRIVATE, private_files
 
@@ -37,7 +37,7 @@ def build_serve_parser() -> argparse.ArgumentParser:
         description="Runs one server of a swarm that spans several hosts, until Ctrl-C or SIGTERM.",
         allow_abbrev=False,
     )
-    parser.add_argument("--model", required=True, help="base model: folder or hub name")
+    add_server_options(parser)
     parser.add_argument(
         "--servers", type=int, default=1, metavar="N", help="shares that the blocks are cut into (default: 1)"
     )
@@ -65,18 +65,18 @@ def build_serve_parser() -> argparse.ArgumentParser:
         initial_peers="addresses of servers whose swarm to join, as they print them; with this server's own as the "
         "first one it starts a swarm if no other is up",
     )
-    parser.add_argument("--dht-prefix", metavar="NAME", help="name to announce the model under")
-    parser.add_argument(
-        "--torch-dtype", default="float32", choices=DTYPES, help="dtype of the blocks (default: float32)"
-    )
-    add_server_options(parser)
     parser.add_argument("-v", "--verbose", action="store_true", help="show the server's output")
     return parser
 
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options of all commands that start servers."""
+    parser.add_argument("--model", required=True, help="base model: folder or hub name")
     parser.add_argument("--revision", metavar="NAME", help="branch, tag or commit of a model on a hub (default: main)")
+    parser.add_argument("--dht-prefix", metavar="NAME", help="name to announce the model under")
+    parser.add_argument(
+        "--torch-dtype", default="float32", choices=DTYPES, help="dtype of the blocks (default: float32)"
+    )
     what = (
         "how the weights of linear layers are stored, which takes less memory and computes something a little different"
     )

@@ -23,7 +23,6 @@ from dist_eval.process.lifetime import temporary_files_in, workspace
 from dist_eval.process.logging_setup import silence_libraries
 from dist_eval.process.output import status_after_output, tolerate_broken_output
 from dist_eval.serving import member
-from dist_eval.serving.member import DTYPES
 from dist_eval.swarm import status
 from dist_eval.tables import format_count
 
@@ -46,7 +45,7 @@ def build_parser() -> argparse.ArgumentParser:
         "server whose address and identity are known beforehand, as on Kubernetes, `identities` creates those.",
         allow_abbrev=False,
     )
-    parser.add_argument("--model", required=True, help="base model: folder or hub name")
+    member.add_server_options(parser)
     parser.add_argument(
         "--servers", type=int, default=2, metavar="N", help="servers that share the blocks (default: 2)"
     )
@@ -54,11 +53,6 @@ def build_parser() -> argparse.ArgumentParser:
         "--blocks", nargs="+", metavar="A:B", help="blocks of each server instead of equal shares, also overlapping; "
         "with --part those of all parts"
     )  # fmt: skip
-    parser.add_argument("--dht-prefix", metavar="NAME", help="name to announce the model under")
-    parser.add_argument(
-        "--torch-dtype", default="float32", choices=DTYPES, help="dtype of the blocks (default: float32)"
-    )
-    member.add_server_options(parser)
     parser.add_argument(
         "--host",
         default="127.0.0.1",

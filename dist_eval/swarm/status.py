@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_eval.errors import SwarmError
-from dist_eval.options.config import add_peer_options, all_peers
+from dist_eval.options.config import add_peer_options
+from dist_eval.options.peers import all_peers
 from dist_eval.process.arguments import ArgumentParser
 
 if TYPE_CHECKING:
@@ -70,8 +71,9 @@ def show(arguments: argparse.Namespace) -> bool:
         while True:
             status = _look_up(dht, arguments)
             text = json.dumps(status.summary()) if arguments.json else status.describe()
-            clear = _CLEAR if arguments.watch and not arguments.json and sys.stdout.isatty() else ""
-            print(clear + text, flush=True)
+            if arguments.watch and not arguments.json:
+                text = _CLEAR + text if sys.stdout.isatty() else text + "\n"
+            print(text, flush=True)
             if not arguments.watch:
                 return status.is_complete
             time.sleep(arguments.watch)

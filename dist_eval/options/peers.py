@@ -1,0 +1,56 @@
+"""Addresses of a swarm's peers, as `--initial-peers` and `--peers-file` give them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from dist_eval.errors import ConfigError, os_reason
+
+_PEER_ADDRESS = re.compile(
+    r"/(ip4|ip6|dns|dns4|dns6|dnsaddr)/[^/]+(/(tcp|udp)/\d+)?(/[a-z0-9-]+)*/p2p/[1-9A-HJ-NP-Za-km-z]{40,}"
+)
+
+
+def all_peers(initial_peers: Sequence[str], peers_file: str | None) -> list[str]:
+    """Returns the addresses that `--initial-peers` and `--peers-file` give.
+
+    Raises:
+        ConfigError: one is no address of a peer, or the file cannot be read, or holds none.
+    """
+    peers = list(initial_peers)
+    if peers_file is not None:
+        peers = list(dict.fromkeys([*peers, *read_peers(Path(peers_file))]))
+    require_peer_addresses(peers)
+    return peers
+
+
+def read_peers(path: Path) -> list[str]:
+    """Reads peer addresses from a file: one per line; blank lines, and lines that begin with #, are ignored.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds no address.
+    """
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--peers-file {path}: cannot be read ({os_reason(error)}).") from error
+    peers = [line for line in lines if line and not line.startswith("#")]
+    if not peers:
+        raise ConfigError(f"--peers-file {path} holds no address.")
+    return peers
+
+
+def require_peer_addresses(texts: Sequence[str]) -> None:
+    """Checks the addresses of `--initial-peers`.
+
+    Raises:
+        ConfigError: one of them is no address of a peer.
+    """
+    for text in texts:
+        if not _PEER_ADDRESS.fullmatch(text):
+            raise ConfigError(
+                f"--initial-peers: {text!r} is no peer address. "
+                "It should look like /ip4/10.0.0.5/tcp/31337/p2p/QmPeerIdentity."
+            )
