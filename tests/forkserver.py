@@ -2,8 +2,8 @@
 
 The imports of a rank or a server take longer than most of what tests have it do, and most of its memory.
 `ForkServer.command` is to be used like `sys.executable`, also by torchrun (as PYTHON_EXEC) and for servers. Behind it
-is a stand-in for the forked process, which passes on arguments, streams, signals and the exit status. Tests that find
-processes or kill them start real interpreters.
+is a stand-in for the forked process, which passes on arguments, streams, signals and the exit status, and is found in
+its place. Tests of what processes leave behind start real interpreters.
 
     forkserver.py serve SOCKET          the server
     forkserver.py [arguments as of python]      a stand-in

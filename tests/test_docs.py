@@ -8,12 +8,12 @@ import importlib
 import logging
 import re
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import Launcher
 
 import dist_eval
 from dist_eval.cli.main import COMMANDS, parser_of
@@ -29,7 +29,7 @@ MODULES = ("dist_eval", *re.findall(r"`(dist_eval\.\w+)`", dist_eval.__doc__ or 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    done = subprocess.run([sys.executable, str(PROGRAM), str(folder)], capture_output=True, text=True, cwd=ROOT)
+    done = Launcher(tmp_path_factory.mktemp("own")).run(str(PROGRAM), str(folder))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     return folder
 

@@ -19,14 +19,14 @@ from dist_eval.base_model.architecture import Architecture
 from dist_eval.serving.private import PrivateSwarm
 from dist_eval.swarm.inference_session import InferenceSession
 
-MODELS = ("gemma3", "qwen3_next", *(pytest.param(name, marks=pytest.mark.slow) for name in ("qwen3", "llama31")))
-"""Of them qwen3_next has recurrent layers, which have no sessions."""
+FURTHER = ("qwen3_next", "qwen3", "llama31")
+"""Models of the second tier; of them qwen3_next has recurrent layers, which have no sessions."""
 
 LOCAL = ("--backend", "local")
 PROMPT = ("--prompt", "Question: {question}\\nAnswer:")
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=("gemma3", *(pytest.param(name, marks=pytest.mark.slow) for name in FURTHER)))
 def swarm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateSwarm]:
     folder = save_tiny_models(tmp_path_factory.mktemp("models"), request.param)[request.param]
     make_tokenizer(VOCABULARY).save_pretrained(folder)

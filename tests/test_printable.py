@@ -36,11 +36,11 @@ def test_any_text_becomes_one_line_that_can_be_written(text: str, limit: int) ->
 
 
 def test_a_long_text_is_cut_first() -> None:
-    started = time.monotonic()
+    started = time.process_time()
     assert printable(" \n" * 50_000_000, 3) == "   ..."
     for repeated in (" ", "\n", "\t ", "\x1b"):
         printable(repeated * 200_000 + "x\n")
-    assert time.monotonic() - started < 1.0
+    assert time.process_time() - started < 10, "the time is not quadratic"
 
 
 def test_error_messages_are_printable_and_keep_their_lines(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from conftest import TIMEOUT, Launcher, results_of, run_here, wait_for
 
 from dist_eval import demo
 
-ROWS_REPEATED = 3
+ROWS_REPEATED = 2
 SECTIONS = ("metrics", "undefined", "intervals", "per_class", "confusion_matrix", "coverage", "data", "plan")
 
 
@@ -45,10 +45,10 @@ def journal_size(folder: Path) -> int:
     return sum(path.stat().st_size for path in (folder / "journal").glob("*.batches"))
 
 
-def start(launcher: Launcher, *command: str, ranks: int, output: Path) -> subprocess.Popen[str]:
-    """Starts a run and waits until it has finished some batches."""
+def start(launcher: Launcher, *command: str, output: Path, preloaded: bool = True) -> subprocess.Popen[str]:
+    """Starts a run on two ranks and waits until it has finished some batches."""
     before = journal_size(output)
-    process = launcher.start(*command, ranks=ranks)
+    process = launcher.start(*command, ranks=2, preloaded=preloaded)
     assert wait_for(lambda: journal_size(output) > before + 2000 or process.poll() is not None)
     assert process.poll() is None, "over too soon" + process.communicate()[1]
     return process
@@ -84,7 +84,7 @@ def test_a_run_shuts_down_refuses_changed_inputs_and_resumes(
 ) -> None:
     output = tmp_path / "out"
     command = arguments(data, output)
-    process = start(launcher, *command, ranks=2, output=output)
+    process = start(launcher, *command, output=output)
     os.kill(process_of_rank(launcher, 1), signal.SIGUSR1)
     _, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode != 0
@@ -112,7 +112,7 @@ def test_torchrun_restarts_the_ranks_and_they_resume(
     launcher: Launcher, tmp_path: Path, data: Path, undisturbed: Path
 ) -> None:
     output = tmp_path / "out"
-    process = start(launcher, "--max-restarts=2", *arguments(data, output), ranks=2, output=output)
+    process = start(launcher, "--max-restarts=2", *arguments(data, output), output=output)
     os.kill(process_of_rank(launcher, 1), signal.SIGKILL)
     _, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 0, err
@@ -129,7 +129,7 @@ def test_a_rank_that_hangs_is_named_and_does_not_block_the_others(
 ) -> None:
     output = tmp_path / "out"
     command = arguments(data, output, "--collective-timeout", "5")
-    process = start(launcher, *command, ranks=2, output=output)
+    process = start(launcher, *command, output=output, preloaded=False)
     hanging = process_of_rank(launcher, 1)
     os.kill(hanging, signal.SIGSTOP)
     assert wait_for(lambda: results_of(output)["status"] == "failed")

@@ -1,16 +1,18 @@
-"""Petals' own classifier, opened for programs of users."""
+"""Petals' own classifier, opened for programs of users; and servers of its release, which runs of today use."""
 
 from __future__ import annotations
 
 import functools
+import os
 import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from conftest import FAMILIES, TIMEOUT, ForkedSwarm
+from conftest import FAMILIES, TIMEOUT, ForkedSwarm, results_of
 from foreign_records import attack, store
 from tiny_models import LAYERS, VOCABULARY, random_checkpoint
 
@@ -26,6 +28,8 @@ from dist_eval.swarm.coverage import look_up_coverage
 
 if TYPE_CHECKING:
     from dist_eval.serving.private import PrivateSwarm
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.petals_models
@@ -163,3 +167,18 @@ def test_runs_are_refused_with_the_packages_of_petals() -> None:
 @pytest.mark.petals_models
 def test_a_base_model_is_read_for_servers_of_petals_own() -> None:
     assert read_base_config(str(demo.BASE_MODEL)).num_hidden_layers == LAYERS
+
+
+@pytest.mark.petals_models
+def test_a_run_with_todays_packages_is_exact_on_servers_of_the_release(
+    demo_swarm: PrivateSwarm, tmp_path: Path
+) -> None:
+    command = ["uv", "run", "-q", "--project", str(ROOT), "python", "-m", "dist_eval", "--model", str(demo.BASE_MODEL)]
+    command += ["--checkpoint", str(demo.CHECKPOINT), "--dataset", str(demo.TEST_DATA), "--output", str(tmp_path)]
+    environment = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
+    subprocess.run([*command, "--initial-peers", *demo_swarm.initial_peers], env=environment, check=True)
+    results = results_of(tmp_path)
+    assert [server["version"] for server in results["swarm"]["servers"]] == ["2.2.0.post1"] * 2
+    assert results["coverage"] == {"expected": 596, "seen": 596, "duplicates": 0, "missing": 0, "failed": 0}
+    figures = results["metrics"]["accuracy"], results["metrics"]["loss"]
+    assert figures == pytest.approx((0.9748, 0.07373), rel=1e-3), "those of the README"

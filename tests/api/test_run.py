@@ -54,7 +54,7 @@ def test_a_frame_is_evaluated_resumed_and_refused_once_it_changes(
     assert [line for line in err.splitlines() if " evaluating: " not in line] == []
     assert state() == before
 
-    again = dist_eval.run(options, dataset=FRAME.to_dict("records"), ranks=2)
+    again = dist_eval.run(options, dataset=FRAME.to_dict("records"))
     assert again.finished == results.finished, "the rows are the same"
     with pytest.raises(RunError, match="Choose another --output, or start afresh with --overwrite"):
         dist_eval.run(options, dataset=FRAME[::-1])

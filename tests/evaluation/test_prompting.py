@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pandas
 import pytest
-from conftest import Launcher, results_of, run_here
+from conftest import results_of, run_here
 
 from dist_eval import demo
 
@@ -29,14 +29,11 @@ def options_of(tmp_path: Path, *words: str) -> list[str]:
 
 
 def test_a_language_model_classifies_as_well_without_a_tuned_head(
-    demo_swarm: PrivateSwarm, launcher: Launcher, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    demo_swarm: PrivateSwarm, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     options = options_of(tmp_path, *DIGITS)
-    result = launcher.run(
-        *options, "--initial-peers", *demo_swarm.initial_peers, "--output", str(tmp_path / "swarm"), ranks=2
-    )
-    assert result.returncode == 0, result.stderr
-    assert run_here(*options, "--backend", "local", "--output", str(tmp_path / "local")) == 0, capfd.readouterr().err
+    for name, where in (("swarm", ["--initial-peers", *demo_swarm.initial_peers]), ("local", ["--backend", "local"])):
+        assert run_here(*options, *where, "--output", str(tmp_path / name)) == 0, capfd.readouterr().err
     on_swarm, here = (results_of(tmp_path / name) for name in ("swarm", "local"))
     assert here["metrics"]["accuracy"] > 0.9
     assert on_swarm["confusion_matrix"] == here["confusion_matrix"]

@@ -56,7 +56,7 @@ def complete(folder: Path, data: TokenizedDataset, **options: Any) -> dict[str, 
         run.close()
 
 
-VIEW = ("intervals", "groups", "slices", "calibration")
+VIEW = ("intervals", "per_class", "groups", "slices", "calibration")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Clients and servers with Petals 2.2 beside those of today: what they compute together, and what they refuse.
 
 uv makes the environment of launch/petals-2.2, in which servers, and clients with Petals' own classes of models, run.
+In the first tier tests/api has such clients, and a run of today on such servers.
 """
 
 from __future__ import annotations
@@ -35,7 +36,11 @@ ROOT, WORKERS = Path(__file__).parents[2], Path(__file__).parents[1] / "workers"
 sys.path.insert(0, str(WORKERS))
 from petals_models_worker import texts  # noqa: E402
 
-pytestmark = [pytest.mark.processes, pytest.mark.skipif(shutil.which("uv") is None, reason="uv is not installed")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.processes,
+    pytest.mark.skipif(shutil.which("uv") is None, reason="uv is not installed"),
+]
 
 RELEASE, TODAY = "2.2.0.post1", ANNOUNCED
 SERVED, NEWER = ("grouped", "bloom", "falcon"), ("llama31", "mixtral", "qwen3")
@@ -167,21 +172,16 @@ def answers(
 ) -> dict[tuple[str, str], dict[str, Any]]:
     """What each combination of client and servers computes, or says instead, by model."""
     found: dict[tuple[str, str], dict[str, Any]] = {}
-    items = [item for item in request.session.items if item.path == request.path and "answers" in item.fixturenames]
-    wanted = {tuple(item.callspec.params[name] for name in ("client", "servers")) for item in items}
 
     def ask(version: str, servers: Servers) -> None:
-        dht = servers.join()
+        dht, worker = servers.join(), str(WORKERS / "petals_models_worker.py")
         found[TODAY, version] = {name: servers.computed(dht, models / name) for name in (*SERVED, *NEWER)}
-        if (RELEASE, version) in wanted:
-            worker = str(WORKERS / "petals_models_worker.py")
-            found[RELEASE, version] = json.loads(run(python, worker, str(models), *servers.peers))
+        found[RELEASE, version] = json.loads(run(python, worker, str(models), *servers.peers))
 
-    if wanted & {(TODAY, TODAY), (RELEASE, TODAY)}:
-        with Servers() as today:
-            for name in (*SERVED, *NEWER):
-                today.start(sys.executable, models / name, name)
-            ask(TODAY, today)
+    with Servers() as today:
+        for name in (*SERVED, *NEWER):
+            today.start(sys.executable, models / name, name)
+        ask(TODAY, today)
     ask(RELEASE, request.getfixturevalue("release"))  # only now: together they would take 6 GiB
     return found
 
@@ -196,11 +196,7 @@ def assert_equal(answer: Any, reference: dict[str, Any]) -> float:
     return float(np.abs(np.subtract(answer["logits"], reference["logits"])).max())
 
 
-@pytest.mark.parametrize(
-    ("client", "servers"),
-    # Petals' own classes of models are in the first tier by tests/api, and servers of today nearly everywhere
-    [pytest.param(*cell, marks=[] if cell == (TODAY, RELEASE) else [pytest.mark.slow]) for cell in REFUSED],
-)
+@pytest.mark.parametrize(("client", "servers"), REFUSED)
 def test_every_model_is_computed_right_or_refused(
     client: str, servers: str, answers: dict[tuple[str, str], dict[str, Any]], local: dict[str, Any]
 ) -> None:
@@ -216,7 +212,6 @@ def test_every_model_is_computed_right_or_refused(
     print(f"client {client}, servers {servers}:", {name: f"{value:.1e}" for name, value in differences.items()})
 
 
-@pytest.mark.slow
 def test_servers_that_compute_something_else_are_not_used_beside_those_that_do_not(
     models: Path, release: Servers, local: dict[str, Any]
 ) -> None:
@@ -234,7 +229,6 @@ def mixed_swarm(python: str, swarm_client: Any) -> Iterator[list[str]]:
         yield servers.peers
 
 
-@pytest.mark.slow
 def test_a_run_on_servers_of_both_versions_is_exact(mixed_swarm: list[str], launcher: Launcher, tmp_path: Path) -> None:
     command = ["-m", "dist_eval", "--model", str(demo.BASE_MODEL), "--checkpoint", str(demo.CHECKPOINT)]
     command += ["--dataset", str(demo.TEST_DATA)]

@@ -106,7 +106,7 @@ def test_a_workspace_of_a_process_that_ends_with_another_one_is_gone_too() -> No
         folder = Path(json.loads(owner.stdout.readline())["folder"])
         assert folder.exists()
     owner.communicate()
-    assert not folder.exists()
+    assert wait_for(lambda: not folder.exists())
 
 
 def test_a_workspace_survives_the_end_of_an_earlier_one_and_of_forked_helpers() -> None:

@@ -93,27 +93,18 @@ def test_what_it_writes_can_be_evaluated_and_says_what_it_did(
     assert tuned(alone).base_fingerprint
 
 
-def test_ranks_and_accumulation_make_the_updates_of_the_joint_batch(
-    alone: Path, data: dict[str, Path], launcher: Launcher, tmp_path: Path
-) -> None:
-    small = ("--batch-size", "4", "--accumulation-steps", "4")
-    run(launcher, *command(data, tmp_path / "small", *LOCAL, *small), ranks=3)
-    assert_close(tuned(tmp_path / "small"), tuned(alone))
-    for ours, theirs in zip(noted(tmp_path / "small")["epochs"], noted(alone)["epochs"], strict=True):
-        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-3)
-    assert not launcher.leftovers()
-
-
-def test_through_a_swarm_it_learns_the_same(
+def test_ranks_and_accumulation_make_the_updates_of_the_joint_batch_through_a_swarm_too(
     alone: Path, data: dict[str, Path], demo_swarm: PrivateSwarm, launcher: Launcher, tmp_path: Path
 ) -> None:
-    peers = ["--initial-peers", *demo_swarm.initial_peers]
-    run(launcher, *command(data, tmp_path / "out", *peers), ranks=2)
-    assert_close(tuned(tmp_path / "out"), tuned(alone))
-    notes = noted(tmp_path / "out")
-    assert [rank["traffic"]["retries"] for rank in notes["ranks"]] == [0, 0]
+    small = ("--batch-size", "4", "--accumulation-steps", "4")
+    run(launcher, *command(data, tmp_path, *small, "--initial-peers", *demo_swarm.initial_peers), ranks=3)
+    assert_close(tuned(tmp_path), tuned(alone))
+    notes = noted(tmp_path)
+    for ours, theirs in zip(notes["epochs"], noted(alone)["epochs"], strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-3)
+    assert [rank["traffic"]["retries"] for rank in notes["ranks"]] == [0, 0, 0]
     assert len(notes["swarm"]["servers"]) == 2
-    assert not any(peer in (tmp_path / "out" / "tuning.json").read_text() for peer in demo_swarm.initial_peers)
+    assert not any(peer in (tmp_path / "tuning.json").read_text() for peer in demo_swarm.initial_peers)
     assert not launcher.leftovers()
 
 
@@ -144,7 +135,7 @@ def start(launcher: Launcher, *arguments: str, output: Path, ranks: int | None =
     """Starts a tuning and waits for its first updates."""
     state = output / "journal" / "state.safetensors"
     before = state.stat().st_mtime_ns if state.exists() else 0
-    process = launcher.start(*arguments, ranks=ranks)
+    process = launcher.start(*arguments, ranks=ranks, preloaded=True)
     assert wait_for(lambda: (state.exists() and state.stat().st_mtime_ns > before) or process.poll() is not None)
     assert process.poll() is None, "over too soon" + process.communicate()[1]
     return process
