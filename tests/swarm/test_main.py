@@ -17,6 +17,12 @@ from dist_eval.serving import private
 from dist_eval.serving.private import PrivateSwarm
 from dist_eval.swarm.__main__ import _claim, _wait_for_peers, main
 
+IN_BACKGROUND = """
+import runpy, signal
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell starts jobs in the background of a script
+runpy.run_module("dist_eval.swarm", run_name="__main__", alter_sys=True)
+"""
+
 
 @pytest.mark.parametrize(
     "end", [signal.SIGINT, *(pytest.param(end, marks=pytest.mark.slow) for end in (signal.SIGTERM, signal.SIGKILL))]
@@ -27,8 +33,7 @@ def test_a_private_swarm_starts_shows_its_status_and_ends(
     peers_file = tmp_path / "peers.txt"
     blocks = ["0:4", "1:3"]
     options = ["--model", str(demo.BASE_MODEL), "--blocks", *blocks, "--peers-file", str(peers_file)]
-    # as a shell starts jobs in the background of a script
-    swarm = launcher.start("-m", "dist_eval.swarm", *options, preexec_fn=_ignore_interrupts)
+    swarm = launcher.start("-c", IN_BACKGROUND, *options, preloaded=end != signal.SIGKILL)
     assert wait_for(lambda: _content(peers_file) or swarm.poll() is not None)
     assert swarm.poll() is None, swarm.communicate()
     peers = peers_file.read_text().split()
@@ -61,10 +66,6 @@ def test_a_private_swarm_starts_shows_its_status_and_ends(
     assert err == ""
     assert not launcher.leftovers()
     assert not peers_file.exists()
-
-
-def _ignore_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _content(path: Path) -> str:
