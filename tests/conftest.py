@@ -24,7 +24,7 @@ import hypothesis  # now: deep inside other imports, Python 3.11 fails to compil
 import jsonschema
 import pytest
 import torch
-from forkserver import NAME, SERVER, fork_server
+from forkserver import FIRST, NAME, SERVER, fork_server
 from tiny_models import LAYERS, random_checkpoint, save_tiny_models
 from xdist.scheduler import LoadFileScheduling
 
@@ -81,7 +81,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> BySwarm:
     return BySwarm(config, log)
 
 
-STARTERS = ("launcher", "preloaded_ranks", "swarm_client", "petals_classifier", "by_world_size", "three_replicas")
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
+    """Forks the workers of the whole suite: what they all import takes each as long as a part of its tests."""
+    if config.args_source is pytest.Config.ArgsSource.TESTPATHS:
+        os.environ[FIRST] = fork_server().command
+        for spec in specs:
+            spec.python = fork_server().command
+
+
+STARTERS = ("launcher", "preloaded_ranks", "swarm_client", "petals_classifier", "by_world_size", "replicas")
 """Fixtures that start processes; so do those whose names end with swarm or swarms."""
 
 

@@ -1,12 +1,13 @@
-"""Python interpreters that have everything imported: forked from one that did so once for all tests of a worker.
+"""Python interpreters that have everything imported: forked from one that did so once.
 
 The imports of a rank or a server take longer than most of what tests have it do, and most of its memory.
 `ForkServer.command` is to be used like `sys.executable`, also by torchrun (as PYTHON_EXEC) and for servers. Behind it
 is a stand-in for the forked process, which passes on arguments, streams, signals and the exit status, and is found in
-its place. Tests of what processes leave behind start real interpreters.
+its place. Tests of what processes leave behind start real interpreters. Where the whole suite runs, its workers and
+their own servers are forked from a first server.
 
-    forkserver.py serve SOCKET          the server
-    forkserver.py [arguments as of python]      a stand-in
+    forkserver.py serve SOCKET                              the server
+    forkserver.py stand-in SOCKET [arguments as of python]  a stand-in
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-ADDRESS = "DIST_EVAL_TEST_FORKSERVER"
+FIRST = "DIST_EVAL_TEST_FORKED_BY"
+"""A variable: the command of the first server."""
+
 NAME = "DIST_EVAL_TEST_NAME"
 """A variable: the name that the kernel is to show for a forked process and those that it forks."""
 
@@ -68,27 +71,31 @@ class ForkServer:
     """
 
     def __init__(self, folder: Path, python: str) -> None:
-        self._address = folder / "forkserver"
+        address = folder / "forkserver"
         self.command = str(folder / "python")
-        Path(self.command).write_text(f'#!/bin/sh\nexec {python} -I -S {__file__} "$@"\n')
+        Path(self.command).write_text(f'#!/bin/sh\nexec {python} -I -S {__file__} stand-in {address} "$@"\n')
         os.chmod(self.command, 0o700)
-        environment = {**os.environ, **self.environment, "OMP_NUM_THREADS": "1"}
+        first = os.environ.get(FIRST, python) if python == sys.executable else python
         self._process = subprocess.Popen(
-            [python, __file__, "serve", str(self._address)], env=environment, stdout=subprocess.PIPE
+            [first, __file__, "serve", str(address)],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            start_new_session=True,  # so that it ends with us
         )
-        assert self._process.stdout and self._process.stdout.readline()
+        assert self._process.stdout
+        self._pid = int(self._process.stdout.readline())
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that the command needs."""
-        return {ADDRESS: str(self._address), "PYTHON_EXEC": self.command}
+        """Variables with which processes that are forked have theirs forked, too."""
+        return {"PYTHON_EXEC": self.command}
 
     def children(self) -> dict[int, str]:
         """Returns the living processes that it forked, or inherited from those, but for servers."""
         found = {}
         for number, name, parent, _ in _processes():
             with contextlib.suppress(OSError):
-                if parent == self._process.pid and not name.startswith(SERVER):
+                if parent == self._pid and not name.startswith(SERVER):
                     found[number] = Path(f"/proc/{number}/cmdline").read_bytes().replace(b"\0", b" ").decode()
         return found
 
@@ -124,10 +131,10 @@ def _processes() -> Iterator[tuple[int, str, int, int]]:
                 yield int(folder.name), start.partition("(")[2], int(parent), int(group)
 
 
-def stand_in(arguments: list[str]) -> None:
+def stand_in(address: str, *arguments: str) -> None:
     """Has a process forked, and ends as that does."""
     connection = socket.socket(socket.AF_UNIX)
-    connection.connect(os.environ[ADDRESS])
+    connection.connect(address)
     leads = os.getsid(0) == os.getpid()
     if leads:  # a server, which is to end with its owner
         _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -169,12 +176,10 @@ def serve(address: str) -> list[str]:
         import_server()
         for name in MODULES:
             __import__(name)
-        from dist_eval.serving import private
-    private.PYTHON = [os.environ["PYTHON_EXEC"]]
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(address)
     listener.listen(64)
-    print("ready", flush=True)
+    print(os.getpid(), flush=True)
     running: dict[int, socket.socket] = {}
     while True:
         ready, _, _ = select.select([listener, *running.values()], [], [], _REAP_SECONDS if running else None)
@@ -232,6 +237,8 @@ def _become(request: dict, streams: list[int]) -> list[str]:
     from hivemind.utils.asyncio import _AsyncContextWrapper
     from hivemind.utils.mpfuture import MPFuture
 
+    from dist_eval.serving import private
+
     if request["leads_session"]:
         os.setsid()
     for number, stream in enumerate(streams):
@@ -242,6 +249,7 @@ def _become(request: dict, streams: list[int]) -> list[str]:
     os.environ.update(request["environment"])
     # what imports have read from the server's own environment
     tempfile.tempdir = None
+    private.PYTHON = [os.environ.get("PYTHON_EXEC", sys.executable)]
     compression.USE_LEGACY_BFLOAT16 = os.environ.get("USE_LEGACY_BFLOAT16", "1") != "0"
     sys.path[1:1] = [part for part in os.environ.get("PYTHONPATH", "").split(os.pathsep) if part]
     if NAME in os.environ:
@@ -322,4 +330,4 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["serve"]:
         run_to_the_end(serve(sys.argv[2]))
     else:
-        stand_in(sys.argv[1:])
+        stand_in(*sys.argv[2:])

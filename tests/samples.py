@@ -36,8 +36,15 @@ def config_for(folder: Path, **options: Any) -> EvaluationConfig:
     return EvaluationConfig(output=str(folder), **options)
 
 
-def folder_of(config: EvaluationConfig) -> EvaluationFolder:
-    return EvaluationFolder(
+class FolderWithoutPlots(EvaluationFolder):
+    """A run's folder in which nothing is drawn: that would take longer than all else of a run without a model."""
+
+    def _draw(self, *_: Any) -> None:
+        pass
+
+
+def folder_of(config: EvaluationConfig, *, plots: bool = False) -> EvaluationFolder:
+    return (EvaluationFolder if plots else FolderWithoutPlots)(
         config.output_folder, config.recorded(), overwrite=config.overwrite, peers=config.initial_peers
     )
 
@@ -175,8 +182,8 @@ def sections(metrics: Metrics = METRICS, **changes: Any) -> EvaluationResults:
     return EvaluationResults.model_validate({**dict(scores_of(metrics)), **FACTS, **changes})
 
 
-def complete_run(folder: Path, **options: Any) -> EvaluationFolder:
-    run = folder_of(config_for(folder, **options))
+def complete_run(folder: Path, *, plots: bool = False, **options: Any) -> EvaluationFolder:
+    run = folder_of(config_for(folder, **options), plots=plots)
     run.open()
     run.complete(PREDICTIONS, sections())
     return run

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import time
 from pathlib import Path
 
 import psutil
 import pytest
-from conftest import TIMEOUT, Launcher, results_of
+from conftest import TIMEOUT, Launcher, results_of, wait_for
 
 from dist_eval import demo
 from dist_eval.cli.launch import start_ranks
@@ -47,28 +46,38 @@ def test_wrong_options_are_found_before_a_process_starts(
     assert capsys.readouterr().err == said + "\n"
 
 
-def test_ranks_evaluate_together_and_print_nothing_else(launcher: Launcher, tmp_path: Path) -> None:
-    done = launcher.run(*CLI, "run", "--nproc-per-node=2", *DEMO, "--output", str(tmp_path / "out"))
-    assert done.returncode == 0, done.stderr
-    assert [rank["samples"] > 0 for rank in results_of(tmp_path / "out")["ranks"]] == [True, True]
-    assert [line for line in done.stderr.splitlines() if "evaluating:" not in line] == []
-    assert not [*launcher.leftovers(), *launcher.temporary.glob("torchelastic_*")]
+def own_metric(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> list[str]:
+    """Returns options for a metric of one's own, which ranks try on a few examples first."""
+    (folder / "own.py").write_text(f"def metric(predictions, labels, probabilities):\n    {code}\n    return 0.5\n")
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=":")
+    return ["--nproc-per-node", "2", *DEMO, "--metric", "own:metric", "--output", str(folder / "out")]
 
 
-def test_no_socket_of_a_run_on_one_host_can_be_reached_from_another(launcher: Launcher, tmp_path: Path) -> None:
-    run = launcher.start(*CLI, "run", "--nproc-per-node=2", *DEMO, "--output", str(tmp_path / "out"), preloaded=True)
+def test_ranks_evaluate_together_print_nothing_else_and_cannot_be_reached_from_other_hosts(
+    launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = tmp_path / "seen"
+    code = "import pathlib, time"
+    code += f"\n    while len(labels) > 100 and not pathlib.Path({str(seen)!r}).exists(): time.sleep(0.05)"
+    run = launcher.start(*CLI, "run", *own_metric(tmp_path, monkeypatch, code), preloaded=True)
     listening: dict[int, set[str]] = {}
-    while run.poll() is None:
+
+    def has_torchruns_store_and_a_port_of_gloo_in_each_rank() -> bool:
         for number in launcher.processes():
             with contextlib.suppress(psutil.NoSuchProcess):
                 for connection in psutil.Process(number).net_connections("inet"):
                     if connection.status == psutil.CONN_LISTEN:
                         listening.setdefault(number, set()).add(connection.laddr.ip)
-        time.sleep(0.05)
+        return len(listening) == 3
+
+    assert wait_for(lambda: has_torchruns_store_and_a_port_of_gloo_in_each_rank() or run.poll() is not None)
+    seen.touch()
     _, err = run.communicate(timeout=TIMEOUT)
     assert run.returncode == 0, err
-    assert len(listening) == 3, "torchrun's store, and gloo's port in each rank"
-    assert set.union(*listening.values()) == {"127.0.0.1"}
+    assert set.union(*listening.values()) == {"127.0.0.1"} and len(listening) == 3
+    assert [rank["samples"] > 0 for rank in results_of(tmp_path / "out")["ranks"]] == [True, True]
+    assert [line for line in err.splitlines() if "evaluating:" not in line] == []
+    assert not [*launcher.leftovers(), *launcher.temporary.glob("torchelastic_*")]
 
 
 def test_the_last_line_of_a_failed_run_says_why(launcher: Launcher, tmp_path: Path) -> None:
@@ -88,13 +97,8 @@ def test_torchruns_own_report_ends_with_the_reason(launcher: Launcher, tmp_path:
 
 
 def test_a_rank_that_is_killed_is_named(launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "deadly.py").write_text(
-        "import os, signal\n\n\ndef metric(predictions, labels, probabilities):\n"
-        "    return os.kill(os.getpid(), signal.SIGKILL) if os.environ['RANK'] == '1' else 0.5\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
-    options = ["--nproc-per-node", "2", *DEMO, "--metric", "deadly:metric", "--output", str(tmp_path / "out")]
-    done = launcher.run(*CLI, "run", *options)
+    code = "import os\n    if os.environ['RANK'] == '1': os.kill(os.getpid(), 9)"
+    done = launcher.run(*CLI, "run", *own_metric(tmp_path, monkeypatch, code))
     assert done.returncode == 128 + signal.SIGKILL, done.stderr
     assert "dist_eval: rank 1 (process" in done.stderr.splitlines()[-1]
     assert done.stderr.endswith("was killed by SIGKILL\n")

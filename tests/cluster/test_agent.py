@@ -35,7 +35,9 @@ def script(tmp_path: Path) -> Path:
 
 def start(launcher: Launcher, script: Path, what: str) -> subprocess.Popen[str]:
     began = str(script.with_name("began-"))
-    return launcher.start("-m", "dist_eval.cluster.agent", "--nproc-per-node=2", str(script), what, began)
+    return launcher.start(
+        "-m", "dist_eval.cluster.agent", "--nproc-per-node=2", str(script), what, began, preloaded=True
+    )
 
 
 @pytest.mark.parametrize(("what", "status"), [("0", 0), ("2", 2), ("75", 75), ("SIGKILL", 137)])

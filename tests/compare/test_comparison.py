@@ -172,7 +172,7 @@ def test_too_few_groups_have_a_reason_in_place_of_a_test(tmp_path: Path, capsys:
 
 
 def test_equal_models_with_fully_correlated_documents_rarely_differ_significantly(tmp_path: Path) -> None:
-    generator, samples, documents, rows = np.random.default_rng(7), 200, 40, 10
+    generator, samples, documents, rows = np.random.default_rng(7), 80, 40, 10
     index, label = np.arange(documents * rows), np.zeros(documents * rows, dtype=np.int64)
     alone = read_results(run_of(tmp_path, predictions(1.0, outputs=2), ["yes", "no"]))
     grouped = alone.model_copy(update={"groups": Groups(column="doc", count=documents, largest=rows)})

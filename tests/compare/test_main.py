@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -32,22 +29,8 @@ def test_wrong_options_are_said(
     assert words in capsys.readouterr().err
 
 
-def test_output_of_custom_metrics_is_not_in_the_json(folders: list[Path]) -> None:
-    command = [sys.executable, "-m", "dist_eval.compare", *map(str, folders[:2]), "--json"]
-    metric = ["--metric", "sample_metrics:talks"]
-    paths = {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[1]}:{os.environ.get('PYTHONPATH', '')}"}
-    done = subprocess.run([*command, *metric], capture_output=True, text=True, env=paths)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["runs"][0]["differences"]["talks"]["value"] == 0
-    assert "so many labels" in done.stderr
-
-
-def test_a_reader_that_has_read_enough_ends_it_quietly(folders: list[Path]) -> None:
-    command = [sys.executable, "-u", "-m", "dist_eval.compare", *map(str, folders[:2])]
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert running.stdout and running.stderr
-    running.stdout.close()
-    errors = running.stderr.read()
-    running.stderr.close()
-    assert running.wait() == 0
-    assert errors == ""
+def test_output_of_custom_metrics_is_not_in_the_json(folders: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*map(str, folders[:2]), "--json", "--metric", "sample_metrics:talks"]) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["runs"][0]["differences"]["talks"]["value"] == 0
+    assert "so many labels" in said.err

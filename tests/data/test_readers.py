@@ -122,15 +122,14 @@ def test_any_text_comes_back_as_it_was_written(name: str, rows: Rows, tmp_path_f
 
 
 @all_formats
-@pytest.mark.parametrize("text", [*AWKWARD, "2020-01-31", "2020-01-31 12:00:00", "12:30"])
-def test_a_column_of_nothing_but_such_texts_stays_text(name: str, text: str, tmp_path: Path) -> None:
-    rows = [(text, "a"), (text, "b")]
-    if is_plain_text(name) and text == "\0":
-        assert "row 0 (counted from 0): column 'text' holds a NUL byte" in error_of(
-            write(tmp_path, name, FORMATS[name](rows))
-        )
-        return
-    assert read(write(tmp_path, name, FORMATS[name](rows))) == rows
+def test_a_column_of_nothing_but_such_texts_stays_text(name: str, tmp_path: Path) -> None:
+    for text in (*AWKWARD, "2020-01-31", "2020-01-31 12:00:00", "12:30"):
+        rows = [(text, "a"), (text, "b")]
+        path = write(tmp_path, name, FORMATS[name](rows))
+        if is_plain_text(name) and text == "\0":
+            assert "row 0 (counted from 0): column 'text' holds a NUL byte" in error_of(path)
+        else:
+            assert read(path) == rows
 
 
 @all_formats
@@ -145,7 +144,7 @@ def test_more_rows_than_a_block_keep_their_order(name: str, tmp_path: Path) -> N
 @pytest.mark.parametrize("position", [0, 1])
 def test_one_huge_cell_among_small_ones(name: str, position: int, tmp_path: Path) -> None:
     rows = [(f"{number:0200}", "a") for number in range(3000)] if position else [("after", "b")]
-    rows.insert(position, ("a line\n" * 1_500_000, "huge"))
+    rows.insert(position, ("a line\n" * 300_000, "huge"))
     assert read(write(tmp_path, name, FORMATS[name](rows))) == rows
 
 

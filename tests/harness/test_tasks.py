@@ -136,16 +136,26 @@ def test_a_folder_names_all_tasks_in_it_and_never_takes_the_place_of_a_task(tmp_
     for name in ("first", "second"):
         write(tmp_path / "mine" / "deeper" if name == "second" else tmp_path / "mine", {"test": ROWS}, task=name)
     write(tmp_path / "first", {"test": ROWS[:1]}, task="first")  # as a copy of it would
-    (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
     for folder in ("./mine", "mine/", str(tmp_path / "mine")):
         loaded = LoadedTasks.load(HarnessConfig(tasks=[folder], model="llama", backend="local"))
         assert list(loaded.tasks) == ["first", "second"]
     loaded = LoadedTasks.load(HarnessConfig(tasks=["first"], include_path=["mine"], model="llama", backend="local"))
     assert len(loaded.tasks["first"].eval_docs) == len(ROWS)
-    for name, advice in (("./empty", "no task './empty'"), ("empty", "write ./empty")):
-        with pytest.raises(ConfigError, match=advice):
-            LoadedTasks.load(HarnessConfig(tasks=[name], model="llama", backend="local"))
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("./empty", "no task './empty'"),
+        pytest.param("empty", "write ./empty", marks=pytest.mark.slow),  # it reads all task files of the harness
+    ],
+)
+def test_a_folder_without_a_task_is_said(name: str, advice: str, tmp_path: Path, monkeypatch: Any) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=advice):
+        LoadedTasks.load(HarnessConfig(tasks=[name], model="llama", backend="local"))
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Made:
             folder / "multi", ["sport", "politics", "weather"], problem=MULTI_LABEL, skill=1.0
         ),
         "regression": lambda: synthetic_run(folder / "regression", ["stars", "price"], problem=REGRESSION),
-        "many": lambda: synthetic_run(folder / "many", [f"intent number {n}" for n in range(150)], 3000, skill=1.0),
+        "many": lambda: synthetic_run(folder / "many", [f"intent number {n}" for n in range(60)], 1200, skill=1.0),
         "sliced": lambda: sliced_run(folder),
         "labels": lambda: real_run(
             folder / "labels",

@@ -41,7 +41,7 @@ def test_times_are_in_utc(tmp_path: Path) -> None:
 
 
 def test_a_complete_run_holds_all_sections(tmp_path: Path) -> None:
-    complete_run(tmp_path)
+    complete_run(tmp_path, plots=True)
     found = results_of(tmp_path)
     assert (found["status"], found["error"]) == ("complete", None)
     assert found["metrics"] == METRICS.values
@@ -81,7 +81,7 @@ def test_results_are_complete_before_the_picture_is_drawn(tmp_path: Path, monkey
         seen.append({**results_of(tmp_path), "plot": path.name})
 
     monkeypatch.setattr("dist_eval.runs.evaluation_folder.write_png", write)
-    complete_run(tmp_path)
+    complete_run(tmp_path, plots=True)
     assert [found.pop("plot") for found in seen] == ["confusion_matrix.png", "reliability_diagram.png"]
     assert seen == [results_of(tmp_path)] * 2
     assert seen[0]["status"] == "complete"
@@ -103,7 +103,7 @@ def test_a_picture_that_cannot_be_drawn_is_only_a_warning(
         raise error
 
     monkeypatch.setattr("dist_eval.runs.evaluation_folder.draw_predictions", draw)
-    complete_run(tmp_path)
+    complete_run(tmp_path, plots=True)
 
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -122,7 +122,7 @@ def test_a_run_that_is_stopped_while_the_picture_is_drawn_is_complete(
 
     monkeypatch.setattr("dist_eval.runs.evaluation_folder.draw_predictions", draw)
     with pytest.raises(KeyboardInterrupt):
-        complete_run(tmp_path)
+        complete_run(tmp_path, plots=True)
     run = folder_of(config_for(tmp_path))
     run.holder = last_holder(tmp_path)  # as on a rank whose leader has opened it
     run.fail("interrupted before the end", rank=0, host="here")

@@ -467,7 +467,7 @@ def test_files_in_a_folder_that_others_may_read_are_private_all_the_same(tmp_pat
         journal.exclude("Qm")
         journal.close()
         record_plan(run, 1024, "plan")
-        again = folder_of(config_for(run))
+        again = folder_of(config_for(run), plots=True)
         again.open()
         again.stop("this rank got SIGTERM", rank=0, host="here")
         again.complete(PREDICTIONS, sections())

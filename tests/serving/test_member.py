@@ -8,10 +8,9 @@ import socket
 import subprocess
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
-from conftest import TIMEOUT, Launcher, wait_for
+from conftest import TIMEOUT, Launcher, SwarmClient
 
 from dist_eval import demo
 from dist_eval.process.ports import free_ports
@@ -65,11 +64,16 @@ def test_the_first_server_joins_the_others_if_they_are_there() -> None:
 
 
 def test_servers_come_back_as_the_same_peers_and_the_first_one_joins_those_that_stayed(
-    launcher: Launcher, tmp_path: Path
+    launcher: Launcher, swarm_client: SwarmClient, tmp_path: Path
 ) -> None:
+    from dist_eval.swarm.client import join_swarm, leave_swarm
+    from dist_eval.swarm.coverage import wait_until_covered
+    from dist_eval.swarm.hivemind_compat import prepare_hivemind
+
     ports = adjacent_ports()
     keys = tmp_path / "keys"
     peers = make_identities(keys, f"/dns4/localhost/tcp/{ports}{{}}")
+    prepare_hivemind(sockets=swarm_client.sockets)  # they were in a folder of the program's own
 
     def serve(number: int) -> subprocess.Popen[str]:
         where = ["--host", "127.0.0.1", "--port", f"{ports}{number}", "--peers-file", str(keys / "peers.txt")]
@@ -77,27 +81,25 @@ def test_servers_come_back_as_the_same_peers_and_the_first_one_joins_those_that_
         command = ["-m", "dist_eval.swarm", "serve", "--model", str(demo.BASE_MODEL), *share, *where]
         return launcher.start(*command, preloaded=True)
 
-    def shown(*of: int) -> str:
-        status: Any = None
+    def require_alive() -> None:
+        for server in servers:  # say why, instead of waiting for one that has ended
+            assert server.poll() is None, server.communicate()
 
-        def is_complete() -> bool:
-            nonlocal status
-            for server in servers:  # say why, instead of waiting for one that has ended
-                assert server.poll() is None, server.communicate()
-            status = launcher.run("-m", "dist_eval.swarm", "status", "--initial-peers", *(peers[n] for n in of))
-            return status.returncode == 0
-
-        assert wait_for(is_complete), status
-        return str(status.stdout)
+    def found(*of: int) -> set[str]:
+        dht = join_swarm([peers[number] for number in of], TIMEOUT, check=require_alive)
+        coverage = wait_until_covered(dht, demo.BASE_MODEL.name, 4, TIMEOUT, servers=2, check=require_alive)
+        leave_swarm(dht)
+        return {server.peer_id for server in coverage.servers}
 
     servers = [serve(1), serve(0)]
-    assert "base: 4 blocks, 2 servers" in shown(0, 1)
+    identities = {peer.rpartition("/")[2] for peer in peers}
+    assert found(0, 1) == identities
     servers[1].send_signal(signal.SIGTERM)
     out, err = servers[1].communicate(timeout=TIMEOUT)
     assert (servers[1].returncode, err) == (0, "")
     assert f"starting blocks 0:2 of {demo.BASE_MODEL} at /ip4/127.0.0.1/tcp/{ports}0/p2p/" in out
     servers[1] = serve(0)
-    assert peers[0].rpartition("/")[2][-6:] in shown(1), "asked of the other server only"
+    assert found(1) == identities, "asked of the other server only"
     for server in servers:
         server.send_signal(signal.SIGTERM)
         server.communicate(timeout=TIMEOUT)
@@ -116,6 +118,15 @@ def test_a_server_takes_as_many_blocks_as_fit(launcher: Launcher, tmp_path: Path
     server.send_signal(signal.SIGTERM)
     assert server.communicate(timeout=TIMEOUT)[1] == ""
     assert not launcher.leftovers()
+
+
+@pytest.fixture(scope="module")
+def identities(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("identities")
+    make_identities(folder, "/ip4/127.0.0.1/tcp/2000{}")
+    (folder / "strangers.txt").write_text(f"/ip4/127.0.0.1/tcp/9/p2p/{NAMES[0]}\n")
+    (folder / "empty.txt").write_text("\n# none\n")
+    return folder
 
 
 @pytest.mark.parametrize(
@@ -143,14 +154,11 @@ def test_a_server_takes_as_many_blocks_as_fit(launcher: Launcher, tmp_path: Path
 def test_invalid_options_are_one_clear_message(
     options: dict[str, str],
     words: str,
-    tmp_path: Path,
+    identities: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    make_identities(tmp_path, "/ip4/127.0.0.1/tcp/2000{}")
-    (tmp_path / "strangers.txt").write_text(f"/ip4/127.0.0.1/tcp/9/p2p/{NAMES[0]}\n")
-    (tmp_path / "empty.txt").write_text("\n# none\n")
+    monkeypatch.chdir(identities)
     taken = socket.create_server(("127.0.0.1", 0))
     options = {name: str(taken.getsockname()[1]) if word == "TAKEN" else word for name, word in options.items()}
     right = {"--model": str(demo.BASE_MODEL), "--identity": "swarm-0.key", "--host": "127.0.0.1", **options}

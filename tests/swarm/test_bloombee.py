@@ -38,7 +38,7 @@ class SwarmWithBloomBee(ForkedSwarm):
 @pytest.fixture(scope="module")
 def swarm(tiny_models: dict[str, Path], swarm_client: SwarmClient) -> Iterator[SwarmWithBloomBee]:
     swarm = SwarmWithBloomBee(
-        str(tiny_models["llama"]), num_blocks=LAYERS, dht_prefix="bees", spans=[(0, 4), (0, 2), (2, 4)], threads=1
+        str(tiny_models["llama"]), num_blocks=LAYERS, dht_prefix="bees", spans=[(0, 4), (0, 4)], threads=1
     )
     with swarm_client.visiting(swarm):
         yield swarm
@@ -49,7 +49,7 @@ def pieces() -> tuple[torch.Tensor, ...]:
     return ids.split([7, 1, 4], dim=1)
 
 
-def test_sessions_take_another_route(
+def test_sessions_go_to_another_server(
     swarm: SwarmWithBloomBee, swarm_client: SwarmClient, tiny_models: dict[str, Path]
 ) -> None:
     backbone, local = swarm_client.backbone(swarm), load_local_backbone(str(tiny_models["llama"]))
@@ -67,7 +67,7 @@ def test_sessions_take_another_route(
     assert not swarm.was_opened()
 
 
-def test_without_another_route_texts_are_sent_in_forwards(
+def test_without_another_server_texts_are_sent_in_forwards(
     swarm: SwarmWithBloomBee, swarm_client: SwarmClient, tiny_models: dict[str, Path]
 ) -> None:
     backbone, local = swarm_client.backbone(swarm), load_local_backbone(str(tiny_models["llama"]))

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import FAMILIES, TIMEOUT, ForkedSwarm, SwarmClient, requests_of, wait_for
+from conftest import FAMILIES, ForkedSwarm, SwarmClient, requests_of, wait_for
 from tiny_models import HIDDEN, LAYERS
 
-from dist_eval.errors import EvaluationError, OutageError
+from dist_eval.errors import EvaluationError
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_locally
 from dist_eval.serving.private import PrivateSwarm
@@ -26,12 +26,12 @@ MakeTuned = Callable[..., TunedCheckpoint]
 
 @pytest.fixture(scope="module")
 def killable_swarm(tiny_models: dict[str, Path], swarm_client: SwarmClient) -> Iterator[ForkedSwarm]:
-    """Two servers with all blocks, and two with a half each."""
+    """A server with all blocks, and two with a half each."""
     swarm = ForkedSwarm(
         str(tiny_models["llama"]),
         num_blocks=LAYERS,
         dht_prefix="mortal-gradients",
-        spans=[(0, 4), (0, 4), (0, 2), (2, 4)],
+        spans=[(0, 4), (0, 2), (2, 4)],
         threads=1,
     )
     with swarm_client.visiting(swarm):
@@ -121,43 +121,26 @@ def test_a_server_killed_during_the_backward_only_costs_time(
     make_tuned: MakeTuned,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """First a replica remains, then only servers with half of the blocks, then none."""
+    """Only servers with half of the blocks remain."""
     tuned = make_tuned("deep_ptune")
-    options = {"request_timeout": 20.0, "max_retries": 2, "outage_timeout": 4.0}
-    remote = swarm_client.classifier_on_all(killable_swarm, tuned, **options)
+    remote = swarm_client.classifier_on_all(killable_swarm, tuned, request_timeout=20.0, max_retries=2)
     requests = requests_of(remote)
     local = gradients(load_locally(str(tiny_models["llama"]), tuned), tuned)
-    identities = {address.rpartition("/p2p/")[2]: i for i, address in enumerate(killable_swarm.addresses)}
-    original, killed = Transport.send_back, []
+    [whole, *halves] = (address.rpartition("/p2p/")[2] for address in killable_swarm.addresses)
+    original, endings = Transport.send_back, []
 
     async def while_it_dies(self: Transport, segment, inputs, gradient):  # type: ignore[no-untyped-def]
-        number = identities[str(segment.peer)]
-        if number < 2 and number not in killed and len(killed) < allowed:
-            killed.append(number)
-            os.killpg(killable_swarm.group(number), signal.SIGSTOP)  # it has got the request, and cannot answer
-            ending = ThreadPoolExecutor(1).submit(lambda: (time.sleep(0.3), killable_swarm.kill_server(number)))
-            try:
-                return await original(self, segment, inputs, gradient)
-            finally:
-                ending.result()
+        if str(segment.peer) == whole and not endings:
+            os.killpg(killable_swarm.group(0), signal.SIGSTOP)  # it has got the request, and cannot answer
+            endings.append(ThreadPoolExecutor(1).submit(lambda: (time.sleep(0.3), killable_swarm.kill_server(0))))
         return await original(self, segment, inputs, gradient)
 
     monkeypatch.setattr(Transport, "send_back", while_it_dies)
-    for allowed in (1, 2):
-        while len(killed) < allowed:  # until a backward went to a server with all blocks
-            close_to_local(gradients(remote, tuned), local)
-    assert sorted(killed) == [0, 1]
-    assert requests.router.retries >= 2
-    close_to_local(gradients(remote, tuned), local)
-    asked = {name for name, number in identities.items() if number >= 2}
-    assert asked <= {server.peer for server in requests.traffic().servers}
-
-    for number in (2, 3):
-        killable_swarm.kill_server(number)
-    start = time.monotonic()
-    with pytest.raises(OutageError, match=r"for 4 s \(--swarm-timeout\) .* no server to reach for block"):
-        gradients(remote, tuned)
-    assert time.monotonic() - start < TIMEOUT / 2
+    while not endings:  # until a backward went to the server with all blocks
+        close_to_local(gradients(remote, tuned), local)
+    endings[0].result()
+    assert requests.router.retries >= 1
+    assert {*halves} <= {server.peer for server in requests.traffic().servers}
 
 
 def test_retries_of_a_backward_are_bounded(
