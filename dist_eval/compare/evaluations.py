@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dist_eval.compare.comparison import Change, ComparedRun, Comparison, GroupedTest
-from dist_eval.compare.requirements import on_common_rows, renumbered, require_comparable
+from dist_eval.compare.comparison import (
+    Change,
+    ComparedRun,
+    Comparison,
+    GroupedTest,
+    renumbered,
+    require_same_groups,
+)
 from dist_eval.errors import ConfigError, RunError, one_line
 from dist_eval.metrics.catalogue import accuracy_names, metric_names
 from dist_eval.tables import format_count
@@ -19,11 +26,13 @@ if TYPE_CHECKING:
     from dist_eval.metrics.custom_metrics import CustomMetric
     from dist_eval.results.record import MetricValues
     from dist_eval.results.run import CompleteRun
+    from dist_eval.results.scores import Intervals
     from dist_eval.runs.saved_samples import SavedPredictions
     from dist_eval.statistics import McNemar, PairedDifference, Statistic
 
 _NEEDS_CODE = "a custom metric: give --metric here what the run was given to compute its interval"
 _REGRESSION = "regression"
+_CLASSES_NAMED = 5
 _KINDS_OF_CHANGES = {(True, False): "gained", (False, True): "lost", (False, False): "still wrong"}
 _KINDS_IN_REGRESSIONS = {(True, False): "nearer", (False, True): "farther", (False, False): "as far"}
 
@@ -88,33 +97,28 @@ class EvaluationRun(ComparedRun):
     @classmethod
     def prepare(cls, runs: Sequence[EvaluationRun], custom_metrics: Sequence[CustomMetric]) -> list[EvaluationRun]:
         """Returns runs on the rows that they have in common, with custom metrics computed from their predictions."""
-        first, *others = on_common_rows(runs)
+        first, *others = _on_common_rows(runs)
         for other in others:
-            require_comparable(first, other)
+            _require_comparable(first, other)
         return [run.with_custom_metrics(custom_metrics) for run in (first, *others)]
 
     def with_custom_metrics(self, metrics: Sequence[CustomMetric]) -> EvaluationRun:
         """Returns this run with custom metrics and their intervals, computed from its predictions."""
         from dist_eval.metrics.custom_metrics import Inputs, custom_results
-        from dist_eval.statistics import Units, gather_evidence
-        from dist_eval.statistics.custom import statistics_of_functions
+        from dist_eval.statistics import Units
+        from dist_eval.statistics.evidence import bootstrap_intervals
+        from dist_eval.statistics.metrics import statistics_of_functions
 
         if not metrics:
             return self
         custom = custom_results(metrics, Inputs.of(self.predictions))
         units = Units.single(len(self.predictions)) if self.group is None else Units.groups(self.group)
         statistics = statistics_of_functions(metrics, self.predictions, units)
-        results, intervals = self.results, {}
+        results = self.results
+        intervals: Intervals = {}
         for statistic in statistics:
-            values = {name: custom.values[name] for name in statistic.names}
-            defined = {name: value for name, value in values.items() if value is not None}
-            evidence = gather_evidence(statistic, defined)
-            intervals.update(
-                {
-                    name: metric_evidence.interval(self.confidence, self.sampling_fraction)
-                    for name, metric_evidence in evidence.items()
-                }
-            )
+            defined = {name: value for name in statistic.names if (value := custom.values[name]) is not None}
+            intervals |= bootstrap_intervals(statistic, defined, self.confidence, self.sampling_fraction)
         revised = {
             "metrics": {**results.metrics, **custom.values},
             "undefined": {**results.undefined, **custom.undefined},
@@ -209,8 +213,7 @@ class EvaluationRun(ComparedRun):
         accuracy = next(iter(accuracy_names(self.results.problem_type)), None)  # there is none in a regression
         differences = self._differences(other, {*metrics, *([accuracy] if accuracy else [])}, confidence, resamples)
         changes = Changes.between(self.predictions, other.predictions)
-        masks = {"changed": changes.changed, "improved": changes.improved, "worsened": changes.worsened}
-        counts = {name: int(mask.sum()) for name, mask in masks.items()}
+        counts = {name: int(mask.sum()) for name, mask in vars(changes).items()}
         what, largest = "predictions" if is_regression else "probabilities", self._largest_difference(other)
         return Comparison(
             first=self,
@@ -301,6 +304,56 @@ class EvaluationRun(ComparedRun):
         """Returns the number of examples, the name of the dataset, and the problem type."""
         source, problem = self.results.data.source, self.results.problem_type
         return {"examples": len(self.predictions), "source": source, "problem_type": problem}
+
+
+def _on_common_rows(runs: Sequence[EvaluationRun]) -> list[EvaluationRun]:
+    """Restricts runs to the rows that all of them evaluated, if some evaluated only a part of the same dataset."""
+    import numpy as np
+
+    selections = [run.results.data.selection for run in runs]
+    first, *others = runs
+    if not any(selections) or not all(first.results.data.has_texts_of(other.results.data) for other in others):
+        return list(runs)
+    common = functools.reduce(np.intersect1d, (run.rows for run in runs))
+    if not all(np.isin(run.predictions.index, common).any() for run in runs):
+        folders = " and ".join(str(run.folder) for run in runs)
+        raise RunError(f"{folders} cannot be compared: there is no row of the dataset that all of them evaluated.")
+    drawn = [selection for selection in selections if selection]
+    is_random = all(selection.method != "first" for selection in drawn)
+    return [run.restricted(common, len(common) / drawn[0].population if is_random else 0.0) for run in runs]
+
+
+def _require_comparable(first: EvaluationRun, second: EvaluationRun) -> None:
+    """Requires that two runs evaluated the same examples."""
+    import numpy as np
+
+    pair = f"{first.folder} and {second.folder} cannot be compared"
+    if first.results.problem_type != second.results.problem_type:
+        raise RunError(
+            f"{pair}: one is a run of {first.results.problem_type}, the other of {second.results.problem_type}."
+        )
+    if not first.results.data.has_texts_of(second.results.data):
+        sources = " and ".join(
+            f"{run.results.data.source} ({format_count(len(run.predictions), 'example')})" for run in (first, second)
+        )
+        raise RunError(f"{pair}: their data differ, {sources}. Evaluate both on the same texts and labels.")
+    if first.results.label_names != second.results.label_names:
+        names = " and ".join(str(run.results.label_names[:_CLASSES_NAMED]) for run in (first, second))
+        raise RunError(f"{pair}: the classes differ, {names}.")
+    differing = np.setxor1d(first.predictions.index, second.predictions.index)
+    if len(differing):
+        raise RunError(
+            f"{pair}: {format_count(len(differing), 'example')}, such as number {differing[0]}, failed in one of "
+            f"them only. Start its "
+            "command again to have them tried again."
+        )
+    if not np.array_equal(first.predictions.label, second.predictions.label):
+        raise RunError(f"{pair}: the data are the same, but not the labels in predictions.parquet. Run both again.")
+    require_same_groups(
+        [run.folder for run in (first, second)],
+        [run.results.groups for run in (first, second)],
+        [run.group for run in (first, second)],
+    )
 
 
 def _format_counts(counts: dict[str, int], problem: str) -> str:

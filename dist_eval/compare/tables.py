@@ -94,19 +94,18 @@ def short_names(folders: Sequence[Path]) -> list[str]:
 
 def _test_lines(comparison: Comparison, num_comparisons: int, unit: str) -> list[str]:
     """Returns a line on the test of equal accuracy, none without one."""
-    if comparison.test is None:
+    test = comparison.test
+    if test is None:
         return []
+    if isinstance(test, GroupedTest):
+        why = f" ({test.reason})" if test.reason else ""
+        name = f"paired bootstrap of {test.metric} over {format_count(test.count, 'group')} of {test.column!r}{why}"
+    else:
+        name = f"McNemar's test ({test.method})"
     also = ""
     if num_comparisons > 1:
         also = f", by Holm's procedure for {num_comparisons} {unit} {format_p(comparison.test_corrected)}"
-    return [f"{_name_test(comparison.test)}: p = {format_p(comparison.test.p_value)}{also}"]
-
-
-def _name_test(test: Any) -> str:
-    if not isinstance(test, GroupedTest):
-        return f"McNemar's test ({test.method})"
-    why = f" ({test.reason})" if test.reason else ""
-    return f"paired bootstrap of {test.metric} over {format_count(test.count, 'group')} of {test.column!r}{why}"
+    return [f"{name}: p = {format_p(test.p_value)}{also}"]
 
 
 def _with_confidence(words: str, confidence: float | None) -> str:

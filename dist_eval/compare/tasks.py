@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dist_eval.compare.comparison import Change, ComparedRun, Comparison
-from dist_eval.compare.requirements import renumbered, require_same_groups
+from dist_eval.compare.comparison import Change, ComparedRun, Comparison, renumbered, require_same_groups
 from dist_eval.errors import ConfigError, RunError
 from dist_eval.runs.task_samples import DocumentKey, Sample, TaskRun
 from dist_eval.tables import csv_text

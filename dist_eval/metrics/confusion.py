@@ -14,7 +14,12 @@ MOST_DENSE_CLASSES = 256
 
 
 def confusion_matrix(predictions: PredictionsLike) -> Any:
-    """Counts examples by truth (row) and prediction (column)."""
+    """Counts examples by truth (row) and prediction (column).
+
+    Returns:
+        int64 of shape [classes, classes], a SciPy sparse array; in a multi-label problem of shape [labels, 2, 2], in a
+        regression of shape [0, 0].
+    """
     outputs = predictions.num_labels
     if predictions.problem is REGRESSION:
         return np.zeros((0, 0), dtype=np.int64)
@@ -46,18 +51,15 @@ def confusion_of(label: np.ndarray, prediction: np.ndarray, classes: int, count:
     from scipy import sparse
 
     if count is None:
-        cells, count = _count_each(label * classes + prediction, classes**2)
+        cells = label * classes + prediction
+        if classes**2 > len(cells):
+            cells, count = np.unique(cells, return_counts=True)
+        else:  # faster than sorting
+            counts = np.bincount(cells)
+            cells = np.flatnonzero(counts)
+            count = counts[cells]
         label, prediction = np.divmod(cells, classes)
     return sparse.coo_array((count, (label, prediction)), shape=(classes, classes)).tocsr()
-
-
-def _count_each(values: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the distinct values, ascending from 0 to below a limit, and how often each occurs."""
-    if limit > len(values):
-        return np.unique(values, return_counts=True)
-    counts = np.bincount(values)  # faster than sorting
-    found = np.flatnonzero(counts)
-    return found, counts[found]
 
 
 def class_totals(cells: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -16,7 +16,7 @@ from dist_eval.metrics.confusion import confusion_of, margins
 from dist_eval.metrics.counts import ClassCounts, ErrorSums
 from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.metrics.ranking import AreasUnderCurves, AveragePrecisions
-from dist_eval.metrics.statistic import OfRows, Statistic, Sums
+from dist_eval.metrics.statistic import OfRows, Statistic, Sums, most_resamples_of_calls
 from dist_eval.metrics.units import Units
 
 # the reason of a metric that cannot be resampled, or only in minutes
@@ -104,6 +104,7 @@ def _statistics_of_labels(predictions: PredictionsLike, units: Units) -> Iterato
     yield AreasUnderCurves(units, scores, labels, ("roc_auc_macro", "roc_auc_weighted"))
     names = ("average_precision_macro", "average_precision_weighted")
     average_precisions = AveragePrecisions(units, scores, labels, names)
+    average_precisions.most_resamples = most_resamples_of_calls(len(label))  # each sums all scores of all labels
     if label.size > _MOST_RANKED_SCORES:
         average_precisions.no_interval = UNKNOWN
     yield average_precisions

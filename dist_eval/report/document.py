@@ -124,8 +124,8 @@ class Document:
 
 
 @dataclass(frozen=True)
-class Contents:
-    """The data that a report contains."""
+class ReportOptions:
+    """What a report shows of the data."""
 
     texts: bool = False  # whether mistakes are shown with their texts
     dataset: str | Sequence[str] | None = None  # current location of the dataset; None for that of the run

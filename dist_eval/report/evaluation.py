@@ -6,53 +6,47 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dist_eval.data.problem_types import REGRESSION, SINGLE_LABEL
-from dist_eval.metrics.catalogue import OF_CLASS, metric_names
+from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL
+from dist_eval.metrics.catalogue import OF_CLASS, OF_OUTPUT, metric_names
 from dist_eval.metrics.formatting import format_interval, format_metric
-from dist_eval.report.confusions import LABEL_WIDTH, confusion_sections, frequent_confusions
+from dist_eval.report.confusions import LABEL_WIDTH, confusion_sections, find_mistakes, frequent_confusions
 from dist_eval.report.document import (
-    Contents,
     Document,
     Number,
     Plot,
+    ReportOptions,
     Rows,
     Section,
     Table,
     metric_card,
     metric_number,
 )
-from dist_eval.report.mistakes import find_mistakes
 from dist_eval.report.naming import base_name, checkpoint_name, dataset_name, name_of, options_of
-from dist_eval.report.phrases import (
+from dist_eval.report.sections import (
     audit_lines,
     caveats,
-    class_columns,
+    failure_sections,
     format_coverage,
     format_selection,
-    metrics_of_slices,
+    format_speed,
     metrics_shown,
+    slice_sections,
+    work_details,
+    work_section,
 )
-from dist_eval.report.slices import failure_sections, slice_sections
-from dist_eval.report.work import format_speed, work_details, work_section
 from dist_eval.results.inputs import DatasetSummary, PromptSummary
 from dist_eval.results.run import CompleteRun
 from dist_eval.results.scores import Calibration, CalibrationBin, ClassResults, OutputResults
 from dist_eval.runs.files import PREDICTIONS, RESULTS
-from dist_eval.runs.plots import (
-    POINTS,
-    RELIABILITY,
-    draw_reliability,
-    draw_scatter,
-    plot_name,
-)
+from dist_eval.runs.plots import POINTS, RELIABILITY, draw_reliability, draw_scatter, plot_name
 from dist_eval.runs.reading import FinishedRun
 from dist_eval.tables import Footnotes, format_count
 
-_LABELS_SHOWN, _LONG_TABLE, _ROWS_IN_SUMMARY = 10, 40, 30
+_LABELS_SHOWN, _LONG_TABLE, _ROWS_IN_SUMMARY, _METRICS_OF_A_SLICE = 10, 40, 30, 2
 _AVERAGES = ("macro", "micro", "weighted")
 
 
-def describe_evaluation(run: FinishedRun, contents: Contents) -> Document:
+def describe_evaluation(run: FinishedRun, options: ReportOptions) -> Document:
     """Describes a run."""
     results = run.results
     confusions, kinds = frequent_confusions(results)
@@ -62,8 +56,8 @@ def describe_evaluation(run: FinishedRun, contents: Contents) -> Document:
         *_labels_and_predictions(run),
         *_classes(results),
         *_calibration(results),
-        *slice_sections(results.slices, metrics_of_slices(results.problem_type)),
-        work_section(results, "examples", with_hosts=contents.texts),
+        *slice_sections(results.slices, metric_names(results.problem_type, "slices")[:_METRICS_OF_A_SLICE]),
+        work_section(results, "examples", with_hosts=options.texts),
         *failure_sections(results.failures),
     ]
     return Document(
@@ -75,7 +69,7 @@ def describe_evaluation(run: FinishedRun, contents: Contents) -> Document:
         files=[RESULTS, PREDICTIONS, plot_name(results.problem_type), *([RELIABILITY] if results.calibration else [])],
         cards=[metric_card(name, name, results) for name in metric_names(results.problem_type, "cards")],
         sections=sections,
-        find_mistakes=lambda: find_mistakes(run, [(row, column) for row, column, _ in confusions], contents),
+        find_mistakes=lambda: find_mistakes(run, [(row, column) for row, column, _ in confusions], options),
         details=_details(results),
     )
 
@@ -108,11 +102,8 @@ def _averages(results: CompleteRun) -> list[Table]:
 def _metric_table(caption: str, names: Sequence[str], results: CompleteRun, **options: Any) -> Table:
     notes = Footnotes()
     rows: Rows = [[name, metric_number(name, results, notes)] for name in names]
-    return Table(caption, ["metric", _interval_head(results)], rows, notes.lines(), **options)
-
-
-def _interval_head(results: CompleteRun) -> str:
-    return f"value [{100 * results.confidence:g} % interval]"
+    columns = ["metric", f"value [{100 * results.confidence:g} % interval]"]
+    return Table(caption, columns, rows, notes.lines(), **options)
 
 
 def _labels_and_predictions(run: FinishedRun) -> list[Section]:
@@ -127,9 +118,11 @@ def _labels_and_predictions(run: FinishedRun) -> list[Section]:
 
 
 def _classes(results: CompleteRun) -> list[Section]:
-    (what, columns), notes = class_columns(results.problem_type), Footnotes()
-    if what == "output" and len(results.per_class) < 2:
+    is_regression, notes = results.problem_type == REGRESSION.name, Footnotes()
+    if is_regression and len(results.per_class) < 2:
         return []
+    what = "output" if is_regression else "label" if results.problem_type == MULTI_LABEL.name else "class"
+    columns = OF_OUTPUT if is_regression else (*OF_CLASS, "support")
     rows: Rows = [[row.label, *(_class_number(name, row, notes) for name in columns)] for row in results.per_class]
     table = Table(
         f"By {what}, with {100 * results.confidence:g} % intervals",

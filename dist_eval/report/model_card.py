@@ -8,8 +8,7 @@ from dist_eval.data.problem_types import REGRESSION
 from dist_eval.errors import RunError
 from dist_eval.options.groups import DataOptions
 from dist_eval.report.naming import dataset_name
-from dist_eval.report.phrases import format_selection, metrics_shown
-from dist_eval.results.harness import GroupMetric, TaskMetric
+from dist_eval.report.sections import format_selection, metrics_shown
 from dist_eval.results.run import CompleteHarnessRun, CompleteRun
 
 if TYPE_CHECKING:
@@ -34,9 +33,6 @@ def model_index(results: CompleteRun | CompleteHarnessRun, model_name: str) -> s
 def _task_results(results: CompleteHarnessRun) -> list[EvalResult]:
     from huggingface_hub import EvalResult
 
-    metrics: list[tuple[str, TaskMetric | GroupMetric]] = []
-    metrics += [(name, metric) for name, task in results.tasks.items() for metric in task.metrics]
-    metrics += [(name, metric) for name, group in results.groups.items() for metric in group.metrics]
     return [
         EvalResult(
             task_type="text-generation",
@@ -46,7 +42,7 @@ def _task_results(results: CompleteHarnessRun) -> list[EvalResult]:
             metric_name=metric.key,
             metric_value=metric.value,
         )
-        for name, metric in metrics
+        for name, metric in [*results.task_metrics, *results.group_metrics]
         if metric.value is not None
     ]
 

@@ -63,12 +63,7 @@ def options_of(results: CompleteRun | CompleteHarnessRun) -> dict[str, Any]:
 
 
 def without_folders(options: Mapping[str, Any], are_paths: Mapping[str, bool | None] | None = None) -> dict[str, Any]:
-    """Returns options of an evaluation or of prompt tuning with public names in place of paths.
-
-    Args:
-        options: values by name of the option.
-        are_paths: for options that accept a path or a hub name, whether the value is a path (see `name_of`).
-    """
+    """Returns options by name with public names in place of paths; `are_paths` says which are, if that is known."""
     named = {**dict.fromkeys(_SOURCES), **(are_paths or {}), **dict.fromkeys(_FILES, True)}
     shown = {name: _names_of(options[name], is_path) for name, is_path in named.items() if options.get(name)}
     lists = {name: [Path(value).name for value in options[name]] for name in _LISTS if options.get(name)}
