@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dist_eval.compare.comparison import ComparedRun, Comparison, GroupedTest
 from dist_eval.errors import RunError, os_reason
-from dist_eval.metrics.formatting import format_metric
-from dist_eval.report.document import Cell, Document, Number, Rows, Section, Table, metric_number
+from dist_eval.report.document import Cell, Document, Number, Rows, Section, Table, format_metric, metric_number
 from dist_eval.report.naming import distinct_ends
 from dist_eval.tables import Footnotes, csv_text, format_count
 

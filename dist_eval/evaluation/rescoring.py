@@ -13,9 +13,9 @@ from dist_eval.errors import RunError, one_line
 from dist_eval.evaluation.context import RunContext
 from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.custom_metrics import CustomMetric, CustomResults, Inputs, custom_results
-from dist_eval.metrics.formatting import format_metric
 from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.options.config import EvaluationConfig
+from dist_eval.report.document import format_metric
 from dist_eval.report.page import format_run, report_on
 from dist_eval.report.sections import format_selection, headline
 from dist_eval.results.inputs import SelectionSummary

@@ -1,9 +1,9 @@
 """The catalogue of metrics: how each follows from sums over examples, what is known of it, and where it is shown.
 
 A metric is a function of weighted sums: with weights of 1 it is the metric of the data, with the weights of a resample
-that of the resample. A metric of the sums in `counts` is added here, and nowhere else; `computing` may say why it is
-undefined. What needs other sums, or the order of scores, is in `definitions`. A metric of each class or output also has
-a field in `dist_eval.results.scores`.
+that of the resample. A metric of the sums in `ClassCounts` is added here, and nowhere else; `computing` may say why it
+is undefined. What needs other sums, or the order of scores, is in `definitions`. A metric of each class or output also
+has a field in `dist_eval.results.scores`.
 
 Imports no library, because command lines import it.
 """
@@ -27,8 +27,8 @@ class Metric:
 
     name: str  # as in `results.json`
     range: tuple[float, float]  # smallest and largest possible value; for a name, the same in all problem types
-    # the metric as a function of sums (see `counts`), whose last axis are resamples; NaN where undefined. Of "errors"
-    # it may give a row for each output, whose mean is the metric. None: no function of sums.
+    # the metric as a function of sums (see `ClassCounts`), whose last axis are resamples; NaN where undefined. Of
+    # "errors" it may give a row for each output, whose mean is the metric. None: no function of sums.
     formula: Callable[[Any], Any] | None = None
     source: Source = "counts"  # which sums
     lower_is_better: bool = False  # whether 0 is the best value, instead of the largest one

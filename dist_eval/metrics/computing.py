@@ -15,8 +15,7 @@ import numpy as np
 
 from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, named
 from dist_eval.metrics.catalogue import METRICS, OF_CLASS, OF_OUTPUT
-from dist_eval.metrics.confusion import confusion_matrix
-from dist_eval.metrics.counts import ClassCounts
+from dist_eval.metrics.confusion import ClassCounts, confusion_matrix
 from dist_eval.metrics.definitions import rank_correlations, statistic_of_outputs, statistics_of
 from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.metrics.units import Units

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dist_eval.results.inputs import DatasetSummary, ModelSummary
+from dist_eval.results.inputs import DatasetSummary
 from dist_eval.results.run import CompleteHarnessRun, CompleteRun
 
 _SOURCES = ("model", "dataset", "eval_dataset", "adapter")
@@ -27,16 +27,6 @@ def name_of(source: str, is_path: bool | None = None) -> str:
 def dataset_name(data: DatasetSummary) -> str:
     """Returns the public name of a dataset."""
     return name_of(data.source, data.is_path)
-
-
-def base_name(model: ModelSummary) -> str:
-    """Returns the public name of a base model."""
-    return name_of(model.base, model.base_is_path)
-
-
-def checkpoint_name(model: ModelSummary) -> str | None:
-    """Returns the public name of a tuned checkpoint; None if there is none."""
-    return name_of(model.checkpoint, is_path=True) if model.checkpoint else None
 
 
 def without_directories(message: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dist_eval.metrics.formatting import format_metric
 from dist_eval.report.document import (
     Document,
     Mistakes,
@@ -13,6 +12,7 @@ from dist_eval.report.document import (
     Rows,
     Section,
     Table,
+    format_metric,
     metric_card,
     metric_number,
 )

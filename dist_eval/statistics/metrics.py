@@ -18,8 +18,7 @@ from dist_eval.data.problem_types import REGRESSION
 from dist_eval.metrics.calibration import BINS, EDGES, Confidences
 from dist_eval.metrics.catalogue import OF_OUTPUT, accuracy_names
 from dist_eval.metrics.computing import Metrics, reasons_of_output
-from dist_eval.metrics.confusion import class_totals
-from dist_eval.metrics.counts import ClassCounts
+from dist_eval.metrics.confusion import ClassCounts, class_totals
 from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, custom_results
 from dist_eval.metrics.definitions import UNKNOWN, statistic_of_outputs, statistics_of
 from dist_eval.metrics.predictions import PredictionsLike

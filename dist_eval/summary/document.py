@@ -11,11 +11,20 @@ from urllib.parse import quote
 
 from dist_eval.errors import ConfigError
 from dist_eval.metrics.catalogue import lower_is_better, metric_names
-from dist_eval.metrics.formatting import format_limits, format_metric
-from dist_eval.report.document import Cell, Document, Link, Number, Results, Section, Table
+from dist_eval.report.document import (
+    Cell,
+    Document,
+    Link,
+    Number,
+    Results,
+    Section,
+    Table,
+    format_limits,
+    format_metric,
+)
 from dist_eval.report.naming import distinct_ends, options_of
 from dist_eval.results.harness import TaskResults
-from dist_eval.results.inputs import Coverage
+from dist_eval.results.inputs import Coverage, ModelSummary
 from dist_eval.results.run import CompleteHarnessRun, CompleteRun, RunningRun
 from dist_eval.results.tuning import TuningRun
 from dist_eval.runs.files import REPORT
@@ -222,7 +231,10 @@ def differing_options(runs: Sequence[Results]) -> dict[str, list[str]]:
         values = [run.config.get(name) for run in runs]
         if any(value != values[0] for value in values):
             differing[name] = _format_values(values, [options.get(name) for options in public])
-    digests = [_weights_digest(run)[:_DIGITS] for run in runs]
+    models = [run.model for run in runs]
+    digests = [
+        (model.weights_digest if isinstance(model, ModelSummary) else model.digest)[:_DIGITS] for model in models
+    ]
     if len(set(digests)) > 1 and not differing.keys() & set(_OF_THE_MODEL):
         differing["digest of the weights"] = digests
     return differing
@@ -244,7 +256,3 @@ def _format_value(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _weights_digest(run: Results) -> str:
-    return run.model.digest if isinstance(run, CompleteHarnessRun) else run.model.weights_digest
