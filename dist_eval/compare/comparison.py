@@ -14,16 +14,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dist_eval.errors import ConfigError, RunError
+from dist_eval.metrics.custom_metrics import CustomMetric
+from dist_eval.metrics.texts import TextMetric
+from dist_eval.results.run import CompleteHarnessRun
+from dist_eval.results.scores import Groups
+from dist_eval.runs.reading import read_run
+from dist_eval.statistics import McNemar, PairedDifference, holm
 
 if TYPE_CHECKING:
-    import numpy as np
     from typing_extensions import Self
-
-    from dist_eval.metrics.custom_metrics import CustomMetric
-    from dist_eval.metrics.texts import TextMetric
-    from dist_eval.results.scores import Groups
-    from dist_eval.statistics import McNemar, PairedDifference
 
 
 @dataclass(frozen=True)
@@ -120,8 +122,6 @@ def load_run(folder: Path) -> ComparedRun:
     """Loads a complete run of any kind from its folder."""
     from dist_eval.compare.evaluations import EvaluationRun
     from dist_eval.compare.tasks import TasksRun
-    from dist_eval.results.run import CompleteHarnessRun
-    from dist_eval.runs.reading import read_run
 
     results = read_run(folder)
     if isinstance(results, CompleteHarnessRun):
@@ -168,8 +168,6 @@ def adjust_p_values(comparisons: Sequence[Comparison]) -> list[Comparison]:
 
 def _holm(p_values: Sequence[float | None]) -> list[float | None]:
     """Adjusts the known p-values by Holm's procedure."""
-    from dist_eval.statistics import holm
-
     corrected = iter(holm([value for value in p_values if value is not None]))
     return [None if value is None else next(corrected) for value in p_values]
 
@@ -178,8 +176,6 @@ def require_same_groups(
     folders: Sequence[Path], groups: Sequence[Groups | None], numbers: Sequence[np.ndarray | None]
 ) -> None:
     """Requires that two runs have the same groups, by name, and by the group of each sample (see `renumbered`)."""
-    import numpy as np
-
     pair = f"{folders[0]} and {folders[1]} cannot be compared"
     columns = [own and own.column for own in groups]
     if columns[0] != columns[1]:
@@ -201,7 +197,5 @@ def require_same_groups(
 
 def renumbered(group: np.ndarray) -> np.ndarray:
     """Returns groups numbered in the order in which they first appear, int64 of shape [n]."""
-    import numpy as np
-
     _, first, number_of = np.unique(group, return_index=True, return_inverse=True)
     return np.argsort(np.argsort(first))[number_of.reshape(-1)]

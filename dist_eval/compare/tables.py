@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dist_eval.compare.comparison import ComparedRun, Comparison, GroupedTest
 from dist_eval.errors import RunError, os_reason
 from dist_eval.report.document import Cell, Document, Number, Rows, Section, Table, format_metric, metric_number
 from dist_eval.report.naming import distinct_ends
+from dist_eval.statistics import PairedDifference
 from dist_eval.tables import Footnotes, csv_text, format_count
-
-if TYPE_CHECKING:
-    from dist_eval.statistics import PairedDifference
 
 _LEAST_P = 1e-300  # below this the tails of the distributions are not accurate
 _HEAD_WIDTH = 28
@@ -208,8 +207,6 @@ def write_changed(path: Path, comparisons: Sequence[Comparison]) -> None:
     ("gained", "lost" or "still wrong"; in a regression "nearer", "farther" or "as far"). Names that a spreadsheet would
     compute follow an apostrophe.
     """
-    import csv
-
     try:
         with path.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from huggingface_hub import EvalResult, ModelCardData
 
 from dist_eval.data.problem_types import REGRESSION
 from dist_eval.errors import RunError
@@ -10,9 +10,6 @@ from dist_eval.options.groups import DataOptions
 from dist_eval.report.naming import dataset_name
 from dist_eval.report.sections import format_selection, metrics_shown
 from dist_eval.results.run import CompleteHarnessRun, CompleteRun
-
-if TYPE_CHECKING:
-    from huggingface_hub import EvalResult
 
 # Names of metrics on the hub that differ from those here
 _TYPES = {"mcc": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"}
@@ -22,8 +19,6 @@ _AVERAGED = ("f1", "precision", "recall", "roc_auc_ovr", "average_precision")
 
 def model_index(results: CompleteRun | CompleteHarnessRun, model_name: str) -> str:
     """Builds the metadata of a model card."""
-    from huggingface_hub import ModelCardData
-
     eval_results = _task_results(results) if isinstance(results, CompleteHarnessRun) else _dataset_results(results)
     if not eval_results:
         raise RunError("All metrics of this run are undefined: there is nothing for a model card.")
@@ -31,8 +26,6 @@ def model_index(results: CompleteRun | CompleteHarnessRun, model_name: str) -> s
 
 
 def _task_results(results: CompleteHarnessRun) -> list[EvalResult]:
-    from huggingface_hub import EvalResult
-
     return [
         EvalResult(
             task_type="text-generation",
@@ -48,8 +41,6 @@ def _task_results(results: CompleteHarnessRun) -> list[EvalResult]:
 
 
 def _dataset_results(results: CompleteRun) -> list[EvalResult]:
-    from huggingface_hub import EvalResult
-
     part_words = f"({format_selection(results.data.selection)})" if results.data.selection else ""
     options, dataset = DataOptions.recorded_in(results.config), dataset_name(results.data)
     is_regression = results.problem_type == REGRESSION.name
