@@ -184,7 +184,7 @@ def _merge_analysis(
 def _predictions(folder: EvaluationFolder) -> SavedPredictions:
     try:
         return read_predictions(folder.path / PREDICTIONS)
-    except OSError as error:
+    except (OSError, ValueError, KeyError) as error:
         raise RunError(
             f"{folder.path / PREDICTIONS} cannot be read: {one_line(error)}. --overwrite runs it again."
         ) from error
