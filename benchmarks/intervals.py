@@ -21,8 +21,8 @@ import numpy as np
 
 from benchmarks.harness import Program, Report
 from dist_eval.data.selection import allocate, draw_rows
-from dist_eval.metrics.confusion import margins
-from dist_eval.metrics.definitions import metrics_of_margins, statistics_of
+from dist_eval.metrics.confusion import class_addends
+from dist_eval.metrics.definitions import metrics_of_classes, statistics_of
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.statistics import Difference, Evidence, Sums, Units, bca, gather_evidence, mcnemar, percentile, wilson
 
@@ -88,7 +88,7 @@ class Population:
     def truth(self) -> dict[str, float]:
         """Returns the metrics of the population itself."""
         sums = np.concatenate([np.diag(self.cells), self.cells.sum(axis=1), self.cells.sum(axis=0)])
-        return {name: float(value[0]) for name, value in metrics_of_margins(sums[:, np.newaxis]).items()}
+        return {name: float(value[0]) for name, value in metrics_of_classes(sums[:, np.newaxis]).items()}
 
     def sample(self, examples: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
         """Draws labels and predictions, int64 of shape [examples] each."""
@@ -158,7 +158,7 @@ def exact_coverage(accuracy: float, examples: int) -> float:
 def confusion_of(label: np.ndarray, prediction: np.ndarray, units: Units | None = None) -> Sums:
     """Returns the metrics of a confusion matrix as a statistic, by default of single examples."""
     units = Units.by_value(label, prediction) if units is None else units
-    return Sums(units, margins(label, prediction), metrics_of_margins)
+    return Sums(units, class_addends(label, prediction), metrics_of_classes)
 
 
 def evidence_of(statistic: Sums, metrics: Sequence[str], seed: int) -> dict[str, Evidence]:

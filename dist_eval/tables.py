@@ -108,15 +108,14 @@ def _fit(columns: Sequence[_Column], width: int, least: int) -> list[int]:
 def _table_lines(columns: Sequence[_Column], widths: Sequence[int]) -> list[str]:
     lines = []
     for cells in zip(*(column.cells for column in columns), strict=True):
-        broken = [_break(cell, wide) for cell, wide in zip(cells, widths, strict=True)]
+        broken = [
+            [cell] if len(cell) <= wide else textwrap.wrap(cell, wide) or [""]
+            for cell, wide in zip(cells, widths, strict=True)
+        ]
         for parts in itertools.zip_longest(*broken, fillvalue=""):
             aligned = zip(parts, columns, widths, strict=True)
             lines.append(_GAP.join(f"{part:{column.alignment}{wide}}" for part, column, wide in aligned).rstrip())
     return lines
-
-
-def _break(cell: str, width: int) -> list[str]:
-    return [cell] if len(cell) <= width else textwrap.wrap(cell, width) or [""]
 
 
 def markdown_table(rows: Sequence[Sequence[str]], formats: Sequence[str] = ()) -> list[str]:
@@ -149,12 +148,7 @@ def csv_text(text: str) -> str:
 
 
 def format_count(count: int, noun: str, plural: str = "") -> str:
-    """Returns a number with what is counted.
-
-    Args:
-        count: the number.
-        noun: its name.
-        plural: the name of several, if it is not that with an s.
+    """Returns a number with what is counted, in the plural with an s unless another form is given.
 
     Examples:
         >>> format_count(1, "row"), format_count(0, "row"), format_count(2, "batch", "batches")

@@ -33,8 +33,7 @@ _REFUSED_IN_NAMES, _LONGEST_NAME, _LONGEST_OPTION = re.compile(r"[^/\w.\- :]"), 
 _AT_ONCE = 1000  # most metrics that MLflow takes together
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
-PROJECT = "dist_eval"
-"""Name of the project of evaluations in trackers."""
+PROJECT = "dist_eval"  # of evaluations, in trackers
 
 # That all trackers have at the end of a run for what it has not yet sent; MLflow may still be making its database
 _LAST_SECONDS, _LAST_SECONDS_OF_A_FAILED_RUN = 60.0, 5.0  # others wait for the word that a run has failed
@@ -42,12 +41,7 @@ _PASSWORD = re.compile(r"(?<=://)[^/@\s]+@")  # in an address that an error may 
 
 
 class Tracker:
-    """One tracker.
-
-    Args:
-        tracker: a started tracker of `accelerate.tracking`.
-        name: one of `TRACKERS`.
-    """
+    """One of `TRACKERS`, which has been started."""
 
     def __init__(self, tracker: Any, name: str) -> None:
         self._tracker, self._name = tracker, name
@@ -123,11 +117,7 @@ class Trackers:
 
 
 def require_trackers(names: Sequence[str]) -> None:
-    """Checks that the libraries of trackers are installed.
-
-    Raises:
-        ConfigError: a library is not installed; the message names it.
-    """
+    """Checks that the libraries of trackers are installed; raises ConfigError for the first that is not."""
     if not names:
         return
     from accelerate.tracking import get_available_trackers
@@ -147,9 +137,6 @@ def open_tracker(name: str, folder: Path, options: Mapping[str, Any], project: s
         folder: trackers that write files write to its folder `logs`.
         options: the run's options, which are logged, too.
         project: the project's name in the tracker.
-
-    Yields:
-        The tracker.
     """
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
@@ -192,9 +179,6 @@ def trackers_in_background(
 
     A tracker that fails is reported in one line, and then left out. Called on the leader, within the process group if
     there is one. The arguments are those of `open_tracker`, for several names.
-
-    Yields:
-        The trackers.
     """
     trackers = Trackers()
     if names:

@@ -15,7 +15,7 @@ from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, custom_results
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.statistics import Units, class_intervals, metric_intervals
-from dist_eval.statistics.custom import statistics_of_functions
+from dist_eval.statistics.metrics import statistics_of_functions
 
 NAMES = ["neg", "neutral", "pos"]
 

@@ -26,28 +26,19 @@ class Mistake:
     score: float  # the sort key, largest first
 
 
-@dataclass(frozen=True)
-class Mistakes:
-    """The worst mistakes."""
-
-    total: int  # number of all mistakes
-    worst: list[Mistake]
-
-
 def worst_mistakes(
     chunks: Iterable[PredictionsLike], most: int, pairs: Sequence[tuple[int, int]] = (), of_each_pair: int = 0
-) -> Mistakes:
-    """Finds the worst mistakes; ties are in dataset order.
+) -> tuple[int, list[Mistake]]:
+    """Counts the mistakes, and finds the worst; ties are in dataset order.
+
+    They are the worst by the probability of the predicted class, in a multi-label problem by that of the most confident
+    wrong decision for a label. In a regression, whose outputs are not probabilities, they are examples by their loss.
 
     Args:
         chunks: chunks of all predictions, in dataset order.
         most: maximum number of mistakes to return.
         pairs: pairs of a true and a predicted class, whose worst mistakes are included even if many others are worse.
         of_each_pair: number reserved for each pair, in total at most `most`.
-
-    Returns:
-        Mistakes by the probability of the predicted class; in a multi-label problem by that of the most confident wrong
-        decision for a label. In a regression, whose outputs are not probabilities, examples by their loss.
     """
     total, columns = 0, None
     for chunk in chunks:
@@ -63,7 +54,7 @@ def worst_mistakes(
         kept = np.sort(np.concatenate([np.flatnonzero(reserved), np.flatnonzero(~reserved)])[:most])
         columns = [column[kept] for column in columns]
     rows = zip(*columns, strict=True) if columns else ()
-    return Mistakes(total, [Mistake(int(index), label, given, float(score)) for index, label, given, score in rows])
+    return total, [Mistake(int(index), label, given, float(score)) for index, label, given, score in rows]
 
 
 def confident_mistakes(predictions: PredictionsLike, label_names: Sequence[str]) -> list[ConfidentMistake] | None:
@@ -80,7 +71,7 @@ def confident_mistakes(predictions: PredictionsLike, label_names: Sequence[str])
             prediction=_names(one.prediction, label_names),
             probability=one.score,
         )
-        for one in worst_mistakes(predictions.chunks(), MOST).worst
+        for one in worst_mistakes(predictions.chunks(), MOST)[1]
     ]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -22,27 +22,11 @@ from dist_eval.results.scores import Analysis, ClassResults, Groups, OutputResul
 from dist_eval.statistics import Statistic, Units, class_intervals, compute_calibration, metric_intervals
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from dist_eval.data.dataset import TokenizedDataset
+    from dist_eval.data.prompted_rows import PromptedRows
+    from dist_eval.runs.saved_samples import SavedTexts
 
-
-class AnalysedRows(Protocol):
-    """What an analysis needs of the rows of a dataset (see `dist_eval.data.dataset.TokenizedDataset`)."""
-
-    @property
-    def lengths(self) -> np.ndarray: ...  # noqa: D102
-    @property
-    def rows(self) -> np.ndarray | None: ...  # noqa: D102
-    @property
-    def sampling_fraction(self) -> float: ...  # noqa: D102
-    def where(self, position: int) -> str: ...  # noqa: D102
-    def column(self, name: str) -> pa.Array: ...  # noqa: D102
-
-
-class Samples(Protocol):
-    """Predictions or generated texts."""
-
-    @property
-    def index(self) -> np.ndarray: ...  # noqa: D102
+    Samples: TypeAlias = PredictionsLike | SavedTexts
 
 
 @dataclass(frozen=True)
@@ -59,19 +43,14 @@ class AnalysisOptions:
 
     @classmethod
     def of(
-        cls, data: AnalysedRows, *, confidence: float, slice_by: Sequence[str], group_column: str | None
+        cls,
+        data: TokenizedDataset | PromptedRows,
+        *,
+        confidence: float,
+        slice_by: Sequence[str],
+        group_column: str | None,
     ) -> AnalysisOptions:
-        """Builds the options with the columns of the dataset that they name.
-
-        Args:
-            data: the dataset.
-            confidence: confidence level of all intervals.
-            slice_by: columns, or `LENGTH`.
-            group_column: the column that names the group of each row, None if rows are independent.
-
-        Raises:
-            DataError: the group of a row is missing.
-        """
+        """Builds the options with the columns of the dataset that they name; raises DataError if a group is missing."""
         slicings = [
             Slicing.of_lengths(data.lengths, data.rows)
             if name == LENGTH
@@ -122,11 +101,7 @@ def analyse(
 ) -> Analysis:
     """Computes the sections of `results.json` that depend on the options of the analysis.
 
-    Args:
-        predictions: predictions in dataset order, at least one.
-        metrics: their metrics.
-        options: the options.
-        extra_statistics: statistics of metrics that `metric_intervals` does not cover.
+    Predictions are in dataset order, at least one. `metric_intervals` describes `extra_statistics`.
     """
     names, level = metrics.label_names, options.interval_options(predictions)
     intervals = metric_intervals(predictions, metrics, extra_statistics=extra_statistics, **level)

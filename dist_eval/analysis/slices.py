@@ -14,8 +14,8 @@ import numpy as np
 
 from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION
 from dist_eval.data.selection import positions_of
-from dist_eval.metrics.catalogue import averages_classes, metric_names
-from dist_eval.metrics.computing import Metrics, compute_metrics
+from dist_eval.metrics.catalogue import METRICS, metric_names
+from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.metrics.units import FEW_UNITS
 from dist_eval.results.record import MetricValues, Reasons
@@ -38,7 +38,7 @@ RESAMPLES = 1_999
 _RANGES = 5
 _MOST_NUMBERS = 20
 
-Measure = Callable[[np.ndarray], tuple[MetricValues, Reasons, Intervals]]
+Measured = tuple[MetricValues, Reasons, Intervals]
 
 
 @dataclass(frozen=True)
@@ -141,28 +141,33 @@ def _values(values: list[str], counts: np.ndarray, numbers: np.ndarray | None) -
     return parts, part_of
 
 
-def slices_of(index: np.ndarray, slicing: Slicing, measure: Measure) -> list[Slice]:
+def slices_of(
+    index: np.ndarray,
+    slicing: Slicing,
+    names: Sequence[str],
+    confidence: float,
+    measure: Callable[[np.ndarray], Measured],
+) -> list[Slice]:
     """Returns the entries of a slicing in the section `slices` of `results.json`.
 
     Args:
         index: rows of the dataset that have an answer, int64 of shape [n].
         slicing: the slicing.
-        measure: computes metrics, reasons of undefined ones, and intervals, given places in `index`, which may be none.
+        names: of the metrics.
+        confidence: confidence level of the intervals.
+        measure: computes metrics, reasons of undefined ones, and intervals, given places in `index`, at least one.
     """
+    why = "no example of it has a prediction"
+    unknown = Interval(confidence=confidence, reason=why)
     part_of = slicing.part_of[positions_of(index, slicing.rows)]
     entries = []
     for number, part in enumerate(slicing.parts):
         places = np.flatnonzero(part_of == number)
-        values, undefined, intervals = measure(places)
+        values, undefined, intervals = dict.fromkeys(names), dict.fromkeys(names, why), dict.fromkeys(names, unknown)
+        if len(places):
+            values, undefined, intervals = measure(places)
         entries.append(
-            Slice(
-                by=slicing.by,
-                **vars(part),
-                n=len(places),
-                metrics=values,
-                undefined=undefined,
-                intervals=intervals,
-            )
+            Slice(by=slicing.by, **vars(part), n=len(places), metrics=values, undefined=undefined, intervals=intervals)
         )
     return entries
 
@@ -176,68 +181,39 @@ def compute_slices(
     groups: np.ndarray | None = None,
     sampling_fraction: float = 0.0,
 ) -> list[Slice]:
-    """Computes the slices of predictions (see `slices_of`)."""
-    needed = np.flatnonzero(_support(predictions))
+    """Computes the slices of predictions (see `slices_of`).
 
-    def measure(places: np.ndarray) -> tuple[MetricValues, Reasons, Intervals]:
-        return _metrics(predictions, places, label_names, needed, confidence, groups, sampling_fraction)
-
-    return slices_of(predictions.index, slicing, measure)
-
-
-def empty_slice(names: Sequence[str], confidence: float) -> tuple[MetricValues, Reasons, Intervals]:
-    """Returns what there is to say of metrics in a slice without examples."""
-    why = "no example of it has a prediction"
-    nothing = Interval(confidence=confidence, reason=why)
-    return dict.fromkeys(names), dict.fromkeys(names, why), dict.fromkeys(names, nothing)
-
-
-def _metrics(
-    predictions: PredictionsLike,
-    places: np.ndarray,
-    label_names: Sequence[str],
-    needed: np.ndarray,
-    confidence: float,
-    groups: np.ndarray | None,
-    sampling_fraction: float,
-) -> tuple[MetricValues, Reasons, Intervals]:
-    """Returns the metrics of a slice, the reasons of undefined ones, and intervals."""
-    names = metric_names(predictions.problem.name, "slices")
-    if not len(places):
-        return empty_slice(names, confidence)
-    inside = predictions.at(places)
-    metrics = _of_slice(compute_metrics(inside, label_names), names, _why_no_mean(inside, needed))
-    slice_groups = None if groups is None else groups[places]
-    intervals = metric_intervals(
-        inside,
-        metrics,
-        confidence=confidence,
-        groups=slice_groups,
-        sampling_fraction=sampling_fraction,
-        most=RESAMPLES,
-    )
-    return metrics.values, metrics.undefined, intervals
-
-
-def _of_slice(metrics: Metrics, names: Sequence[str], why_no_mean: str | None) -> Metrics:
-    """Returns the metrics of a slice; means over classes are undefined if a reason is given."""
-    values, undefined = {name: metrics.values[name] for name in names}, dict(metrics.undefined)
-    if why_no_mean is not None:
-        gone = [name for name in names if averages_classes(name)]
-        values.update(dict.fromkeys(gone))
-        undefined.update(dict.fromkeys(gone, why_no_mean))
-    return replace(metrics, values=values, undefined={name: undefined[name] for name in names if name in undefined})
-
-
-def _why_no_mean(inside: PredictionsLike, needed: np.ndarray) -> str | None:
-    """Returns the reason if a class of the data has too few examples in the slice, else None.
-
-    The text is the same for all slices, so that tables need it only once.
+    Means over classes are undefined in a slice with few examples of a class of the data. The reason is the same for all
+    slices, so that tables need it only once.
     """
-    if not (_support(inside)[needed] < FEW_UNITS).any():
-        return None
-    what = "label" if inside.problem is MULTI_LABEL else "class"
-    return f"a {what} with fewer than {FEW_UNITS} examples in the slice"
+    names = metric_names(predictions.problem.name, "slices")
+    needed = np.flatnonzero(_support(predictions))
+    what = "label" if predictions.problem is MULTI_LABEL else "class"
+    why_no_mean = f"a {what} with fewer than {FEW_UNITS} examples in the slice"
+
+    def measure(places: np.ndarray) -> Measured:
+        inside = predictions.at(places)
+        metrics = compute_metrics(inside, label_names)
+        values, undefined = metrics.values, metrics.undefined
+        if (_support(inside)[needed] < FEW_UNITS).any():
+            means = [metric.name for metric in METRICS[predictions.problem.name] if metric.over_classes]
+            values, undefined = values | dict.fromkeys(means), undefined | dict.fromkeys(means, why_no_mean)
+        metrics = replace(
+            metrics,
+            values={name: values[name] for name in names},
+            undefined={name: undefined[name] for name in names if name in undefined},
+        )
+        intervals = metric_intervals(
+            inside,
+            metrics,
+            confidence=confidence,
+            groups=None if groups is None else groups[places],
+            sampling_fraction=sampling_fraction,
+            most=RESAMPLES,
+        )
+        return metrics.values, metrics.undefined, intervals
+
+    return slices_of(predictions.index, slicing, names, confidence, measure)
 
 
 def _support(predictions: PredictionsLike) -> np.ndarray:

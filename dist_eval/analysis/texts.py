@@ -10,12 +10,12 @@ from dataclasses import replace
 import numpy as np
 
 from dist_eval.analysis.options import AnalysisOptions
-from dist_eval.analysis.slices import RESAMPLES, empty_slice, slices_of
+from dist_eval.analysis.slices import RESAMPLES, Measured, slices_of
 from dist_eval.metrics.custom_metrics import NoResult, error_sentence
 from dist_eval.metrics.texts import TEXT_METRICS, USUAL_METRICS, TextMetric, find_answer
 from dist_eval.results.harness import NO_FILTER, TaskMetric
 from dist_eval.results.record import MetricValues, Reasons
-from dist_eval.results.scores import Interval, Intervals, Slice
+from dist_eval.results.scores import Interval, Slice
 from dist_eval.runs.saved_samples import SavedTexts
 from dist_eval.statistics.documents import document_interval
 
@@ -27,12 +27,8 @@ def measure_texts(
 ) -> tuple[SavedTexts, Reasons]:
     """Computes metrics of each text.
 
-    Where a pattern does not match, the answer is wrong: 0 for the built-in metrics, an empty text for the user's.
-
-    Args:
-        texts: the texts; values of other metrics stay.
-        metrics: the metrics.
-        pattern: what finds the answer in a text; None if the text is the answer.
+    Without a pattern the text is the answer. Where a pattern does not match, the answer is wrong: 0 for the built-in
+    metrics, an empty text for the user's. Values of other metrics stay.
 
     Returns:
         The texts with answers and values, and the reasons why a metric has none: it is the user's, and failed.
@@ -92,12 +88,14 @@ def text_slices(texts: SavedTexts, undefined: Mapping[str, str], options: Analys
     """Returns the section `slices` of `results.json` (see `mean_metrics`)."""
     names = [*texts.values, *undefined]
 
-    def measure(places: np.ndarray) -> tuple[MetricValues, Reasons, Intervals]:
-        if not len(places):
-            return empty_slice(names, options.confidence)
+    def measure(places: np.ndarray) -> Measured:
         return _means(texts, places, names, undefined, options, RESAMPLES)
 
-    return [entry for slicing in options.slicings for entry in slices_of(texts.index, slicing, measure)]
+    return [
+        entry
+        for slicing in options.slicings
+        for entry in slices_of(texts.index, slicing, names, options.confidence, measure)
+    ]
 
 
 def _means(
@@ -107,7 +105,7 @@ def _means(
     undefined: Mapping[str, str],
     options: AnalysisOptions,
     most: int | None = None,
-) -> tuple[MetricValues, Reasons, Intervals]:
+) -> Measured:
     """Returns the mean of each metric over some texts, the reasons of undefined ones, and intervals."""
     groups = options.groups(texts)
     means: MetricValues = dict.fromkeys(names)

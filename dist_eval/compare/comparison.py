@@ -7,20 +7,25 @@ What a kind of run adds is how it pairs its samples with those of another run: `
 from __future__ import annotations
 
 import itertools
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dist_eval.errors import ConfigError, RunError
+from dist_eval.metrics.custom_metrics import CustomMetric
+from dist_eval.metrics.texts import TextMetric
+from dist_eval.results.run import CompleteHarnessRun
+from dist_eval.results.scores import Groups
+from dist_eval.runs.reading import read_run
+from dist_eval.statistics import McNemar, PairedDifference, holm
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-    from dist_eval.metrics.custom_metrics import CustomMetric
-    from dist_eval.metrics.texts import TextMetric
-    from dist_eval.statistics import McNemar, PairedDifference
 
 
 @dataclass(frozen=True)
@@ -117,8 +122,6 @@ def load_run(folder: Path) -> ComparedRun:
     """Loads a complete run of any kind from its folder."""
     from dist_eval.compare.evaluations import EvaluationRun
     from dist_eval.compare.tasks import TasksRun
-    from dist_eval.results.run import CompleteHarnessRun
-    from dist_eval.runs.reading import read_run
 
     results = read_run(folder)
     if isinstance(results, CompleteHarnessRun):
@@ -165,7 +168,34 @@ def adjust_p_values(comparisons: Sequence[Comparison]) -> list[Comparison]:
 
 def _holm(p_values: Sequence[float | None]) -> list[float | None]:
     """Adjusts the known p-values by Holm's procedure."""
-    from dist_eval.statistics import holm
-
     corrected = iter(holm([value for value in p_values if value is not None]))
     return [None if value is None else next(corrected) for value in p_values]
+
+
+def require_same_groups(
+    folders: Sequence[Path], groups: Sequence[Groups | None], numbers: Sequence[np.ndarray | None]
+) -> None:
+    """Requires that two runs have the same groups, by name, and by the group of each sample (see `renumbered`)."""
+    pair = f"{folders[0]} and {folders[1]} cannot be compared"
+    columns = [own and own.column for own in groups]
+    if columns[0] != columns[1]:
+        drawn = " and ".join(
+            f"{folder} {'none' if column is None else repr(column)}"
+            for folder, column in zip(folders, columns, strict=True)
+        )
+        again = folders[0] if columns[0] is None else folders[1]
+        raise RunError(
+            f"{pair}: their --group-column differs, {drawn}. Start the command of {again} again with "
+            f"--group-column {shlex.quote(columns[0] or columns[1] or '')}, which sends nothing."
+        )
+    if numbers[0] is not None and numbers[1] is not None and not np.array_equal(numbers[0], numbers[1]):
+        raise RunError(
+            f"{pair}: column {columns[0]!r} puts examples into other groups in one than in the other. Start both "
+            "commands again with the same dataset, which sends nothing."
+        )
+
+
+def renumbered(group: np.ndarray) -> np.ndarray:
+    """Returns groups numbered in the order in which they first appear, int64 of shape [n]."""
+    _, first, number_of = np.unique(group, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first))[number_of.reshape(-1)]

@@ -2,28 +2,52 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dist_eval.compare.comparison import Change, ComparedRun, Comparison, GroupedTest
-from dist_eval.compare.requirements import on_common_rows, renumbered, require_comparable
+import numpy as np
+import pyarrow as pa
+
+from dist_eval.compare.comparison import (
+    Change,
+    ComparedRun,
+    Comparison,
+    GroupedTest,
+    renumbered,
+    require_same_groups,
+)
+from dist_eval.data.problem_types import REGRESSION, exact_matches
 from dist_eval.errors import ConfigError, RunError, one_line
 from dist_eval.metrics.catalogue import accuracy_names, metric_names
-from dist_eval.tables import format_count
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from dist_eval.metrics.custom_metrics import CustomMetric
-    from dist_eval.results.record import MetricValues
-    from dist_eval.results.run import CompleteRun
-    from dist_eval.runs.saved_samples import SavedPredictions
-    from dist_eval.statistics import McNemar, PairedDifference, Statistic
+from dist_eval.metrics.computing import compute_metrics
+from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, custom_results
+from dist_eval.metrics.definitions import UNKNOWN
+from dist_eval.metrics.units import FEW_UNITS
+from dist_eval.results.record import MetricValues
+from dist_eval.results.run import CompleteRun
+from dist_eval.results.scores import Intervals
+from dist_eval.runs.files import PREDICTIONS
+from dist_eval.runs.reading import read_results
+from dist_eval.runs.saved_samples import SavedPredictions, read_predictions
+from dist_eval.statistics import (
+    Interval,
+    McNemar,
+    PairedDifference,
+    Statistic,
+    Units,
+    mcnemar,
+    metric_intervals,
+    paired_differences,
+)
+from dist_eval.statistics.evidence import bootstrap_intervals
+from dist_eval.statistics.metrics import statistics_of_functions
+from dist_eval.tables import csv_text, format_count
 
 _NEEDS_CODE = "a custom metric: give --metric here what the run was given to compute its interval"
-_REGRESSION = "regression"
+_CLASSES_NAMED = 5
 _KINDS_OF_CHANGES = {(True, False): "gained", (False, True): "lost", (False, False): "still wrong"}
 _KINDS_IN_REGRESSIONS = {(True, False): "nearer", (False, True): "farther", (False, False): "as far"}
 
@@ -41,8 +65,6 @@ class Changes:
     @classmethod
     def between(cls, first: SavedPredictions, second: SavedPredictions) -> Changes:
         """Compares the predictions of two models for the same examples."""
-        from dist_eval.data.problem_types import REGRESSION, exact_matches
-
         changed = ~exact_matches(first.prediction, second.prediction)
         if first.problem is REGRESSION:
             return cls(changed, second.loss < first.loss, first.loss < second.loss)
@@ -64,13 +86,6 @@ class EvaluationRun(ComparedRun):
     @classmethod
     def load(cls, folder: Path) -> EvaluationRun:
         """Loads a run from its folder."""
-        import numpy as np
-        import pyarrow as pa
-
-        from dist_eval.runs.files import PREDICTIONS
-        from dist_eval.runs.reading import read_results
-        from dist_eval.runs.saved_samples import read_predictions
-
         results = read_results(folder)
         try:
             predictions = read_predictions(folder / PREDICTIONS)
@@ -88,33 +103,23 @@ class EvaluationRun(ComparedRun):
     @classmethod
     def prepare(cls, runs: Sequence[EvaluationRun], custom_metrics: Sequence[CustomMetric]) -> list[EvaluationRun]:
         """Returns runs on the rows that they have in common, with custom metrics computed from their predictions."""
-        first, *others = on_common_rows(runs)
+        first, *others = _on_common_rows(runs)
         for other in others:
-            require_comparable(first, other)
+            _require_comparable(first, other)
         return [run.with_custom_metrics(custom_metrics) for run in (first, *others)]
 
     def with_custom_metrics(self, metrics: Sequence[CustomMetric]) -> EvaluationRun:
         """Returns this run with custom metrics and their intervals, computed from its predictions."""
-        from dist_eval.metrics.custom_metrics import Inputs, custom_results
-        from dist_eval.statistics import Units, gather_evidence
-        from dist_eval.statistics.custom import statistics_of_functions
-
         if not metrics:
             return self
         custom = custom_results(metrics, Inputs.of(self.predictions))
         units = Units.single(len(self.predictions)) if self.group is None else Units.groups(self.group)
         statistics = statistics_of_functions(metrics, self.predictions, units)
-        results, intervals = self.results, {}
+        results = self.results
+        intervals: Intervals = {}
         for statistic in statistics:
-            values = {name: custom.values[name] for name in statistic.names}
-            defined = {name: value for name, value in values.items() if value is not None}
-            evidence = gather_evidence(statistic, defined)
-            intervals.update(
-                {
-                    name: metric_evidence.interval(self.confidence, self.sampling_fraction)
-                    for name, metric_evidence in evidence.items()
-                }
-            )
+            defined = {name: value for name in statistic.names if (value := custom.values[name]) is not None}
+            intervals |= bootstrap_intervals(statistic, defined, self.confidence, self.sampling_fraction)
         revised = {
             "metrics": {**results.metrics, **custom.values},
             "undefined": {**results.undefined, **custom.undefined},
@@ -125,18 +130,11 @@ class EvaluationRun(ComparedRun):
     @property
     def rows(self) -> np.ndarray:
         """The rows of the dataset that the run is about, ascending: those with a prediction, and those that failed."""
-        import numpy as np
-
         failed = np.asarray([failure.index for failure in self.results.failures], dtype=np.int64)
         return np.union1d(self.predictions.index, failed)
 
     def restricted(self, rows: np.ndarray, sampling_fraction: float) -> EvaluationRun:
         """Returns this run on some rows of the dataset, with metrics and intervals computed from its predictions."""
-        import numpy as np
-
-        from dist_eval.metrics.computing import compute_metrics
-        from dist_eval.statistics import metric_intervals
-
         places = np.flatnonzero(np.isin(self.predictions.index, rows))
         group = None if self.group is None else renumbered(self.group[places])
         if len(places) == len(self.predictions):
@@ -205,12 +203,11 @@ class EvaluationRun(ComparedRun):
         self, other: EvaluationRun, metrics: Sequence[str], confidence: float, resamples: int | None
     ) -> Comparison:
         """Compares another run with this one, example by example."""
-        is_regression = self.results.problem_type == _REGRESSION
+        is_regression = self.results.problem_type == REGRESSION.name
         accuracy = next(iter(accuracy_names(self.results.problem_type)), None)  # there is none in a regression
         differences = self._differences(other, {*metrics, *([accuracy] if accuracy else [])}, confidence, resamples)
         changes = Changes.between(self.predictions, other.predictions)
-        masks = {"changed": changes.changed, "improved": changes.improved, "worsened": changes.worsened}
-        counts = {name: int(mask.sum()) for name, mask in masks.items()}
+        counts = {name: int(mask.sum()) for name, mask in vars(changes).items()}
         what, largest = "predictions" if is_regression else "probabilities", self._largest_difference(other)
         return Comparison(
             first=self,
@@ -223,10 +220,9 @@ class EvaluationRun(ComparedRun):
 
     def _largest_difference(self, other: EvaluationRun) -> float:
         """Returns the largest difference of predictions of a regression, or of probabilities: column by column."""
-        import numpy as np
 
         def columns(predictions: SavedPredictions) -> Iterable[np.ndarray]:
-            if self.results.problem_type == _REGRESSION:
+            if self.results.problem_type == REGRESSION.name:
                 return np.atleast_2d(predictions.prediction.T)
             return predictions.probabilities_of(range(predictions.num_labels))
 
@@ -236,9 +232,6 @@ class EvaluationRun(ComparedRun):
     def _differences(
         self, other: EvaluationRun, metrics: Collection[str], confidence: float, resamples: int | None
     ) -> dict[str, PairedDifference]:
-        from dist_eval.metrics.definitions import UNKNOWN
-        from dist_eval.statistics import Interval, PairedDifference, paired_differences
-
         differences = paired_differences(
             self.predictions,
             other.predictions,
@@ -257,9 +250,6 @@ class EvaluationRun(ComparedRun):
 
     def _test(self, changes: Changes, accuracy: str, difference: PairedDifference) -> McNemar | GroupedTest:
         """Tests for equal accuracy; `difference` is that of the share of correct examples."""
-        from dist_eval.metrics.units import FEW_UNITS
-        from dist_eval.statistics import mcnemar
-
         groups = self.results.groups
         if groups is None:
             return mcnemar(changes.worsened, changes.improved)
@@ -279,7 +269,7 @@ class EvaluationRun(ComparedRun):
     def changes_since(self, first: EvaluationRun) -> Iterator[Change]:
         """Yields the examples whose prediction changed."""
         changes, names = Changes.between(first.predictions, self.predictions), first.results.label_names
-        kinds = _KINDS_IN_REGRESSIONS if self.results.problem_type == _REGRESSION else _KINDS_OF_CHANGES
+        kinds = _KINDS_IN_REGRESSIONS if self.results.problem_type == REGRESSION.name else _KINDS_OF_CHANGES
         before, after = first.predictions, self.predictions
         for row in changes.changed.nonzero()[0]:
             yield Change(
@@ -303,10 +293,56 @@ class EvaluationRun(ComparedRun):
         return {"examples": len(self.predictions), "source": source, "problem_type": problem}
 
 
+def _on_common_rows(runs: Sequence[EvaluationRun]) -> list[EvaluationRun]:
+    """Restricts runs to the rows that all of them evaluated, if some evaluated only a part of the same dataset."""
+    selections = [run.results.data.selection for run in runs]
+    first, *others = runs
+    if not any(selections) or not all(first.results.data.has_texts_of(other.results.data) for other in others):
+        return list(runs)
+    common = functools.reduce(np.intersect1d, (run.rows for run in runs))
+    if not all(np.isin(run.predictions.index, common).any() for run in runs):
+        folders = " and ".join(str(run.folder) for run in runs)
+        raise RunError(f"{folders} cannot be compared: there is no row of the dataset that all of them evaluated.")
+    drawn = [selection for selection in selections if selection]
+    is_random = all(selection.method != "first" for selection in drawn)
+    return [run.restricted(common, len(common) / drawn[0].population if is_random else 0.0) for run in runs]
+
+
+def _require_comparable(first: EvaluationRun, second: EvaluationRun) -> None:
+    """Requires that two runs evaluated the same examples."""
+    pair = f"{first.folder} and {second.folder} cannot be compared"
+    if first.results.problem_type != second.results.problem_type:
+        raise RunError(
+            f"{pair}: one is a run of {first.results.problem_type}, the other of {second.results.problem_type}."
+        )
+    if not first.results.data.has_texts_of(second.results.data):
+        sources = " and ".join(
+            f"{run.results.data.source} ({format_count(len(run.predictions), 'example')})" for run in (first, second)
+        )
+        raise RunError(f"{pair}: their data differ, {sources}. Evaluate both on the same texts and labels.")
+    if first.results.label_names != second.results.label_names:
+        names = " and ".join(str(run.results.label_names[:_CLASSES_NAMED]) for run in (first, second))
+        raise RunError(f"{pair}: the classes differ, {names}.")
+    differing = np.setxor1d(first.predictions.index, second.predictions.index)
+    if len(differing):
+        raise RunError(
+            f"{pair}: {format_count(len(differing), 'example')}, such as number {differing[0]}, failed in one of "
+            f"them only. Start its "
+            "command again to have them tried again."
+        )
+    if not np.array_equal(first.predictions.label, second.predictions.label):
+        raise RunError(f"{pair}: the data are the same, but not the labels in predictions.parquet. Run both again.")
+    require_same_groups(
+        [run.folder for run in (first, second)],
+        [run.results.groups for run in (first, second)],
+        [run.group for run in (first, second)],
+    )
+
+
 def _format_counts(counts: dict[str, int], problem: str) -> str:
     """Returns how many predictions changed, and in which direction."""
     words = f"{format_count(counts['changed'], 'prediction')} changed, {counts['improved']} of them"
-    if problem == _REGRESSION:
+    if problem == REGRESSION.name:
         return f"{words} are nearer to their labels, {counts['worsened']} farther away"
     wrong, right = ("wrong", "right") if problem.startswith("single") else ("not all right", "all right")
     return f"{words} from {wrong} to {right}, {counts['worsened']} from {right} to {wrong}"
@@ -314,8 +350,6 @@ def _format_counts(counts: dict[str, int], problem: str) -> str:
 
 def format_label(label: Any, names: Sequence[str]) -> str:
     """Formats a label or a prediction, an element or a row of its column; several are joined by a semicolon."""
-    from dist_eval.tables import csv_text
-
     if label.dtype.kind == "f":
         return ";".join(repr(float(value)) for value in label)
     if label.dtype.kind == "b":

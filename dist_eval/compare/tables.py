@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dist_eval.compare.comparison import ComparedRun, Comparison, GroupedTest
 from dist_eval.errors import RunError, os_reason
-from dist_eval.metrics.formatting import format_metric
-from dist_eval.report.document import Cell, Document, Number, Rows, Section, Table, metric_number
+from dist_eval.report.document import Cell, Document, Number, Rows, Section, Table, format_metric, metric_number
 from dist_eval.report.naming import distinct_ends
+from dist_eval.statistics import PairedDifference
 from dist_eval.tables import Footnotes, csv_text, format_count
-
-if TYPE_CHECKING:
-    from dist_eval.statistics import PairedDifference
 
 _LEAST_P = 1e-300  # below this the tails of the distributions are not accurate
 _HEAD_WIDTH = 28
@@ -94,19 +92,18 @@ def short_names(folders: Sequence[Path]) -> list[str]:
 
 def _test_lines(comparison: Comparison, num_comparisons: int, unit: str) -> list[str]:
     """Returns a line on the test of equal accuracy, none without one."""
-    if comparison.test is None:
+    test = comparison.test
+    if test is None:
         return []
+    if isinstance(test, GroupedTest):
+        why = f" ({test.reason})" if test.reason else ""
+        name = f"paired bootstrap of {test.metric} over {format_count(test.count, 'group')} of {test.column!r}{why}"
+    else:
+        name = f"McNemar's test ({test.method})"
     also = ""
     if num_comparisons > 1:
         also = f", by Holm's procedure for {num_comparisons} {unit} {format_p(comparison.test_corrected)}"
-    return [f"{_name_test(comparison.test)}: p = {format_p(comparison.test.p_value)}{also}"]
-
-
-def _name_test(test: Any) -> str:
-    if not isinstance(test, GroupedTest):
-        return f"McNemar's test ({test.method})"
-    why = f" ({test.reason})" if test.reason else ""
-    return f"paired bootstrap of {test.metric} over {format_count(test.count, 'group')} of {test.column!r}{why}"
+    return [f"{name}: p = {format_p(test.p_value)}{also}"]
 
 
 def _with_confidence(words: str, confidence: float | None) -> str:
@@ -210,8 +207,6 @@ def write_changed(path: Path, comparisons: Sequence[Comparison]) -> None:
     ("gained", "lost" or "still wrong"; in a regression "nearer", "farther" or "as far"). Names that a spreadsheet would
     compute follow an apostrophe.
     """
-    import csv
-
     try:
         with path.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file)

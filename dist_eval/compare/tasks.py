@@ -5,21 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from dist_eval.compare.comparison import Change, ComparedRun, Comparison
-from dist_eval.compare.requirements import renumbered, require_same_groups
+import numpy as np
+
+from dist_eval.analysis.options import AnalysisOptions
+from dist_eval.analysis.texts import mean_metrics, measure_texts
+from dist_eval.compare.comparison import Change, ComparedRun, Comparison, renumbered, require_same_groups
 from dist_eval.errors import ConfigError, RunError
+from dist_eval.metrics.texts import TextMetric
+from dist_eval.results.harness import TaskMetric
+from dist_eval.runs.saved_samples import read_texts
 from dist_eval.runs.task_samples import DocumentKey, Sample, TaskRun
+from dist_eval.statistics import Difference, Interval, McNemar, PairedDifference, bonett_price, gather_evidence, mcnemar
+from dist_eval.statistics.documents import NO_MEAN, VALUE, Form, document_statistic, find_form, is_share
+from dist_eval.statistics.intervals import make_interval
 from dist_eval.tables import csv_text
-
-if TYPE_CHECKING:
-    import numpy as np
-
-    from dist_eval.metrics.texts import TextMetric
-    from dist_eval.results.harness import TaskMetric
-    from dist_eval.statistics import McNemar, PairedDifference
-    from dist_eval.statistics.documents import Form
 
 _ONE_HAS = "only one of the runs has values of documents"
 
@@ -46,10 +47,6 @@ class TasksRun(TaskRun, ComparedRun):
 
     def _with_metrics(self, metrics: Sequence[TextMetric]) -> TasksRun:
         """Returns a run on prompts with metrics computed from its texts, and their intervals."""
-        from dist_eval.analysis.options import AnalysisOptions
-        from dist_eval.analysis.texts import mean_metrics, measure_texts
-        from dist_eval.runs.saved_samples import read_texts
-
         dataset = self.results.dataset
         if not metrics or dataset is None:
             return self
@@ -131,9 +128,6 @@ class TasksRun(TaskRun, ComparedRun):
         self, other: TasksRun, comparison: Comparison, task: str, key: str, confidence: float, resamples: int | None
     ) -> None:
         """Adds the difference of a metric of a task that both runs have to a comparison."""
-        from dist_eval.statistics import Interval, PairedDifference
-        from dist_eval.statistics.documents import NO_MEAN, find_form
-
         runs, name = (self, other), f"{task}/{key}"
         before, after = (run.values(task)[key] for run in runs)
         both = [document for document in before if document in after]
@@ -162,8 +156,6 @@ class TasksRun(TaskRun, ComparedRun):
 
     def _groups_in_common(self, other: TasksRun, task: str, documents: Sequence[DocumentKey]) -> np.ndarray | None:
         """Returns the group of each of some documents, int64 of shape [n]; None if runs on prompts have none."""
-        import numpy as np
-
         runs = (self, other)
         groups = [run.results.dataset.groups if run.results.dataset else None for run in runs]
         numbers: list[np.ndarray | None] = [None, None]
@@ -217,12 +209,6 @@ def _difference(
 
     Where they are 0 or 1, and documents are not grouped, this is done by McNemar's test, else by the bootstrap.
     """
-    import numpy as np
-
-    from dist_eval.statistics import Difference, PairedDifference, bonett_price, gather_evidence, mcnemar
-    from dist_eval.statistics.documents import VALUE, document_statistic, is_share
-    from dist_eval.statistics.intervals import make_interval
-
     before, after = ([pair[run] for pair in values] for run in range(2))
     difference = Difference(document_statistic(before, form, groups), document_statistic(after, form, groups))
     value = difference.observed()[VALUE]

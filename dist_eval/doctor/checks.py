@@ -103,29 +103,22 @@ def _pin(config: DoctorConfig, kind: HubKind) -> None:
         pin(kind, name, resolve_commit(kind, name, revision))
 
 
-class Model(NamedTuple):
-    """A base model, and what is evaluated on it."""
-
-    base: BaseModelSpec
-    target: EvalTarget | CausalModel
-
-
-def read_model(config: DoctorConfig) -> Model:
+def read_model(config: DoctorConfig) -> tuple[BaseModelSpec, EvalTarget | CausalModel]:
     """Reads the files of base model and checkpoint, which must fit together."""
     _pin(config, "model")
     target = CausalModel.read(str(config.model)) if config.generate else target_of(config)
     base = BaseModelSpec.read(config.select(ModelOptions), target)
     if isinstance(target, CausalModel):
         GenerationTask(config, base, target)  # reads the examples of --few-shot, too
-    return Model(base, target)
+    return base, target
 
 
-def check_model(config: DoctorConfig, model: Model) -> Equal:
+def check_model(config: DoctorConfig, base: BaseModelSpec, target: EvalTarget | CausalModel) -> Equal:
     """Finds the hashes of base model and checkpoint."""
-    if isinstance(model.target, CausalModel):
-        return Equal("base model can be read", {"base model": model.base.digest()})
+    if isinstance(target, CausalModel):
+        return Equal("base model can be read", {"base model": base.digest()})
     name = "prompt and label words" if config.prompt else "tuned checkpoint"
-    digests = {"base model": model.base.digest(), name: model.target.digest()}
+    digests = {"base model": base.digest(), name: target.digest()}
     return Equal(f"base model and {name} can be read, and fit together", digests)
 
 
@@ -142,7 +135,7 @@ def check_dataset(config: DoctorConfig) -> Equal:
 
 def check_swarm(config: DoctorConfig, topology: Topology, base: BaseModelSpec, sockets: Path) -> str:
     """Joins the swarm, checks that servers hold all blocks and answer this rank, and leaves it."""
-    if config.starts_swarm:
+    if not config.initial_peers and config.swarm != "public":
         if topology.hosts == 1:
             return "the run starts its own on this host"
         raise Fault(

@@ -25,16 +25,6 @@ class DoctorConfig(EvaluationConfig):
         self._check_range("expect_hosts", 1)
         self._check_seconds("check_timeout")
 
-    @property
-    def uses_swarm(self) -> bool:
-        """Whether the run sends requests to servers."""
-        return self.backend == "petals"
-
-    @property
-    def starts_swarm(self) -> bool:
-        """Whether the run would start its own servers."""
-        return self.uses_swarm and not self.initial_peers and self.swarm != "public"
-
 
 DOCTOR = Command(
     program=PROGRAM,

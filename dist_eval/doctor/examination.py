@@ -113,9 +113,9 @@ class Examination:
         model = self.attempt("model", partial(checks.read_model, config))
         if model is None:
             return
-        self.check("model", partial(checks.check_model, config, model))
-        if config.uses_swarm:
-            swarm = partial(checks.check_swarm, config, topology, model.base, self.scratch_dir)
+        self.check("model", partial(checks.check_model, config, *model))
+        if config.backend == "petals":
+            swarm = partial(checks.check_swarm, config, topology, model[0], self.scratch_dir)
             self.check("swarm", swarm, 2 * self.limit + _SWARM_SECONDS)
 
     def check(self, subject: str, action: Callable[[], str | checks.Equal], limit: float | None = None) -> bool:

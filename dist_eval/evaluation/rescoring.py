@@ -6,17 +6,18 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from dist_eval.analysis.options import AnalysedRows, AnalysisOptions, analyse
+from dist_eval.analysis.options import AnalysisOptions, analyse
 from dist_eval.data.dataset import TokenizedDataset
+from dist_eval.data.prompted_rows import PromptedRows
 from dist_eval.errors import RunError, one_line
 from dist_eval.evaluation.context import RunContext
 from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.custom_metrics import CustomMetric, CustomResults, Inputs, custom_results
-from dist_eval.metrics.formatting import format_metric
 from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.options.config import EvaluationConfig
+from dist_eval.report.document import format_metric
 from dist_eval.report.page import format_run, report_on
-from dist_eval.report.phrases import format_selection, headline
+from dist_eval.report.sections import format_selection, headline
 from dist_eval.results.inputs import SelectionSummary
 from dist_eval.results.run import CompleteHarnessRun, CompleteRun
 from dist_eval.results.scores import Analysis, Interval, Intervals
@@ -25,7 +26,7 @@ from dist_eval.runs.files import PREDICTIONS, REPORT
 from dist_eval.runs.reading import read_results
 from dist_eval.runs.saved_samples import SavedPredictions, read_predictions
 from dist_eval.statistics import Statistic, metric_intervals
-from dist_eval.statistics.custom import statistics_of_functions
+from dist_eval.statistics.metrics import statistics_of_functions
 from dist_eval.tables import format_count
 
 _Value = TypeVar("_Value")
@@ -114,7 +115,7 @@ def with_recorded_analysis(
     )
 
 
-def analysis_of(config: EvaluationConfig, data: AnalysedRows) -> AnalysisOptions:
+def analysis_of(config: EvaluationConfig, data: TokenizedDataset | PromptedRows) -> AnalysisOptions:
     """Returns the options of the analysis (see `AnalysisOptions.of`)."""
     return AnalysisOptions.of(data, **{name: getattr(config, name) for name in ANALYSIS_OPTIONS})
 
@@ -183,7 +184,7 @@ def _merge_analysis(
 def _predictions(folder: EvaluationFolder) -> SavedPredictions:
     try:
         return read_predictions(folder.path / PREDICTIONS)
-    except OSError as error:
+    except (OSError, ValueError, KeyError) as error:
         raise RunError(
             f"{folder.path / PREDICTIONS} cannot be read: {one_line(error)}. --overwrite runs it again."
         ) from error

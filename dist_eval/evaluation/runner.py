@@ -38,7 +38,7 @@ from dist_eval.options.groups import DataOptions
 from dist_eval.report.page import format_run, report_on
 from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.journal import Journal
-from dist_eval.statistics.custom import statistics_of_functions
+from dist_eval.statistics.metrics import statistics_of_functions
 
 EvalContext = RunContext[EvaluationConfig, EvaluationFolder]
 

@@ -1,9 +1,9 @@
 """The catalogue of metrics: how each follows from sums over examples, what is known of it, and where it is shown.
 
 A metric is a function of weighted sums: with weights of 1 it is the metric of the data, with the weights of a resample
-that of the resample. A metric of the sums in `counts` is added here, and nowhere else; `reasons` may say why it is
-undefined. What needs other sums, or the order of scores, is in `definitions`. A metric of each class or output also has
-a field in `dist_eval.results.scores`.
+that of the resample. A metric of the sums in `ClassCounts` is added here, and nowhere else; `computing` may say why it
+is undefined. What needs other sums, or the order of scores, is in `definitions`. A metric of each class or output also
+has a field in `dist_eval.results.scores`.
 
 Imports no library, because command lines import it.
 """
@@ -27,8 +27,8 @@ class Metric:
 
     name: str  # as in `results.json`
     range: tuple[float, float]  # smallest and largest possible value; for a name, the same in all problem types
-    # the metric as a function of sums (see `counts`), whose last axis are resamples; NaN where undefined. Of "errors"
-    # it may give a row for each output, whose mean is the metric. None: no function of sums.
+    # the metric as a function of sums (see `ClassCounts`), whose last axis are resamples; NaN where undefined. Of
+    # "errors" it may give a row for each output, whose mean is the metric. None: no function of sums.
     formula: Callable[[Any], Any] | None = None
     source: Source = "counts"  # which sums
     lower_is_better: bool = False  # whether 0 is the best value, instead of the largest one
@@ -168,17 +168,8 @@ def accuracy_names(problem: str) -> tuple[str, ...]:
     return tuple(metric.name for metric in METRICS[problem] if metric.is_accuracy)
 
 
-def averages_classes(name: str) -> bool:
-    """Returns whether a metric is a mean over classes that all have the same weight."""
-    return name in _BY_NAME and _BY_NAME[name].over_classes
-
-
 def range_of(name: str) -> tuple[float, float]:
-    """Returns the smallest and largest possible value of a metric, as far as it is known.
-
-    Args:
-        name: of the metric, or of that of a class or output, behind a slash.
-    """
+    """Returns the smallest and largest possible value of a metric, or of one of an output ("0/mae"), if it is known."""
     alone = name.rpartition("/")[2]
     if alone in OF_CLASS:
         return SHARE

@@ -13,18 +13,25 @@ from typing import Any
 
 import numpy as np
 
-from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL
+from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, named
 from dist_eval.metrics.catalogue import METRICS, OF_CLASS, OF_OUTPUT
-from dist_eval.metrics.confusion import confusion_matrix
-from dist_eval.metrics.counts import ClassCounts
+from dist_eval.metrics.confusion import ClassCounts, confusion_matrix
 from dist_eval.metrics.definitions import rank_correlations, statistic_of_outputs, statistics_of
 from dist_eval.metrics.predictions import PredictionsLike
-from dist_eval.metrics.reasons import reasons_of_classes, reasons_of_labels, reasons_of_means, reasons_of_output
 from dist_eval.metrics.units import Units
 from dist_eval.results.record import MetricValues, Reasons
 from dist_eval.results.scores import ClassResults, OutputResults, PerClass
 
 _TOO_LARGE = "squares of the values are larger than any number of 64 bits"
+_WHY_UNDEFINED = {
+    "precision": ("was never predicted", "were never predicted", "no label was ever predicted"),
+    "recall": ("has no examples", "have no examples", "no label has examples"),
+    "f1": (
+        "has no examples and was never predicted",
+        "have no examples and were never predicted",
+        "no label has examples or was ever predicted",
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -101,14 +108,14 @@ def compute_metrics(predictions: PredictionsLike, label_names: Sequence[str]) ->
     else:
         counts = ClassCounts.of_matrix(cells)
         rows = _class_results(counts, label_names)
-        undefined = (reasons_of_labels if problem is MULTI_LABEL else reasons_of_classes)(counts, label_names)
+        undefined = (_reasons_of_labels if problem is MULTI_LABEL else _reasons_of_classes)(counts, label_names)
         values = {}
         for statistic in statistics_of(predictions):
             if not undefined.keys() >= {*statistic.names}:
                 values.update(statistic.observed())
     values |= dict.fromkeys(undefined)
     for name, value in values.items():
-        if value is not None and not math.isfinite(value):  # what `reasons` does not explain
+        if value is not None and not math.isfinite(value):  # what nothing else explains
             values[name], undefined[name] = None, f"its formula gives {value} for these data"
     return Metrics(
         values={metric.name: values[metric.name] for metric in METRICS[problem.name] if metric.name in values},
@@ -145,7 +152,7 @@ def _regression_metrics(
         for metric in OF_OUTPUT:
             if not np.isfinite(of_outputs[f"{number}/{metric}"]):
                 of_output.setdefault(metric, _TOO_LARGE)
-    undefined = reasons_of_means(reasons, names)
+    undefined = _reasons_of_means(reasons, names)
     loss = float(predictions.loss.mean())
     if not np.isfinite(loss):
         undefined["loss"] = _TOO_LARGE
@@ -161,3 +168,76 @@ def _regression_metrics(
         for number, name in enumerate(names)
     ]
     return values, undefined, rows
+
+
+def _reasons_of_classes(counts: ClassCounts, label_names: Sequence[str]) -> Reasons:
+    """Returns the reasons of undefined metrics of single-label classification, from the counts of all classes."""
+    support, predicted = counts.support[:, 0], counts.predicted[:, 0]
+    reasons = {}
+    if min(np.count_nonzero(support), np.count_nonzero(predicted)) < 2:
+        reasons["mcc"] = "needs at least two classes among labels and among predictions"
+    for ratio, below in (("precision", predicted), ("recall", support)):
+        absent = np.flatnonzero(counts.counted[:, 0] & (below == 0))
+        averages = ["macro"] if ratio == "recall" else ["macro", "weighted"]  # a class without examples has no weight
+        for average in averages if len(absent) else ():
+            one, several, _ = _WHY_UNDEFINED[ratio]
+            who = f"{named(absent, label_names)} {one if len(absent) == 1 else several}"
+            reasons[f"{ratio}_{average}"] = f"{who} {_counted_as_zero(counts, ratio, average)}"
+    areas = ("roc_auc",) if len(support) <= 2 else ("roc_auc_ovr_macro", "roc_auc_ovr_weighted")
+    if len(support) == 1:
+        return reasons | dict.fromkeys(("log_loss", *areas), "the head has only one class")
+    absent = np.flatnonzero(support == 0)
+    if len(absent):
+        reasons |= dict.fromkeys(areas, f"{named(absent, label_names)} without examples")
+    return reasons
+
+
+def _reasons_of_labels(counts: ClassCounts, label_names: Sequence[str]) -> Reasons:
+    """Returns the reasons of undefined metrics of multi-label classification, from the counts of all labels."""
+    support, examples = counts.support[:, 0], counts.examples[0]
+    reasons = {}
+    for ratio, (one, several, of_all) in _WHY_UNDEFINED.items():
+        below = counts.ratios[ratio][1][:, 0]
+        for average, weights in (("macro", np.ones(len(support))), ("weighted", support)):
+            absent = np.flatnonzero((below == 0) & (weights > 0))
+            if not weights.sum():
+                reasons[f"{ratio}_{average}"] = "no label has examples"
+            elif len(absent):
+                who = f"{named(absent, label_names, 'label', 'labels')} {one if len(absent) == 1 else several}"
+                reasons[f"{ratio}_{average}"] = f"{who} {_counted_as_zero(counts, ratio, average)}"
+        if not below.sum():
+            reasons[f"{ratio}_micro"] = of_all
+    for curve, is_absent, what in (
+        ("roc_auc", (support == 0) | (support == examples), "only examples with it, or none"),
+        ("average_precision", support == 0, "no examples"),
+    ):
+        absent = np.flatnonzero(is_absent)
+        if len(absent):
+            why = f"{named(absent, label_names, 'label', 'labels')} with {what}"
+            reasons |= {f"{curve}_macro": why, f"{curve}_weighted": why}
+    return reasons
+
+
+def _counted_as_zero(counts: ClassCounts, ratio: str, average: str) -> str:
+    of_each = np.nan_to_num(counts.of_each[ratio][:, 0])
+    weights = counts.counted[:, 0] if average == "macro" else counts.support[:, 0]
+    return f"(counted as 0, it would be {np.average(of_each, weights=weights):.4f})"
+
+
+def reasons_of_output(label: np.ndarray, output: np.ndarray) -> Reasons:
+    """Returns the reasons of undefined metrics of an output of a regression, whose columns are float64 of shape [n]."""
+    constant = [what for what, column in (("labels", label), ("outputs", output)) if column.min() == column.max()]
+    reasons = {"r2": "all labels are equal"} if "labels" in constant else {}
+    if constant:
+        reasons |= dict.fromkeys(("pearson", "spearman"), f"all {' and all '.join(constant)} are equal")
+    return reasons
+
+
+def _reasons_of_means(reasons: Sequence[Reasons], names: Sequence[str]) -> Reasons:
+    """Returns the reasons of undefined means over the outputs of a regression, from those of each output."""
+    means: Reasons = {}
+    for metric in dict.fromkeys(name for of_output in reasons for name in of_output):
+        lacking = np.asarray([number for number, of_output in enumerate(reasons) if metric in of_output])
+        where = f" ({named(lacking, names, 'output', 'outputs')})" if len(names) > 1 else ""
+        means[metric] = reasons[lacking[0]][metric] + where
+    return means

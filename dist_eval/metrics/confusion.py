@@ -1,7 +1,12 @@
-"""Confusion matrices; those of classes are sparse arrays, as with many classes nearly all cells are empty."""
+"""Confusion matrices, and the counts of classes or labels in them, from which metrics follow.
+
+Matrices of classes are sparse arrays, as with many classes nearly all cells are empty.
+"""
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +19,12 @@ MOST_DENSE_CLASSES = 256
 
 
 def confusion_matrix(predictions: PredictionsLike) -> Any:
-    """Counts examples by truth (row) and prediction (column)."""
+    """Counts examples by truth (row) and prediction (column).
+
+    Returns:
+        int64 of shape [classes, classes], a SciPy sparse array; in a multi-label problem of shape [labels, 2, 2], in a
+        regression of shape [0, 0].
+    """
     outputs = predictions.num_labels
     if predictions.problem is REGRESSION:
         return np.zeros((0, 0), dtype=np.int64)
@@ -46,18 +56,15 @@ def confusion_of(label: np.ndarray, prediction: np.ndarray, classes: int, count:
     from scipy import sparse
 
     if count is None:
-        cells, count = _count_each(label * classes + prediction, classes**2)
+        cells = label * classes + prediction
+        if classes**2 > len(cells):
+            cells, count = np.unique(cells, return_counts=True)
+        else:  # faster than sorting
+            counts = np.bincount(cells)
+            cells = np.flatnonzero(counts)
+            count = counts[cells]
         label, prediction = np.divmod(cells, classes)
     return sparse.coo_array((count, (label, prediction)), shape=(classes, classes)).tocsr()
-
-
-def _count_each(values: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the distinct values, ascending from 0 to below a limit, and how often each occurs."""
-    if limit > len(values):
-        return np.unique(values, return_counts=True)
-    counts = np.bincount(values)  # faster than sorting
-    found = np.flatnonzero(counts)
-    return found, counts[found]
 
 
 def class_totals(cells: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -67,7 +74,7 @@ def class_totals(cells: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return cells.diagonal(), cells.sum(axis=1), cells.sum(axis=0)
 
 
-def margins(label: np.ndarray, prediction: np.ndarray) -> Any:
+def class_addends(label: np.ndarray, prediction: np.ndarray) -> Any:
     """Returns the addends of each example: whether it is a true positive, an example and a prediction of each class.
 
     They are a SciPy sparse array, float64 of shape [3 * classes, n], for the classes that occur.
@@ -101,3 +108,94 @@ def most_confused(matrix: Any, most: int) -> tuple[np.ndarray, np.ndarray]:
     place[kept] = np.arange(most)
     cells = matrix.tocoo()
     return kept, confusion_of(place[cells.row], place[cells.col], most + 1, cells.data).toarray()
+
+
+@dataclass(frozen=True)
+class ClassCounts:
+    """How often classes or labels occur, are predicted, and both.
+
+    The last axis of every array are resamples: one column for the data themselves.
+    """
+
+    hits: np.ndarray  # true positives of each class, of shape [classes, resamples]
+    support: np.ndarray  # its examples, of this shape
+    predicted: np.ndarray  # its predictions, of this shape
+    counted: np.ndarray  # whether it counts in a macro average, of this shape
+    right: np.ndarray  # correct examples (in a multi-label problem: in all labels), of shape [resamples]
+    examples: np.ndarray  # of shape [resamples]
+    loss: np.ndarray | None = None  # sum of the losses, of shape [resamples]; only in a multi-label problem
+
+    @classmethod
+    def of_classes(cls, sums: np.ndarray) -> ClassCounts:
+        """Takes sums of `class_addends`: macro averages are over the classes that occur or are predicted."""
+        hits, support, predicted = sums.reshape(3, len(sums) // 3, -1)
+        return cls(hits, support, predicted, support + predicted > 0, hits.sum(axis=0), support.sum(axis=0))
+
+    @classmethod
+    def of_labels(cls, sums: np.ndarray) -> ClassCounts:
+        """Takes sums of hits, support and predictions of each label, correct examples, losses and examples."""
+        hits, support, predicted = sums[:-3].reshape(3, len(sums) // 3 - 1, -1)
+        right, loss, examples = sums[-3:]
+        return cls(hits, support, predicted, np.ones(hits.shape, dtype=bool), right, examples, loss)
+
+    @classmethod
+    def of_matrix(cls, cells: Any) -> ClassCounts:
+        """Takes a confusion matrix (see `confusion_matrix`): one column with all classes or labels.
+
+        A matrix of labels does not say how many examples are correct in all of them: that is NaN.
+        """
+        hits, support, predicted = (column.astype(np.float64)[:, np.newaxis] for column in class_totals(cells))
+        examples = np.array([cells.sum() / (len(hits) if cells.ndim == 3 else 1)])
+        counted = support + predicted > 0 if cells.ndim == 2 else np.ones(hits.shape, dtype=bool)
+        right = hits.sum(axis=0) if cells.ndim == 2 else np.full(1, np.nan)
+        return cls(hits, support, predicted, counted, right, examples)
+
+    @functools.cached_property
+    def ratios(self) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+        """Numerator and denominator of the metrics of each class, by name."""
+        return {
+            "precision": (self.hits, self.predicted),
+            "recall": (self.hits, self.support),
+            "f1": (2 * self.hits, self.support + self.predicted),
+        }
+
+    @functools.cached_property
+    def of_each(self) -> dict[str, np.ndarray]:
+        """The metrics of each class by name, of shape [classes, resamples]; NaN where undefined."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return {name: above / below for name, (above, below) in self.ratios.items()}
+
+    @property
+    def wrong(self) -> np.ndarray:
+        """Examples with a class whose prediction is another one, or the reverse, for each class."""
+        return self.support + self.predicted - 2 * self.hits
+
+    def mean(self, ratio: str, counted: np.ndarray) -> np.ndarray:
+        """Averages one of `OF_CLASS` over some classes."""
+        return np.where(counted, self.of_each[ratio], 0).sum(axis=0) / counted.sum(axis=0)
+
+    def macro(self, ratio: str) -> np.ndarray:
+        """Averages one of `OF_CLASS` over the classes."""
+        return self.mean(ratio, self.counted)
+
+    def weighted(self, ratio: str) -> np.ndarray:
+        """Averages one of `OF_CLASS` over the classes, weighted by their examples."""
+        total = self.support.sum(axis=0)
+        return np.where(self.support > 0, self.support * self.of_each[ratio], 0).sum(axis=0) / total
+
+    def micro(self, ratio: str) -> np.ndarray:
+        """Computes one of `OF_CLASS` from the sums over all classes."""
+        above, below = self.ratios[ratio]
+        return above.sum(axis=0) / below.sum(axis=0)
+
+    def matthews_correlation(self) -> np.ndarray:
+        """Computes the correlation between true and predicted class.
+
+        J. Gorodkin (2004), "Comparing two K-category assignments by a K-category correlation coefficient",
+        Computational Biology and Chemistry 28, 367-374.
+        """
+        chance = np.einsum("ij,ij->j", self.support, self.predicted)
+        of_labels, of_predictions = (
+            self.examples**2 - np.einsum("ij,ij->j", counts, counts) for counts in (self.support, self.predicted)
+        )
+        return (self.right * self.examples - chance) / np.sqrt(of_labels * of_predictions)

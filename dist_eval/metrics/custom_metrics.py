@@ -29,17 +29,11 @@ from dist_eval.results.record import MetricValues, Reasons
 
 @dataclass(frozen=True)
 class Inputs:
-    """The inputs of metrics; the module's docstring specifies shapes and dtypes.
+    """The inputs of metrics; the module's docstring specifies shapes and dtypes."""
 
-    Attributes:
-        predictions: predicted classes, labels or values.
-        labels: true classes, labels or values.
-        probabilities: probabilities of each class or label; None in a regression.
-    """
-
-    predictions: np.ndarray
-    labels: np.ndarray
-    probabilities: np.ndarray | None
+    predictions: np.ndarray  # predicted classes, labels or values
+    labels: np.ndarray  # true ones
+    probabilities: np.ndarray | None  # of each class or label; None in a regression
 
     @classmethod
     def of(cls, predictions: PredictionsLike) -> Inputs:
@@ -76,43 +70,25 @@ class Inputs:
 
 @dataclass(frozen=True)
 class CustomMetric:
-    """A custom metric.
+    """A custom metric."""
 
-    Attributes:
-        name: name of the metric, under which its results are reported.
-        spec: the value of the option that names it.
-        measure: computes the metric.
-    """
-
-    name: str
-    spec: str
-    measure: Callable[[Inputs], Any]
+    name: str  # under which its results are reported
+    spec: str  # the value of the option that names it
+    measure: Callable[[Inputs], Any]  # computes the metric
 
 
 @dataclass
 class CustomResults:
-    """The results of custom metrics.
+    """The results of custom metrics."""
 
-    Attributes:
-        values: metric by name; None if it is not a finite number.
-        undefined: the reason for each metric that is None.
-    """
-
-    values: MetricValues = field(default_factory=dict)
-    undefined: Reasons = field(default_factory=dict)
+    values: MetricValues = field(default_factory=dict)  # metric by name; None if it is not a finite number
+    undefined: Reasons = field(default_factory=dict)  # the reason for each metric that is None
 
 
 def custom_results(metrics: Sequence[CustomMetric], inputs: Inputs) -> CustomResults:
-    """Computes custom metrics.
+    """Computes custom metrics of all examples, in dataset order.
 
     A metric that fails here, although it worked on synthetic examples, is undefined; the others are not affected.
-
-    Args:
-        metrics: the custom metrics.
-        inputs: all examples, in dataset order.
-
-    Returns:
-        Their values, and the reasons of undefined ones.
     """
     results = CustomResults()
     for metric in metrics:
@@ -145,11 +121,7 @@ def numbers_by_name(name: str, value: Any) -> dict[str, float]:
 
 
 def number_of(value: Any, where: str = "") -> float:
-    """Converts one number that a metric returned, of any type that has one; `where` says for messages where it was.
-
-    Raises:
-        NoResult: it is none.
-    """
+    """Converts one number that a metric returned, of any type that has one; `where` says for messages where it was."""
     shape = getattr(value, "shape", ())
     if isinstance(value, str | bytes | bool) or value is None or int(np.prod(shape)) != 1:
         raise NoResult(f"{described(value)}{where}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,11 +13,10 @@ import numpy as np
 from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.metrics.calibration import CalibrationError, Confidences
 from dist_eval.metrics.catalogue import OF_OUTPUT, Source, formulas
-from dist_eval.metrics.confusion import confusion_of, margins
-from dist_eval.metrics.counts import ClassCounts, ErrorSums
+from dist_eval.metrics.confusion import ClassCounts, class_addends, confusion_of
 from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.metrics.ranking import AreasUnderCurves, AveragePrecisions
-from dist_eval.metrics.statistic import OfRows, Statistic, Sums
+from dist_eval.metrics.statistic import OfRows, Statistic, Sums, most_resamples_of_calls
 from dist_eval.metrics.units import Units
 
 # the reason of a metric that cannot be resampled, or only in minutes
@@ -58,11 +58,11 @@ def statistics_of_classes(
     ones, alone = np.ones(examples), functools.partial(Units.single, examples)
     cells = cells or units
     if cells:
-        yield Sums(cells, margins(label, prediction), metrics_of_margins)
+        yield Sums(cells, class_addends(label, prediction), metrics_of_classes)
     else:
         matrix = confusion_of(label, prediction, classes).tocoo()
         kinds = Units(np.arange(matrix.nnz), matrix.data)
-        yield Sums(kinds, margins(matrix.row, matrix.col), metrics_of_margins, of_kinds=True)
+        yield Sums(kinds, class_addends(matrix.row, matrix.col), metrics_of_classes, of_kinds=True)
     columns = losses_of(predictions)
     losses = losses or units
     yield Sums(losses or functools.partial(Units.by_quantile, columns[0], *columns), [*columns, ones], _mean_losses)
@@ -104,6 +104,7 @@ def _statistics_of_labels(predictions: PredictionsLike, units: Units) -> Iterato
     yield AreasUnderCurves(units, scores, labels, ("roc_auc_macro", "roc_auc_weighted"))
     names = ("average_precision_macro", "average_precision_weighted")
     average_precisions = AveragePrecisions(units, scores, labels, names)
+    average_precisions.most_resamples = most_resamples_of_calls(len(label))  # each sums all scores of all labels
     if label.size > _MOST_RANKED_SCORES:
         average_precisions.no_interval = UNKNOWN
     yield average_precisions
@@ -140,6 +141,42 @@ def rank_correlations(label: np.ndarray, output: np.ndarray) -> np.ndarray:
     return correlations
 
 
+@dataclass(frozen=True)
+class ErrorSums:
+    """Sums of a regression, of shape [outputs, resamples] but for the last two, which are of shape [resamples]."""
+
+    absolute: np.ndarray  # of the absolute errors
+    squared: np.ndarray  # of the squared errors
+    y: np.ndarray  # of the labels minus their mean in the data
+    x: np.ndarray  # of the outputs minus their mean in the data
+    yy: np.ndarray
+    xx: np.ndarray
+    xy: np.ndarray
+    loss: np.ndarray
+    examples: np.ndarray
+
+    @classmethod
+    def from_sums(cls, sums: np.ndarray) -> ErrorSums:
+        """Takes the sums of the addends in this order, of shape [7 * outputs + 2, resamples]."""
+        return cls(*sums[:-2].reshape(7, len(sums) // 7, -1), *sums[-2:])
+
+    @functools.cached_property
+    def label_spread(self) -> np.ndarray:
+        """Sums of the labels' squared deviations from their mean, NaN where they are equal up to rounding."""
+        return _deviations(self.yy, self.y, self.examples)
+
+    def pearson_correlation(self) -> np.ndarray:
+        """Computes the correlation between label and output."""
+        joint_spread = self.xy - self.x * self.y / self.examples
+        output_spread = _deviations(self.xx, self.x, self.examples)
+        return np.clip(joint_spread / np.sqrt(self.label_spread * output_spread), -1, 1)
+
+
+def _deviations(squares: np.ndarray, sums: np.ndarray, examples: np.ndarray) -> np.ndarray:
+    deviations = squares - sums**2 / examples
+    return np.where(deviations > 1e-12 * squares, deviations, np.nan)
+
+
 def _error_rows(predictions: PredictionsLike) -> list[np.ndarray]:
     """Returns the addends of `ErrorSums`."""
     label, output = predictions.label, predictions.prediction.astype(np.float64)
@@ -150,8 +187,8 @@ def _error_rows(predictions: PredictionsLike) -> list[np.ndarray]:
     return [*(column.T for column in of_outputs), predictions.loss, np.ones(len(label))]
 
 
-def metrics_of_margins(sums: np.ndarray) -> dict[str, np.ndarray]:
-    """Computes the metrics of confusion matrices."""
+def metrics_of_classes(sums: np.ndarray) -> dict[str, np.ndarray]:
+    """Computes the metrics of confusion matrices, given sums of `class_addends`."""
     return _evaluate(SINGLE_LABEL, "counts", ClassCounts.of_classes(sums))
 
 
@@ -160,13 +197,11 @@ def _metrics_of_labels(sums: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _mean_losses(sums: np.ndarray) -> dict[str, np.ndarray]:
-    loss, log_loss, examples = sums
-    return _evaluate(SINGLE_LABEL, "losses", SimpleNamespace(loss=loss, log_loss=log_loss, examples=examples))
+    return _evaluate(SINGLE_LABEL, "losses", SimpleNamespace(loss=sums[0], log_loss=sums[1], examples=sums[2]))
 
 
 def _mean_brier(sums: np.ndarray) -> dict[str, np.ndarray]:
-    brier, examples = sums
-    return _evaluate(SINGLE_LABEL, "brier", SimpleNamespace(brier=brier, examples=examples))
+    return _evaluate(SINGLE_LABEL, "brier", SimpleNamespace(brier=sums[0], examples=sums[1]))
 
 
 def _mean_errors(sums: np.ndarray) -> dict[str, np.ndarray]:
@@ -176,8 +211,9 @@ def _mean_errors(sums: np.ndarray) -> dict[str, np.ndarray]:
 
 def _errors_of_outputs(sums: np.ndarray) -> dict[str, np.ndarray]:
     metrics = _evaluate(REGRESSION, "errors", ErrorSums.from_sums(sums))
-    of_outputs = {name: values for name, values in metrics.items() if name in OF_OUTPUT}
-    return {f"{number}/{name}": row for name, values in of_outputs.items() for number, row in enumerate(values)}
+    return {
+        f"{number}/{name}": row for name in OF_OUTPUT if name in metrics for number, row in enumerate(metrics[name])
+    }
 
 
 def _evaluate(problem: Problem, source: Source, sums: Any) -> dict[str, np.ndarray]:

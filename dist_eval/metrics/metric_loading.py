@@ -49,7 +49,7 @@ def load_metrics(
             an optional prefix `NAME=` that sets the name.
         problem: the problem type.
         num_labels: width of the head.
-        built_in: names of the built-in metrics.
+        built_in: names that are taken.
 
     Raises:
         ConfigError: a metric cannot be found, fails, returns an invalid result, or has a name that is taken.
@@ -167,8 +167,7 @@ def _load(spec: str, problem: Problem, sample: Inputs) -> CustomMetric:
     match = _SPEC.fullmatch(spec)
     target = match["target"] if match else spec
     if _OBJECT.fullmatch(target):
-        name = (match and match["name"]) or target.rsplit(":", 1)[1].rsplit(".", 1)[-1]
-        return _of_object(name, spec, _import(spec, target), problem, sample)
+        return _of_object(name_of_spec(spec), spec, _import(spec, target), problem, sample)
     if Path(target).exists():
         name = (match and match["name"]) or Path(target).resolve().stem
         return CustomMetric(name, spec, _of_evaluate(_load_evaluate(spec, target)))
@@ -279,12 +278,12 @@ def _measure_torchmetrics(metric: Any, form: Callable[[Inputs], np.ndarray], inp
         one.sync_on_compute = False  # it is given the examples of all ranks
     for start in range(0, len(inputs), _ROWS_IN_A_CHUNK):
         chunk = inputs.rows(slice(start, start + _ROWS_IN_A_CHUNK))
-        fresh.update(*(torch.from_numpy(_single_precision(array)) for array in (form(chunk), chunk.labels)))
+        arrays = (
+            np.array(array, dtype=np.float32 if array.dtype.kind == "f" else array.dtype, order="C")  # writable
+            for array in (form(chunk), chunk.labels)
+        )
+        fresh.update(*map(torch.from_numpy, arrays))
     return fresh.compute()
-
-
-def _single_precision(array: np.ndarray) -> np.ndarray:
-    return np.array(array, dtype=np.float32 if array.dtype.kind == "f" else array.dtype, order="C")  # writable
 
 
 def _check(metric: CustomMetric, sample: Inputs) -> None:

@@ -85,9 +85,6 @@ class Predictions:
             label: true labels, of the problem type's shape and dtype; classes are in 0..num_labels-1.
             logits: floats of shape [n, num_labels].
             problem: the problem type.
-
-        Returns:
-            Predictions for these examples.
         """
         logits = np.ascontiguousarray(logits, dtype=np.float32)
         label = np.asarray(label, dtype=problem.dtype)
@@ -101,9 +98,6 @@ class Predictions:
             index: positions in the dataset, integers of shape [n].
             label: true labels; their dtype identifies the problem type.
             answers: of shape [n], with the columns `dist_eval.data.answers.logits_columns`.
-
-        Returns:
-            Predictions for these examples.
         """
         return cls.from_logits(index, label, answers["logits"], problem_of(label.dtype))
 
@@ -115,11 +109,7 @@ class Predictions:
 
     @classmethod
     def concatenate(cls, parts: Sequence[Predictions]) -> Predictions:
-        """Joins predictions in the order given.
-
-        Args:
-            parts: at least one; all of the same width and problem type.
-        """
+        """Joins predictions in the order given: at least one, all of the same width and problem type."""
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS))
 
     def __len__(self) -> int:

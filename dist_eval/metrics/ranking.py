@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dist_eval.metrics.statistic import Statistic, influence_of, most_resamples_of_calls
+from dist_eval.metrics.statistic import Statistic, influence_of
 from dist_eval.metrics.units import Units
 
 # yields for each class which examples belong to it, bool of shape [n], and its scores, float64 of shape [n]
@@ -182,9 +182,3 @@ class AveragePrecisions(_AverageAreas):
     """
 
     _curve = _PrecisionCurve
-
-    def __init__(
-        self, units: Units | Callable[[], Units], columns: Columns, classes: int, names: tuple[str, ...]
-    ) -> None:
-        super().__init__(units, columns, classes, names)
-        self.most_resamples = most_resamples_of_calls(len(self.units.kind_of))  # each sums all scores of all labels

@@ -76,15 +76,7 @@ class Statistic(ABC):
         return {}
 
     def resampled(self, resamples: int, seed: int = SEED) -> dict[str, np.ndarray]:
-        """Computes the metrics of resamples of the data.
-
-        Args:
-            resamples: number of resamples.
-            seed: see `Units.draws`.
-
-        Returns:
-            By name, float64 of shape [resamples], NaN where a resample leaves the metric undefined.
-        """
+        """Computes the metrics of resamples of the data (see `values`), drawn with a seed (see `Units.draws`)."""
         parts: dict[str, list[np.ndarray]] = {}
         for weights in self.units.draws(resamples, seed):
             for name, values in self.values(weights).items():

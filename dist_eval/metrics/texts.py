@@ -16,17 +16,11 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 @dataclass(frozen=True)
 class TextMetric:
-    """A metric of generated texts.
-
-    Attributes:
-        name: its name.
-        measure: computes the value of a text, given its references.
-        is_custom: whether it is a function of the user's.
-    """
+    """A metric of generated texts."""
 
     name: str
-    measure: Callable[[str, Sequence[str]], float]
-    is_custom: bool = False
+    measure: Callable[[str, Sequence[str]], float]  # computes the value of a text, given its references
+    is_custom: bool = False  # whether it is a function of the user's
 
 
 def find_answer(pattern: re.Pattern[str], text: str) -> str | None:
@@ -106,8 +100,7 @@ def _rouge_scorer() -> Any:
     return RougeScorer(["rougeL"], use_stemmer=False)
 
 
-USUAL_METRICS = ("exact_match", "exact_match_raw")
-"""Names of those that every run computes."""
+USUAL_METRICS = ("exact_match", "exact_match_raw")  # those that every run computes
 
 TEXT_METRICS: dict[str, Callable[[str, Sequence[str]], float]] = {
     "exact_match": exact_match,
@@ -115,7 +108,6 @@ TEXT_METRICS: dict[str, Callable[[str, Sequence[str]], float]] = {
     "f1": token_f1,
     "rouge_l": rouge_l,
 }
-"""All that are built in, by name."""
 
+# what some of them are computed with, which is not installed with `dist_eval` alone
 EXTRA_PACKAGES = {"rouge_l": "rouge_score"}
-"""What some of them are computed with, which is not installed with `dist_eval` alone."""

@@ -18,21 +18,12 @@ _CLASSES_IN_MESSAGE = 20
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums over examples, which can be added over batches and ranks.
+    """Sums over examples, which can be added over batches and ranks."""
 
-    Attributes:
-        counts: examples and correct examples (all labels correct; 0 in a regression), int64 of shape [2].
-        confusion: examples by true class (row) and predicted class (column), int64 of shape [classes, classes], a SciPy
-            sparse array; in a multi-label problem of shape [labels, 2, 2], in a regression of shape [0, 0] (see
-            `confusion_matrix`).
-        loss: sum of the losses, float64 of shape [1].
-        errors: in a regression, sums of the absolute and of the squared errors, float64 of shape [outputs, 2]; else of
-            shape [0, 2].
-    """
-
-    counts: np.ndarray
-    confusion: Any
-    loss: np.ndarray
+    counts: np.ndarray  # examples and correct examples (all labels correct; 0 in a regression), int64 of shape [2]
+    confusion: Any  # see `confusion_matrix`
+    loss: np.ndarray  # sum of the losses, float64 of shape [1]
+    # in a regression, sums of the absolute and of the squared errors, float64 of shape [outputs, 2]; else [0, 2]
     errors: np.ndarray = field(default_factory=lambda: np.zeros((0, 2)))
 
     @classmethod
@@ -70,18 +61,14 @@ class Totals:
 
 
 def require_same_totals(reduced: Totals, gathered: Totals) -> None:
-    """Requires that each total, computed in two ways, is the same: all_reduce of rank totals, and gathered examples.
-
-    Args:
-        reduced: per-rank totals, summed by all_reduce.
-        gathered: totals of the examples gathered by all_gather_object.
+    """Requires that totals are the same by two roads: rank totals, added by all_reduce, and those of gathered examples.
 
     Raises:
         ExactnessError: a count differs, or a sum differs by more than rounding error.
     """
     for name, agree in (
         ("counts", np.array_equal),
-        ("confusion", _are_equal),
+        ("confusion", lambda one, other: one.shape == other.shape and not (one - other).nonzero()[0].size),
         ("loss", _are_close),
         ("errors", _are_close),
     ):
@@ -91,10 +78,6 @@ def require_same_totals(reduced: Totals, gathered: Totals) -> None:
                 f"The {name} do not agree: all_reduce gives {_described(sums)}, "
                 f"the gathered examples give {_described(others)}. No metric was computed."
             )
-
-
-def _are_equal(sums: Any, others: Any) -> bool:
-    return sums.shape == others.shape and not (sums - others).nonzero()[0].size
 
 
 def _described(values: Any) -> str:

@@ -53,11 +53,7 @@ class Units:
 
     @classmethod
     def by_value(cls, *columns: np.ndarray) -> Units:
-        """Builds units that are examples, those with equal values in all columns being of one kind.
-
-        Args:
-            columns: small non-negative integers, int64 of shape [n] each.
-        """
+        """Builds units that are examples, of one kind if equal in all columns: small integers, int64 of shape [n]."""
         code = np.zeros(len(columns[0]), dtype=np.int64)
         for column in columns:
             code = code * (int(column.max(initial=0)) + 1) + column
@@ -89,34 +85,16 @@ class Units:
         place = np.empty(examples)
         place[order] = widths / (widths[-1] or 1.0)
         units = cls.by_value(np.minimum((place * _SIMILAR_KINDS).astype(np.int64), _SIMILAR_KINDS - 1))
-        return units.unless_coarse(*columns)
-
-    def unless_coarse(self, *columns: np.ndarray) -> Units:
-        """Returns these kinds if their means can represent their examples, else single examples.
-
-        They cannot if more than 1e-4 of a column's variance is within kinds; and single examples are preferred if kinds
-        would not save time.
-
-        Args:
-            columns: the addends of the sums to resample, float64 of shape [n] each.
-        """
-        examples = len(self.kind_of)
-        if examples <= _POSITIONS_FOR_A_KIND * self.kinds:
-            return Units.single(examples)
         for column in columns:
-            means = np.bincount(self.kind_of, column) / self.multiplicity
-            lost = ((column - means[self.kind_of]) ** 2).sum()
+            means = np.bincount(units.kind_of, column) / units.multiplicity
+            lost = ((column - means[units.kind_of]) ** 2).sum()
             if not lost <= _MOST_VARIANCE_LOST * ((column - column.mean()) ** 2).sum():
-                return Units.single(examples)
-        return self
+                return cls.single(examples)
+        return units
 
     @classmethod
     def groups(cls, names: np.ndarray) -> Units:
-        """Builds units that are groups of examples, such as the sentences of one document.
-
-        Args:
-            names: the group of each example, of shape [n] and any sortable dtype.
-        """
+        """Builds units that are groups of examples, given the group of each, of shape [n] and any sortable dtype."""
         _, kind_of = np.unique(names, return_inverse=True)
         return cls(kind_of.reshape(-1), np.ones(int(kind_of.max(initial=-1)) + 1, dtype=np.int64), grouped=True)
 
@@ -142,10 +120,6 @@ class Units:
 
     def draws(self, resamples: int, seed: int = SEED) -> Iterator[np.ndarray]:
         """Draws resamples: each has as many units as the data, drawn with replacement.
-
-        Args:
-            resamples: number of resamples.
-            seed: seed of the draws.
 
         Yields:
             How often each kind was drawn, float64 of shape [kinds, resamples of a chunk], in bounded memory.

@@ -1,7 +1,14 @@
-"""What `dist-eval plan --json` prints, as typed records."""
+"""What `dist-eval plan --json` prints, as typed records, and what of these is in a tokenized dataset."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+from pydantic import Field
+
+from dist_eval.data.dataset import TokenizedDataset
+from dist_eval.data.problem_types import REGRESSION, Problem
 from dist_eval.results.harness import PromptedDataset
 from dist_eval.results.inputs import DatasetSummary, PlanSummary, PromptsSummary
 from dist_eval.results.record import Count, Record, Share
@@ -69,15 +76,55 @@ class PlannedRun(Record):
     ranks: Count
     examples: Count
     data: DatasetSummary | PromptedDataset
-    prompts: PromptsSummary | None  # with --generate, else null
+    prompts: PromptsSummary | None = None  # with --generate, else null
     confidence: Share  # level of the run's intervals
     half_width: float | None
     """Half of the width that the interval of an accuracy of 1/2 will have: that of any other is narrower. Null for a
     regression, and with groups."""
     lengths: TextLengths
-    cut: CutTexts | None  # null with --generate, where `prompts` says it
-    labels: list[LabelCount]  # of the head, in its order; empty for a regression, and with --generate
-    targets: list[TargetRange]  # of a regression's head, else empty
+    cut: CutTexts | None = None  # null with --generate, where `prompts` says it
+    labels: list[LabelCount] = Field(
+        default_factory=list
+    )  # of the head, in its order; empty for a regression, and with --generate
+    targets: list[TargetRange] = Field(default_factory=list)  # of a regression's head, else empty
     plan: PlanSummary  # with --generate, of prompts with the longest texts that may follow
     hop: HopValues | None  # null without a swarm
     time: TimeEstimate | None  # null without a probe
+
+
+def text_lengths(lengths: np.ndarray) -> TextLengths:
+    """Summarizes tokens of texts, integers of shape [n], n at least 1."""
+    return TextLengths(shortest=int(lengths.min()), median=float(np.median(lengths)), longest=int(lengths.max()))
+
+
+def cut_texts(data: TokenizedDataset) -> CutTexts:
+    """Summarizes what texts that are too long have lost."""
+    lost, kept = int(data.cut.sum()), int(data.lengths.sum(dtype=np.int64))
+    return CutTexts(
+        texts=len(data.cut),
+        tokens=lost,
+        share=lost / (lost + kept),
+        median=float(np.median(data.cut)) if len(data.cut) else 0.0,
+        most=int(data.cut.max(initial=0)),
+    )
+
+
+def label_counts(labels: np.ndarray, names: Sequence[str], problem: Problem) -> list[LabelCount]:
+    """Counts the examples of each class or label, with its name; none for a regression."""
+    if problem is REGRESSION:
+        return []
+    counts = labels.sum(axis=0) if problem.is_wide else np.bincount(labels, minlength=len(names))
+    return [
+        LabelCount(label=name, examples=int(count), share=float(count / len(labels)))
+        for name, count in zip(names, counts, strict=True)
+    ]
+
+
+def target_ranges(labels: np.ndarray, names: Sequence[str], problem: Problem) -> list[TargetRange]:
+    """Summarizes the targets of each output of a regression, with its name; none for other problem types."""
+    if problem is not REGRESSION:
+        return []
+    return [
+        TargetRange(output=name, lowest=float(values.min()), mean=float(values.mean()), highest=float(values.max()))
+        for name, values in zip(names, labels.T, strict=True)
+    ]

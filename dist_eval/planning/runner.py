@@ -30,10 +30,16 @@ from dist_eval.model.language_model import CausalModel, LanguageModel
 from dist_eval.model.output_embedding import OutputEmbedding
 from dist_eval.options.groups import ModelOptions
 from dist_eval.planning.config import PlanConfig
-from dist_eval.planning.contents import cut_texts, label_counts, target_ranges, text_lengths
-from dist_eval.planning.estimate import expected_time
-from dist_eval.planning.probe import probe
-from dist_eval.planning.record import HopValues, PlannedRun, TimeEstimate
+from dist_eval.planning.probe import expected_time, probe
+from dist_eval.planning.record import (
+    HopValues,
+    PlannedRun,
+    TimeEstimate,
+    cut_texts,
+    label_counts,
+    target_ranges,
+    text_lengths,
+)
 from dist_eval.planning.table import format_plan
 from dist_eval.process.output import lost_output
 from dist_eval.results.inputs import SelectionSummary
@@ -79,21 +85,19 @@ def _plan_classification(context: PlanContext) -> PlannedRun | None:
     if not context.topology.is_leader:
         return None
     target = task.target
-    width, deep = task.base.config.hidden_size, target.pre_seq_len if target.tuning_mode == "deep_ptune" else 0
     of_labels: tuple[Any, ...] = data.labels, target.label_names, target.problem
-    return PlannedRun(
-        ranks=context.topology.world_size,
+    return _planned(
+        context,
+        plan,
+        task.base,
         examples=len(data),
         data=data.facts,
-        prompts=None,
-        confidence=config.confidence,
         half_width=None if target.problem is REGRESSION else _half_width(config, len(data), data.facts.selection),
         lengths=text_lengths(data.lengths),
         cut=cut_texts(data),
         labels=label_counts(*of_labels),
         targets=target_ranges(*of_labels),
-        plan=plan.summary(),
-        hop=_hop(config, plan, width, deep),
+        deep=target.pre_seq_len if target.tuning_mode == "deep_ptune" else 0,
         time=time,
     )
 
@@ -119,20 +123,32 @@ def _plan_generation(context: PlanContext) -> PlannedRun | None:
         return None
     data = Requests(context.scratch_dir)
     plan = data.plan(base.token_budget)
-    return PlannedRun(
-        ranks=context.topology.world_size,
+    return _planned(
+        context,
+        plan,
+        base,
         examples=len(data),
         data=task.dataset(),
         prompts=data.prompts.facts,
-        confidence=config.confidence,
         half_width=_half_width(config, len(data), task.rows.selection),
         lengths=text_lengths(task.rows.lengths),
-        cut=None,
-        labels=[],
-        targets=[],
-        plan=plan.summary(),
-        hop=_hop(config, plan, base.config.hidden_size),
         time=time,
+    )
+
+
+def _planned(
+    context: PlanContext, plan: BatchPlan, base: BaseModelSpec, *, deep: int = 0, **sections: Any
+) -> PlannedRun:
+    """Returns a plan, given what depends on the kind of run, and the number of deep prompts."""
+    hop, width = None, base.config.hidden_size
+    if context.config.backend == "petals":
+        hop = HopValues(activations=int(plan.tokens.sum()) * width, prompts=len(plan) * deep * width)
+    return PlannedRun(
+        ranks=context.topology.world_size,
+        confidence=context.config.confidence,
+        plan=plan.summary(),
+        hop=hop,
+        **sections,
     )
 
 
@@ -158,12 +174,6 @@ def _half_width(config: PlanConfig, examples: int, selection: SelectionSummary |
         return None
     population = selection.population if selection and selection.sampling_fraction else None
     return half_width(examples, config.confidence, population)
-
-
-def _hop(config: PlanConfig, plan: BatchPlan, width: int, deep: int = 0) -> HopValues | None:
-    if config.backend != "petals":
-        return None
-    return HopValues(activations=int(plan.tokens.sum()) * width, prompts=len(plan) * deep * width)
 
 
 def _seconds_since_launch() -> float:

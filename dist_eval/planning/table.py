@@ -5,7 +5,7 @@ from __future__ import annotations
 from dist_eval.distributed.time_left import in_words
 from dist_eval.planning.record import CutTexts, HopValues, LabelCount, PlannedRun, TextLengths, TimeEstimate
 from dist_eval.printable import printable_lines
-from dist_eval.report.phrases import format_selection
+from dist_eval.report.sections import format_selection
 from dist_eval.results.inputs import DatasetSummary, PromptsSummary
 from dist_eval.tables import format_count, text_table
 

@@ -10,9 +10,9 @@ from dist_eval.errors import ConfigError, EvaluationError, os_reason, print_erro
 from dist_eval.printable import printable_lines
 from dist_eval.process.arguments import ArgumentParser
 from dist_eval.process.output import run_program
-from dist_eval.report.document import Contents
+from dist_eval.report.document import ReportOptions
 from dist_eval.report.naming import options_of
-from dist_eval.results.run import CompleteHarnessRun, CompleteRun, metrics_with_limits
+from dist_eval.results.run import metrics_with_limits
 from dist_eval.tracking import PROJECT, TRACKERS, open_tracker, require_trackers
 
 _EPILOG = """\
@@ -90,19 +90,15 @@ def _show(options: argparse.Namespace) -> None:
         print(model_index(read_run(folder), options.model_name or folder.resolve().name), end="")
     elif options.tracker:
         require_trackers(options.tracker)
-        _log(read_run(folder), folder, options.tracker)
+        results = read_run(folder)
+        for name in dict.fromkeys(options.tracker):
+            with open_tracker(name, folder, options_of(results), PROJECT) as tracker:
+                tracker.log(metrics_with_limits(results), step=0)
     else:
         from dist_eval.report.page import write_report
 
-        contents = Contents(options.texts, options.dataset, options.max_mistakes, options.max_characters)
-        print(write_report(folder, contents, options.output))
-
-
-def _log(results: CompleteRun | CompleteHarnessRun, folder: Path, names: Sequence[str]) -> None:
-    """Logs the metrics of a run and the limits of their intervals."""
-    for name in dict.fromkeys(names):
-        with open_tracker(name, folder, options_of(results), PROJECT) as tracker:
-            tracker.log(metrics_with_limits(results), step=0)
+        shown = ReportOptions(options.texts, options.dataset, options.max_mistakes, options.max_characters)
+        print(write_report(folder, shown, options.output))
 
 
 if __name__ == "__main__":

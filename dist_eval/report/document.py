@@ -9,13 +9,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from dist_eval.metrics.formatting import format_interval, format_limits, format_metric
+from dist_eval.metrics.catalogue import is_unbounded
 from dist_eval.results.run import CompleteHarnessRun, CompleteRun
-from dist_eval.results.scores import Slice
+from dist_eval.results.scores import Interval, Slice
 from dist_eval.tables import Footnotes, format_count
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+_LEAST, _MOST = 5e-5, 1e6
 
 
 @dataclass(frozen=True)
@@ -124,8 +126,8 @@ class Document:
 
 
 @dataclass(frozen=True)
-class Contents:
-    """The data that a report contains."""
+class ReportOptions:
+    """What a report shows of the data."""
 
     texts: bool = False  # whether mistakes are shown with their texts
     dataset: str | Sequence[str] | None = None  # current location of the dataset; None for that of the run
@@ -148,3 +150,23 @@ def metric_card(title: str, name: str, results: Results) -> tuple[str, Number]:
     value, interval = results.metrics.get(name), results.intervals.get(name)
     reason = results.undefined.get(name) or (interval.reason if interval else None) or ""
     return title, Number("-" if value is None else format_metric(name, value), format_limits(name, interval) or reason)
+
+
+def format_metric(name: str, value: float) -> str:
+    """Formats a metric: four decimals, or four significant digits for very small, large or unbounded values."""
+    if is_unbounded(name) or (value and not _LEAST <= abs(value) < _MOST):
+        return f"{value:#.4g}".removesuffix(".")
+    return f"{value:.4f}"
+
+
+def format_limits(name: str, interval: Interval | None) -> str:
+    """Returns the suffix of a metric that has its interval; empty if there is none."""
+    if interval is None or interval.limits is None:
+        return ""
+    low, high = interval.limits
+    return f" [{format_metric(name, low)}, {format_metric(name, high)}]"
+
+
+def format_interval(name: str, interval: Interval, notes: Footnotes, why_undefined: str | None = None) -> str:
+    """Returns the suffix of a metric in a table: its interval, or the number of the footnote with the reason."""
+    return format_limits(name, interval) or notes.mark(why_undefined or interval.reason)

@@ -23,6 +23,8 @@ def render_html(document: Document) -> str:
         RunError: predictions of the run cannot be read.
         DataError: texts are wanted, but the dataset cannot be read, or is not that of the run.
     """
+    from markupsafe import Markup
+
     environment = _environment()
     # the source, not a template: the hash must be that of the text in the page
     style, script = (environment.loader.get_source(environment, name)[0] for name in ("report.css", "report.js"))
@@ -35,8 +37,8 @@ def render_html(document: Document) -> str:
         page_size=_PAGE_SIZE,
         most_rows=_ROWS,
         image_of=_image_of,
-        style=_trusted(style),
-        script=_trusted(script),
+        style=Markup(style),
+        script=Markup(script),
         style_hash=_hash(style),
         script_hash=_hash(script),
     )
@@ -67,9 +69,3 @@ def _image_of(plot: Plot) -> str:
 
 def _hash(source: str) -> str:
     return base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
-
-
-def _trusted(source: str) -> Any:
-    from markupsafe import Markup
-
-    return Markup(source)

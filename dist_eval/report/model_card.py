@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from huggingface_hub import EvalResult, ModelCardData
 
 from dist_eval.data.problem_types import REGRESSION
 from dist_eval.errors import RunError
 from dist_eval.options.groups import DataOptions
 from dist_eval.report.naming import dataset_name
-from dist_eval.report.phrases import format_selection, metrics_shown
-from dist_eval.results.harness import GroupMetric, TaskMetric
+from dist_eval.report.sections import format_selection, metrics_shown
 from dist_eval.results.run import CompleteHarnessRun, CompleteRun
-
-if TYPE_CHECKING:
-    from huggingface_hub import EvalResult
 
 # Names of metrics on the hub that differ from those here
 _TYPES = {"mcc": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"}
@@ -23,8 +19,6 @@ _AVERAGED = ("f1", "precision", "recall", "roc_auc_ovr", "average_precision")
 
 def model_index(results: CompleteRun | CompleteHarnessRun, model_name: str) -> str:
     """Builds the metadata of a model card."""
-    from huggingface_hub import ModelCardData
-
     eval_results = _task_results(results) if isinstance(results, CompleteHarnessRun) else _dataset_results(results)
     if not eval_results:
         raise RunError("All metrics of this run are undefined: there is nothing for a model card.")
@@ -32,11 +26,6 @@ def model_index(results: CompleteRun | CompleteHarnessRun, model_name: str) -> s
 
 
 def _task_results(results: CompleteHarnessRun) -> list[EvalResult]:
-    from huggingface_hub import EvalResult
-
-    metrics: list[tuple[str, TaskMetric | GroupMetric]] = []
-    metrics += [(name, metric) for name, task in results.tasks.items() for metric in task.metrics]
-    metrics += [(name, metric) for name, group in results.groups.items() for metric in group.metrics]
     return [
         EvalResult(
             task_type="text-generation",
@@ -46,14 +35,12 @@ def _task_results(results: CompleteHarnessRun) -> list[EvalResult]:
             metric_name=metric.key,
             metric_value=metric.value,
         )
-        for name, metric in metrics
+        for name, metric in [*results.task_metrics, *results.group_metrics]
         if metric.value is not None
     ]
 
 
 def _dataset_results(results: CompleteRun) -> list[EvalResult]:
-    from huggingface_hub import EvalResult
-
     part_words = f"({format_selection(results.data.selection)})" if results.data.selection else ""
     options, dataset = DataOptions.recorded_in(results.config), dataset_name(results.data)
     is_regression = results.problem_type == REGRESSION.name

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dist_eval.results.inputs import DatasetSummary, ModelSummary
+from dist_eval.results.inputs import DatasetSummary
 from dist_eval.results.run import CompleteHarnessRun, CompleteRun
 
 _SOURCES = ("model", "dataset", "eval_dataset", "adapter")
@@ -27,16 +27,6 @@ def name_of(source: str, is_path: bool | None = None) -> str:
 def dataset_name(data: DatasetSummary) -> str:
     """Returns the public name of a dataset."""
     return name_of(data.source, data.is_path)
-
-
-def base_name(model: ModelSummary) -> str:
-    """Returns the public name of a base model."""
-    return name_of(model.base, model.base_is_path)
-
-
-def checkpoint_name(model: ModelSummary) -> str | None:
-    """Returns the public name of a tuned checkpoint; None if there is none."""
-    return name_of(model.checkpoint, is_path=True) if model.checkpoint else None
 
 
 def without_directories(message: str) -> str:
@@ -63,12 +53,7 @@ def options_of(results: CompleteRun | CompleteHarnessRun) -> dict[str, Any]:
 
 
 def without_folders(options: Mapping[str, Any], are_paths: Mapping[str, bool | None] | None = None) -> dict[str, Any]:
-    """Returns options of an evaluation or of prompt tuning with public names in place of paths.
-
-    Args:
-        options: values by name of the option.
-        are_paths: for options that accept a path or a hub name, whether the value is a path (see `name_of`).
-    """
+    """Returns options by name with public names in place of paths; `are_paths` says which are, if that is known."""
     named = {**dict.fromkeys(_SOURCES), **(are_paths or {}), **dict.fromkeys(_FILES, True)}
     shown = {name: _names_of(options[name], is_path) for name, is_path in named.items() if options.get(name)}
     lists = {name: [Path(value).name for value in options[name]] for name in _LISTS if options.get(name)}

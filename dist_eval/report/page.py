@@ -8,7 +8,7 @@ from pathlib import Path
 from dist_eval.errors import one_line, print_error
 from dist_eval.printable import printable_lines
 from dist_eval.process.files import BY_UMASK, PRIVATE, write_atomically
-from dist_eval.report.document import Contents, Document, Results
+from dist_eval.report.document import Document, ReportOptions, Results
 from dist_eval.report.html import render_html
 from dist_eval.results.run import CompleteHarnessRun
 from dist_eval.runs.files import REPORT, RESULTS
@@ -16,23 +16,23 @@ from dist_eval.runs.reading import FinishedRun, read_run
 from dist_eval.runs.task_samples import TaskRun
 
 
-def describe_run(folder: Path, contents: Contents | None = None, results: Results | None = None) -> Document:
+def describe_run(folder: Path, options: ReportOptions | None = None, results: Results | None = None) -> Document:
     """Describes a complete run of any kind, whose results are read unless they are given."""
     from dist_eval.report.evaluation import describe_evaluation
     from dist_eval.report.tasks import describe_tasks
 
-    results, contents = results or read_run(folder), contents or Contents()
+    results, options = results or read_run(folder), options or ReportOptions()
     if isinstance(results, CompleteHarnessRun):
-        return describe_tasks(TaskRun(folder, results), contents)
-    return describe_evaluation(FinishedRun(folder, results), contents)
+        return describe_tasks(TaskRun(folder, results), options)
+    return describe_evaluation(FinishedRun(folder, results), options)
 
 
-def write_report(folder: Path, contents: Contents | None = None, path: Path | None = None) -> Path:
+def write_report(folder: Path, options: ReportOptions | None = None, path: Path | None = None) -> Path:
     """Writes the report of a complete run.
 
     It contains texts of the dataset only on request, because reports are shared more freely than datasets.
     """
-    page = render_html(describe_run(folder, contents))
+    page = render_html(describe_run(folder, options))
     write_atomically(path or folder / REPORT, page.encode(), BY_UMASK if path else PRIVATE)
     return path or folder / REPORT
 
@@ -50,15 +50,10 @@ def format_run(folder: Path, *, with_speed: bool = True) -> str:
 
 
 def report_on(folder: Path, wanted: str) -> None:
-    """Replaces the report of a run with new results; a failure is reported but does not fail the run.
-
-    Args:
-        folder: the run's folder.
-        wanted: value of `--report`.
-    """
+    """Replaces the report of a run by what `--report` asks for; a failure is reported but does not fail the run."""
     try:
         (folder / REPORT).unlink(missing_ok=True)  # it shows previous results
         if wanted != "none":
-            write_report(folder, Contents(texts=wanted == "texts"))
+            write_report(folder, ReportOptions(texts=wanted == "texts"))
     except Exception as error:  # a full disk, a dataset that was moved meanwhile
         print_error(f"{REPORT} could not be written ({one_line(error)}); all numbers are in {RESULTS}.")

@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dist_eval.metrics.formatting import format_metric
 from dist_eval.report.document import (
-    Contents,
     Document,
     Mistakes,
     Number,
+    ReportOptions,
     Rows,
     Section,
     Table,
+    format_metric,
     metric_card,
     metric_number,
 )
 from dist_eval.report.naming import name_of, options_of
-from dist_eval.report.phrases import format_selection, row_caveats
-from dist_eval.report.slices import failure_sections, slice_sections
-from dist_eval.report.work import format_speed, work_details, work_section
+from dist_eval.report.sections import (
+    failure_sections,
+    format_selection,
+    format_speed,
+    row_caveats,
+    slice_sections,
+    work_details,
+    work_section,
+)
 from dist_eval.results.harness import HarnessResults
 from dist_eval.results.inputs import Decoding
 from dist_eval.runs.files import RESULTS
@@ -29,7 +35,7 @@ from dist_eval.tables import Footnotes, format_count
 _CARDS = 4
 
 
-def describe_tasks(run: TaskRun, contents: Contents) -> Document:
+def describe_tasks(run: TaskRun, options: ReportOptions) -> Document:
     """Describes a run."""
     results, unit = run.results, _unit_of(run.results)
     data = "texts after the rows of a dataset, by exact match"
@@ -46,10 +52,10 @@ def describe_tasks(run: TaskRun, contents: Contents) -> Document:
         sections=[
             _metrics(run),
             *slice_sections(results.slices, _metrics_of_slices(results)),
-            work_section(results, unit, with_hosts=contents.texts),
+            work_section(results, unit, with_hosts=options.texts),
             *failure_sections(results.failures),
         ],
-        find_mistakes=lambda: _find_missed(run, contents),
+        find_mistakes=lambda: _find_missed(run, options),
         details=_details(run),
         files=[name for name in (RESULTS, results.files.results, *results.files.samples.values()) if name],
     )
@@ -117,9 +123,9 @@ def _metrics(run: TaskRun) -> Section:
     return Section("Metrics", tables, notes=[*caveats, *(f"notice: {text}" for text in results.notices)])
 
 
-def _find_missed(run: TaskRun, contents: Contents) -> Mistakes:
+def _find_missed(run: TaskRun, options: ReportOptions) -> Mistakes:
     rows = [
-        [f"{task} #{sample.number}", *sample.answer(metric, with_texts=contents.texts), _end(sample.context, contents)]
+        [f"{task} #{sample.number}", *sample.answer(metric, with_texts=options.texts), _end(sample.context, options)]
         for task in run.results.tasks
         for metric, sample in _missed(run, task)
     ]
@@ -127,14 +133,14 @@ def _find_missed(run: TaskRun, contents: Contents) -> Mistakes:
     if rows:
         count = format_count(len(rows), "document")
         note = f"{count}, by the first metric of their task that is 0 or 1 for a document."
-        if len(rows) > contents.most:
+        if len(rows) > options.most:
             file = "predictions.parquet" if run.results.dataset else "samples_*.jsonl"
-            note += f" The first {contents.most} are in this file, all in {file}."
-        if contents.texts:
-            note += f" Of longer contexts the last {contents.longest} characters are shown."
+            note += f" The first {options.most} are in this file, all in {file}."
+        if options.texts:
+            note += f" Of longer contexts the last {options.longest} characters are shown."
         else:
             note += " Their texts are not in this file: dist-eval report RUN --texts adds them."
-    return Mistakes("Missed documents", note, rows[: contents.most], "target")
+    return Mistakes("Missed documents", note, rows[: options.most], "target")
 
 
 def _missed(run: TaskRun, task: str) -> Iterator[tuple[str, Sample]]:
@@ -145,11 +151,11 @@ def _missed(run: TaskRun, task: str) -> Iterator[tuple[str, Sample]]:
                 yield share.metric, sample
 
 
-def _end(context: str, contents: Contents) -> str:
+def _end(context: str, options: ReportOptions) -> str:
     """Returns the end of a context; nothing if no texts are shown."""
-    if not contents.texts:
+    if not options.texts:
         return ""
-    return context if len(context) <= contents.longest else "[…] " + context[-contents.longest :]
+    return context if len(context) <= options.longest else "[…] " + context[-options.longest :]
 
 
 def _details(run: TaskRun) -> list[tuple[str, str]]:

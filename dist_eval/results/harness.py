@@ -182,20 +182,20 @@ class HarnessResults(Record):
     @property
     def metrics(self) -> MetricValues:
         """The metrics of all tasks, and then of all groups, as TASK/METRIC, with a filter as TASK/METRIC/FILTER."""
-        values = {f"{task}/{metric.key}": metric.value for task, metric in self._task_metrics()}
-        return values | {f"{group}/{metric.key}": metric.value for group, metric in self._group_metrics()}
+        metrics = [*self.task_metrics, *self.group_metrics]
+        return {f"{name}/{metric.key}": metric.value for name, metric in metrics}
 
     @property
     def intervals(self) -> dict[str, Interval]:
         """The interval of each metric of a task."""
-        return {f"{task}/{metric.key}": metric.interval for task, metric in self._task_metrics()}
+        return {f"{task}/{metric.key}": metric.interval for task, metric in self.task_metrics}
 
     @property
     def undefined(self) -> Reasons:
         """For each metric of a task that is undefined, why."""
         return {
             f"{task}/{metric.key}": metric.interval.reason or ""
-            for task, metric in self._task_metrics()
+            for task, metric in self.task_metrics
             if metric.value is None
         }
 
@@ -203,11 +203,15 @@ class HarnessResults(Record):
     def main_metrics(self) -> list[str]:
         """Names of the metrics of groups and tasks that belong to no group."""
         inside = {name for group in self.groups.values() if group.metrics for name in group.tasks}
-        groups = [f"{group}/{metric.key}" for group, metric in self._group_metrics() if group not in inside]
-        return groups + [f"{task}/{metric.key}" for task, metric in self._task_metrics() if task not in inside]
+        groups = [f"{group}/{metric.key}" for group, metric in self.group_metrics if group not in inside]
+        return groups + [f"{task}/{metric.key}" for task, metric in self.task_metrics if task not in inside]
 
-    def _task_metrics(self) -> list[tuple[str, TaskMetric]]:
+    @property
+    def task_metrics(self) -> list[tuple[str, TaskMetric]]:
+        """The metrics of all tasks, each with the name of its task."""
         return [(name, metric) for name, task in self.tasks.items() for metric in task.metrics]
 
-    def _group_metrics(self) -> list[tuple[str, GroupMetric]]:
+    @property
+    def group_metrics(self) -> list[tuple[str, GroupMetric]]:
+        """The metrics of all groups, each with the name of its group."""
         return [(name, metric) for name, group in self.groups.items() for metric in group.metrics]

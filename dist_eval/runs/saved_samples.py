@@ -8,7 +8,7 @@ have lost their logits, but whatever is computed of them is equal to the last bi
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +51,13 @@ class SavedPredictions:
         """Takes over columns that were read from a file."""
         known = {field.name for field in fields(cls)}  # a newer version may have written more
         columns = {name: _to_numpy(table.column(name)) for name in table.schema.names if name in known}
-        if problem_of(columns["label"].dtype) is REGRESSION:
+        if "label" in columns and problem_of(columns["label"].dtype) is REGRESSION:
             columns["probabilities"] = np.empty((len(columns["label"]), 0))
             for name in ("label", "prediction"):
                 columns[name] = columns[name].reshape(len(columns[name]), -1)
+        for field in fields(cls):
+            if field.default is MISSING and field.name not in columns:
+                raise ValueError(f"it has no column {field.name!r}, so another version wrote it")
         return cls(**columns)
 
     def columns(self) -> dict[str, np.ndarray]:

@@ -11,7 +11,7 @@ import numpy as np
 from dist_eval.metrics.statistic import Sums
 from dist_eval.metrics.units import Units
 from dist_eval.results.scores import Interval
-from dist_eval.statistics.evidence import gather_evidence
+from dist_eval.statistics.evidence import bootstrap_intervals
 from dist_eval.statistics.intervals import wilson_interval
 
 # the reason of a metric without a statistic
@@ -106,8 +106,8 @@ def document_interval(
         return Interval(confidence=confidence, reason="undefined" if value is None else NO_MEAN)
     if groups is None and is_share(values):
         return wilson_interval(round(float(np.sum(values))), len(values), confidence, sampling_fraction)
-    evidence = gather_evidence(document_statistic(values, form, groups), {VALUE: value}, most=most)[VALUE]
-    return evidence.interval(confidence, sampling_fraction)
+    statistic = document_statistic(values, form, groups)
+    return bootstrap_intervals(statistic, {VALUE: value}, confidence, sampling_fraction, most=most)[VALUE]
 
 
 def is_share(values: Sequence[Any]) -> bool:

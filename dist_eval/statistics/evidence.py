@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -156,6 +157,18 @@ class Evidence:
         else:
             spread = float(np.nanmax(self.distribution) - np.nanmin(self.distribution))
         return spread <= self._rounding
+
+
+def bootstrap_intervals(
+    statistic: Statistic,
+    values: Mapping[str, float],
+    confidence: float,
+    sampling_fraction: float = 0.0,
+    **options: Any,
+) -> dict[str, Interval]:
+    """Returns the intervals of metrics by name; the options are those of `gather_evidence`."""
+    evidence = gather_evidence(statistic, values, **options)
+    return {name: one.interval(confidence, sampling_fraction) for name, one in evidence.items()}
 
 
 def gather_evidence(

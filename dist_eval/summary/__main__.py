@@ -22,7 +22,7 @@ from dist_eval.process.exit_status import COMPLETE, FAILED, STOPPED, WRONG_OPTIO
 from dist_eval.process.files import BY_UMASK, write_atomically
 from dist_eval.process.output import run_program
 from dist_eval.runs.outcome import Outcome, read_outcome
-from dist_eval.summary.rows import best_first, choose_metrics, to_records
+from dist_eval.summary.document import best_first, choose_metrics, describe_summary, to_records
 from dist_eval.tables import csv_text
 
 _KINDS = (".csv", ".html", ".json", ".md")
@@ -100,7 +100,6 @@ def _render(kind: str, outcomes: Sequence[Outcome], metrics: Sequence[str], fold
     from dist_eval.report.markdown import render_markdown
     from dist_eval.report.naming import distinct_ends, without_directories
     from dist_eval.report.text import render_text
-    from dist_eval.summary.document import describe_summary
 
     names = {outcome.folder: str(outcome.folder) for outcome in outcomes}
     if kind == ".html":  # is shared: no directories of this machine

@@ -1,28 +1,156 @@
-"""A summary of runs as a document: a table of all of them, and what a reader should know beside it."""
+"""A summary of runs, as records, or as a document: a table of all of them, and what a reader should know beside it."""
 
 from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from dist_eval.metrics.formatting import format_limits, format_metric
-from dist_eval.report.document import Cell, Document, Link, Number, Results, Section, Table
+from dist_eval.errors import ConfigError
+from dist_eval.metrics.catalogue import lower_is_better, metric_names
+from dist_eval.report.document import (
+    Cell,
+    Document,
+    Link,
+    Number,
+    Results,
+    Section,
+    Table,
+    format_limits,
+    format_metric,
+)
 from dist_eval.report.naming import distinct_ends, options_of
-from dist_eval.results.run import CompleteHarnessRun
+from dist_eval.results.harness import TaskResults
+from dist_eval.results.inputs import Coverage, ModelSummary
+from dist_eval.results.run import CompleteHarnessRun, CompleteRun, RunningRun
 from dist_eval.results.tuning import TuningRun
 from dist_eval.runs.files import REPORT
 from dist_eval.runs.outcome import Outcome
-from dist_eval.summary.rows import coverage_of, measured, on_other_data
 from dist_eval.tables import format_count
 
 _RUNS_NAMED = 4
 _OF_A_FOLDER = ("output", "overwrite")
 _OF_THE_MODEL = ("model", "checkpoint", "adapter", "prompt", "prompt_file", "label_words")
 _DIGITS = 8
+
+
+def _measured(outcome: Outcome) -> Results | None:
+    """Returns the results of a complete evaluation, on a dataset or on tasks; None for all other runs."""
+    return outcome.results if isinstance(outcome.results, CompleteRun | CompleteHarnessRun) else None
+
+
+def _coverage_of(outcome: Outcome) -> Coverage | None:
+    """Returns how many examples a run has evaluated, if that is known."""
+    results = outcome.results
+    return None if results is None or isinstance(results, RunningRun) else results.coverage
+
+
+def on_same_data(run: Results, other: Results) -> bool:
+    """Returns whether the metrics of two runs can be compared.
+
+    A prompt is part of the texts whose digest is recorded, so with one the columns decide. Runs on tasks always can be
+    compared: a metric's name has that of its task. Generated texts can if their references are the same.
+    """
+    if isinstance(run, CompleteRun) and isinstance(other, CompleteRun):
+        has_prompt = run.model.prompt is not None or other.model.prompt is not None
+        is_same = run.data.text_digest == other.data.text_digest or (has_prompt and run.data.has_texts_of(other.data))
+        return run.problem_type == other.problem_type and run.data.selection == other.data.selection and is_same
+    if not (isinstance(run, CompleteHarnessRun) and isinstance(other, CompleteHarnessRun)):
+        return False
+    references = (each.dataset and each.dataset.references_digest for each in (run, other))
+    return len({*references}) == 1
+
+
+def _on_other_data(outcomes: Sequence[Outcome]) -> tuple[Outcome | None, list[Outcome]]:
+    """Returns the first complete run, and the complete runs that cannot be compared with it."""
+    complete = [(outcome, run) for outcome in outcomes if (run := _measured(outcome))]
+    if not complete:
+        return None, []
+    first, baseline = complete[0]
+    return first, [outcome for outcome, run in complete if not on_same_data(run, baseline)]
+
+
+def choose_metrics(outcomes: Sequence[Outcome], asked: Sequence[str], sort: str | None) -> list[str]:
+    """Returns the names of the metrics to show, by default the usual ones; raises ConfigError if no run has one."""
+    runs = [run for run in map(_measured, outcomes) if run]
+    known = {name for run in runs for name in run.metrics}
+    for name in [*asked, *([sort] if sort else [])]:
+        if known and name not in known:
+            raise ConfigError(f"There is no metric {name!r}; the runs have {', '.join(sorted(known))}.")
+    usual = [name for run in runs for name in _main_metrics(run)]
+    return [name for name in dict.fromkeys(asked or usual) if name in known]
+
+
+def _main_metrics(run: Results) -> list[str]:
+    if isinstance(run, CompleteHarnessRun):
+        return run.main_metrics
+    return [*metric_names(run.problem_type, "compared"), *run.custom_metrics]
+
+
+def best_first(outcomes: Sequence[Outcome], metric: str) -> list[Outcome]:
+    """Sorts runs by a metric; those without it come last, in their order."""
+
+    def place(outcome: Outcome) -> tuple[bool, float]:
+        run = _measured(outcome)
+        value = run.metrics.get(metric) if run else None
+        if run is None or value is None:
+            return True, 0.0
+        return False, value if _is_lower_better(metric, run) else -value
+
+    return sorted(outcomes, key=place)
+
+
+def _is_lower_better(metric: str, run: Results) -> bool:
+    if isinstance(run, CompleteRun):
+        return lower_is_better(metric)
+    return any(
+        metric == f"{name}/{own.key}" and own.higher_is_better is False
+        for name in (*run.tasks, *run.groups)
+        for task in _tasks_of(name, run)
+        for own in task.metrics
+    )
+
+
+def _tasks_of(name: str, run: CompleteHarnessRun) -> Iterator[TaskResults]:
+    """Yields a task, or the tasks of a group and of the groups in it."""
+    if name in run.tasks:
+        yield run.tasks[name]
+    elif name in run.groups:
+        for member in run.groups[name].tasks:
+            yield from _tasks_of(member, run)
+
+
+def to_records(outcomes: Sequence[Outcome], metrics: Sequence[str]) -> list[dict[str, Any]]:
+    """Returns one record for each run, for JSON and CSV; what is unknown or undefined is None.
+
+    `other_data_than` is the first complete run if this one is complete and has other texts or labels.
+    """
+    records = []
+    first, others = _on_other_data(outcomes)
+    for outcome in outcomes:
+        run, coverage = _measured(outcome), _coverage_of(outcome)
+        record: dict[str, Any] = {
+            "run": str(outcome.folder),
+            "status": outcome.status,
+            "exit_status": outcome.exit_status,
+            "reason": outcome.reason,
+            "problem_type": run.problem_type if run else None,
+            "examples": coverage.expected if coverage else None,
+            "missing": coverage.missing if coverage else None,
+            "failed": coverage.failed if coverage else None,
+            "seconds": run.throughput.seconds if run else None,  # of the forward passes
+            "other_data_than": str(first.folder) if first and outcome in others else None,
+        }
+        for name in metrics:
+            interval = run.intervals.get(name) if run else None
+            record[name] = run.metrics.get(name) if run else None
+            record[f"{name}_low"] = interval.low if interval else None
+            record[f"{name}_high"] = interval.high if interval else None
+        records.append(record)
+    return records
 
 
 def describe_summary(
@@ -35,7 +163,7 @@ def describe_summary(
     table = Table("", ["run", "status", "examples", *metrics], rows, summary_rows=len(rows))
     sections = [Section("Runs", [table], notes=_remarks(outcomes, names))]
     if with_options:
-        runs = [(names[outcome.folder], run) for outcome in outcomes if (run := measured(outcome))]
+        runs = [(names[outcome.folder], run) for outcome in outcomes if (run := _measured(outcome))]
         options = differing_options([run for _, run in runs]) if runs else {}
         option_rows = [[name, *(values[row] for values in options.values())] for row, (name, _) in enumerate(runs)]
         table = Table("Options that differ", ["run", *options], option_rows, summary_rows=len(option_rows))
@@ -44,7 +172,7 @@ def describe_summary(
 
 
 def _cells(outcome: Outcome, metrics: Sequence[str], folder: Path, names: Mapping[Path, str]) -> list[Cell]:
-    run, coverage, page = measured(outcome), coverage_of(outcome), outcome.folder / REPORT
+    run, coverage, page = _measured(outcome), _coverage_of(outcome), outcome.folder / REPORT
     name, examples = names[outcome.folder], Number("-")
     if coverage:
         missing = f" of {coverage.expected}" if coverage.missing else ""
@@ -73,14 +201,14 @@ def _remarks(outcomes: Sequence[Outcome], names: Mapping[Path, str]) -> list[str
                 f"{names[outcome.folder]}: tuned, {epoch} is the best by {best.metric} ({value}, biased upwards by the "
                 "selection)"
             )
-    first, others = on_other_data(outcomes)
+    first, others = _on_other_data(outcomes)
     if first is None:
         return remarks
     remarks += [
         f"{names[outcome.folder]}: on other data than {names[first.folder]}, their metrics are not comparable"
         for outcome in others
     ]
-    same = [outcome for outcome in outcomes if measured(outcome) and outcome not in others]
+    same = [outcome for outcome in outcomes if _measured(outcome) and outcome not in others]
     if len(same) > 1:
         named = [shlex.quote(names[outcome.folder]) for outcome in same[:_RUNS_NAMED]]
         named += ["..."] * (len(same) > _RUNS_NAMED)
@@ -103,7 +231,10 @@ def differing_options(runs: Sequence[Results]) -> dict[str, list[str]]:
         values = [run.config.get(name) for run in runs]
         if any(value != values[0] for value in values):
             differing[name] = _format_values(values, [options.get(name) for options in public])
-    digests = [_weights_digest(run)[:_DIGITS] for run in runs]
+    models = [run.model for run in runs]
+    digests = [
+        (model.weights_digest if isinstance(model, ModelSummary) else model.digest)[:_DIGITS] for model in models
+    ]
     if len(set(digests)) > 1 and not differing.keys() & set(_OF_THE_MODEL):
         differing["digest of the weights"] = digests
     return differing
@@ -125,7 +256,3 @@ def _format_value(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _weights_digest(run: Results) -> str:
-    return run.model.digest if isinstance(run, CompleteHarnessRun) else run.model.weights_digest

@@ -23,7 +23,7 @@ def test_they_are_the_most_confident_mistakes_in_order(examples: int, seed: int,
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dist_eval.metrics.predictions._CELLS_IN_A_CHUNK", cells)
         found = [mistake.to_json() for mistake in confident_mistakes(predictions, NAMES) or []]
-        everything = worst_mistakes(predictions.chunks(), examples)
+        total, everything = worst_mistakes(predictions.chunks(), examples)
     expected = []
     for row in range(examples):
         label, guess = int(predictions.label[row]), int(predictions.prediction[row])
@@ -34,8 +34,8 @@ def test_they_are_the_most_confident_mistakes_in_order(examples: int, seed: int,
             )
     expected.sort(key=lambda one: (-one["probability"], one["index"]))
     assert found == expected[:MOST]
-    assert everything.total == len(expected)
-    assert [one.index for one in everything.worst] == [one["index"] for one in expected]
+    assert total == len(expected)
+    assert [one.index for one in everything] == [one["index"] for one in expected]
 
 
 @settings(max_examples=60)
@@ -47,7 +47,7 @@ def test_requested_pairs_are_included_even_if_other_mistakes_are_worse(
     logits = generator.integers(-2, 3, size=(examples, 3)).astype(np.float64)
     predictions = Predictions.from_logits(np.arange(examples), generator.integers(3, size=examples), logits)
     pairs, most = [(0, 1), (2, 0)], 2 * of_each + others
-    everything = worst_mistakes([predictions], examples).worst
+    everything = worst_mistakes([predictions], examples)[1]
     wanted = {
         one.index
         for pair in pairs
@@ -56,9 +56,9 @@ def test_requested_pairs_are_included_even_if_other_mistakes_are_worse(
     rest = [one.index for one in everything if one.index not in wanted][: most - len(wanted)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dist_eval.metrics.predictions._CELLS_IN_A_CHUNK", cells)
-        found = worst_mistakes(predictions.chunks(), most, pairs, of_each)
-    assert found.total == len(everything)
-    assert [one.index for one in found.worst] == [one.index for one in everything if one.index in {*wanted, *rest}]
+        total, found = worst_mistakes(predictions.chunks(), most, pairs, of_each)
+    assert total == len(everything)
+    assert [one.index for one in found] == [one.index for one in everything if one.index in {*wanted, *rest}]
 
 
 def test_in_a_multi_label_problem_the_most_confident_wrong_decision_counts() -> None:
@@ -76,6 +76,6 @@ def test_a_regression_has_none_but_examples_with_the_largest_loss() -> None:
     outputs = np.array([[1.0], [-3.0], [0.5], [3.0]])
     predictions = Predictions.from_logits(np.arange(4) + 10, np.zeros((4, 1)), outputs, REGRESSION)
     assert confident_mistakes(predictions, ["score"]) is None
-    found = worst_mistakes(predictions.chunks(), 3)
-    assert found.total == 4
-    assert [(one.index, one.score) for one in found.worst] == [(11, 9.0), (13, 9.0), (10, 1.0)]
+    total, found = worst_mistakes(predictions.chunks(), 3)
+    assert total == 4
+    assert [(one.index, one.score) for one in found] == [(11, 9.0), (13, 9.0), (10, 1.0)]

@@ -34,7 +34,7 @@ def config_of(where: str, **more: Any) -> DoctorConfig:
 
 def test_an_embedded_swarm_is_for_one_host(tmp_path: Path) -> None:
     config = config_of("embedded")
-    base = checks.read_model(config).base
+    base = checks.read_model(config)[0]
     assert checks.check_swarm(config, Topology(), base, tmp_path) == "the run starts its own on this host"
     with pytest.raises(Fault, match="servers that other hosts cannot reach"):
         checks.check_swarm(config, Topology(hosts=2, world_size=2), base, tmp_path)

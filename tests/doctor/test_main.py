@@ -131,6 +131,6 @@ def test_it_takes_the_options_and_the_file_of_the_run(tmp_path: Path) -> None:
     path = tmp_path / "run.yaml"
     path.write_text(f"dataset: test.csv\ncheckpoint: {demo.CHECKPOINT}\nbackend: local\noutput: {tmp_path}\n")
     config = parse_args(["--config", str(path), "--in-flight", "3", "--expect-hosts", "2"], DOCTOR)
-    assert (config.dataset, config.in_flight, config.uses_swarm) == ("test.csv", 3, False)
+    assert (config.dataset, config.in_flight, config.backend) == ("test.csv", 3, "local")
     with pytest.raises(ConfigError, match="--dataset is missing"):
         parse_args(["--backend", "local"], DOCTOR)

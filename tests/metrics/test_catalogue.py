@@ -15,7 +15,6 @@ from dist_eval.metrics.catalogue import (
     OF_OUTPUT,
     View,
     accuracy_names,
-    averages_classes,
     is_unbounded,
     lower_is_better,
     metric_names,
@@ -62,7 +61,6 @@ def test_what_is_known_of_a_name_holds_in_all_problem_types() -> None:
     assert len(known) == len({one.name for one in metrics})
     assert is_unbounded("mae") and not is_unbounded("r2") and not is_unbounded("mine")
     assert lower_is_better("hamming_loss") and not lower_is_better("f1_macro")
-    assert averages_classes("balanced_accuracy") and not averages_classes("f1_weighted")
 
 
 @pytest.mark.parametrize("problem", PROBLEMS.values(), ids=lambda problem: problem.name)

@@ -17,7 +17,7 @@ from dist_eval.metrics.confusion import confusion_of, most_confused
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.metrics.totals import Totals, require_same_totals
 from dist_eval.runs.saved_samples import SavedPredictions
-from dist_eval.statistics.by_class import class_intervals
+from dist_eval.statistics import class_intervals
 
 MANY = 20_000  # a whole matrix of them would have 400 million cells
 

@@ -9,8 +9,17 @@ import numpy as np
 from samples import FACTS, tokenized_digits
 
 from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL
-from dist_eval.planning.contents import cut_texts, label_counts, target_ranges, text_lengths
-from dist_eval.planning.record import HopValues, LabelCount, PlannedRun, TargetRange, TimeEstimate
+from dist_eval.planning.record import (
+    HopValues,
+    LabelCount,
+    PlannedRun,
+    TargetRange,
+    TimeEstimate,
+    cut_texts,
+    label_counts,
+    target_ranges,
+    text_lengths,
+)
 from dist_eval.planning.table import format_plan
 
 NAMES = ["neg", "pos", "mixed"]

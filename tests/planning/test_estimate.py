@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_eval.planning.estimate import expected_time
-from dist_eval.planning.probe import Probed
+from dist_eval.planning.probe import Probed, expected_time
 from dist_eval.planning.record import TimeEstimate
 
 

@@ -9,7 +9,7 @@ import yaml
 from conftest import results_of, scalars_in
 
 from dist_eval.report.__main__ import main
-from dist_eval.report.document import Contents
+from dist_eval.report.document import ReportOptions
 from dist_eval.report.evaluation import describe_evaluation
 from dist_eval.report.markdown import code, render_markdown
 from dist_eval.results.run import CompleteRun
@@ -107,7 +107,7 @@ def test_the_summary_says_below_a_table_why_an_interval_is_missing(runs: dict[st
     results["intervals"]["mcc"] = nothing
     results["slices"][0]["intervals"]["accuracy"] = nothing
     run = FinishedRun(runs["sliced"], CompleteRun.model_validate(results))
-    printed = render_markdown(describe_evaluation(run, Contents()))
+    printed = render_markdown(describe_evaluation(run, ReportOptions()))
     assert f"| `mcc` | {results['metrics']['mcc']:.4f} (1) |" in printed
     first, *_ = results["slices"]
     assert f"| {first['n']} | {first['metrics']['accuracy']:.4f} (1) |" in printed

@@ -16,7 +16,7 @@ from report_runs import synthetic_run
 from task_runs import task_run
 
 from dist_eval.errors import DataError
-from dist_eval.report.document import Contents
+from dist_eval.report.document import ReportOptions
 from dist_eval.report.html import render_summary
 from dist_eval.report.page import describe_run, report_on, write_report
 from dist_eval.report.text import render_text
@@ -428,7 +428,7 @@ def test_many_thousand_mistakes_do_not_choke_a_browser(tmp_path: Path, visit: Vi
 def test_each_confusion_that_is_listed_has_mistakes_to_show(
     runs: dict[str, Path], tmp_path: Path, visit: Visit
 ) -> None:
-    page = visit.open(write_report(runs["many"], Contents(most=100), tmp_path / "page.html"))
+    page = visit.open(write_report(runs["many"], ReportOptions(most=100), tmp_path / "page.html"))
     rows = page.evaluate("JSON.parse(document.getElementById('data').textContent).rows")
     assert len(rows) == 100
     pairs = rows_of(page.locator("#confusion table"))
@@ -439,7 +439,7 @@ def test_each_confusion_that_is_listed_has_mistakes_to_show(
         assert here >= 2
         left = f"; {here} of {count} are in this file" if here < int(count) else ""
         assert page.locator("#where").inner_text() == f"1 to {here} of {here}{left}"
-    few = visit.open(write_report(runs["many"], Contents(most=3), tmp_path / "page.html"))
+    few = visit.open(write_report(runs["many"], ReportOptions(most=3), tmp_path / "page.html"))
     button = few.locator("button.show").last
     button.click()
     count = rows_of(few.locator("#confusion table"))[-1][2]
@@ -476,10 +476,10 @@ def test_texts_are_shown_only_on_request_and_truncated(hostile_run: Path, tmp_pa
     without = write_report(hostile_run, path=tmp_path / "without").read_text()
     assert "window.ran = " not in without
     assert "Their texts are not in this file" in without
-    cut = write_report(hostile_run, Contents(texts=True, longest=40), tmp_path / "cut").read_text()
+    cut = write_report(hostile_run, ReportOptions(texts=True, longest=40), tmp_path / "cut").read_text()
     assert "long " * 8 + " [\\u2026]" in cut and "long " * 9 not in cut
     assert "Texts are cut after 40 characters." in cut
-    few = write_report(hostile_run, Contents(most=3), tmp_path / "few").read_text()
+    few = write_report(hostile_run, ReportOptions(most=3), tmp_path / "few").read_text()
     assert "The first 3 are in this file" in few
 
 
@@ -488,11 +488,11 @@ def test_a_dataset_that_changed_since_is_refused(hostile_run: Path, tmp_path: Pa
     shutil.copy(hostile_run.with_name("<i>run-inputs") / "data.csv", changed)
     assert (
         "window.ran = "
-        in write_report(hostile_run, Contents(texts=True, dataset=str(changed)), tmp_path / "p").read_text()
+        in write_report(hostile_run, ReportOptions(texts=True, dataset=str(changed)), tmp_path / "p").read_text()
     )
     changed.write_text(changed.read_text().replace(" 17,", " 18,"))
     with pytest.raises(DataError, match=r"is not what .* was evaluated on: its texts or labels differ"):
-        write_report(hostile_run, Contents(texts=True, dataset=str(changed)), tmp_path / "p")
+        write_report(hostile_run, ReportOptions(texts=True, dataset=str(changed)), tmp_path / "p")
 
 
 def test_new_results_do_not_stand_beside_an_old_page(

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from pyarrow import parquet
 from samples import predictions_of
 
 from dist_eval.analysis.options import AnalysisOptions, analyse
@@ -53,6 +54,14 @@ def test_texts_are_readable_by_pandas_and_come_back(tmp_path: Path) -> None:
     assert table["answer"].isna().tolist() == [True, False]
     again = read_texts(tmp_path / "t.parquet")
     assert again.table() == texts.table() and again.numbers("exact_match") == [0, 1]
+
+
+@pytest.mark.parametrize("column", ["index", "label", "prediction", "loss", "probabilities"])
+def test_a_table_without_a_column_names_it(tmp_path: Path, column: str) -> None:
+    write_predictions(tmp_path / "p.parquet", predictions_of([0, 1], [0, 1], 2))
+    parquet.write_table(parquet.read_table(tmp_path / "p.parquet").drop_columns([column]), tmp_path / "p.parquet")
+    with pytest.raises(ValueError, match=f"it has no column '{column}'"):
+        read_predictions(tmp_path / "p.parquet")
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)

@@ -26,8 +26,7 @@ from dist_eval.runs.digests import with_digests
 from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.reading import read_results
 from dist_eval.summary.__main__ import main
-from dist_eval.summary.document import differing_options
-from dist_eval.summary.rows import on_same_data
+from dist_eval.summary.document import differing_options, on_same_data
 from dist_eval.tables import format_count
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dist_eval.metrics.formatting import format_metric
+from dist_eval.report.document import format_metric
 
 
 @pytest.mark.parametrize(
