@@ -1,7 +1,7 @@
 """Continuations whose log-likelihoods are asked for, each after its context: token ids in a file that ranks map.
 
-Texts that are equal up to their last token share a forward (see `dist_eval.data.forwards`). They are planned together,
-so that each forward is sent once.
+Texts that are equal up to their last token, which is only scored, share a forward. They are planned together, so that
+each forward is sent once.
 """
 
 from __future__ import annotations
@@ -16,6 +16,26 @@ from dist_eval.data.plan import BatchPlan, expand_plan
 from dist_eval.data.shared_prefixes import Beginnings, CommonTokens, plan_with_shared_beginnings
 from dist_eval.data.token_file import TokenFile, write_tokens
 from dist_eval.results.inputs import ContinuationsSummary
+
+
+def distinct_forwards(input_ids: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Finds the forwards that a batch of texts needs.
+
+    Args:
+        input_ids: token ids, integers of shape [batch, length], padded on the right.
+        lengths: tokens of each text, at least 2, integers of shape [batch].
+
+    Returns:
+        The distinct texts without their last token, in order of appearance, of shape [forwards, longest]; and the
+        forward of each text, int64 of shape [batch].
+    """
+    numbers: dict[bytes, int] = {}
+    which = np.empty(len(lengths), dtype=np.int64)
+    for row, length in enumerate(lengths):
+        which[row] = numbers.setdefault(input_ids[row, : length - 1].tobytes(), len(numbers))
+    _, first = np.unique(which, return_index=True)
+    return np.ascontiguousarray(input_ids[first, : int(lengths[first].max(initial=2)) - 1]), which
+
 
 TOKENS_FILE, LENGTHS_FILE, FORWARDS_FILE, FACTS_FILE = "tokens.arrow", "lengths.npy", "forwards.npy", "facts.json"
 COMMON_FILE = "common.npy"

@@ -47,9 +47,6 @@ class LabelReader:
     - What is written otherwise is read, and counted as normalized, where it can mean only one class: a name with blanks
       around it, or with accents as characters of their own; and 5.0 for 5, as pandas writes integers of a column in
       which a value was missing.
-
-    Attributes:
-        normalized: how many labels were written otherwise than a class's name or number, once `ids` has mapped them.
     """
 
     def __init__(self, source: RowSource, column: str, label_names: Sequence[str], how: str = "auto") -> None:
@@ -58,7 +55,7 @@ class LabelReader:
         self._declared = source.class_names if how == "names" or self._names != default else None
         self._are_numbers = self._are_truths = False
         self._decimals = 0
-        self.normalized = 0
+        self.normalized = 0  # once `ids` has mapped them: those written otherwise than a class's name or number
         self._nameless: set[str] = set()
         self._first_row: dict[str, int] = {}
         self._code: dict[str, int] = {}

@@ -15,23 +15,15 @@ _NAMED_AT_MOST = 5
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem type.
+    """A problem type."""
 
-    Attributes:
-        name: as in `problem_type`.
-        dtype: dtype of labels.
-        is_wide: whether a label has a value for each output of the head, instead of being the number of one output.
-        loss: logits float32 [n, outputs] and labels → loss of each example, float64 [n].
-        predict: logits → predictions, of the labels' shape and dtype.
-        probabilities: logits → float64 [n, outputs].
-    """
-
-    name: str
-    dtype: type[np.generic]
-    is_wide: bool
+    name: str  # as in `problem_type`
+    dtype: type[np.generic]  # dtype of labels
+    is_wide: bool  # whether a label has a value for each output of the head, instead of being the number of one output
+    # logits float32 [n, outputs] and labels → loss of each example, float64 [n]
     loss: Callable[[np.ndarray, np.ndarray], np.ndarray]
-    predict: Callable[[np.ndarray], np.ndarray]
-    probabilities: Callable[[np.ndarray], np.ndarray]
+    predict: Callable[[np.ndarray], np.ndarray]  # logits → predictions, of the labels' shape and dtype
+    probabilities: Callable[[np.ndarray], np.ndarray]  # logits → float64 [n, outputs]
 
     def label_shape(self, rows: int, outputs: int) -> tuple[int, ...]:
         """Returns the shape of labels."""
@@ -67,15 +59,7 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def cross_entropy(logits: np.ndarray, label: np.ndarray) -> np.ndarray:
-    """Computes the loss of each example, as `torch.nn.CrossEntropyLoss(reduction="none")` does, in float64.
-
-    Args:
-        logits: floats of shape [n, num_labels].
-        label: classes in 0..num_labels-1, int64 of shape [n].
-
-    Returns:
-        Loss in nats, float64 of shape [n].
-    """
+    """Computes the loss of each example in nats, as `torch.nn.CrossEntropyLoss(reduction="none")` does, in float64."""
     return -_log_softmax(logits)[np.arange(len(label)), label]
 
 

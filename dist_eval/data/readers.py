@@ -75,11 +75,7 @@ class RowSource:
         return position if self.selected is None else int(self.selected[position])
 
     def only(self, rows: np.ndarray | None) -> RowSource:
-        """Returns a stream of some rows of the dataset, of which this one has all; others are skipped unseen.
-
-        Args:
-            rows: those to keep, ascending, int64 of shape [rows]; None for all.
-        """
+        """Returns a stream of some rows of the dataset, ascending; others are skipped unseen. None is for all."""
         return self if rows is None else replace(self, batches=_taken(self.batches, rows), selected=rows)
 
     def where(self, position: int) -> str:
@@ -87,17 +83,7 @@ class RowSource:
         return place_of(self.row(position), self.name, [(str(shard.path), shard.rows) for shard in self.shards])
 
     def require_present(self, array: pa.Array, what: str, first_row: int, rows: np.ndarray | None = None) -> None:
-        """Requires that no value of a chunk is missing.
-
-        Args:
-            array: the chunk.
-            what: what a value is, for the message.
-            first_row: position of its first row.
-            rows: positions of the values, if a row may have several or none, int64 of the chunk's shape.
-
-        Raises:
-            DataError: one is missing; the message names its row.
-        """
+        """Requires that no value of a chunk is missing; `rows` has their positions, if a row may have several."""
         if array.null_count:
             number = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
             row = first_row + number if rows is None else int(rows[number])

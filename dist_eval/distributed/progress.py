@@ -16,10 +16,9 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from dist_eval.distributed.display import Display, display_on
+from dist_eval.distributed.display import Display, TimeLeft, display_on
 from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.distributed.stop import Stop
-from dist_eval.distributed.time_left import TimeLeft
 from dist_eval.distributed.tracked_progress import TrackedProgress
 from dist_eval.errors import LostRankError, one_line
 from dist_eval.tables import format_count

@@ -53,28 +53,19 @@ class RunContext(Generic[Config, Folder]):
     """One rank's part of a run, as a context: whatever its methods open is closed at the end.
 
     Every rank calls the methods in the same order. Those that take a function say which ranks call it.
-
-    Attributes:
-        config: the run's options.
-        topology: this process's place among the ranks.
-        rank_store: the store shared by the ranks.
-        scratch_dir: this rank's private folder for sockets and tokenized data (see `process.lifetime.workspace`).
-        folder: the run's folder.
-        stop: tells whether the run was asked to stop.
-        swarm: the servers that the run began with, as in the section `swarm` of `results.json`; None without a swarm,
-            and before the model is loaded.
-        trackers: where the leader logs to.
-        found_results: whether the folder holds a complete run, of this kind at least: then no swarm is needed.
     """
 
-    config: Config
-    topology: Topology
-    rank_store: RankStore
-    scratch_dir: Path
-    folder: Folder
-    stop: Stop = field(default_factory=Stop)
+    config: Config  # the run's options
+    topology: Topology  # this process's place among the ranks
+    rank_store: RankStore  # the store shared by the ranks
+    scratch_dir: Path  # this rank's private folder for sockets and tokenized data (see `process.lifetime.workspace`)
+    folder: Folder  # the run's folder
+    stop: Stop = field(default_factory=Stop)  # tells whether the run was asked to stop
+    # the servers that the run began with, as in the section `swarm` of `results.json`; None without a swarm, and before
+    # the model is loaded
     swarm: Swarm | None = None
-    trackers: Trackers = field(default_factory=Trackers)
+    trackers: Trackers = field(default_factory=Trackers)  # where the leader logs to
+    # whether the folder holds a complete run, of this kind at least: then no swarm is needed
     found_results: bool = False
     _closing: ExitStack = field(default_factory=ExitStack, init=False, repr=False)
     _peers: SwarmPeers = field(default_factory=SwarmPeers, init=False, repr=False)
@@ -225,16 +216,7 @@ class RunContext(Generic[Config, Folder]):
             self.wait_for(_RESULTS)
 
     def open_journal(self, plan: BatchPlan, columns: AnswerColumns, fingerprint: Fingerprint) -> Journal:
-        """Opens this rank's journal, which is closed at the end.
-
-        Args:
-            plan: the batches.
-            columns: of the answers.
-            fingerprint: what the answers depend on.
-
-        Raises:
-            RunError: it cannot be opened.
-        """
+        """Opens this rank's journal, which is closed at the end."""
         run = fingerprint.digest()
         journal = Journal(self.folder.path, plan.sizes, columns, rank=self.topology.rank, run=run)
         self._closing.callback(journal.close)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, Protocol, TextIO, TypeVar
 
 import numpy as np
 
+from dist_eval.base_model.config import session_tokens
 from dist_eval.data.collector import Columns
 from dist_eval.data.plan import BatchPlan
 from dist_eval.distributed.collectives import all_gather, require_agreement
@@ -24,10 +25,16 @@ from dist_eval.evaluation.context import RunContext
 from dist_eval.evaluation.worker import BatchWorker, FailurePolicy
 from dist_eval.inference.forward import TextModel, Texts
 from dist_eval.inference.window import Window
-from dist_eval.results.work import RankWork, Traffic
+from dist_eval.model.backbone import ModelOnBackbone
+from dist_eval.model.backends import LoadedModel
+from dist_eval.model.base_model_spec import BaseModelSpec
+from dist_eval.results.work import RankWork, Swarm, Throughput, Traffic
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.runs.journal import Journal
+from dist_eval.runs.journal_folder import record_plan, recorded_cache_tokens, require_recorded_plan
 from dist_eval.swarm.findings import Findings
+
+_SHORTEST_SECONDS = 1e-3
 
 Entry = TypeVar("Entry", bound=RankWork)
 
@@ -78,6 +85,26 @@ class RunOutput(Generic[Entry]):
             fell_back=sum(all_gather(local.fell_back)),
         )
 
+    def sections(self, plan: BatchPlan, swarm: Swarm | None) -> dict[str, Any]:
+        """Returns the sections of `results.json` that say how a run went, by name.
+
+        Args:
+            plan: the batches.
+            swarm: the servers that the run began with.
+        """
+        seconds = max(max(work.seconds for work in self.ranks), _SHORTEST_SECONDS)
+        return {
+            "plan": plan.summary(),
+            "sessions": plan.sessions(self.fell_back),
+            "ranks": self.ranks,
+            "throughput": Throughput(
+                seconds=seconds,
+                examples_per_second=sum(work.samples for work in self.ranks) / seconds,
+                tokens_per_second=sum(work.tokens for work in self.ranks) / seconds,
+            ),
+            "swarm": swarm and swarm.model_copy(update={"precisions": self.precisions}),
+        }
+
 
 @contextmanager
 def drive(
@@ -112,14 +139,6 @@ def drive(
         audited: numbers of the batches to audit.
         judge: for trackers, called on the leader in another thread; None where nothing is known so soon.
         stream: where the leader shows the progress; by default stderr.
-
-    Yields:
-        What this rank did and read.
-
-    Raises:
-        ExactnessError: the ranks have different models, data or options.
-        RunStopped: the run was asked to stop before its end; on all ranks.
-        EvaluationError: the run failed; on the rank that has the root cause.
     """
     config, topology, tracked = context.config, context.topology, None
     require_agreement(fingerprint.values)
@@ -154,3 +173,54 @@ def _judge_news(journal: Journal, plan: BatchPlan, judge: Judge) -> Iterator[Jud
     for outcome in journal.news():
         kept = outcome.answered_rows
         yield judge(plan.batch(outcome.batch)[kept], outcome.answers[kept])
+
+
+# Least gain of sessions, with the share of servers that they keep busy: plain forwards keep all of them busy
+_WORTHWHILE = 1.2
+
+
+def decide_plan(
+    context: RunContext[Any, Any],
+    make_plan: Callable[[int], BatchPlan],
+    base: BaseModelSpec,
+    model: LoadedModel,
+    share: float,
+) -> BatchPlan:
+    """Plans the batches, the same in all starts of the run; every rank calls it.
+
+    Texts share their beginning if the servers have room for so many sessions that less work outweighs servers that
+    wait; that is decided once for a run, and recorded in the journal's folder. How many there are changes no result.
+
+    Args:
+        context: this rank's part of the run.
+        make_plan: returns the plan for caches of a number of tokens (see `plan_with_shared_beginnings`).
+        base: the base model.
+        model: gets this rank's part of the sessions.
+        share: of the servers' free memory that all ranks together may take, 0 to 1.
+    """
+    plain = make_plan(0)
+    if context.config.backend != "petals" or not isinstance(model, ModelOnBackbone):
+        return plain
+    folder, backbone = context.folder.path, model.backbone
+
+    def decide() -> str:
+        recorded = recorded_cache_tokens(folder)
+        plan = make_plan(session_tokens(base.config) if recorded is None else recorded)
+        if recorded:
+            require_recorded_plan(folder, plan.digest())
+        if plan.shared is None:
+            return "0 0"
+        room = backbone.room_for_sessions(share, plan.shared.largest_cache)
+        if recorded is None:
+            if plan.gain * room.busy < _WORTHWHILE:
+                return "0 0"
+            record_plan(folder, plan.shared.cache_tokens, plan.digest())
+        return f"{plan.shared.cache_tokens} {room.sessions}"
+
+    context.publish_as_leader("sessions", decide)
+    tokens, sessions = map(int, context.wait_for("sessions").split())
+    if not tokens:
+        return plain
+    rank, ranks = context.topology.rank, context.topology.world_size
+    backbone.open_sessions(sessions // ranks + (rank < sessions % ranks))
+    return replace(make_plan(tokens), sharing_ranks=min(sessions, ranks))

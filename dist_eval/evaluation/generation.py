@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 
 from dist_eval.analysis.texts import mean_metrics, measure_texts, text_slices
-from dist_eval.data.generated_text import text_of
+from dist_eval.data.generation import text_of
 from dist_eval.data.tokenizers import ONE_BEGINNING, tokenizer_digest
 from dist_eval.distributed.tracked_progress import Judged
-from dist_eval.errors import RunError, one_line
 from dist_eval.evaluation.generation_task import GenerationTask
 from dist_eval.evaluation.requests import (
     Answered,
@@ -23,7 +22,13 @@ from dist_eval.evaluation.requests import (
     run_with_leader,
     show_results,
 )
-from dist_eval.evaluation.rescoring import ANALYSIS_OPTIONS, analysis_of, announce_selection, keep_recorded_analysis
+from dist_eval.evaluation.rescoring import (
+    ANALYSIS_OPTIONS,
+    analysis_of,
+    announce_selection,
+    keep_recorded_analysis,
+    read_table,
+)
 from dist_eval.evaluation.worker import FailurePolicy
 from dist_eval.metrics.metric_loading import load_text_metrics, name_of_spec
 from dist_eval.model.base_model_spec import BaseModelSpec
@@ -150,7 +155,7 @@ class _GenerationRun:
         # the values of others are in the table
         metrics = load_text_metrics(specs, SavedTexts.OWN_COLUMNS) if has_new_pattern else self._task.metrics
         computed = {metric.name for metric in metrics}
-        texts, failed = measure_texts(self._grouped(self._saved()), metrics, self._task.pattern)
+        texts, failed = measure_texts(self._grouped(read_table(folder, read_texts)), metrics, self._task.pattern)
         undefined = {
             metric.metric: metric.interval.reason or ""
             for metric in task.metrics
@@ -164,13 +169,6 @@ class _GenerationRun:
         folder.revise_texts(results, texts)
         print(f"{folder.path} holds the texts of this very run: nothing was sent, its metrics are new.", flush=True)
         return show_results(self._context, are_new=True)
-
-    def _saved(self) -> SavedTexts:
-        path = self._context.folder.path / PREDICTIONS
-        try:
-            return read_texts(path)
-        except (OSError, ValueError, KeyError) as error:
-            raise RunError(f"{path} cannot be read: {one_line(error)}. --overwrite runs it again.") from error
 
 
 def _metrics_of(run: CompleteHarnessRun) -> list[str]:

@@ -16,8 +16,7 @@ from dist_eval.data.prompts import Template
 from dist_eval.data.selection import select_rows
 from dist_eval.data.tokenizers import load_tokenizer, token_ids, tokenizer_digest
 from dist_eval.errors import ConfigError
-from dist_eval.evaluation.prompting import examples_before
-from dist_eval.evaluation.task import selection_identity, selection_of
+from dist_eval.evaluation.task import examples_before, selection_identity, selection_of
 from dist_eval.metrics.metric_loading import load_text_metrics
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.language_model import CausalModel

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -11,22 +12,24 @@ from pathlib import Path
 from typing import Any, TextIO, cast
 
 import numpy as np
+import torch
 
-from dist_eval.data.answers import AnswerColumns, column_names
+from dist_eval.data import continuations, generation
+from dist_eval.data.answers import AnswerColumns, column_names, log_likelihood_columns
 from dist_eval.data.collector import Columns
-from dist_eval.data.plan import BatchPlan
+from dist_eval.data.continuations import TokenizedContinuations
+from dist_eval.data.generation import TokenizedPrompts
+from dist_eval.data.plan import BatchPlan, join_plans
 from dist_eval.data.tokenizers import load_tokenizer
 from dist_eval.distributed.collectives import broadcast, gather_columns
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import RunError, translating_os_errors
-from dist_eval.evaluation.combination import throughput
 from dist_eval.evaluation.context import RunContext
-from dist_eval.evaluation.drive import Judge, RankOutput, RunOutput, drive
-from dist_eval.evaluation.request_model import FILES, RequestModel, Requests
-from dist_eval.evaluation.run_plan import decide_plan
+from dist_eval.evaluation.drive import Judge, RankOutput, RunOutput, decide_plan, drive
 from dist_eval.evaluation.worker import FailurePolicy
 from dist_eval.inference.window import Window
 from dist_eval.metrics.predictions import prove_coverage
+from dist_eval.model.backbone import ModelOnBackbone
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.generation import Generator, end_tokens_of
 from dist_eval.model.language_model import CausalModel, LanguageModel
@@ -41,6 +44,81 @@ from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.files import REPORT
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.runs.saved_samples import SavedTexts
+from dist_eval.swarm.routes import ANY_ROUTE, RouteRecord, SendOptions
+
+FILES = (*continuations.FILES, *generation.FILES)
+"""What a folder with requests holds."""
+
+
+class Requests:
+    """The requests of a run; a batch has either continuations or prompts.
+
+    Attributes:
+        continuations: those whose log-likelihoods are asked for.
+        prompts: those after which a text is asked for.
+    """
+
+    source = "the requests"
+
+    def __init__(self, folder: Path) -> None:
+        self.continuations, self.prompts = TokenizedContinuations(folder), TokenizedPrompts(folder)
+
+    def __len__(self) -> int:
+        return len(self.continuations) + len(self.prompts)
+
+    def padded(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Collates a batch (see `TokenizedContinuations.padded` and `TokenizedPrompts.padded`)."""
+        first = len(self.continuations)
+        if indices[0] < first:
+            return self.continuations.padded(indices)
+        return self.prompts.padded(indices - first)
+
+    def plan(self, token_budget: int, cache_tokens: int = 0) -> BatchPlan:
+        """Plans the batches; those with prompts come first, because they take longest."""
+        first = len(self.continuations)
+        parts = [(self.prompts.plan(), np.arange(first, len(self)))] if len(self.prompts) else []
+        return join_plans([*parts, (self.continuations.plan(token_budget, cache_tokens), np.arange(first))])
+
+    def digest(self) -> str:
+        """Returns a hash of the token ids, and of how texts are generated."""
+        digests = [part.facts.digest for part in (self.continuations, self.prompts) if len(part)]
+        return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
+
+    @property
+    def columns(self) -> AnswerColumns:
+        """Columns of the answers; those of the kinds of requests that there are."""
+        kinds = [log_likelihood_columns()] if len(self.continuations) or not len(self.prompts) else []
+        if len(self.prompts):
+            kinds.append(self.prompts.columns)
+        return np.dtype([field for kind in kinds for field in kind.descr])
+
+
+class RequestModel(ModelOnBackbone):
+    """A language model that answers requests of both kinds."""
+
+    def __init__(self, model: LanguageModel, generator: Generator | None, columns: AnswerColumns) -> None:
+        super().__init__(model.backbone, model.output.hidden_size)
+        self._model, self._generator, self._columns = model, generator, columns
+
+    @property
+    def columns(self) -> AnswerColumns:
+        """Columns of an answer; those that a request does not ask for are 0."""
+        return self._columns
+
+    def answer(
+        self,
+        input_ids: torch.Tensor,
+        lengths: torch.Tensor,
+        options: SendOptions = ANY_ROUTE,
+        record: RouteRecord | None = None,
+    ) -> dict[str, torch.Tensor]:
+        """Answers a batch (see `LanguageModel.answer` and `Generator.answer`)."""
+        is_prompt = lengths.shape[1] == Generator.LENGTHS
+        model: Any = self._generator if is_prompt else self._model
+        found = model.answer(input_ids, lengths, options, record)
+        empty = np.zeros(len(lengths), dtype=self._columns)
+        return {name: found.get(name, torch.from_numpy(empty[name].copy())) for name in self._columns.names or ()}
+
 
 RequestContext = RunContext[Any, EvaluationFolder]
 """Of a run whose options are a `RunConfig` of any kind."""
@@ -56,25 +134,15 @@ _CHUNK_BYTES = 1 << 22
 
 @dataclass(frozen=True)
 class Answered:
-    """What all ranks found; the answers, and what is made of them, on the leader only.
+    """What all ranks found; the answers, and what is made of them, on the leader only."""
 
-    Attributes:
-        answers: of each request that has one, with the columns `Requests.columns`, of shape [n].
-        index: their positions among the requests, ascending, int64 of shape [n].
-        continuations: the requests for log-likelihoods.
-        prompts: the requests for texts.
-        plan: their batches.
-        coverage: the proof that each has one answer, or failed.
-        work: what all ranks did.
-    """
-
-    answers: np.ndarray
-    index: np.ndarray
-    continuations: ContinuationsSummary
-    prompts: PromptsSummary
-    plan: BatchPlan
-    coverage: Coverage
-    work: RunOutput[RankWork]
+    answers: np.ndarray  # of each request that has one, with the columns `Requests.columns`, of shape [n]
+    index: np.ndarray  # their positions among the requests, ascending, int64 of shape [n]
+    continuations: ContinuationsSummary  # the requests for log-likelihoods
+    prompts: PromptsSummary  # the requests for texts
+    plan: BatchPlan  # their batches
+    coverage: Coverage  # the proof that each has one answer, or failed
+    work: RunOutput[RankWork]  # what all ranks did
 
     def sections(self, context: RequestContext, base: BaseModelSpec, tokenizer: str) -> dict[str, Any]:
         """Returns the sections of `results.json` that do not depend on what was asked; on the leader.
@@ -98,11 +166,7 @@ class Answered:
                 digest=base.digest(),
                 tokenizer_digest=tokenizer,
             ),
-            "plan": self.plan.summary(),
-            "sessions": self.plan.sessions(self.work.fell_back),
-            "ranks": self.work.ranks,
-            "throughput": throughput(self.work.ranks),
-            "swarm": context.swarm and context.swarm.model_copy(update={"precisions": self.work.precisions}),
+            **self.work.sections(self.plan, context.swarm),
         }
 
 

@@ -64,16 +64,9 @@ class FailurePolicy:
 def assign_batches(found: np.ndarray, plan: BatchPlan, topology: Topology) -> tuple[Assignment, int, int]:
     """Assigns the finished and the unfinished batches to the ranks; every rank calls it, in an open process group.
 
-    Hosts may share a folder or have their own: a batch that several ranks have found is assigned to the first of them.
-
-    Args:
-        found: which batches this rank's journal has finished, bool of shape [batches].
-        plan: all batches.
-        topology: this process's place among the ranks.
-
-    Returns:
-        This rank's assignment; of all ranks, how many examples earlier starts have finished, and how many tokens are
-        left.
+    Hosts may share a folder or have their own: a batch that several ranks have found, in `found` of shape [batches],
+    is assigned to the first of them. Returns also how many examples earlier starts of all ranks have finished, and how
+    many tokens are left.
     """
     owner = all_reduce_min(np.where(found, topology.rank, topology.world_size))
     done = owner < topology.world_size
@@ -101,11 +94,7 @@ def require_complete(left: int, finished: int, failed: int, before: int, stop: S
 
 
 class BatchWorker:
-    """Predicts this rank's batches, and counts what it has done.
-
-    Attributes:
-        fell_back: batches that took plain forwards against the plan, of those that `collect` has read.
-    """
+    """Predicts this rank's batches, and counts what it has done."""
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ from dist_eval.evaluation.requests import (
 from dist_eval.harness.metrics import group_results, task_results
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.language_model import CausalModel
-from dist_eval.options.mappings import require_harness
+from dist_eval.options.harness import require_harness
 from dist_eval.results.harness import HarnessResults
 from dist_eval.runs.fingerprint import Fingerprint
 

@@ -36,11 +36,7 @@ class TaskFileError(DataError):
 
 
 class CheckedTask(ConfigurableTask):  # type: ignore[misc]
-    """The harness' task of a task file: wrong keys are errors that name them.
-
-    Raises:
-        DataError: on construction, when the file or its data is wrong.
-    """
+    """The harness' task of a task file: wrong keys are errors that name them, on construction."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         source = (config.get("metadata") or {}).get("config_source", "inline")

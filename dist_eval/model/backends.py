@@ -27,14 +27,11 @@ _PATIENCE = 2.0  # Times --request-timeout after which a request without an answ
 
 @dataclass(frozen=True)
 class SwarmPeers:
-    """How to reach a swarm.
+    """How to reach a swarm."""
 
-    Attributes:
-        addresses: of its peers; none for the public swarm, whose peers Petals has.
-        require_alive: raises a `SwarmError` when a server of an embedded swarm has ended.
-    """
-
+    # of its peers; none for the public swarm, whose peers Petals has
     addresses: list[str] = field(default_factory=list)
+    # raises a `SwarmError` when a server of an embedded swarm has ended
     require_alive: Callable[[], None] = lambda: None
 
 

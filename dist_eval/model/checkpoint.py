@@ -88,6 +88,8 @@ class TunedCheckpoint:
     folder: Path | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
 
+    forwards_per_text = 1
+
     @property
     def tuning_mode(self) -> str | None:
         """`None` (head only), "ptune" or "deep_ptune", as in Petals' config."""
@@ -104,11 +106,6 @@ class TunedCheckpoint:
     def extra_tokens(self) -> int:
         """Tokens of a forward besides those of the text: the prompts."""
         return self.pre_seq_len
-
-    @property
-    def forwards_per_text(self) -> int:
-        """Forwards that a text needs: one."""
-        return 1
 
     @property
     def num_labels(self) -> int:

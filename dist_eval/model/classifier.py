@@ -18,9 +18,8 @@ from dist_eval.base_model.architecture import Architecture
 from dist_eval.base_model.config import read_base_config
 from dist_eval.data.answers import AnswerColumns, logits_columns
 from dist_eval.data.revisions import pinned
-from dist_eval.model.backbone import Backbone, ModelOnBackbone
+from dist_eval.model.backbone import Backbone, LocalBackbone, ModelOnBackbone, SoftPrompts
 from dist_eval.model.checkpoint import TunedCheckpoint, fingerprint
-from dist_eval.model.local_backbone import LocalBackbone
 from dist_eval.model.shell import Shell, load_base_model, prompted
 from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.model.tuned_model import tuned_tensors_of
@@ -42,7 +41,7 @@ class Classifier(ModelOnBackbone):
     """
 
     def __init__(self, backbone: Backbone, tuned: TunedCheckpoint) -> None:
-        super().__init__(backbone, tuned.head.shape[1], tuned.prompts, tuned.deep_prompts)
+        super().__init__(backbone, tuned.head.shape[1], SoftPrompts(tuned.prompts, tuned.deep_prompts))
         self.tuned = tuned
 
     @property

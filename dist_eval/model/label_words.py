@@ -33,25 +33,18 @@ from dist_eval.swarm.routes import ANY_ROUTE, RouteRecord, SendOptions
 class LabelWords:
     """A language model, a prompt, and a word for each class, before the model is loaded.
 
-    Attributes:
-        name: folder or hub name of the model.
-        config: its `transformers` config.
-        prompted: the prompt and the words.
-        label_names: name of each class.
-        normalization: what a word's log-likelihood is divided by: nothing ("none"), its number of tokens ("tokens"), or
-            of bytes in UTF-8, without white space before it ("bytes").
-        few_shot_rows: positions of the examples in the file that they were drawn from.
-
     Raises:
         ConfigError: two classes cannot be told apart by their words.
     """
 
-    name: str
-    config: Any
-    prompted: PromptedWords
-    label_names: list[str]
+    name: str  # folder or hub name of the model
+    config: Any  # its `transformers` config
+    prompted: PromptedWords  # the prompt and the words
+    label_names: list[str]  # name of each class
+    # what a word's log-likelihood is divided by: nothing ("none"), its number of tokens ("tokens"), or of bytes in
+    # UTF-8, without white space before it ("bytes")
     normalization: str = "none"
-    few_shot_rows: Sequence[int] = ()
+    few_shot_rows: Sequence[int] = ()  # positions of the examples in the file that they were drawn from
 
     problem: Problem = SINGLE_LABEL
     tuning_mode = None
@@ -113,11 +106,7 @@ class LabelWords:
         )
 
     def on(self, backbone: Backbone, token_budget: int) -> ModelOnBackbone:
-        """Puts the words on the base model, which is sent at most so many tokens in a request.
-
-        Raises:
-            CheckpointError: the model has no output embedding.
-        """
+        """Puts the words on the base model, which is sent at most so many tokens in a request."""
         output = OutputEmbedding(self.name, self.config)
         if self.extra_tokens or self.normalization == "bytes" or not output.is_linear:
             return LabelWordClassifier(LanguageModel(backbone, output, token_budget), self.tokens, self._divisors())
@@ -134,13 +123,7 @@ class LabelWords:
 
 
 class LabelWordClassifier(ModelOnBackbone):
-    """A language model that computes the log-likelihood of each label word after a prompt.
-
-    Args:
-        model: the language model.
-        words: token ids of each word.
-        divisors: what each word's log-likelihood is divided by, float64 of shape [words].
-    """
+    """A language model that computes the log-likelihood of each label word after a prompt, divided by its divisor."""
 
     def __init__(self, model: LanguageModel, words: Sequence[Sequence[int]], divisors: torch.Tensor) -> None:
         super().__init__(model.backbone, model.output.hidden_size)

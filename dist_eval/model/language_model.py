@@ -10,7 +10,7 @@ import torch
 
 from dist_eval.base_model.config import read_base_config
 from dist_eval.data.answers import AnswerColumns, log_likelihood_columns
-from dist_eval.data.forwards import distinct_forwards
+from dist_eval.data.continuations import distinct_forwards
 from dist_eval.data.revisions import pinned
 from dist_eval.model.backbone import Backbone, ModelOnBackbone
 from dist_eval.model.checkpoint import fingerprint
@@ -21,15 +21,10 @@ from dist_eval.swarm.routes import ANY_ROUTE, RouteRecord, SendOptions
 
 @dataclass(frozen=True)
 class CausalModel:
-    """A language model as it is, before it is loaded.
+    """A language model as it is, before it is loaded."""
 
-    Attributes:
-        name: folder or hub name.
-        config: its `transformers` config.
-    """
-
-    name: str
-    config: Any
+    name: str  # folder or hub name
+    config: Any  # its `transformers` config
 
     folder = None
     extra_tokens = -1  # the last token of a text is not sent
@@ -45,11 +40,7 @@ class CausalModel:
         return cls(name, read_base_config(name, pinned("model", name)))
 
     def on(self, backbone: Backbone, token_budget: int) -> LanguageModel:
-        """Puts the output embedding on the base model, which is sent at most so many tokens in a request.
-
-        Raises:
-            CheckpointError: the model has no output embedding.
-        """
+        """Puts the output embedding on the base model, which is sent at most so many tokens in a request."""
         return LanguageModel(backbone, OutputEmbedding(self.name, self.config), token_budget)
 
     def digest(self) -> str:

@@ -95,16 +95,10 @@ class OutputEmbedding:
     def log_likelihoods(
         self, hidden: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Computes the log-likelihoods of tokens.
+        """Computes the log-likelihoods of n tokens, from floats of shape [positions, hidden] after the final norm.
 
-        Args:
-            hidden: hidden states after the final norm, floats of shape [positions, hidden].
-            positions: the row of `hidden` that predicts each token, int64 of shape [n].
-            tokens: token ids, int64 of shape [n].
-
-        Returns:
-            The log-likelihood of each token, float64 of shape [n], and whether no other token is likelier (or as
-            likely, with a lower id), bool of shape [n]; on the CPU.
+        `positions` has the row of `hidden` that predicts each. Returns float64 of shape [n], and whether no other token
+        is likelier (or as likely, with a lower id), bool of shape [n]; on the CPU.
         """
         hidden = hidden.to(torch.float32)
         positions, tokens = positions.to(hidden.device), tokens.to(hidden.device)

@@ -12,8 +12,8 @@ import torch
 from dist_eval.data.answers import RouteSegment
 from dist_eval.data.plan import SharedBeginning
 from dist_eval.errors import NoCacheError, RefusedError
-from dist_eval.model.backbone import Backbone
-from dist_eval.model.session_pool import Prompts, SessionPool
+from dist_eval.model.backbone import NO_PROMPTS, Backbone, SoftPrompts
+from dist_eval.model.session_pool import SessionPool
 from dist_eval.model.text_session import RecomputedTextSession, Room, TextSession, with_room
 from dist_eval.results.work import Traffic
 from dist_eval.swarm.failures import can_have_more_room
@@ -46,14 +46,13 @@ class SwarmBackbone(Backbone):
     def hidden_states(
         self,
         input_ids: torch.Tensor,
-        prompts: torch.Tensor | None,
-        deep_prompts: torch.Tensor | None,
+        prompts: SoftPrompts = NO_PROMPTS,
         *,
         avoided: Sequence[RouteSegment] = (),
         record: RouteRecord | None = None,
     ) -> torch.Tensor:
         """See `Backbone.hidden_states`; what is too long for a request takes several, without gradients."""
-        embedded = self.embedded(input_ids, prompts)
+        embedded, deep_prompts = self.embedded(input_ids, prompts.tokens), prompts.deep
         if torch.is_grad_enabled() and (embedded.requires_grad or getattr(deep_prompts, "requires_grad", False)):
             from dist_eval.swarm.gradients import through_swarm
 
@@ -116,45 +115,32 @@ class SwarmBackbone(Backbone):
             raise refused from error
 
     def hidden_states_after(
-        self,
-        shared: SharedBeginning,
-        input_ids: torch.Tensor,
-        prompts: torch.Tensor | None,
-        deep_prompts: torch.Tensor | None,
-        record: RouteRecord,
+        self, shared: SharedBeginning, input_ids: torch.Tensor, prompts: SoftPrompts, record: RouteRecord
     ) -> torch.Tensor:
         """See `Backbone.hidden_states_after`: servers keep the beginning in sessions."""
         if self._pool is None:
             raise NoCacheError("there are no sessions")
-        return self._pool.hidden_states(shared, input_ids, Prompts(prompts, deep_prompts), record)
+        return self._pool.hidden_states(shared, input_ids, prompts, record)
 
     def embedded(self, input_ids: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
         """Returns the first block's inputs, of shape [batch, pre_seq_len + length, hidden]."""
         return self.shell.embedded(input_ids, prompts)
 
     def session(
-        self,
-        rows: int,
-        max_length: int,
-        prompts: torch.Tensor | None = None,
-        deep_prompts: torch.Tensor | None = None,
-        *,
-        rolls_back: bool = True,
+        self, rows: int, max_length: int, prompts: SoftPrompts = NO_PROMPTS, *, rolls_back: bool = True
     ) -> TextSession:
         """See `Backbone.session`: servers keep what they have computed, if model and servers can."""
         from dist_eval.swarm.inference_session import InferenceSession
 
         if not self._has_sessions:
-            return RecomputedTextSession(
-                lambda ids, record: self.hidden_states(ids, prompts, deep_prompts, record=record), rows
-            )
+            return RecomputedTextSession(lambda ids, record: self.hidden_states(ids, prompts, record=record), rows)
         return InferenceSession(
             self.requests,
             self.embedded,
             rows=rows,
             max_length=max_length,
-            prompts=prompts,
-            deep_prompts=deep_prompts,
+            prompts=prompts.tokens,
+            deep_prompts=prompts.deep,
             rolls_back=rolls_back,
             request_tokens=self._request_tokens,
         )

@@ -20,11 +20,7 @@ _LONGEST_WAIT_FOR_ROOM, _BETWEEN_TRIES = 600.0, 1.0
 
 
 def with_room(send: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """Sends texts in a session; if no server has room for the caches, waits until others have given theirs back.
-
-    Raises:
-        NoCacheError: there is no room for ten minutes, or there never will be.
-    """
+    """Sends texts in a session; if no server has room for the caches, waits up to ten minutes until there is."""
     give_up = time.monotonic() + _LONGEST_WAIT_FOR_ROOM
     while True:
         try:
@@ -38,8 +34,7 @@ def with_room(send: Callable[[], torch.Tensor]) -> torch.Tensor:
 class Room:
     """Tokens that a rank's texts may take of servers' caches at a time; a single text is always let in. Thread-safe.
 
-    Args:
-        tokens: how many; called once, when they are first needed.
+    How many is asked once, when they are first needed.
     """
 
     def __init__(self, tokens: Callable[[], float]) -> None:

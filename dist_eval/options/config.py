@@ -24,6 +24,7 @@ from dist_eval.options.groups import (
     ModelOptions,
     OutputOptions,
     RankOptions,
+    SelectionOptions,
     SwarmOptions,
     flag,
     option,
@@ -31,7 +32,6 @@ from dist_eval.options.groups import (
 )
 from dist_eval.options.peers import all_peers
 from dist_eval.options.prompts import GenerationOptions, PromptOptions
-from dist_eval.options.selection import SelectionOptions
 
 # what --generate does not go with
 _OF_CLASSIFIERS = ("label_delimiter", "length_normalization", "audit", "labels", "stratify")

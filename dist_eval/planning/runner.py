@@ -18,8 +18,7 @@ from dist_eval.errors import RunError
 from dist_eval.evaluation.audit import AuditedModel, audited_batches
 from dist_eval.evaluation.context import RunContext
 from dist_eval.evaluation.generation_task import GenerationTask
-from dist_eval.evaluation.request_model import Requests
-from dist_eval.evaluation.requests import fingerprint_of, open_requests, requested_model, window_of_requests
+from dist_eval.evaluation.requests import Requests, fingerprint_of, open_requests, requested_model, window_of_requests
 from dist_eval.evaluation.runner import tokenize
 from dist_eval.evaluation.task import EvalTask
 from dist_eval.inference.forward import TextModel, Texts

@@ -52,13 +52,10 @@ _WHOLE, _AUDITED = 2, 1
 
 
 class _Index:
-    """Where the record of each batch is: in arrays, because there may be millions.
-
-    Attributes:
-        worth: of each batch's record, uint8 of shape [batches]: 0 without one, else 1 and more (`_WHOLE`, `_AUDITED`).
-    """
+    """Where the record of each batch is: in arrays, because there may be millions."""
 
     def __init__(self, batches: int) -> None:
+        # of each batch's record: 0 without one, else 1 and more (`_WHOLE`, `_AUDITED`)
         self.worth = np.zeros(batches, dtype=np.uint8)
         self._files, self._offsets = np.zeros(batches, dtype=np.uint32), np.zeros(batches, dtype=np.int64)
         self._numbers: dict[Path, int] = {}

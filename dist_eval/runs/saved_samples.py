@@ -162,13 +162,7 @@ class SavedTexts:
 
 
 def write_predictions(path: Path, predictions: PredictionsLike, groups: np.ndarray | None = None) -> None:
-    """Writes one row for each prediction. Equal input gives equal bytes.
-
-    Args:
-        path: the file.
-        predictions: what it says.
-        groups: the group of each, int64 of shape [n]; None if there is to be no column for them.
-    """
+    """Writes one row for each prediction, with its group if there is one. Equal input gives equal bytes."""
     nothing = predictions.at(np.empty(0, dtype=np.int64))
     schema = _infer_schema(SavedPredictions.from_predictions(nothing, None if groups is None else groups[:0]).table())
 

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch.distributed as dist
 
-from dist_eval.distributed.limited_store import LimitedStore
-from dist_eval.distributed.rank_store import RankStore, Topology
+from dist_eval.distributed.rank_store import LimitedStore, RankStore, Topology
 from dist_eval.errors import RunError
 
 
