@@ -29,20 +29,20 @@ class AnalysedRows(Protocol):
     """What an analysis needs of the rows of a dataset (see `dist_eval.data.dataset.TokenizedDataset`)."""
 
     @property
-    def lengths(self) -> np.ndarray: ...  # noqa: D102
+    def lengths(self) -> np.ndarray: ...
     @property
-    def rows(self) -> np.ndarray | None: ...  # noqa: D102
+    def rows(self) -> np.ndarray | None: ...
     @property
-    def sampling_fraction(self) -> float: ...  # noqa: D102
-    def where(self, position: int) -> str: ...  # noqa: D102
-    def column(self, name: str) -> pa.Array: ...  # noqa: D102
+    def sampling_fraction(self) -> float: ...
+    def where(self, position: int) -> str: ...
+    def column(self, name: str) -> pa.Array: ...
 
 
 class Samples(Protocol):
     """Predictions or generated texts."""
 
     @property
-    def index(self) -> np.ndarray: ...  # noqa: D102
+    def index(self) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)

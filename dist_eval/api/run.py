@@ -53,7 +53,6 @@ class _Shown(Record):
 
     @property
     def folder(self) -> Path:
-        """The run's folder."""
         return self._folder
 
     def __repr__(self) -> str:

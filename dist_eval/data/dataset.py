@@ -61,7 +61,6 @@ class TokenizedDataset:
 
     @property
     def source(self) -> str:
-        """Name of the dataset, for messages."""
         return self.facts.source
 
     @property

@@ -66,7 +66,6 @@ class _Column:
 
     @property
     def normalized(self) -> int:
-        """See `LabelColumn`."""
         return 0
 
     def _problem(self, row: int, what: str) -> DataError:
@@ -141,7 +140,6 @@ class LabelSets(_Column):
 
     @property
     def normalized(self) -> int:
-        """See `LabelColumn`."""
         return self._classes.normalized
 
     def codes(self, array: pa.Array, first_row: int) -> np.ndarray:

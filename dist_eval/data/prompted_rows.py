@@ -160,7 +160,6 @@ class PromptedRows:
             raise DataError(f"{self.source.where(row)}: {problem}.")
 
     def digest(self) -> str:
-        """Returns a hash of the prompts."""
         return self._digest.hexdigest()
 
     def column_digests(self) -> dict[str, str]:
@@ -168,7 +167,6 @@ class PromptedRows:
         return {f"column {name!r}": digest.hexdigest() for name, digest in self._of_columns.items()}
 
     def references_digest(self) -> str:
-        """Returns a hash of the references."""
         return hashlib.sha256(json.dumps(self.references).encode()).hexdigest()
 
     @property
@@ -191,7 +189,6 @@ class PromptedRows:
         return self.selection.sampling_fraction if self.selection else 0.0
 
     def where(self, position: int) -> str:
-        """Says in which file the row of a prompt is, for messages."""
         return self.source.where(position)
 
     def column(self, name: str) -> pa.Array:

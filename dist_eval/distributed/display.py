@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from typing import Protocol, TextIO
+from typing import TextIO
 
 from dist_eval.printable import printable
 from dist_eval.tables import format_count
@@ -72,34 +72,6 @@ BAR = "DIST_EVAL_BAR"
 _LINE_SECONDS, _FIRST_LINE_SECONDS = 60.0, 2.0
 
 
-class Display(Protocol):
-    """Shows the progress of all ranks."""
-
-    def show(self, done: int, before: int, seconds_left: float | None, details: str = "") -> None:
-        """Shows how far the run is, and what else is known."""
-        ...
-
-    def note(self, text: str) -> None:
-        """Shows a notice."""
-        ...
-
-    def close(self) -> None:
-        """Ends the display."""
-        ...
-
-
-def display_on(stream: TextIO, total: int, what: str = "evaluating", unit: str = "example") -> Display:
-    """Returns the display of a run for a stream.
-
-    Args:
-        stream: where it is shown.
-        total: number of examples, or what else is counted.
-        what: what is done.
-        unit: what is counted, in the singular.
-    """
-    return (_Bar if stream.isatty() or BAR in os.environ else _Lines)(stream, total, what, unit)
-
-
 class _Bar:
     def __init__(self, stream: TextIO, total: int, what: str, unit: str) -> None:
         from tqdm import tqdm
@@ -151,3 +123,18 @@ class _Lines:
         if self._line:
             print(self._line, file=self._stream, flush=True)
         self._line = ""
+
+
+Display = _Bar | _Lines  # shows how far the run is, and notices
+
+
+def display_on(stream: TextIO, total: int, what: str = "evaluating", unit: str = "example") -> Display:
+    """Returns the display of a run for a stream.
+
+    Args:
+        stream: where it is shown.
+        total: number of examples, or what else is counted.
+        what: what is done.
+        unit: what is counted, in the singular.
+    """
+    return (_Bar if stream.isatty() or BAR in os.environ else _Lines)(stream, total, what, unit)

@@ -47,7 +47,6 @@ class LimitedStore:
         self._calls.put(None)
 
     def _ask(self, call: Callable[[], Any]) -> Any:
-        """Makes one call."""
         if not self._is_lost:
             self._calls.put(call)
             try:

@@ -65,7 +65,6 @@ class Stop:
 
     @property
     def requested(self) -> bool:
-        """Whether the run was asked to stop."""
         return bool(self.reason)
 
     def request(self, reason: str) -> None:
@@ -83,7 +82,6 @@ class Stop:
             signal.signal(number, self._handle)
 
     def ignore_signals(self) -> None:
-        """Ignores these signals from now on."""
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 

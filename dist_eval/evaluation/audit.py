@@ -19,10 +19,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from dist_eval.data.answers import AnswerColumns, RouteSegment, column_names
+from dist_eval.data.answers import RouteSegment, column_names
 from dist_eval.errors import EvaluationError, SwarmError
 from dist_eval.inference.forward import checked_answers
-from dist_eval.model.backbone import HostedModel, ModelOnBackbone
+from dist_eval.model.backbone import AnsweringModel, ModelOnBackbone
 from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.results.work import Dispute
 from dist_eval.swarm.findings import Findings
@@ -77,7 +77,7 @@ def largest_difference(one: torch.Tensor, other: torch.Tensor, least: float = 1e
     return float(((one - other).norm(dim=-1) / longer).max()) if one.numel() else 0.0
 
 
-class AuditedModel(HostedModel):
+class AuditedModel(AnsweringModel):
     """A model on a swarm that answers some batches a second time, over other servers.
 
     Args:
@@ -97,18 +97,13 @@ class AuditedModel(HostedModel):
         if not isinstance(model.backbone, SwarmBackbone):
             raise TypeError("only a model on a swarm can be audited")
         self._model = self._host = model
+        self.columns = model.columns
         self._backbone, self._tolerance = model.backbone, tolerance
         self._requests, self._on_faulty = model.backbone.requests, on_faulty
 
-    @property
-    def columns(self) -> AnswerColumns:
-        """Columns of the answer to a text."""
-        return self._model.columns
-
-    def answer(
+    def _answer(
         self, input_ids: torch.Tensor, lengths: torch.Tensor, options: SendOptions, record: RouteRecord
     ) -> dict[str, torch.Tensor]:
-        """Computes the columns for a batch (see `ModelOnBackbone.answer`); more than once if it is to be audited."""
         if not options.audited:
             return self._model.answer(input_ids, lengths, options, record)
         answers, route, findings = self._audited(input_ids, lengths)

@@ -24,7 +24,8 @@ from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.distributed.stop import Stop
 from dist_eval.errors import RunStopped
 from dist_eval.inference.window import Window, window_in_memory
-from dist_eval.model.backends import LoadedModel, SwarmPeers, load_model, open_swarm
+from dist_eval.model.backbone import AnsweringModel
+from dist_eval.model.backends import SwarmPeers, load_model, open_swarm
 from dist_eval.model.base_model_spec import BaseModelSpec, ModelTarget
 from dist_eval.options.config import RunConfig
 from dist_eval.options.groups import SwarmOptions
@@ -91,7 +92,6 @@ class RunContext(Generic[Config, Folder]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
-        """Closes what was opened, last first."""
         return self._closing.__exit__(kind, error, traceback)
 
     def _pin_revisions(self) -> None:
@@ -167,7 +167,7 @@ class RunContext(Generic[Config, Folder]):
                 self.wait_for(f"scratch/{node}")
         self.publish_as_leader("claim", lambda: _TO_DO if is_new() else _COMPLETE)
 
-    def load_model(self, base: BaseModelSpec, target: ModelTarget) -> LoadedModel:
+    def load_model(self, base: BaseModelSpec, target: ModelTarget) -> AnsweringModel:
         """Loads the model (see `model.backends.load_model`)."""
         options = self.config.select(SwarmOptions) if self.config.backend == "petals" else None
         host_dir = Path(self.wait_for(f"scratch/{self.topology.node}"))

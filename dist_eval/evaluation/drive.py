@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Generic, Protocol, TextIO, TypeVar
+from typing import Any, Generic, TextIO, TypeVar
 
 import numpy as np
 
@@ -23,12 +23,11 @@ from dist_eval.distributed.progress import Progress
 from dist_eval.distributed.tracked_progress import Judged, TrackedProgress
 from dist_eval.evaluation.context import RunContext
 from dist_eval.evaluation.worker import BatchWorker, FailurePolicy
-from dist_eval.inference.forward import TextModel, Texts
+from dist_eval.inference.forward import Texts
 from dist_eval.inference.window import Window
-from dist_eval.model.backbone import ModelOnBackbone
-from dist_eval.model.backends import LoadedModel
+from dist_eval.model.backbone import AnsweringModel, ModelOnBackbone
 from dist_eval.model.base_model_spec import BaseModelSpec
-from dist_eval.results.work import RankWork, Swarm, Throughput, Traffic
+from dist_eval.results.work import RankWork, Swarm, Throughput
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.runs.journal import Journal
 from dist_eval.runs.journal_folder import record_plan, recorded_cache_tokens, require_recorded_plan
@@ -41,14 +40,6 @@ Entry = TypeVar("Entry", bound=RankWork)
 Judge = Callable[[np.ndarray, np.ndarray], Judged]
 """Is given positions in the data, int64 of shape [n], and their answers, of any batch that has been answered, each
 once; says which samples are right, as soon as it can."""
-
-
-class DrivenModel(TextModel, Protocol):
-    """What answers the samples (see `dist_eval.model.backbone.HostedModel`)."""
-
-    def traffic(self) -> Traffic | None: ...  # noqa: D102
-
-    def notice(self) -> str: ...  # noqa: D102
 
 
 @dataclass(frozen=True)
@@ -109,7 +100,7 @@ class RunOutput(Generic[Entry]):
 @contextmanager
 def drive(
     context: RunContext[Any, Any],
-    model: DrivenModel,
+    model: AnsweringModel,
     data: Texts,
     plan: BatchPlan,
     fingerprint: Fingerprint,
@@ -183,7 +174,7 @@ def decide_plan(
     context: RunContext[Any, Any],
     make_plan: Callable[[int], BatchPlan],
     base: BaseModelSpec,
-    model: LoadedModel,
+    model: AnsweringModel,
     share: float,
 ) -> BatchPlan:
     """Plans the batches, the same in all starts of the run; every rank calls it.

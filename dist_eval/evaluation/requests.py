@@ -44,7 +44,7 @@ from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.files import REPORT
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.runs.saved_samples import SavedTexts
-from dist_eval.swarm.routes import ANY_ROUTE, RouteRecord, SendOptions
+from dist_eval.swarm.routes import RouteRecord, SendOptions
 
 FILES = (*continuations.FILES, *generation.FILES)
 """What a folder with requests holds."""
@@ -94,30 +94,20 @@ class Requests:
 
 
 class RequestModel(ModelOnBackbone):
-    """A language model that answers requests of both kinds."""
+    """A language model that answers requests of both kinds; columns that a request does not ask for are 0."""
 
     def __init__(self, model: LanguageModel, generator: Generator | None, columns: AnswerColumns) -> None:
-        super().__init__(model.backbone, model.output.hidden_size)
-        self._model, self._generator, self._columns = model, generator, columns
+        super().__init__(model.backbone, model.output.hidden_size, columns)
+        self._model, self._generator = model, generator
 
-    @property
-    def columns(self) -> AnswerColumns:
-        """Columns of an answer; those that a request does not ask for are 0."""
-        return self._columns
-
-    def answer(
-        self,
-        input_ids: torch.Tensor,
-        lengths: torch.Tensor,
-        options: SendOptions = ANY_ROUTE,
-        record: RouteRecord | None = None,
+    def _answer(
+        self, input_ids: torch.Tensor, lengths: torch.Tensor, options: SendOptions, record: RouteRecord
     ) -> dict[str, torch.Tensor]:
-        """Answers a batch (see `LanguageModel.answer` and `Generator.answer`)."""
         is_prompt = lengths.shape[1] == Generator.LENGTHS
         model: Any = self._generator if is_prompt else self._model
         found = model.answer(input_ids, lengths, options, record)
-        empty = np.zeros(len(lengths), dtype=self._columns)
-        return {name: found.get(name, torch.from_numpy(empty[name].copy())) for name in self._columns.names or ()}
+        empty = np.zeros(len(lengths), dtype=self.columns)
+        return {name: found.get(name, torch.from_numpy(empty[name].copy())) for name in column_names(self.columns)}
 
 
 RequestContext = RunContext[Any, EvaluationFolder]

@@ -16,7 +16,7 @@ from dist_eval.data.problem_types import exact_matches
 from dist_eval.distributed.tracked_progress import Judged
 from dist_eval.evaluation.audit import AuditedModel, audited_batches
 from dist_eval.evaluation.context import RunContext
-from dist_eval.evaluation.drive import DrivenModel, RunOutput, decide_plan, drive
+from dist_eval.evaluation.drive import RunOutput, decide_plan, drive
 from dist_eval.evaluation.rescoring import (
     analysis_of,
     announce_selection,
@@ -28,8 +28,7 @@ from dist_eval.evaluation.task import EvalTask, write_dataset
 from dist_eval.evaluation.worker import FailurePolicy
 from dist_eval.metrics.catalogue import accuracy_names
 from dist_eval.metrics.predictions import Predictions
-from dist_eval.model.backbone import ModelOnBackbone
-from dist_eval.model.backends import LoadedModel
+from dist_eval.model.backbone import AnsweringModel, ModelOnBackbone
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.options.groups import DataOptions
 from dist_eval.report.page import format_run, report_on
@@ -109,7 +108,7 @@ def evaluate_run(context: EvalContext) -> dict[str, float | None] | None:
         return None
 
 
-def with_audit(model: LoadedModel, config: EvaluationConfig, journal: Journal) -> DrivenModel:
+def with_audit(model: AnsweringModel, config: EvaluationConfig, journal: Journal) -> AnsweringModel:
     """Returns the model, of which some batches are audited if the options ask for that."""
     if not config.audit:
         return model

@@ -129,7 +129,6 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         self._responses: dict[int, list[Any]] | None = None
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
-        """Returns the log-likelihood of each continuation after its context, and whether it is the likeliest."""
         responses = self._all_responses()
         return [responses[id(request)][0] for request in requests]
 
@@ -281,7 +280,6 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
 
     @property
     def eot_token_id(self) -> int:
-        """Id of the token that ends a text."""
         return int(self.tokenizer.eos_token_id)
 
     @property
@@ -292,7 +290,6 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
 
     @property
     def tokenizer_name(self) -> str:
-        """Name of the tokenizer."""
         return str(self.tokenizer.name_or_path).replace("/", "__")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
@@ -359,11 +356,9 @@ class StandInModel(LM):  # type: ignore[misc]
     tokenizer_name = ""
 
     def loglikelihood(self, requests: list[Instance], **_: Any) -> list[tuple[float, bool]]:
-        """Returns log-likelihoods that are all the same."""
         return [(-1.0, False) for _ in requests]
 
     def loglikelihood_rolling(self, requests: list[Instance], **_: Any) -> list[float]:
-        """Returns log-likelihoods that are all the same."""
         return [-1.0 for _ in requests]
 
     def generate_until(self, requests: list[Instance], **_: Any) -> list[str]:
@@ -373,5 +368,4 @@ class StandInModel(LM):  # type: ignore[misc]
         return ["answer" for _ in requests]
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Returns a conversation without a template."""
         return "\n".join(f"{message['role']}: {message['content']}" for message in chat_history)

@@ -70,7 +70,6 @@ class Notices(logging.Handler):
             self.say(text, kind=(record.pathname, record.lineno))
 
     def say(self, text: str, kind: object = None) -> None:
-        """Adds a notice."""
         text = readable(text)
         kind = kind or text
         texts = self._texts.setdefault(kind, [])

@@ -125,19 +125,12 @@ class Backbone(HostedModel, ABC):
         """Moves what runs in this process to a device."""
 
 
-class ModelOnBackbone(HostedModel, ABC):
-    """What is put on a backbone, whose outputs have a width of `hidden_size`, to make them answers."""
+class AnsweringModel(HostedModel, ABC):
+    """A model that answers batches (see `dist_eval.inference.forward.TextModel`)."""
 
-    def __init__(self, backbone: Backbone, hidden_size: int, prompts: SoftPrompts = NO_PROMPTS) -> None:
-        self.backbone, self.prompts = backbone, prompts
-        self._host, self._hidden_size = backbone, hidden_size
+    columns: AnswerColumns  # of the answer to a text
 
-    @property
-    @abstractmethod
-    def columns(self) -> AnswerColumns:
-        """Columns of the answer to a text."""
-
-    @abstractmethod
+    @torch.no_grad()
     def answer(
         self,
         input_ids: torch.Tensor,
@@ -145,7 +138,38 @@ class ModelOnBackbone(HostedModel, ABC):
         options: SendOptions = ANY_ROUTE,
         record: RouteRecord | None = None,
     ) -> dict[str, torch.Tensor]:
-        """Computes the columns for a batch (see `dist_eval.inference.forward.TextModel`)."""
+        """Computes the columns for a batch.
+
+        Args:
+            input_ids: int64 of shape [batch, length], padded on the right with any id.
+            lengths: number of real tokens of each text, at least 1, int64 of shape [batch]; or what else the model
+                needs of each, of shape [batch, numbers].
+            options: constrains the route through a swarm.
+            record: records it.
+
+        Returns:
+            The columns by name, of shape [batch, ...], on the CPU; not checked for finite values.
+
+        Raises:
+            ModelOutputError: the outputs have the wrong shape.
+        """
+        return self._answer(input_ids, lengths, options, record or RouteRecord())
+
+    @abstractmethod
+    def _answer(
+        self, input_ids: torch.Tensor, lengths: torch.Tensor, options: SendOptions, record: RouteRecord
+    ) -> dict[str, torch.Tensor]:
+        """See `answer`."""
+
+
+class ModelOnBackbone(AnsweringModel):
+    """What is put on a backbone, whose outputs have a width of `hidden_size`, to make them answers."""
+
+    def __init__(
+        self, backbone: Backbone, hidden_size: int, columns: AnswerColumns, prompts: SoftPrompts = NO_PROMPTS
+    ) -> None:
+        self.backbone, self.columns, self.prompts = backbone, columns, prompts
+        self._host, self._hidden_size = backbone, hidden_size
 
     def forwards(self, input_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """Returns the token ids that are sent for a batch, int64 of shape [forwards, length]."""
@@ -195,7 +219,6 @@ class LocalBackbone(Backbone):
         avoided: Sequence[RouteSegment] = (),
         record: RouteRecord | None = None,
     ) -> torch.Tensor:
-        """See `Backbone.hidden_states`."""
         embeddings = prompted(self.word_embeddings, input_ids, prompts.tokens)
         with self._one_at_a_time, ExitStack() as hooks:
             for block, prompt in zip(self.blocks, prompts.deep if prompts.deep is not None else (), strict=False):
@@ -209,7 +232,6 @@ class LocalBackbone(Backbone):
         return RecomputedTextSession(lambda ids, _: self.hidden_states(ids, prompts), rows)
 
     def move(self, device: torch.device) -> None:
-        """See `Backbone.move`: the whole model."""
         self.model.to(device)
 
 

@@ -74,6 +74,7 @@ class TunedCheckpoint:
         adapter: name of the LoRA adapter that the swarm's servers added to the base model, or None.
         folder: where it was loaded from.
         config: the content of its `config.json`, for what it says about the base model.
+        forwards_per_text: forwards that a text needs: one.
     """
 
     head: torch.Tensor

@@ -16,7 +16,7 @@ from torch import nn
 
 from dist_eval.base_model.architecture import Architecture
 from dist_eval.base_model.config import read_base_config
-from dist_eval.data.answers import AnswerColumns, logits_columns
+from dist_eval.data.answers import logits_columns
 from dist_eval.data.revisions import pinned
 from dist_eval.model.backbone import Backbone, LocalBackbone, ModelOnBackbone, SoftPrompts
 from dist_eval.model.checkpoint import TunedCheckpoint, fingerprint
@@ -41,52 +41,22 @@ class Classifier(ModelOnBackbone):
     """
 
     def __init__(self, backbone: Backbone, tuned: TunedCheckpoint) -> None:
-        super().__init__(backbone, tuned.head.shape[1], SoftPrompts(tuned.prompts, tuned.deep_prompts))
+        prompts = SoftPrompts(tuned.prompts, tuned.deep_prompts)
+        super().__init__(backbone, tuned.head.shape[1], logits_columns(tuned.num_labels), prompts)
         self.tuned = tuned
 
     @property
     def num_labels(self) -> int:
-        """Width of the head."""
         return self.tuned.num_labels
 
-    @property
-    def columns(self) -> AnswerColumns:
-        """Columns of the answer to a text."""
-        return logits_columns(self.num_labels)
-
-    def answer(
-        self,
-        input_ids: torch.Tensor,
-        lengths: torch.Tensor,
-        options: SendOptions = ANY_ROUTE,
-        record: RouteRecord | None = None,
+    def _answer(
+        self, input_ids: torch.Tensor, lengths: torch.Tensor, options: SendOptions, record: RouteRecord
     ) -> dict[str, torch.Tensor]:
-        """Computes the columns for a batch (see `logits`)."""
-        return {"logits": self.logits(input_ids, lengths, options, record)}
+        return {"logits": self.scores(input_ids, lengths, options, record).to("cpu", torch.float32)}
 
-    @torch.no_grad()
-    def logits(
-        self,
-        input_ids: torch.Tensor,
-        lengths: torch.Tensor,
-        options: SendOptions = ANY_ROUTE,
-        record: RouteRecord | None = None,
-    ) -> torch.Tensor:
-        """Classifies a batch.
-
-        Args:
-            input_ids: int64 of shape [batch, length], padded on the right with any id.
-            lengths: number of real tokens of each text, at least 1, int64 of shape [batch].
-            options: constrains the route through a swarm.
-            record: records it.
-
-        Returns:
-            Logits, float32 of shape [batch, num_labels], on the CPU; not checked for finite values.
-
-        Raises:
-            ModelOutputError: the outputs have the wrong shape.
-        """
-        return self.scores(input_ids, lengths, options, record).to("cpu", torch.float32)
+    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, *route: Any, **further: Any) -> torch.Tensor:
+        """Classifies a batch (see `answer`); returns float32 of shape [batch, num_labels]."""
+        return self.answer(input_ids, lengths, *route, **further)["logits"]
 
     def scores(
         self,
@@ -95,14 +65,7 @@ class Classifier(ModelOnBackbone):
         options: SendOptions = ANY_ROUTE,
         record: RouteRecord | None = None,
     ) -> torch.Tensor:
-        """Does the same for training: differentiable in the tuned tensors.
-
-        Returns:
-            Logits, of shape [batch, num_labels], on the head's device; float32 without autocast.
-
-        Raises:
-            ModelOutputError: the outputs have the wrong shape.
-        """
+        """Does the same for training: differentiable in the tuned tensors, on the head's device."""
         tuned = self.tuned
         hidden = self.hidden_states(input_ids, options, record)
         rows = torch.arange(len(lengths), device=hidden.device)
@@ -209,7 +172,6 @@ class PetalsShell:
         self._norm, self.has_attention_cache = model.word_embeddings_layernorm, True
 
     def embedded(self, input_ids: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
-        """See `Shell.embedded`."""
         return self._norm(prompted(self.word_embeddings, input_ids, prompts))
 
 

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from dist_eval.data.answers import AnswerColumns, generation_columns
+from dist_eval.data.answers import generation_columns
 from dist_eval.data.generation import StopStrings
 from dist_eval.data.revisions import pinned
 from dist_eval.model.backbone import ModelOnBackbone
 from dist_eval.model.language_model import LanguageModel
 from dist_eval.model.text_session import Room, with_room
 from dist_eval.results.inputs import Decoding
-from dist_eval.swarm.routes import ANY_ROUTE, RouteRecord, SendOptions
+from dist_eval.swarm.routes import RouteRecord, SendOptions
 
 
 class Generator(ModelOnBackbone):
@@ -48,41 +48,22 @@ class Generator(ModelOnBackbone):
         end_tokens: Sequence[int],
         room: float = 0,
     ) -> None:
-        super().__init__(model.backbone, model.output.hidden_size)
+        columns = generation_columns(max(decoding.max_new_tokens for decoding in decodings))
+        super().__init__(model.backbone, model.output.hidden_size, columns)
         self._output, self._decodings = model.output, decodings
         self._output.hold_in_memory()
         self._stops = [StopStrings(decoding.stop, tokenizer) for decoding in decodings]
         self._end_tokens = torch.tensor(sorted(end_tokens), dtype=torch.int64)
         self._room = Room(lambda: room)
 
-    @property
-    def columns(self) -> AnswerColumns:
-        """Columns of a generated text."""
-        return generation_columns(max(decoding.max_new_tokens for decoding in self._decodings))
-
-    @torch.no_grad()
-    def answer(
-        self,
-        input_ids: torch.Tensor,
-        lengths: torch.Tensor,
-        options: SendOptions = ANY_ROUTE,
-        record: RouteRecord | None = None,
+    def _answer(
+        self, input_ids: torch.Tensor, lengths: torch.Tensor, options: SendOptions, record: RouteRecord
     ) -> dict[str, torch.Tensor]:
         """Generates a text after each prompt.
 
-        Args:
-            input_ids: prompts, int64 of shape [batch, length], padded on the right with any id.
-            lengths: number of tokens of each prompt, at least 1; number of its decoding, the same for all; and its
-                position in the dataset, int64 of shape [batch, 3].
-            options: constrain nothing here: an audit has forwards to compare, a text has many.
-            record: records the route through a swarm.
-
-        Returns:
-            `tokens`: of the texts, with the one that ended each, int32 of shape [batch, longest possible], 0 behind a
-            text; `length`: number of tokens of each text, int32 of shape [batch].
-
-        Raises:
-            ModelOutputError: the outputs have the wrong shape.
+        `lengths` has the number of tokens of each prompt, the number of its decoding, the same for all, and its
+        position in the dataset. `options` constrain nothing: an audit has forwards to compare, a text has many.
+        `tokens` of the answer have the one that ended each text, and 0 behind a text.
         """
         number = int(lengths[0, 1])
         decoding, stops = self._decodings[number], self._stops[number]
@@ -112,8 +93,7 @@ class Generator(ModelOnBackbone):
                     text = tokens[row, starts[row] : position + 1]
                     if is_end or len(text) == decoding.max_new_tokens or stops.end(text.tolist()):
                         ends[row] = position + 1
-        if record is not None:
-            record.route.extend(servers.route)  # each step knows those of all before
+        record.route.extend(servers.route)  # each step knows those of all before
         sizes = ends - starts
         answer = torch.zeros(rows, int(self.columns["tokens"].shape[0]), dtype=torch.int32)
         for row, (start, size) in enumerate(zip(starts.tolist(), sizes.tolist(), strict=True)):

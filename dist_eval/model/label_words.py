@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from dist_eval.data.answers import AnswerColumns, logits_columns
+from dist_eval.data.answers import logits_columns
 from dist_eval.data.problem_types import SINGLE_LABEL, Problem
 from dist_eval.data.prompts import PromptedWords
 from dist_eval.errors import ConfigError
@@ -26,7 +26,7 @@ from dist_eval.model.classifier import Classifier
 from dist_eval.model.language_model import LanguageModel
 from dist_eval.model.output_embedding import OutputEmbedding
 from dist_eval.results.inputs import PromptSummary
-from dist_eval.swarm.routes import ANY_ROUTE, RouteRecord, SendOptions
+from dist_eval.swarm.routes import RouteRecord, SendOptions
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,6 @@ class LabelWords:
 
     @property
     def num_labels(self) -> int:
-        """Number of classes."""
         return len(self.label_names)
 
     @property
@@ -126,40 +125,20 @@ class LabelWordClassifier(ModelOnBackbone):
     """A language model that computes the log-likelihood of each label word after a prompt, divided by its divisor."""
 
     def __init__(self, model: LanguageModel, words: Sequence[Sequence[int]], divisors: torch.Tensor) -> None:
-        super().__init__(model.backbone, model.output.hidden_size)
+        super().__init__(model.backbone, model.output.hidden_size, logits_columns(len(words)))
         self._model, self._divisors = model, divisors
         self._sizes = torch.tensor([len(word) for word in words])
         self._words = torch.zeros(len(words), int(self._sizes.max()), dtype=torch.int64)
         for row, word in enumerate(words):
             self._words[row, : len(word)] = torch.tensor(word)
 
-    @property
-    def columns(self) -> AnswerColumns:
-        """Columns of the answer to a text."""
-        return logits_columns(len(self._words))
-
     def forwards(self, input_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """See `ModelOnBackbone.forwards`."""
         return self._model.forwards(*self._with_words(input_ids, lengths))
 
-    def answer(
-        self,
-        input_ids: torch.Tensor,
-        lengths: torch.Tensor,
-        options: SendOptions = ANY_ROUTE,
-        record: RouteRecord | None = None,
+    def _answer(
+        self, input_ids: torch.Tensor, lengths: torch.Tensor, options: SendOptions, record: RouteRecord
     ) -> dict[str, torch.Tensor]:
-        """Computes the log-likelihood of each word after each prompt, as `logits` of the classes.
-
-        Args:
-            input_ids: prompts, int64 of shape [batch, length], padded on the right with any id.
-            lengths: number of tokens of each prompt, at least 1, int64 of shape [batch].
-            options: constrains the route through a swarm.
-            record: records it.
-
-        Raises:
-            ModelOutputError: the outputs have the wrong shape.
-        """
+        """Computes the log-likelihood of each word after each prompt, as `logits` of the classes."""
         found = self._model.answer(*self._with_words(input_ids, lengths), options, record)["log_likelihood"]
         return {"logits": (found.view(len(lengths), -1) / self._divisors).to(torch.float32)}
 

@@ -24,14 +24,14 @@ from typing import Any
 import torch
 
 from dist_eval.base_model.weights import load_pretrained
-from dist_eval.data.answers import AnswerColumns, logits_columns
+from dist_eval.data.answers import logits_columns
 from dist_eval.data.head_config import class_names, problem_from
 from dist_eval.data.problem_types import Problem
 from dist_eval.data.revisions import pinned
 from dist_eval.data.token_file import ANY_TYPE, ids_and_types
 from dist_eval.errors import CheckpointError, ModelOutputError, one_line
-from dist_eval.model.backbone import HostedModel
-from dist_eval.swarm.routes import ANY_ROUTE, RouteRecord, SendOptions
+from dist_eval.model.backbone import AnsweringModel
+from dist_eval.swarm.routes import RouteRecord, SendOptions
 from dist_eval.tables import format_count
 
 _CHUNK_BYTES = 1 << 22
@@ -70,7 +70,6 @@ class PretrainedClassifier:
 
     @property
     def num_labels(self) -> int:
-        """Width of the head."""
         return len(self.label_names)
 
     @property
@@ -100,11 +99,12 @@ class PretrainedClassifier:
         return digest.hexdigest()
 
 
-class FullClassifier(HostedModel):
+class FullClassifier(AnsweringModel):
     """A `PretrainedClassifier`, loaded."""
 
     def __init__(self, model: Any, device: torch.device) -> None:
         self._model, self._device = model.to(device), device
+        self.columns = logits_columns(self.num_labels)
         self._one_at_a_time = threading.Lock()  # some families keep values for the last length
         self._takes = inspect.signature(model.forward).parameters
         if hasattr(model, "score"):
@@ -115,23 +115,11 @@ class FullClassifier(HostedModel):
 
     @property
     def num_labels(self) -> int:
-        """Width of the head."""
         return int(self._model.config.num_labels)
 
-    @property
-    def columns(self) -> AnswerColumns:
-        """Columns of the answer to a text."""
-        return logits_columns(self.num_labels)
-
-    @torch.no_grad()
-    def answer(
-        self,
-        input_ids: torch.Tensor,
-        lengths: torch.Tensor,
-        options: SendOptions = ANY_ROUTE,
-        record: RouteRecord | None = None,
+    def _answer(
+        self, input_ids: torch.Tensor, lengths: torch.Tensor, options: SendOptions, record: RouteRecord
     ) -> dict[str, torch.Tensor]:
-        """Classifies a batch (see `dist_eval.model.classifier.Classifier.logits`)."""
         logits = torch.empty(len(lengths), self.num_labels)
         for length in sorted(set(lengths.tolist())):
             rows = (lengths == length).nonzero().squeeze(1)

@@ -49,7 +49,6 @@ class Shell:
             return last_layer_outputs(self.model, self._architecture, words)
 
     def move(self, device: torch.device) -> None:
-        """Moves it to a device."""
         self.model.to(device)
 
 
@@ -124,7 +123,6 @@ class LanguageModelHead:
 
     @classmethod
     def find(cls, architecture: Architecture) -> LanguageModelHead:
-        """Finds it for a decoder."""
         from transformers.modeling_outputs import MoeModelOutputWithPast
 
         class Output(MoeModelOutputWithPast):

@@ -158,35 +158,28 @@ class SwarmBackbone(Backbone):
         return min(room) if self._has_sessions else math.inf
 
     def room_for_sessions(self, share: float, session_tokens: int) -> SessionRoom:
-        """See `Backbone.room_for_sessions`."""
         spans = self.requests.servers.session_spans()
         if not share or not self._has_sessions or not any(can_roll_back(span.announced.version) for span in spans):
             return NO_ROOM
         return room_for_sessions(self.requests.servers.free_cache(), self.requests.num_blocks, share, session_tokens)
 
     def open_sessions(self, limit: int) -> None:
-        """See `Backbone.open_sessions`."""
         self._pool = SessionPool(self.session, limit)
 
     def traffic(self) -> Traffic:
-        """See `HostedModel.traffic`."""
         return self.requests.traffic()
 
     @property
     def retries(self) -> int:
-        """See `HostedModel.retries`."""
         return self.requests.router.retries
 
     def notice(self) -> str:
-        """See `HostedModel.notice`."""
         return self.requests.servers.notice()
 
     def exclude(self, servers: Iterable[str]) -> None:
-        """See `HostedModel.exclude`."""
         self.requests.servers.excluded |= set(servers)
 
     def move(self, device: torch.device) -> None:
-        """See `Backbone.move`: embeddings and final norm."""
         self.shell.move(device)
 
     def close(self) -> None:

@@ -120,7 +120,6 @@ class RecomputedTextSession:
 
     @property
     def position(self) -> int:
-        """See `TextSession.position`."""
         return self._ids.shape[1]
 
     @property
@@ -132,7 +131,6 @@ class RecomputedTextSession:
     def step(
         self, input_ids: torch.Tensor, start: int | None = None, record: RouteRecord | None = None
     ) -> torch.Tensor:
-        """See `TextSession.step`."""
         if start == 0:
             self._servers.clear()
         self._ids = torch.cat([self._ids[:, :start], input_ids.to(self._ids)], dim=1)
@@ -142,11 +140,9 @@ class RecomputedTextSession:
     def continuations(
         self, input_ids: Sequence[torch.Tensor], record: RouteRecord | None = None
     ) -> Sequence[torch.Tensor]:
-        """See `TextSession.continuations`."""
         return [self._outputs(torch.cat([self._ids, ids], dim=1), ids.shape[1], record) for ids in input_ids]
 
     def _outputs(self, input_ids: torch.Tensor, tokens: int, record: RouteRecord | None) -> torch.Tensor:
-        """Returns the outputs for the last tokens."""
         own = RouteRecord()
         hidden = self._hidden_states(input_ids, own)
         self._servers.update(dict.fromkeys(own.route))

@@ -119,7 +119,6 @@ class DatasetRunConfig(RunConfig, DataOptions):
 
     @property
     def revisions(self) -> dict[HubKind, tuple[str, str]]:
-        """Of what a revision on a hub is given: the name of the model or dataset, and the revision."""
         name = unwrap_single(self.dataset)
         of_dataset = (name if isinstance(name, str) else "", self.dataset_revision or "")
         return {**super().revisions, **({"dataset": of_dataset} if self.dataset_revision else {})}

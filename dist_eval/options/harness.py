@@ -28,7 +28,6 @@ class MergeMappings(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        """Adds to what the option has been given before."""
         merged = dict(getattr(namespace, self.dest, {}))
         for mapping in values:
             merged.update(mapping)
@@ -290,7 +289,6 @@ class HarnessConfig(RunConfig):
 
     @property
     def run_name(self) -> str:
-        """The names of the tasks."""
         names = (name.rstrip("/").rpartition("/")[2].removesuffix(".yaml") for name in self.tasks[:3])
         return re.sub(r"[*?\[\]]", "", "-".join(names)) or "tasks"
 

@@ -12,7 +12,6 @@ class ArgumentParser(argparse.ArgumentParser):
     """Accepts options with underscores, too: `--num_fewshot` like `--num-fewshot`."""
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        """Parses what is known (see argparse)."""
         words = [self._with_dashes(word) for word in (sys.argv[1:] if args is None else args)]
         for word in words:
             if (

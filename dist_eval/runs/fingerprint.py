@@ -65,7 +65,6 @@ class Fingerprint:
         return Fingerprint({**self.values, "plan": plan})
 
     def save(self, folder: Path) -> None:
-        """Writes it to a run's folder."""
         (folder / JOURNAL).mkdir(parents=True, exist_ok=True)
         parts = {_PARTS: self.parts} if self.parts else {}
         content = {**self.values, **parts, _DIGEST: self.digest()}

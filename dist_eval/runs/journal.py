@@ -205,7 +205,6 @@ class Journal:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def close(self) -> None:
-        """Closes this rank's file."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

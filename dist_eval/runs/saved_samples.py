@@ -76,12 +76,10 @@ class SavedPredictions:
 
     @property
     def num_labels(self) -> int:
-        """Width of the head."""
         return self.label.shape[1] if self.problem is REGRESSION else self.probabilities.shape[1]
 
     @property
     def problem(self) -> Problem:
-        """What kind of labels they are."""
         return problem_of(self.label.dtype)
 
     def probabilities_of(self, classes: Iterable[int]) -> Iterator[np.ndarray]:
@@ -90,7 +88,6 @@ class SavedPredictions:
             yield self.probabilities[:, number]
 
     def at(self, positions: np.ndarray | slice) -> SavedPredictions:
-        """Returns some predictions, by their positions here."""
         return SavedPredictions(**{name: column[positions] for name, column in self.columns().items()})
 
     def chunks(self) -> Iterator[SavedPredictions]:
@@ -119,7 +116,6 @@ class SavedTexts:
 
     @classmethod
     def from_table(cls, table: pa.Table) -> SavedTexts:
-        """Takes over columns that were read from a file."""
         names = table.schema.names
         columns = {name: table.column(name).to_pylist() for name in ("references", "text")}
         return cls(
@@ -131,7 +127,6 @@ class SavedTexts:
         )
 
     def at(self, places: slice) -> SavedTexts:
-        """Returns some texts, by their positions here."""
         return SavedTexts(
             index=self.index[places],
             references=self.references[places],

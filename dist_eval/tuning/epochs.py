@@ -281,7 +281,6 @@ class Epochs:
         )
 
     def _describe(self, entry: EpochResults) -> str:
-        """Describes an epoch in one line."""
         loss = "undefined" if entry.loss is None else format(entry.loss, ".4f")
         line = f"epoch {entry.epoch} of {self.config.epochs}: loss {loss}"
         if not entry.metrics:

@@ -40,7 +40,6 @@ class TuningState:
     best: int | None = None  # the finished epoch with the best checkpoint, from 0; None if none was evaluated
 
     def end_epoch(self, entry: EpochResults) -> None:
-        """Ends the current epoch."""
         self.history.append(entry)
         self.epoch, self.updates, self.loss_sum, self.examples = self.epoch + 1, 0, 0.0, 0
 
@@ -95,7 +94,6 @@ class TuningFolder(RunFolder):
 
     @property
     def is_resumable(self) -> bool:
-        """Whether a new start would find finished updates."""
         return self.state.is_file()
 
     def save_checkpoint(self, name: str, tuned: TunedCheckpoint, tokenizer: Any) -> None:

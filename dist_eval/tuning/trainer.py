@@ -141,7 +141,6 @@ class Trainer:
 
     @property
     def learning_rate(self) -> float:
-        """Learning rate of the next update."""
         return float(self._optimizer.param_groups[0]["lr"])
 
     def update(self, rows: np.ndarray, stopping: Callable[[], bool] = lambda: False) -> Update:
@@ -222,7 +221,6 @@ class Trainer:
         return {**{name: tensor.detach() for name, tensor in self._named.items()}, **moments}, rest
 
     def restore(self, tensors: dict[str, torch.Tensor], rest: dict[str, Any]) -> None:
-        """Restores what `state` returned."""
         moments: dict[int, dict[str, torch.Tensor]] = {}
         with torch.no_grad():
             for name, value in tensors.items():

@@ -72,7 +72,7 @@ def test_outputs_are_those_of_forwards_and_nothing_stands_for_the_beginning(
     for rows, own in ((3, 6), (1, 6), (7, 5)):  # the last one takes several steps
         ids = texts(rows, own, seed=own)
         with torch.no_grad():
-            whole = backbone.hidden_states(ids, tuned.prompts, tuned.deep_prompts)
+            whole = backbone.hidden_states(ids, prompts)
         found = outputs_of(pool, ids, alike(shared, rows=2 if own == 6 else 3), prompts)
         assert found.shape == whole.shape
         assert torch.allclose(found[:, shared:], whole[:, shared:], atol=2e-5)
