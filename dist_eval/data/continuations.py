@@ -57,6 +57,8 @@ class TokenizedContinuations:
         forward_of: the forward of each text, int32 of shape [n].
     """
 
+    source = "the requests"
+
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self.facts = ContinuationsSummary.model_validate_json((folder / FACTS_FILE).read_bytes())
@@ -67,21 +69,8 @@ class TokenizedContinuations:
     def __len__(self) -> int:
         return self.facts.texts
 
-    @property
-    def source(self) -> str:
-        """Where they come from, for messages."""
-        return "the requests"
-
     def padded(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Collates texts into a batch (see `TokenFile.padded`).
-
-        Args:
-            indices: their positions, int64 of shape [batch].
-
-        Returns:
-            Token ids of contexts with their continuations, int64 of shape [batch, longest], and rows of `lengths`,
-            int64 of shape [batch, 2].
-        """
+        """Collates texts, by their positions, into a batch (see `TokenFile.padded`), with their rows of `lengths`."""
         lengths = np.asarray(self.lengths[indices], dtype=np.int64)
         return self._tokens.padded(indices, lengths[:, 1]), lengths
 

@@ -167,8 +167,7 @@ def tokenize_dataset(
         token_writer(folder / TOKENS_FILE) as write_tokens,
         column_writer(folder, source.name, extra_columns) as write_columns,
     ):
-        for batch in source.batches:
-            first = counts["examples"]
+        for first, batch in source.numbered():
             texts = data.texts(source, batch, first)
             of_texts.update(text_bytes(*texts))
             for name, column in zip(data.text_columns, texts, strict=True):

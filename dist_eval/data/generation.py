@@ -36,6 +36,8 @@ class TokenizedPrompts:
             [n, 2].
     """
 
+    source = "the prompts"
+
     def __init__(self, folder: Path) -> None:
         self.facts = PromptsSummary.model_validate_json((folder / FACTS_FILE).read_bytes())
         self.lengths: np.ndarray = np.load(folder / LENGTHS_FILE, mmap_mode="r")
@@ -45,24 +47,14 @@ class TokenizedPrompts:
         return self.facts.texts
 
     @property
-    def source(self) -> str:
-        """Where they come from, for messages."""
-        return "the prompts"
-
-    @property
     def columns(self) -> AnswerColumns:
         """Columns of the texts; there is at least one prompt."""
         return generation_columns(max(decoding.max_new_tokens for decoding in self.facts.decodings))
 
     def padded(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Collates prompts into a batch (see `TokenFile.padded`).
+        """Collates prompts of one decoding, by their positions, into a batch (see `TokenFile.padded`).
 
-        Args:
-            indices: their positions, all of one decoding, int64 of shape [batch].
-
-        Returns:
-            Token ids, int64 of shape [batch, longest]; and what `Generator.answer` needs of each: number of tokens,
-            number of its decoding, and position, int64 of shape [batch, 3].
+        Returns besides what `Generator` needs of each: its tokens, decoding and position, int64 of shape [batch, 3].
         """
         lengths = np.asarray(self.lengths[indices], dtype=np.int64)
         return self._tokens.padded(indices, lengths[:, 0]), np.column_stack([lengths, indices])

@@ -12,13 +12,13 @@ The targets of a regression with several outputs are written in the same way: "0
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dist_eval.data.labels import LabelReader
+from dist_eval.data.labels import LabelColumn, LabelReader
 from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.data.readers import RowSource
 from dist_eval.errors import ConfigError, DataError
@@ -26,23 +26,6 @@ from dist_eval.tables import format_count
 
 SEPARATOR = "|"
 _AMBIGUOUS_WIDTH = 2  # With more classes, a 0/1 vector repeats a value, so it cannot be a list of class numbers
-
-
-class LabelColumn(Protocol):
-    """Reads a label column chunk by chunk."""
-
-    def codes(self, array: pa.Array, first_row: int) -> np.ndarray:
-        """Collects a chunk of labels, the first of which is in row `first_row`; returns an array of one item each."""
-        ...
-
-    def ids(self, codes: np.ndarray) -> np.ndarray:
-        """Maps the codes of all chunks to labels, of the problem type's shape and dtype."""
-        ...
-
-    @property
-    def normalized(self) -> int:
-        """How many labels were written otherwise than a class's name or number, once `ids` has mapped them."""
-        ...
 
 
 def open_labels(
@@ -58,21 +41,8 @@ def open_labels(
     return Targets(source, column, len(label_names))
 
 
-class _Column:
-    """Common checks and messages of label columns."""
-
-    def __init__(self, source: RowSource, column: str) -> None:
-        self._source, self._column = source, column
-
-    @property
-    def normalized(self) -> int:
-        return 0
-
-    def _problem(self, row: int, what: str) -> DataError:
-        return DataError(f"{self._source.where(row)}: the label in column {self._column!r} {what}")
-
-    def _kind(self, array: pa.Array, why: str) -> DataError:
-        return DataError(f"{self._source.file}: column {self._column!r} holds {array.type}; {why}")
+class _ListColumn(LabelColumn):
+    """A column of which a cell may hold several values."""
 
     def _parts(self, array: pa.Array, first_row: int) -> tuple[pa.Array, np.ndarray]:
         """Returns the flattened items of all cells or lists, and the number of items in each."""
@@ -91,7 +61,7 @@ class _Column:
         return flat, counts
 
 
-class Targets(_Column):
+class Targets(_ListColumn):
     """Reads the targets of a regression."""
 
     def __init__(self, source: RowSource, column: str, outputs: int) -> None:
@@ -100,7 +70,7 @@ class Targets(_Column):
 
     def codes(self, array: pa.Array, first_row: int) -> np.ndarray:
         """Returns the targets of a chunk, float64 of shape [rows, outputs]."""
-        self._source.require_present(array, f"label in column {self._column!r}", first_row)
+        self._require_present(array, first_row)
         if pa.types.is_string(array.type) or pa.types.is_list(array.type):
             flat, counts = self._parts(array, first_row)
             wrong = np.flatnonzero(counts != self._outputs)
@@ -127,7 +97,7 @@ class Targets(_Column):
         return codes
 
 
-class LabelSets(_Column):
+class LabelSets(_ListColumn):
     """Reads which labels each row has."""
 
     def __init__(self, source: RowSource, column: str, label_names: Sequence[str], how: str = "auto") -> None:
@@ -138,13 +108,9 @@ class LabelSets(_Column):
         self._lists: list[tuple[np.ndarray, np.ndarray]] = []
         self._are_vectors: bool | None = True if how == "vectors" else None if how == "auto" else False
 
-    @property
-    def normalized(self) -> int:
-        return self._classes.normalized
-
     def codes(self, array: pa.Array, first_row: int) -> np.ndarray:
         """Keeps the labels of a chunk until `ids`; returns the positions of its rows, int64 of shape [rows]."""
-        self._source.require_present(array, f"label in column {self._column!r}", first_row)
+        self._require_present(array, first_row)
         if not pa.types.is_string(array.type) and not pa.types.is_list(array.type):
             raise self._kind(array, f"several labels are a list, or text with {SEPARATOR!r} between them.")
         if pa.types.is_string(array.type) and self._names_with_separator:
@@ -166,6 +132,7 @@ class LabelSets(_Column):
         labels = np.zeros((len(codes), self._width), dtype=np.bool_)
         every = np.concatenate([code for _, code in self._lists])
         numbers = every.astype(np.int64) if self._are_vectors or not len(every) else self._classes.ids(every)
+        self.normalized = self._classes.normalized
         rows = np.concatenate([row for row, _ in self._lists])
         labels[rows, numbers] = True
         if int(labels.sum()) < len(rows):

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from dist_eval.data.label_columns import LabelColumn, open_labels
+from dist_eval.data.label_columns import open_labels
+from dist_eval.data.labels import LabelColumn
 from dist_eval.data.problem_types import SINGLE_LABEL, Problem
 from dist_eval.data.readers import RowSource, open_rows
 from dist_eval.errors import DataError
@@ -93,13 +94,12 @@ def draw_examples(data: LabelledRows, count: int, seed: int) -> tuple[list[int],
     """
     drawn = draw_positions(data, count, seed)
     source = data.open()
-    reader, codes, first = data.label_reader(source), [], 0
+    reader, codes = data.label_reader(source), []
     texts: dict[int, list[str]] = {}
-    for batch in source.batches:
+    for first, batch in source.numbered():
         codes.append(reader.codes(batch.column(len(data.text_columns)), first))
         for row in drawn[(drawn >= first) & (drawn < first + batch.num_rows)].tolist():
             texts[row] = [text for [text] in data.texts(source, batch.slice(row - first, 1), row)]
-        first += batch.num_rows
     classes = reader.ids(np.concatenate(codes))
     return drawn.tolist(), [(texts[row], int(classes[row])) for row in drawn.tolist()]
 
@@ -122,14 +122,13 @@ def read_texts(
     """
     source = data.open(rows)
     reader = data.label_reader(source)
-    digest, codes, row = hashlib.sha256(), [], 0
+    digest, codes = hashlib.sha256(), []
     found: dict[int, tuple[str, ...]] = {}
-    for batch in source.batches:
+    for row, batch in source.numbered():
         texts = data.texts(source, batch, row)
         digest.update(text_bytes(*texts))
         codes.append(reader.codes(batch.column(len(data.text_columns)), row))
         numbered = ((source.row(row + i), of_row) for i, of_row in enumerate(zip(*texts, strict=True)))
         found.update({number: of_row for number, of_row in numbered if number in wanted})
-        row += batch.num_rows
     digest.update(reader.ids(np.concatenate(codes)).tobytes() if codes else b"")
     return found, digest.hexdigest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 import unicodedata
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -34,7 +35,32 @@ def whole_number(value: str) -> int | None:
     return int(match[1]) if match else integer_text(value)
 
 
-class LabelReader:
+class LabelColumn(ABC):
+    """Reads a label column chunk by chunk."""
+
+    def __init__(self, source: RowSource, column: str) -> None:
+        self._source, self._column = source, column
+        self.normalized = 0  # once `ids` has mapped them: those written otherwise than a class's name or number
+
+    @abstractmethod
+    def codes(self, array: pa.Array, first_row: int) -> np.ndarray:
+        """Collects a chunk of labels, the first of which is in row `first_row`; returns an array of one item each."""
+
+    @abstractmethod
+    def ids(self, codes: np.ndarray) -> np.ndarray:
+        """Maps the codes of all chunks to labels, of the problem type's shape and dtype."""
+
+    def _require_present(self, array: pa.Array, first_row: int, rows: np.ndarray | None = None) -> None:
+        self._source.require_present(array, f"label in column {self._column!r}", first_row, rows)
+
+    def _problem(self, row: int, what: str) -> DataError:
+        return DataError(f"{self._source.where(row)}: the label in column {self._column!r} {what}")
+
+    def _kind(self, array: pa.Array, why: str) -> DataError:
+        return DataError(f"{self._source.file}: column {self._column!r} holds {array.type}; {why}")
+
+
+class LabelReader(LabelColumn):
     """Maps the label column to class ids, in one consistent interpretation.
 
     The interpretation depends on the column's type and the head's names, never on which values happen to occur:
@@ -50,12 +76,12 @@ class LabelReader:
     """
 
     def __init__(self, source: RowSource, column: str, label_names: Sequence[str], how: str = "auto") -> None:
-        self._source, self._column, self._names, self._how = source, column, list(label_names), how
+        super().__init__(source, column)
+        self._names, self._how = list(label_names), how
         default = [f"LABEL_{number}" for number in range(len(self._names))]
         self._declared = source.class_names if how == "names" or self._names != default else None
         self._are_numbers = self._are_truths = False
         self._decimals = 0
-        self.normalized = 0  # once `ids` has mapped them: those written otherwise than a class's name or number
         self._nameless: set[str] = set()
         self._first_row: dict[str, int] = {}
         self._code: dict[str, int] = {}
@@ -65,17 +91,16 @@ class LabelReader:
 
         `rows` are the positions of the labels, if a row may have several or none; by default one label per row.
         """
-        self._source.require_present(array, f"label in column {self._column!r}", first_row, rows)
+        self._require_present(array, first_row, rows)
         rows = np.arange(first_row, first_row + len(array)) if rows is None else rows
         if pa.types.is_nested(array.type) or pa.types.is_temporal(array.type) or _is_binary(array.type):
-            raise DataError(f"{self._source.file}: column {self._column!r} holds {array.type}; {_LABELS_ARE}")
+            raise self._kind(array, _LABELS_ARE)
         if pa.types.is_floating(array.type) or pa.types.is_decimal(array.type):
             array = self._integers(array, rows)
         are_numbers = pa.types.is_integer(array.type)
         if self._code and are_numbers != self._are_numbers:
-            raise DataError(
-                f"{self._where(first_row)}: column {self._column!r} holds text in some rows, numbers in others."
-            )
+            where = self._source.where(first_row)
+            raise DataError(f"{where}: column {self._column!r} holds text in some rows, numbers in others.")
         self._are_numbers, self._are_truths = are_numbers, pa.types.is_boolean(array.type)
         encoded = array.dictionary_encode()
         positions = encoded.indices.to_numpy()
@@ -96,7 +121,7 @@ class LabelReader:
             first = int(np.argmin(is_whole))
             is_missing = np.isnan(values[first])
             what = f"is missing (NaN). {FILL_IN}" if is_missing else f"is {array[first].as_py()}; {_LABELS_ARE}"
-            raise DataError(f"{self._where(int(rows[first]))}: the label in column {self._column!r} {what}")
+            raise self._problem(int(rows[first]), what)
         self._decimals += len(array)
         return pa.array(values.astype(np.int64))
 
@@ -152,7 +177,7 @@ class LabelReader:
             name = self._by_name(text)
             chosen = name if name is not None else number
         if chosen is None:
-            raise DataError(self._unknown(text))
+            raise self._unknown(text)
         return chosen
 
     @cached_property
@@ -173,23 +198,17 @@ class LabelReader:
             meant = (_bare(text), whole[1] if whole else _bare(text))
             matches = [n for n, name in enumerate(self._names) if _bare(name) in meant]
         if len(matches) > 1:
-            raise DataError(
-                f"{self._where(self._first_row[text])}: the label in column {self._column!r} is {_short(text)}, "
-                "the name of more than one class of the head. Use --labels numbers with class numbers, or give the "
-                "classes different names."
+            raise self._problem(
+                self._first_row[text],
+                f"is {_short(text)}, the name of more than one class of the head. Use --labels numbers with class "
+                "numbers, or give the classes different names.",
             )
         return matches[0] if matches else None
 
-    def _where(self, row: int) -> str:
-        return self._source.where(row)
-
-    def _unknown(self, text: str) -> str:
+    def _unknown(self, text: str) -> DataError:
         shown = ", ".join(self._names[:10]) + (", ..." if len(self._names) > 10 else "")
         what = _short(text) if text else "empty"
-        message = (
-            f"{self._where(self._first_row[text])}: the label in column {self._column!r} is {what}, but the head knows "
-            f"only the classes {shown} (0 to {len(self._names) - 1})."
-        )
+        message = f"is {what}, but the head knows only the classes {shown} (0 to {len(self._names) - 1})."
         if self._are_numbers and text in self._names:
             message += f" If {text} is meant as a name, say --labels names."
         alike = [name for name in self._names if name.casefold() == text.strip().casefold()]
@@ -197,7 +216,7 @@ class LabelReader:
             message += f" If {alike[0]!r} is meant, write it so."
         if self._declared:
             message += f" The dataset declares the names {', '.join(self._declared[:10])}."
-        return message
+        return self._problem(self._first_row[text], message)
 
 
 def find_classes(source: RowSource, column: str, how: str = "auto", count: int | None = None) -> list[str]:

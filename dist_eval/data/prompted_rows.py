@@ -70,13 +70,11 @@ def draw_referenced(data: LabelledRows, count: int, seed: int) -> tuple[list[int
     drawn = draw_positions(data, count, seed)
     source = data.open(np.sort(drawn))
     found: dict[int, tuple[list[str], str]] = {}
-    first = 0
-    for batch in source.batches:
+    for first, batch in source.numbered():
         texts = zip(*data.texts(source, batch, first), strict=True)
         references = references_in(source, data.label_column, batch.column(batch.num_columns - 1), first)
         for place, (of_row, [reference, *_]) in enumerate(zip(texts, references, strict=True)):
             found[source.row(first + place)] = list(of_row), reference
-        first += batch.num_rows
     return drawn.tolist(), [found[row] for row in drawn.tolist()]
 
 
@@ -105,15 +103,7 @@ class PromptedRows:
     def write(self, decoding: Decoding, *, max_length: int, vocab_size: int, strict: bool) -> None:
         """Reads the rows, and writes the prompts (see `write_prompts`) and the extra columns.
 
-        Args:
-            decoding: how texts are generated.
-            max_length: most tokens of a prompt and the text after it.
-            vocab_size: vocabulary size of the model.
-            strict: raise an error for a longer prompt instead of cutting it.
-
-        Raises:
-            DataError: the dataset cannot be read, is empty, or a row has no reference or no prompt, or (with `strict`)
-                one that is too long; the message names the row.
+        With `strict`, an error names the row of a prompt that would have to be cut.
         """
         prompts = ((ids, decoding) for ids in self._token_ids(max_length - decoding.max_new_tokens, vocab_size, strict))
         self.lengths = write_prompts(self.folder, prompts, max_length=max_length).lengths[:, 0]
@@ -124,8 +114,7 @@ class PromptedRows:
         source, data = self.source, self.data
         begin = self.tokenizer.bos_token or ""
         with column_writer(self.folder, source.name, self.extra_columns) as write_columns:
-            for batch in source.batches:
-                first = len(self.references)
+            for first, batch in source.numbered():
                 texts = data.texts(source, batch, first)
                 for name, column in zip(data.text_columns, texts, strict=True):
                     self._of_columns[name].update(text_bytes(column))

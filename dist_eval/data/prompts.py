@@ -128,12 +128,7 @@ class PromptedWords:
         return len(token_ids(self._tokenizer, [self.before])[0][0])
 
     def put_before(self, texts: Sequence[str], between: str) -> None:
-        """Puts examples before the prompt of every row; of all these, only the first one begins a text (BOS).
-
-        Args:
-            texts: the examples.
-            between: what stands after each.
-        """
+        """Puts examples before the prompt of every row; of all these, only the first one begins a text (BOS)."""
         self.before = join_texts([text + between for text in texts], self._begin)
 
     def with_words(self, columns: Sequence[Sequence[str]], classes: Sequence[int]) -> list[str]:

@@ -78,6 +78,13 @@ class RowSource:
         """Returns a stream of some rows of the dataset, ascending; others are skipped unseen. None is for all."""
         return self if rows is None else replace(self, batches=_taken(self.batches, rows), selected=rows)
 
+    def numbered(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yields the batches, each with the position of its first row."""
+        first = 0
+        for batch in self.batches:
+            yield first, batch
+            first += batch.num_rows
+
     def where(self, position: int) -> str:
         """Says in which file the row at a position in the stream is, and its number there, for messages."""
         return place_of(self.row(position), self.name, [(str(shard.path), shard.rows) for shard in self.shards])

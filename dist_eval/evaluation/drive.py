@@ -19,12 +19,11 @@ from dist_eval.base_model.config import session_tokens
 from dist_eval.data.collector import Columns
 from dist_eval.data.plan import BatchPlan
 from dist_eval.distributed.collectives import all_gather, require_agreement
-from dist_eval.distributed.progress import Progress
-from dist_eval.distributed.tracked_progress import Judged, TrackedProgress
+from dist_eval.distributed.progress import Judged, Progress, TrackedProgress
 from dist_eval.evaluation.context import RunContext
 from dist_eval.evaluation.worker import BatchWorker, FailurePolicy
 from dist_eval.inference.forward import Texts
-from dist_eval.inference.window import Window
+from dist_eval.inference.in_flight import Window
 from dist_eval.model.backbone import AnsweringModel, ModelOnBackbone
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.results.work import RankWork, Swarm, Throughput
@@ -108,7 +107,6 @@ def drive(
     columns_of: Callable[[np.ndarray, np.ndarray], Columns],
     *,
     window: Window,
-    failures: FailurePolicy,
     audited: Container[int] = (),
     judge: Judge | None = None,
     stream: TextIO | None = None,
@@ -126,7 +124,6 @@ def drive(
         journal: where finished batches are written.
         columns_of: makes the columns of positions in the data, int64 of shape [n], and their answers.
         window: how many batches of this rank may be in flight at a time.
-        failures: what to do about samples that get no answer.
         audited: numbers of the batches to audit.
         judge: for trackers, called on the leader in another thread; None where nothing is known so soon.
         stream: where the leader shows the progress; by default stderr.
@@ -148,7 +145,7 @@ def drive(
     worker = BatchWorker(
         *(model, data, plan, journal, progress, window, context.stop),
         drain_timeout=config.stop_grace,
-        failures=failures,
+        failures=FailurePolicy.of(config),
         audited=audited,
     )
     with progress.shown():

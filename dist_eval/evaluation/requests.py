@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,8 +25,7 @@ from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import RunError, translating_os_errors
 from dist_eval.evaluation.context import RunContext
 from dist_eval.evaluation.drive import Judge, RankOutput, RunOutput, decide_plan, drive
-from dist_eval.evaluation.worker import FailurePolicy
-from dist_eval.inference.window import Window
+from dist_eval.inference.in_flight import Window
 from dist_eval.metrics.predictions import prove_coverage
 from dist_eval.model.backbone import ModelOnBackbone
 from dist_eval.model.base_model_spec import BaseModelSpec
@@ -51,12 +49,7 @@ FILES = (*continuations.FILES, *generation.FILES)
 
 
 class Requests:
-    """The requests of a run; a batch has either continuations or prompts.
-
-    Attributes:
-        continuations: those whose log-likelihoods are asked for.
-        prompts: those after which a text is asked for.
-    """
+    """The requests of a run: continuations and prompts; a batch has either of them."""
 
     source = "the requests"
 
@@ -135,13 +128,7 @@ class Answered:
     work: RunOutput[RankWork]  # what all ranks did
 
     def sections(self, context: RequestContext, base: BaseModelSpec, tokenizer: str) -> dict[str, Any]:
-        """Returns the sections of `results.json` that do not depend on what was asked; on the leader.
-
-        Args:
-            context: its part of the run.
-            base: the base model.
-            tokenizer: hash of the tokenizer.
-        """
+        """Returns the sections of `results.json` that do not depend on what was asked; on the leader."""
         prompts = None
         if self.prompts.texts:
             prompts = self.prompts.model_copy(update={"new_tokens": int(self.answers["length"].sum())})
@@ -213,7 +200,7 @@ def answer_requests(
     config, topology = context.config, context.topology
     written: list[Fingerprint] = []
     if topology.is_leader:
-        context.publish_dataset(lambda folder: written.append(_written(write, folder)))
+        _publish(context, lambda folder: written.append(write(folder)))
         data = Requests(context.scratch_dir)
         answers = fingerprint_of(config, base, data, data.plan(base.token_budget))
         fingerprint = answers.joined(*written)
@@ -236,7 +223,6 @@ def answer_requests(
         driven = drive(
             *(context, model, data, plan, answered_by, journal, columns_of),
             window=window,
-            failures=FailurePolicy.of(config),
             judge=judge,
             stream=stream,
         )
@@ -335,14 +321,15 @@ def fingerprint_of(
     )
 
 
-def _written(write: Write, folder: Path) -> Fingerprint:
-    with _writing_to(folder):
-        return write(folder)
-
-
-def _writing_to(folder: Path) -> AbstractContextManager[None]:
+def _publish(context: RunContext[Any, Any], write: Callable[[Path], Any]) -> None:
+    """Lets this host's leader write the requests to a folder."""
     advice = "Free some space, or name another place with the environment variable TMPDIR."
-    return translating_os_errors(RunError, f"The requests cannot be written to {folder}", advice)
+
+    def checked(folder: Path) -> None:
+        with translating_os_errors(RunError, f"The requests cannot be written to {folder}", advice):
+            write(folder)
+
+    context.publish_dataset(checked)
 
 
 def window_of_requests(context: RunContext[Any, Any], base: BaseModelSpec, data: Requests, plan: BatchPlan) -> Window:
@@ -364,12 +351,11 @@ def open_requests(context: RunContext[Any, Any]) -> Requests:
         contents = {name: b"".join(broadcast(_chunks(place / name))) for name in FILES}
 
         def copy(folder: Path) -> None:
-            with _writing_to(folder):
-                for name, content in contents.items():
-                    (folder / name).write_bytes(content)
+            for name, content in contents.items():
+                (folder / name).write_bytes(content)
 
         if topology.node > 0:
-            context.publish_dataset(copy)
+            _publish(context, copy)
     return Requests(context.wait_for_dataset())
 
 

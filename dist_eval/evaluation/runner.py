@@ -13,7 +13,7 @@ from dist_eval.data.collector import Columns
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import BatchPlan
 from dist_eval.data.problem_types import exact_matches
-from dist_eval.distributed.tracked_progress import Judged
+from dist_eval.distributed.progress import Judged
 from dist_eval.evaluation.audit import AuditedModel, audited_batches
 from dist_eval.evaluation.context import RunContext
 from dist_eval.evaluation.drive import RunOutput, decide_plan, drive
@@ -95,7 +95,6 @@ def evaluate_run(context: EvalContext) -> dict[str, float | None] | None:
             journal,
             columns_of,
             window=window,
-            failures=FailurePolicy.of(config),
             audited=audited_batches(len(plan), config.audit),
             judge=judge if accuracies else None,
         )

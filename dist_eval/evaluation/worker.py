@@ -21,7 +21,7 @@ from dist_eval.distributed.rank_store import Topology
 from dist_eval.distributed.stop import Stop, common_reason
 from dist_eval.errors import RunError, RunStopped
 from dist_eval.inference.forward import TextModel, Texts, predict_batches
-from dist_eval.inference.window import Window
+from dist_eval.inference.in_flight import Window
 from dist_eval.options.config import EvaluationConfig, RunConfig
 from dist_eval.results.inputs import Coverage
 from dist_eval.results.work import RankWork, Traffic
@@ -120,20 +120,10 @@ class BatchWorker:
         self.fell_back = 0
 
     def run(self, topology: Topology, stall_timeout: float) -> np.ndarray:
-        """Predicts all unfinished batches; every rank calls it.
+        """Predicts all unfinished batches; every rank calls it. Returns those assigned to it, int64 of shape [n].
 
         If an audit has found a server faulty by then, the batches that it answered are assigned and predicted again.
-
-        Args:
-            topology: this process's place among the ranks.
-            stall_timeout: seconds without a finished example on any other rank after which late ranks count as lost.
-
-        Returns:
-            The batches assigned to this rank, int64 of shape [n].
-
-        Raises:
-            RunStopped: the run was asked to stop before its end; on all ranks.
-            EvaluationError: too many samples failed, or see `Progress.wait_for_all`.
+        Ranks that are late for `stall_timeout` seconds, without a finished example on any other, count as lost.
         """
         faulty, assigned_batches = None, np.empty(0, dtype=np.int64)
         while True:
@@ -206,13 +196,8 @@ class BatchWorker:
     ) -> tuple[dict[str, np.ndarray], list[tuple[int, str]], Findings, set[str]]:
         """Reads batches back from the journal.
 
-        Args:
-            batches: their numbers.
-            columns_of: makes the columns of positions in the dataset, int64 of shape [n], and their answers.
-
-        Returns:
-            The columns of all answers, the examples without one (position in the dataset, and the reason), the audit
-            findings, and the precisions in which servers computed.
+        Returns the columns that `columns_of` makes of positions in the dataset, int64 of shape [n], and their answers;
+        the examples without one (position, and the reason), the audit findings, and the precisions of servers.
         """
         like = columns_of(np.empty(0, dtype=np.int64), np.empty(0, dtype=self._model.columns))
         collector = Collector(int(self._plan.sizes[batches].sum()), like)

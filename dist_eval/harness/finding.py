@@ -129,11 +129,7 @@ def _load_file(options: HarnessConfig, path: Path, **how: Any) -> dict[str, Any]
 
 
 def names_of(manager: TaskManager, options: HarnessConfig, notices: Notices) -> list[str]:
-    """Returns the names of tasks, groups and tags, and the task files, that `--tasks` asks for, also by their folders.
-
-    Raises:
-        ConfigError: there is none of a name.
-    """
+    """Returns the names of tasks, groups and tags, and the task files, that `--tasks` asks for."""
     found: list[str] = []
     for name in options.tasks:
         matching = tasks_of(manager, name)

@@ -8,7 +8,7 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -120,12 +120,7 @@ class LoadedTasks:
 
     @classmethod
     def load(cls, options: HarnessConfig, manager: TaskManager | None = None) -> LoadedTasks:
-        """Reads the tasks and their data.
-
-        Args:
-            options: the options of the run.
-            manager: finds the tasks; one is made by default.
-        """
+        """Reads the tasks, which a manager finds, and their data."""
         loaded: dict[str, Any] = {"tasks": {}, "groups": {}, "group_map": {}}
         notices = Notices()
         with reading(options, notices):
@@ -198,15 +193,9 @@ class LoadedTasks:
     def run(
         self, model: LM, tracker: EvaluationTracker | None = None, undefined: Undefined | None = None
     ) -> dict[str, Any]:
-        """Runs the harness.
+        """Runs the harness, whose requests a model answers, and whose files a tracker writes; returns its results.
 
-        Args:
-            model: answers its requests.
-            tracker: what will write its files, if any.
-            undefined: takes why metrics have no value whose code fails on answers; None if that is an error.
-
-        Returns:
-            The harness' results.
+        `undefined` takes why metrics have no value whose code fails on answers; None if that is an error.
         """
         options = self.options
         going_on = (
@@ -352,10 +341,3 @@ def _is_written(path: Path, lines: int | None) -> bool:
             return bool(json.load(file)) if lines is None else sum(1 for _ in file) == lines
     except (OSError, ValueError):
         return False
-
-
-@contextlib.contextmanager
-def on_terminal(stdout: Any, stderr: Any) -> Iterator[None]:
-    """Shows what is printed within `quiet` all the same."""
-    with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
-        yield

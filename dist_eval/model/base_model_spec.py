@@ -46,15 +46,7 @@ ModelTarget = EvalTarget | CausalModel
 
 
 def read_target(checkpoint: str | None, model: str | None) -> EvalTarget:
-    """Reads the evaluation target.
-
-    Args:
-        checkpoint: folder of a tuned checkpoint.
-        model: folder or hub name of a pretrained classifier, the target if there is no checkpoint.
-
-    Raises:
-        CheckpointError: there is no such checkpoint or model, or it is damaged.
-    """
+    """Reads the evaluation target: a tuned checkpoint's folder, or without one the pretrained classifier `model`."""
     if checkpoint:
         return TunedCheckpoint.load(checkpoint)
     name = str(model)

@@ -33,12 +33,7 @@ _FINGERPRINT_ROWS = 64
 
 
 class Classifier(ModelOnBackbone):
-    """A base model with a tuned head and prompts.
-
-    Args:
-        backbone: where the base model runs.
-        tuned: the head and the prompts.
-    """
+    """A base model with a tuned head and prompts."""
 
     def __init__(self, backbone: Backbone, tuned: TunedCheckpoint) -> None:
         prompts = SoftPrompts(tuned.prompts, tuned.deep_prompts)

@@ -33,8 +33,7 @@ from dist_eval.swarm.routes import RouteRecord, SendOptions
 class LabelWords:
     """A language model, a prompt, and a word for each class, before the model is loaded.
 
-    Raises:
-        ConfigError: two classes cannot be told apart by their words.
+    A `ConfigError` says that two classes cannot be told apart by their words.
     """
 
     name: str  # folder or hub name of the model

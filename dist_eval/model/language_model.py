@@ -51,10 +51,7 @@ class CausalModel:
 class LanguageModel(ModelOnBackbone):
     """A base model with its output embedding.
 
-    Args:
-        backbone: where the base model runs.
-        output: its output embedding.
-        token_budget: most tokens in a request; a batch with more, of one text with many continuations, takes several.
+    A batch of more than `token_budget` tokens, of one text with many continuations, takes several requests.
     """
 
     def __init__(self, backbone: Backbone, output: OutputEmbedding, token_budget: int = MAX_TOKEN_BUDGET) -> None:

@@ -70,17 +70,7 @@ class OutputEmbedding:
             self._weight = self._weight[:].to(torch.float32)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Computes the logits of all tokens.
-
-        Args:
-            hidden: hidden states after the final norm, floats of shape [positions, hidden].
-
-        Returns:
-            float32 of shape [positions, vocabulary].
-
-        Raises:
-            ModelOutputError: they are not finite.
-        """
+        """Computes the logits of all tokens, float32 of shape [positions, vocabulary], after the final norm."""
         return _finite(torch.cat([logits for _, logits in self._chunks(hidden.to(torch.float32))], dim=1))
 
     def argmax_tokens(self, hidden: torch.Tensor) -> torch.Tensor:

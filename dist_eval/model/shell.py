@@ -35,15 +35,7 @@ class Shell:
         self._one_at_a_time = threading.Lock()
 
     def embedded(self, input_ids: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
-        """Computes the inputs of the first layer.
-
-        Args:
-            input_ids: int64 of shape [batch, length].
-            prompts: of shape [pre_seq_len, hidden], before the text, or None.
-
-        Returns:
-            float32 of shape [batch, pre_seq_len + length, hidden].
-        """
+        """Computes the inputs of the first layer, float32 of shape [batch, pre_seq_len + length, hidden]."""
         words = prompted(self.word_embeddings, input_ids, prompts)
         with self._one_at_a_time:
             return last_layer_outputs(self.model, self._architecture, words)

@@ -26,14 +26,9 @@ if TYPE_CHECKING:
 
 
 class SwarmBackbone(Backbone):
-    """A base model whose blocks a swarm hosts; embeddings and final norm are local.
+    """A base model whose blocks a swarm hosts; embeddings and final norm are in a local `Shell`.
 
-    Args:
-        shell: what is computed in this process (`dist_eval.model.shell.Shell`).
-        dht: the DHT node of this process.
-        requests: sends to the swarm.
-        request_tokens: most tokens of a text that servers accept in one request; a longer one takes several, in a
-            session. By default, all are sent as they are.
+    A text of more than `request_tokens` takes several requests, in a session. By default, all are sent as they are.
     """
 
     def __init__(self, shell: Any, dht: Any, requests: SwarmRequests, request_tokens: int | None = None) -> None:
@@ -63,11 +58,7 @@ class SwarmBackbone(Backbone):
         return self.requests.forward(embedded, deep_prompts, avoided, record)
 
     def ask(self, segment: Span, hidden: torch.Tensor, deep_prompts: torch.Tensor | None) -> torch.Tensor:
-        """Sends inputs of a block, of shape [batch, length, hidden], through a given server.
-
-        Raises:
-            SwarmError: there is no usable answer; the message names the server.
-        """
+        """Sends inputs of a block, of shape [batch, length, hidden], through a given server, which an error names."""
         from dist_eval.swarm.server_cache import whole_text_request
 
         if not self._is_long(hidden):

@@ -72,36 +72,19 @@ class TextSession(Protocol):
     def step(
         self, input_ids: torch.Tensor, start: int | None = None, record: RouteRecord | None = None
     ) -> torch.Tensor:
-        """Sends the next tokens of the texts; the first step also sends the prompts.
+        """Sends the next n tokens of the texts, of shape [rows, n]; the first step also sends the prompts.
 
-        Args:
-            input_ids: int64 of shape [rows, n]; n may be 0, to send the prompts alone.
-            start: position of the first of these tokens: whatever was sent from there on is forgotten. By default they
-                follow what was sent.
-            record: records the route through a swarm.
-
-        Returns:
-            Outputs of the last block before the final norm for these tokens, of shape [rows, n, hidden].
-
-        Raises:
-            EvaluationError: there is no answer.
+        Whatever was sent from `start` on is forgotten; by default they follow what was sent. n may be 0, to send the
+        prompts alone. Returns the outputs of the last block before the final norm, of shape [rows, n, hidden].
         """
         ...
 
     def continuations(
         self, input_ids: Sequence[torch.Tensor], record: RouteRecord | None = None
     ) -> Sequence[torch.Tensor]:
-        """Continues the texts in several ways, none of which is kept. May be used by several threads at a time.
+        """Continues the texts in several ways, none of which is kept; returns the outputs of each, as `step` does.
 
-        Args:
-            input_ids: int64 of shape [rows, n] for each way; something was sent before.
-            record: records the route through a swarm.
-
-        Returns:
-            For each way the outputs of the last block before the final norm, of shape [rows, n, hidden].
-
-        Raises:
-            EvaluationError: there is no answer.
+        May be used by several threads at a time, once something was sent.
         """
         ...
 

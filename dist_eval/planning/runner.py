@@ -17,12 +17,12 @@ from dist_eval.distributed.collectives import all_gather, require_agreement
 from dist_eval.errors import RunError
 from dist_eval.evaluation.audit import AuditedModel, audited_batches
 from dist_eval.evaluation.context import RunContext
-from dist_eval.evaluation.generation_task import GenerationTask
+from dist_eval.evaluation.generation import GenerationTask
 from dist_eval.evaluation.requests import Requests, fingerprint_of, open_requests, requested_model, window_of_requests
 from dist_eval.evaluation.runner import tokenize
 from dist_eval.evaluation.task import EvalTask
 from dist_eval.inference.forward import TextModel, Texts
-from dist_eval.inference.window import Window
+from dist_eval.inference.in_flight import Window
 from dist_eval.model.backbone import ModelOnBackbone
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.language_model import CausalModel, LanguageModel

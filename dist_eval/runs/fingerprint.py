@@ -39,11 +39,7 @@ class Fingerprint:
 
     @classmethod
     def load(cls, folder: Path) -> Fingerprint | None:
-        """Reads the fingerprint in a run's folder; None if it is missing or damaged.
-
-        Raises:
-            OSError: it cannot be read: perhaps later.
-        """
+        """Reads the fingerprint in a run's folder; None if it is missing or damaged."""
         try:
             values = read_json(folder / JOURNAL / FINGERPRINT)
             parts, digest = values.pop(_PARTS, None), values.pop(_DIGEST)

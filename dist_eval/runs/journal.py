@@ -110,11 +110,7 @@ class Journal:
         self._told_last: Path | None = None  # the file that it was at
 
     def faulty_servers(self) -> frozenset[str]:
-        """Returns the excluded servers, whose answers do not count.
-
-        Raises:
-            RunError: the folder cannot be read.
-        """
+        """Returns the excluded servers, whose answers do not count."""
         with _readable(self._folder):
             found = self._folder.glob(f"{self._run}-odd-*{FAULTY_SUFFIX}")
             return frozenset(path.stem.removeprefix(f"{self._run}-odd-") for path in found)
@@ -131,16 +127,9 @@ class Journal:
             write_atomically(path, b"An audit found that other servers agree with each other, and not with this one.\n")
 
     def read(self, audited: Container[int] = ()) -> np.ndarray:
-        """Reads all files.
+        """Reads all files; returns which batches are finished, with a prediction for every example.
 
-        Args:
-            audited: batches that count as finished only if they were audited.
-
-        Returns:
-            Whether each batch is finished, with a prediction for every example; bool of shape [batches].
-
-        Raises:
-            RunError: a file cannot be read.
+        Those that are to be audited count only if they were.
         """
         self._index, self._faulty = _Index(len(self._sizes)), self.faulty_servers()
         with _readable(self._folder):
@@ -183,11 +172,7 @@ class Journal:
                         yield outcome
 
     def append(self, outcome: BatchOutcome) -> None:
-        """Writes a batch to the disk; once this returns, it survives even a power cut.
-
-        Raises:
-            RunError: the disk is full, or the file cannot be written.
-        """
+        """Writes a batch to the disk; once this returns, it survives even a power cut."""
         with _writable(self._path):
             if self._file is None:
                 self._make_folder()

@@ -21,8 +21,7 @@ from dist_eval.data.plan import plan_batches
 from dist_eval.distributed.collectives import all_reduce_sum
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import EvaluationError, ModelOutputError
-from dist_eval.inference.in_flight import map_in_flight
-from dist_eval.inference.window import Window
+from dist_eval.inference.in_flight import Window, map_in_flight
 from dist_eval.model.checkpoint import ARCHITECTURE, TunedCheckpoint
 from dist_eval.model.classifier import Classifier
 from dist_eval.tuning.config import LearningOptions

@@ -23,7 +23,7 @@ from dist_eval.distributed.stop import Stop
 from dist_eval.errors import RunError, RunStopped
 from dist_eval.evaluation import worker
 from dist_eval.evaluation.worker import BatchWorker, FailurePolicy, assign_batches
-from dist_eval.inference.window import Window
+from dist_eval.inference.in_flight import Window
 from dist_eval.runs.journal import Journal
 from dist_eval.swarm.routes import RouteRecord, SendOptions
 
