@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_eval.base_model.config_keys import require_integers, require_keys_read
-from dist_eval.data.head_config import require_plausible_width
+from dist_eval.data.problem_types import require_plausible_width
 from dist_eval.errors import CheckpointError, one_line
 from dist_eval.process.interpreter import has_packages_of_petals
 from dist_eval.process.parsing import read_json

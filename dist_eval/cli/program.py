@@ -16,7 +16,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from dist_eval import errors
 from dist_eval.distributed.stop import Stop, asked_by_a_person
@@ -36,8 +36,9 @@ if TYPE_CHECKING:
 # runs one rank: called with its context (see `dist_eval.evaluation.context`)
 RunFunction = Callable[..., Any]
 
-# imports the run function, and the class of the run's folder, for the options of a run
-Load = Callable[[Any], "tuple[RunFunction, type[RunFolder]]"]
+# the run function, and the class of the run's folder; what imports them, for the options of a run
+Loaded: TypeAlias = "tuple[RunFunction, type[RunFolder]]"
+Load = Callable[[Any], Loaded]
 
 
 def main(command: Command[Any], load: Load) -> NoReturn:

@@ -21,7 +21,7 @@ from dist_eval.data.plan import BatchPlan
 from dist_eval.distributed.collectives import all_gather, require_agreement
 from dist_eval.distributed.progress import Judged, Progress, TrackedProgress
 from dist_eval.evaluation.context import RunContext
-from dist_eval.evaluation.worker import BatchWorker, FailurePolicy
+from dist_eval.evaluation.worker import BatchWorker, FailurePolicy, RankOutput
 from dist_eval.inference.forward import Texts
 from dist_eval.inference.in_flight import Window
 from dist_eval.model.backbone import AnsweringModel, ModelOnBackbone
@@ -39,19 +39,6 @@ Entry = TypeVar("Entry", bound=RankWork)
 Judge = Callable[[np.ndarray, np.ndarray], Judged]
 """Is given positions in the data, int64 of shape [n], and their answers, of any batch that has been answered, each
 once; says which samples are right, as soon as it can."""
-
-
-@dataclass(frozen=True)
-class RankOutput:
-    """What this rank did, and what it has read back from the journal of the batches that are assigned to it."""
-
-    batches: np.ndarray  # numbers of these batches, int64 of shape [n]
-    columns: dict[str, np.ndarray]  # of the samples that have an answer
-    failed: list[tuple[int, str]]  # samples without one: position in the data, and the reason
-    findings: Findings  # of audits
-    precisions: set[str]  # those in which servers computed the answers
-    fell_back: int  # batches that took plain forwards against the plan
-    work: RankWork
 
 
 @dataclass(frozen=True)
@@ -151,9 +138,7 @@ def drive(
     with progress.shown():
         context.stop.defer_signals()
         batches = worker.run(topology, config.collective_timeout)
-        columns, failed, findings, precisions = worker.collect(batches, columns_of)
-        work = worker.work(topology, model.traffic())
-        yield RankOutput(batches, columns, failed, findings, precisions, worker.fell_back, work)
+        yield worker.collect(batches, columns_of, worker.work(topology, model.traffic()))
 
 
 def _judge_news(journal: Journal, plan: BatchPlan, judge: Judge) -> Iterator[Judged]:

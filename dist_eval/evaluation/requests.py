@@ -24,7 +24,8 @@ from dist_eval.distributed.collectives import broadcast, gather_columns
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import RunError, translating_os_errors
 from dist_eval.evaluation.context import RunContext
-from dist_eval.evaluation.drive import Judge, RankOutput, RunOutput, decide_plan, drive
+from dist_eval.evaluation.drive import Judge, RunOutput, decide_plan, drive
+from dist_eval.evaluation.worker import RankOutput
 from dist_eval.inference.in_flight import Window
 from dist_eval.metrics.predictions import prove_coverage
 from dist_eval.model.backbone import ModelOnBackbone

@@ -14,7 +14,8 @@ import numpy as np
 from dist_eval.analysis.options import AnalysisOptions, analyse
 from dist_eval.data.problem_types import REGRESSION, SINGLE_LABEL
 from dist_eval.distributed.collectives import gather_columns, sum_arrays
-from dist_eval.evaluation.drive import RankOutput, RunOutput
+from dist_eval.evaluation.drive import RunOutput
+from dist_eval.evaluation.worker import RankOutput
 from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.confusion import MOST_DENSE_CLASSES
 from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, custom_results

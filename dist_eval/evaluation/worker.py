@@ -39,6 +39,18 @@ class Assignment:
 
 
 @dataclass(frozen=True)
+class RankOutput:
+    """What this rank did, and what it has read back from the journal of the batches that are assigned to it."""
+
+    columns: dict[str, np.ndarray]  # of the samples that have an answer
+    failed: list[tuple[int, str]]  # samples without one: position in the data, and the reason
+    findings: Findings  # of audits
+    precisions: set[str]  # those in which servers computed the answers
+    fell_back: int  # batches that took plain forwards against the plan
+    work: RankWork
+
+
+@dataclass(frozen=True)
 class FailurePolicy:
     """What to do about examples that get no prediction."""
 
@@ -117,7 +129,6 @@ class BatchWorker:
         self._resumed = 0
         self._failed = 0
         self._seconds, self._began = 0.0, datetime.now(timezone.utc)
-        self.fell_back = 0
 
     def run(self, topology: Topology, stall_timeout: float) -> np.ndarray:
         """Predicts all unfinished batches; every rank calls it. Returns those assigned to it, int64 of shape [n].
@@ -192,25 +203,21 @@ class BatchWorker:
         )
 
     def collect(
-        self, batches: np.ndarray, columns_of: Callable[[np.ndarray, np.ndarray], Columns]
-    ) -> tuple[dict[str, np.ndarray], list[tuple[int, str]], Findings, set[str]]:
-        """Reads batches back from the journal.
-
-        Returns the columns that `columns_of` makes of positions in the dataset, int64 of shape [n], and their answers;
-        the examples without one (position, and the reason), the audit findings, and the precisions of servers.
-        """
+        self, batches: np.ndarray, columns_of: Callable[[np.ndarray, np.ndarray], Columns], work: RankWork
+    ) -> RankOutput:
+        """Reads batches back from the journal; `columns_of` is given positions, int64 of shape [n], and answers."""
         like = columns_of(np.empty(0, dtype=np.int64), np.empty(0, dtype=self._model.columns))
         collector = Collector(int(self._plan.sizes[batches].sum()), like)
         failed: list[tuple[int, str]] = []
-        precisions: set[str] = set()
+        precisions, fell_back = set[str](), 0
         findings = [Findings(faulty=self._journal.faulty_servers())]
         for outcome in self._journal.outcomes(batches):
             rows = self._plan.batch(outcome.batch)
-            self.fell_back += outcome.fell_back
+            fell_back += outcome.fell_back
             failed += [(int(rows[row]), reason) for row, reason in outcome.failed.items()]
             precisions.update(segment.precision for segment in outcome.route if segment.precision)
             if outcome.audit is not None:
                 findings.append(Findings.from_record(outcome.audit))
             kept = outcome.answered_rows
             collector.add(columns_of(rows[kept], outcome.answers[kept]))
-        return collector.columns(), failed, Findings.merged(findings), precisions
+        return RankOutput(collector.columns(), failed, Findings.merged(findings), precisions, fell_back, work)

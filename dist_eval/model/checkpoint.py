@@ -19,8 +19,7 @@ import torch
 
 from dist_eval.base_model.config_keys import require_same_base
 from dist_eval.base_model.weights import INDEX_FILE, WEIGHTS_FILE, read_index
-from dist_eval.data.head_config import class_names, problem_from, require_plausible_width
-from dist_eval.data.problem_types import SINGLE_LABEL, Problem
+from dist_eval.data.problem_types import SINGLE_LABEL, Problem, class_names, problem_from, require_plausible_width
 from dist_eval.errors import CheckpointError, one_line
 from dist_eval.process.files import BY_UMASK, write_atomically
 from dist_eval.process.parsing import read_json

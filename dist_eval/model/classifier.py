@@ -73,24 +73,20 @@ def load_swarm_backbone(
     dht: Any,
     *,
     dht_prefix: str,
-    request_timeout: float,
-    max_retries: int,
     adapter: str | None = None,
     request_tokens: int | None = None,
     **options: Any,
 ) -> SwarmBackbone:
     """Loads a base model whose blocks a swarm hosts; only embeddings and final norm are loaded in this process.
 
-    Close it before the process group of its program.
+    Close it before the process group of its program. `options` are those of `SwarmRequests`.
     """
     from dist_eval.swarm.directory import ServerDirectory
     from dist_eval.swarm.requests import SwarmRequests
 
     shell = Shell(model, read_base_config(model, pinned("model", model)))
     directory = ServerDirectory(dht, dht_prefix, shell.config.num_hidden_layers, adapter)
-    requests = SwarmRequests(
-        directory, shell.config, request_timeout=request_timeout, max_retries=max_retries, **options
-    )
+    requests = SwarmRequests(directory, shell.config, **options)
     requests.start()
     return SwarmBackbone(shell, dht, requests, request_tokens)
 

@@ -25,8 +25,7 @@ import torch
 
 from dist_eval.base_model.weights import load_pretrained
 from dist_eval.data.answers import logits_columns
-from dist_eval.data.head_config import class_names, problem_from
-from dist_eval.data.problem_types import Problem
+from dist_eval.data.problem_types import Problem, class_names, problem_from
 from dist_eval.data.revisions import pinned
 from dist_eval.data.token_file import ANY_TYPE, ids_and_types
 from dist_eval.errors import CheckpointError, ModelOutputError, one_line
