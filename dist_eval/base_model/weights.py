@@ -31,9 +31,6 @@ class ModelWeights:
         architecture: of the model; the place of the token embeddings in the files tells that of the rest.
         revision: branch, tag or commit on a hub; by default its main branch.
 
-    Attributes:
-        name: as given.
-
     Raises:
         CheckpointError: there are no safetensors, or not for this base model.
     """

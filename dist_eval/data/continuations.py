@@ -50,19 +50,17 @@ class TokenizedContinuations:
 
     Args:
         folder: the folder that `write_continuations` wrote.
-
-    Attributes:
-        facts: summary of the continuations.
-        lengths: number of tokens of each context, and of context and continuation together, int32 of shape [n, 2].
-        forward_of: the forward of each text, int32 of shape [n].
     """
 
     source = "the requests"
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        # summary of the continuations
         self.facts = ContinuationsSummary.model_validate_json((folder / FACTS_FILE).read_bytes())
+        # number of tokens of each context, and of context and continuation together, int32 of shape [n, 2]
         self.lengths: np.ndarray = np.load(folder / LENGTHS_FILE, mmap_mode="r")
+        # the forward of each text, int32 of shape [n]
         self.forward_of: np.ndarray = np.load(folder / FORWARDS_FILE, mmap_mode="r")
         self._tokens = TokenFile(folder / TOKENS_FILE)
 

@@ -40,22 +40,19 @@ class TokenizedDataset:
 
     Args:
         folder: the folder that `tokenize_dataset` wrote.
-
-    Attributes:
-        facts: summary of the dataset.
-        rows: row of each example, ascending, int64 of shape [examples]; None if they are all rows.
-        lengths: number of tokens of each example, int32 of shape [examples].
-        cut: tokens that each text that was too long has lost, int32 of shape [texts that were cut].
-        labels: label of each example, of the problem type's shape and dtype (see `dist_eval.data.problem_types`).
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self.facts = DatasetSummary.model_validate_json((folder / FACTS_FILE).read_bytes())
+        self.facts = DatasetSummary.model_validate_json((folder / FACTS_FILE).read_bytes())  # summary of the dataset
+        # number of tokens of each example, int32 of shape [examples]
         self.lengths: np.ndarray = np.load(folder / LENGTHS_FILE, mmap_mode="r")
+        # tokens that each text that was too long has lost, int32 of shape [texts that were cut]
         self.cut: np.ndarray = np.load(folder / CUT_FILE, mmap_mode="r")
+        # label of each example, of the problem type's shape and dtype (see `dist_eval.data.problem_types`)
         self.labels: np.ndarray = np.load(folder / LABELS_FILE, mmap_mode="r")
         is_part = self.facts.selection is not None
+        # row of each example, ascending, int64 of shape [examples]; None if they are all rows
         self.rows: np.ndarray | None = np.load(folder / ROWS_FILE, mmap_mode="r") if is_part else None
         self._tokens = TokenFile(folder / TOKENS_FILE)
 

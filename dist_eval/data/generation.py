@@ -29,17 +29,13 @@ class TokenizedPrompts:
 
     Args:
         folder: the folder that `write_prompts` wrote.
-
-    Attributes:
-        facts: summary of the prompts.
-        lengths: number of tokens of each prompt, and the number of its decoding in `facts.decodings`, int32 of shape
-            [n, 2].
     """
 
     source = "the prompts"
 
     def __init__(self, folder: Path) -> None:
-        self.facts = PromptsSummary.model_validate_json((folder / FACTS_FILE).read_bytes())
+        self.facts = PromptsSummary.model_validate_json((folder / FACTS_FILE).read_bytes())  # summary of the prompts
+        # number of tokens of each prompt, and the number of its decoding in `facts.decodings`, int32 of shape [n, 2]
         self.lengths: np.ndarray = np.load(folder / LENGTHS_FILE, mmap_mode="r")
         self._tokens = TokenFile(folder / TOKENS_FILE)
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from dist_eval.data.label_columns import open_labels
-from dist_eval.data.labels import LabelColumn
+from dist_eval.data.labels import LabelColumn, open_labels
 from dist_eval.data.problem_types import SINGLE_LABEL, Problem
 from dist_eval.data.readers import RowSource, open_rows
 from dist_eval.errors import DataError
@@ -24,7 +23,7 @@ class LabelledRows:
     text_columns: Sequence[str]  # the columns with texts: one, two for a pair, or any number for a prompt
     label_column: str  # the column with the labels
     label_names: Sequence[str]  # names of the classes or outputs
-    labels: str = "auto"  # how to interpret the label column (see `LabelReader` and `dist_eval.data.label_columns`)
+    labels: str = "auto"  # how to interpret the label column (see `LabelReader` and `dist_eval.data.labels`)
     problem: Problem = SINGLE_LABEL  # the problem type
     numbers: bool = False  # whether text columns may hold numbers, as they may in a prompt
     subset: str | None = None  # configuration of a hub dataset

@@ -119,9 +119,6 @@ class Progress:
         stall_timeout: seconds without a heartbeat from another rank after which the run stops.
         stream: where the leader shows the progress; by default stderr.
         tracked: where the leader logs it, besides.
-
-    Attributes:
-        failed: examples without a prediction on all ranks, as last reported.
     """
 
     def __init__(
@@ -145,6 +142,7 @@ class Progress:
         self._heard: dict[int, tuple[int, float]] = {}
         self._looked = time.monotonic()
         self._gone, self._cut_off, self._leader, self._answered = False, "", "", time.monotonic()
+        # examples without a prediction on all ranks, as last reported
         self.failed = self._failed_total = self._failed_before = 0
         self._done = self._reported = self._failed = self._failed_reported = self._rounds = 0
         self._tokens = self._tokens_reported = self._tokens_counted = 0

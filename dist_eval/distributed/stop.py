@@ -52,14 +52,10 @@ def common_reason(reasons: Sequence[str]) -> str:
 
 
 class Stop:
-    """Whether this run was asked to stop, and why.
-
-    Attributes:
-        reason: why it was asked to stop; empty until then.
-    """
+    """Whether this run was asked to stop, and why."""
 
     def __init__(self) -> None:
-        self.reason = ""
+        self.reason = ""  # why it was asked to stop; empty until then
         self._deferred = False
         self._signalled = float("-inf")
 

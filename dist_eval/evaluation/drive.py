@@ -28,8 +28,7 @@ from dist_eval.model.backbone import AnsweringModel, ModelOnBackbone
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.results.work import RankWork, Swarm, Throughput
 from dist_eval.runs.fingerprint import Fingerprint
-from dist_eval.runs.journal import Journal
-from dist_eval.runs.journal_folder import record_plan, recorded_cache_tokens, require_recorded_plan
+from dist_eval.runs.journal import Journal, record_plan, recorded_cache_tokens, require_recorded_plan
 from dist_eval.swarm.findings import Findings
 
 _SHORTEST_SECONDS = 1e-3
@@ -101,19 +100,8 @@ def drive(
     """Has all samples answered, and shows the progress of all ranks until the end of the context.
 
     Every rank calls it, in an open process group, and gathers in the context what it needs of other ranks.
-
-    Args:
-        context: this rank's part of the run.
-        model: answers a batch.
-        data: the samples.
-        plan: their batches.
-        fingerprint: what the answers depend on.
-        journal: where finished batches are written.
-        columns_of: makes the columns of positions in the data, int64 of shape [n], and their answers.
-        window: how many batches of this rank may be in flight at a time.
-        audited: numbers of the batches to audit.
-        judge: for trackers, called on the leader in another thread; None where nothing is known so soon.
-        stream: where the leader shows the progress; by default stderr.
+    `columns_of` makes the columns of positions in the data, int64 of shape [n], and their answers. `judge` is for
+    trackers, and called on the leader in another thread. The progress is shown on `stream`, by default stderr.
     """
     config, topology, tracked = context.config, context.topology, None
     require_agreement(fingerprint.values)
@@ -163,13 +151,8 @@ def decide_plan(
 
     Texts share their beginning if the servers have room for so many sessions that less work outweighs servers that
     wait; that is decided once for a run, and recorded in the journal's folder. How many there are changes no result.
-
-    Args:
-        context: this rank's part of the run.
-        make_plan: returns the plan for caches of a number of tokens (see `plan_with_shared_beginnings`).
-        base: the base model.
-        model: gets this rank's part of the sessions.
-        share: of the servers' free memory that all ranks together may take, 0 to 1.
+    `make_plan` returns the plan for caches of a number of tokens (see `plan_with_shared_beginnings`); all ranks
+    together may take a `share` of the servers' free memory.
     """
     plain = make_plan(0)
     if context.config.backend != "petals" or not isinstance(model, ModelOnBackbone):

@@ -58,25 +58,19 @@ from dist_eval.tables import format_count
 class GenerationTask:
     """Prompts, decoding and metrics; the tokenizer and the files that the options name are read, but for the dataset.
 
-    Attributes:
-        metrics: of each text.
-        pattern: what finds the answer in a text; None if the text is the answer.
-        tokenizer: the model's.
-        decoding: how texts are generated.
-        rows: the prompts, once `write` has written them.
-
     Raises:
         ConfigError: an option does not fit the model, or a metric cannot be used.
         DataError: an example for the prompts cannot be read.
     """
 
-    rows: PromptedRows
+    rows: PromptedRows  # the prompts, once `write` has written them
 
     def __init__(self, config: EvaluationConfig, base: BaseModelSpec, target: CausalModel) -> None:
         self._config, self._base = config, base
-        self.metrics = load_text_metrics(config.metric, tuple(SavedTexts.TYPES))
+        self.metrics = load_text_metrics(config.metric, tuple(SavedTexts.TYPES))  # of each text
+        # what finds the answer in a text; None if the text is the answer
         self.pattern = re.compile(config.answer_pattern) if config.answer_pattern else None
-        self.tokenizer = load_tokenizer(base.name)
+        self.tokenizer = load_tokenizer(base.name)  # the model's
         if self.tokenizer("a")["input_ids"][-1] == self.tokenizer.eos_token_id:
             raise ConfigError(
                 "The tokenizer ends every prompt with its token for the end, after which no text can follow: set "
@@ -86,6 +80,7 @@ class GenerationTask:
         sampling: dict[str, Any] = (
             {"top_k": config.top_k, "top_p": config.top_p, "seed": config.seed} if config.temperature else {}
         )
+        # how texts are generated
         self.decoding = Decoding(
             max_new_tokens=config.max_new_tokens, stop=config.stop, temperature=config.temperature, **sampling
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ from dist_eval.model.language_model import CausalModel, LanguageModel
 from dist_eval.model.output_embedding import OutputEmbedding
 from dist_eval.options.config import RunConfig
 from dist_eval.options.groups import ModelOptions
+from dist_eval.process.files import chunks_of
 from dist_eval.report.page import format_run, report_on
 from dist_eval.results.harness import LANGUAGE_MODELING, HarnessResults, LanguageModelSummary
 from dist_eval.results.inputs import ContinuationsSummary, Coverage, PromptsSummary
@@ -181,7 +182,7 @@ def answer_requests(
     stream: TextIO,
     judge: Judge | None = None,
 ) -> Answered | None:
-    """Answers requests; every rank calls it.
+    """Answers requests (see `drive`); every rank calls it.
 
     Args:
         context: this rank's part of the run.
@@ -189,14 +190,10 @@ def answer_requests(
         target: the language model.
         write: called by the leader.
         stream: where the leader shows the progress.
-        judge: the leader's, of positions of requests (see `drive`).
+        judge: the leader's, of positions of requests.
 
     Returns:
         The answers; None if the folder holds this very run, complete.
-
-    Raises:
-        EvaluationError: the run failed; on the rank that has the root cause.
-        RunStopped: it was asked to stop before its end; on all ranks.
     """
     config, topology = context.config, context.topology
     written: list[Fingerprint] = []
@@ -349,7 +346,7 @@ def open_requests(context: RunContext[Any, Any]) -> Requests:
     topology = context.topology
     if topology.hosts > 1:
         place = context.scratch_dir
-        contents = {name: b"".join(broadcast(_chunks(place / name))) for name in FILES}
+        contents = {name: b"".join(broadcast(chunks_of(place / name, _CHUNK_BYTES))) for name in FILES}
 
         def copy(folder: Path) -> None:
             for name, content in contents.items():
@@ -358,9 +355,3 @@ def open_requests(context: RunContext[Any, Any]) -> Requests:
         if topology.node > 0:
             _publish(context, copy)
     return Requests(context.wait_for_dataset())
-
-
-def _chunks(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            yield chunk

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from dist_eval.base_model.config_keys import require_same_base
+from dist_eval.base_model.config import require_same_base
 from dist_eval.base_model.weights import INDEX_FILE, WEIGHTS_FILE, read_index
 from dist_eval.data.problem_types import SINGLE_LABEL, Problem, class_names, problem_from, require_plausible_width
 from dist_eval.errors import CheckpointError, one_line

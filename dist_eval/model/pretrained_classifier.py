@@ -30,10 +30,9 @@ from dist_eval.data.revisions import pinned
 from dist_eval.data.token_file import ANY_TYPE, ids_and_types
 from dist_eval.errors import CheckpointError, ModelOutputError, one_line
 from dist_eval.model.backbone import AnsweringModel
+from dist_eval.process.files import chunks_of
 from dist_eval.swarm.routes import RouteRecord, SendOptions
 from dist_eval.tables import format_count
-
-_CHUNK_BYTES = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -92,9 +91,8 @@ class PretrainedClassifier:
         digest = hashlib.sha256(str(getattr(self.config, "_commit_hash", None)).encode())
         for path in sorted(Path(self.name).glob("*.safetensors")):
             digest.update(os.fsencode(path.name))
-            with path.open("rb") as file:
-                while chunk := file.read(_CHUNK_BYTES):
-                    digest.update(chunk)
+            for chunk in chunks_of(path):
+                digest.update(chunk)
         return digest.hexdigest()
 
 

@@ -26,7 +26,7 @@ from dist_eval.runs.files import JOURNAL
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.runs.folder_lock import last_holder, require_journal_of_ours, take_lock
 from dist_eval.runs.found_results import Claim, FoundResults, what_is_wrong
-from dist_eval.runs.journal_folder import forget_journal, has_batches, has_batches_of
+from dist_eval.runs.journal import forget_journal, has_batches, has_batches_of
 from dist_eval.runs.outcome import read_outcome
 from dist_eval.schema import SCHEMA_VERSION
 
@@ -44,23 +44,14 @@ class RunFolder:
         options: all options of the run, as they are recorded.
         overwrite: whether to start afresh, whatever the folder holds.
         peers: addresses of the swarm's peers, which are not recorded.
-
-    Attributes:
-        path: path of the folder.
-        options: all options of the run, as they are recorded.
-        holder: the leader of this run, as in the folder's lock; empty until it has opened the folder.
-        results_name: name of the file with the results.
-        records: reads them.
-        resume_source: what a resumed run continues from, for messages.
-        foreign_files: files that show, where `results_name` is missing, that the folder belongs to something else.
-        derived_files: files that are removed when the run begins, because they are made at its end.
     """
 
-    results_name: str
-    records: TypeAdapter[Any]
-    resume_source: str
+    results_name: str  # name of the file with the results
+    records: TypeAdapter[Any]  # reads them
+    resume_source: str  # what a resumed run continues from, for messages
+    # files that show, where `results_name` is missing, that the folder belongs to something else
     foreign_files: tuple[str, ...]
-    derived_files: tuple[str, ...] = ()
+    derived_files: tuple[str, ...] = ()  # files that are removed when the run begins, because they are made at its end
 
     def __init__(
         self, path: Path, options: RecordedOptions, *, overwrite: bool = False, peers: Sequence[str] = ()
@@ -68,7 +59,7 @@ class RunFolder:
         self.path, self.options = path, options
         self._overwrite, self._peers = overwrite, peers
         self._lock: int | None = None
-        self.holder = ""
+        self.holder = ""  # the leader of this run, as in the folder's lock; empty until it has opened the folder
         self._found = FoundResults()
         self._revisions: Revisions | None = None
 
