@@ -38,7 +38,7 @@ from dist_eval.evaluation.rescoring import (
     keep_recorded_analysis,
     read_table,
 )
-from dist_eval.evaluation.task import examples_before, selection_identity, selection_of
+from dist_eval.evaluation.task import examples_before, require_room_after, selection_identity, selection_of
 from dist_eval.evaluation.worker import FailurePolicy
 from dist_eval.metrics.metric_loading import load_text_metrics, name_of_spec
 from dist_eval.model.base_model_spec import BaseModelSpec
@@ -93,21 +93,13 @@ class GenerationTask:
         self._few_shot_rows, self._before = examples_before(
             config.select(PromptOptions), config.label_column, self._template, self.tokenizer
         )
-        self._require_room_after_examples()
+        tokens = len(token_ids(self.tokenizer, [self._before])[0][0]) if self._before else 0
+        require_room_after(config.few_shot, tokens, self.longest_prompt, " beside --max-new-tokens")
 
     @property
     def longest_prompt(self) -> int:
         """Most tokens of a prompt."""
         return self._max_length - self.decoding.max_new_tokens
-
-    def _require_room_after_examples(self) -> None:
-        tokens = len(token_ids(self.tokenizer, [self._before])[0][0]) if self._before else 0
-        if tokens >= self.longest_prompt:
-            raise ConfigError(
-                f"The examples of --few-shot {self._config.few_shot} have {tokens} tokens, and a prompt may have "
-                f"{self.longest_prompt} beside --max-new-tokens: nothing would be left of them. Give fewer, or a "
-                "larger --max-length."
-            )
 
     def write(self, folder: Path) -> None:
         """Reads the dataset, and writes its prompts to a folder, as `Requests` opens them."""

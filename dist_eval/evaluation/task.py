@@ -70,6 +70,15 @@ def examples_before(
     return rows, join_texts(shown, tokenizer.bos_token or "")
 
 
+def require_room_after(examples: int, tokens: int, most: int, beside: str = "") -> None:
+    """Checks that examples before a prompt, of so many tokens, leave room for it."""
+    if tokens >= most:
+        raise ConfigError(
+            f"The examples of --few-shot {examples} have {tokens} tokens, and a prompt may have {most}{beside}: "
+            "nothing would be left of them. Give fewer, or a larger --max-length."
+        )
+
+
 def split_name(item: str) -> tuple[str, str]:
     """Splits an item of `--label-words` into the name of the class and its word."""
     name, is_pair, word = item.partition("=")
@@ -99,12 +108,7 @@ class EvalTask:
         target = target_of(config)
         base = BaseModelSpec.read(config.select(ModelOptions), target)
         if config.few_shot and isinstance(target, LabelWords):
-            tokens = target.prompted.tokens_before()
-            if tokens >= base.max_length:
-                raise ConfigError(
-                    f"The examples of --few-shot {config.few_shot} have {tokens} tokens, and a prompt may have "
-                    f"{base.max_length}: nothing would be left of them. Give fewer, or a larger --max-length."
-                )
+            require_room_after(config.few_shot, target.prompted.tokens_before(), base.max_length)
         selection = selection_of(config, config.confidence, target.problem)
         return cls(base, target, find_metrics(config.metric, target), selection)
 

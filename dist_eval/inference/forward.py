@@ -24,13 +24,11 @@ class Texts(Protocol):
     @property
     def source(self) -> str:
         """Where they come from, for messages."""
-        ...
 
     def __len__(self) -> int: ...
 
     def padded(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the batch of some texts, and its lengths, as `TextModel.answer` takes them."""
-        ...
 
 
 class TextModel(Protocol):
@@ -39,22 +37,18 @@ class TextModel(Protocol):
     @property
     def columns(self) -> AnswerColumns:
         """Columns of the answer to a text, as the model's head declares them."""
-        ...
 
     @property
     def retries(self) -> int:
         """Requests that had to be repeated so far."""
-        ...
 
     def answer(
         self, input_ids: torch.Tensor, lengths: torch.Tensor, options: SendOptions, record: RouteRecord
     ) -> Mapping[str, torch.Tensor]:
         """Computes the columns for a batch, each of shape [batch, ...], on the CPU."""
-        ...
 
     def exclude(self, servers: Iterable[str]) -> None:
         """Sends no further requests to servers, given by peer id."""
-        ...
 
 
 def predict_batches(

@@ -62,12 +62,10 @@ class TextSession(Protocol):
     @property
     def position(self) -> int:
         """Tokens of each text that were sent so far, without prompts."""
-        ...
 
     @property
     def servers(self) -> int:
         """How many servers the texts pass one after the other, at least 1."""
-        ...
 
     def step(
         self, input_ids: torch.Tensor, start: int | None = None, record: RouteRecord | None = None
@@ -77,7 +75,6 @@ class TextSession(Protocol):
         Whatever was sent from `start` on is forgotten; by default they follow what was sent. n may be 0, to send the
         prompts alone. Returns the outputs of the last block before the final norm, of shape [rows, n, hidden].
         """
-        ...
 
     def continuations(
         self, input_ids: Sequence[torch.Tensor], record: RouteRecord | None = None
@@ -86,11 +83,9 @@ class TextSession(Protocol):
 
         May be used by several threads at a time, once something was sent.
         """
-        ...
 
     def close(self) -> None:
         """Gives the memory of servers back."""
-        ...
 
 
 class RecomputedTextSession:
