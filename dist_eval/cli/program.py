@@ -23,11 +23,18 @@ from dist_eval.distributed.stop import Stop, asked_by_a_person
 from dist_eval.errors import ConfigError, CoverageError, EvaluationError, RunStopped, error_summary, print_error
 from dist_eval.options.commandline import Command, end_for_wrong_options, parse_args
 from dist_eval.options.config import RunConfig
-from dist_eval.process.exit_status import COMPLETE, FAILED, INTERRUPTED, STOPPED, STOPPED_BY_A_PERSON
 from dist_eval.process.lifetime import die_with_parent, temporary_files_in, workspace
 from dist_eval.process.logging_setup import silence_libraries
-from dist_eval.process.output import lost_output, tolerate_broken_output
 from dist_eval.process.patching import gc_paused
+from dist_eval.process.programs import (
+    COMPLETE,
+    FAILED,
+    INTERRUPTED,
+    STOPPED,
+    STOPPED_BY_A_PERSON,
+    lost_output,
+    tolerate_broken_output,
+)
 
 if TYPE_CHECKING:
     from dist_eval.distributed.rank_store import RankStore, Topology

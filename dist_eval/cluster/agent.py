@@ -37,11 +37,10 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRende
 
 from dist_eval.cluster.hosts import address_among, interface_of, interfaces, is_loopback, resolve
 from dist_eval.errors import error_summary, one_line
-from dist_eval.process.exit_status import FAILED, STOPPED, WRONG_OPTIONS
 from dist_eval.process.files import allow_many_files
-from dist_eval.process.output import run_program
 from dist_eval.process.patching import patched
 from dist_eval.process.ports import free_ports
+from dist_eval.process.programs import FAILED, STOPPED, WRONG_OPTIONS, run_program
 
 _SIGNALLED, _LOOPBACK, _BACKLOG = 128, "127.0.0.1", 4096
 

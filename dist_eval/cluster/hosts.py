@@ -13,8 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from dist_eval.errors import RunError
-from dist_eval.process.arguments import ArgumentParser
-from dist_eval.process.output import run_program
+from dist_eval.process.programs import ArgumentParser, run_program
 
 _ELSEWHERE = "192.0.2.1"  # an address that no host has (RFC 5737): its route is the default route
 

@@ -34,7 +34,7 @@ from dist_eval.planning.estimate import expected_time
 from dist_eval.planning.probe import probe
 from dist_eval.planning.record import HopValues, PlannedRun, TimeEstimate
 from dist_eval.planning.table import format_plan
-from dist_eval.process.output import lost_output
+from dist_eval.process.programs import lost_output
 from dist_eval.results.inputs import SelectionSummary
 from dist_eval.runs.run_folder import NoFolder
 from dist_eval.statistics.sampling import half_width
