@@ -19,7 +19,7 @@ from benchmarks.gpu import make_model
 from benchmarks.harness import BenchmarkError, Program, Report
 from benchmarks.meter import MEBIBYTE, Meter, growth_of_private_memory, memory
 from benchmarks.processes import call
-from dist_eval.model.weights import without_warnings
+from dist_eval.base_model.weights import without_warnings
 from dist_eval.serving.private import PrivateSwarm
 
 QUESTION = "How much memory does loading a quarter of a model's blocks take, beside the whole model in transformers?"

@@ -218,7 +218,7 @@ def measure_swarm(folder: Path, quantization: str, in_flight: int, seconds: floa
         say(f"{name}: started", seconds=time.monotonic() - start)
         ids = token_ids(_ROWS, _LENGTH)
         output = OutputEmbedding(str(folder), backbone.config)
-        last = backbone.hidden_states(ids, None, None)[:, -1]
+        last = backbone.hidden_states(ids)[:, -1]
         logits, expected = output.logits(backbone.final_norm(last)), torch.load(folder / "logits.pt")
         say(
             f"{name}: logits",
@@ -227,7 +227,7 @@ def measure_swarm(folder: Path, quantization: str, in_flight: int, seconds: floa
             same_first_token=float((logits.argmax(1) == expected.argmax(1)).float().mean()),
         )
         for count in sorted({1, in_flight}):
-            rate = forwards_per_second(lambda: backbone.hidden_states(ids, None, None), seconds, count)
+            rate = forwards_per_second(lambda: backbone.hidden_states(ids), seconds, count)
             say(f"{name}: forwards, {count} in flight", tokens_per_s=rate * ids.numel())
         for rows in (1, 16):
             session = backbone.session(rows, _PREFIX + _STEPS)

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
+from dist_eval.base_model.weights import without_warnings
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import base_fingerprint, load_locally
-from dist_eval.model.weights import without_warnings
 
 SEED = 20240302
 PAD, UNKNOWN, BEGIN = "<pad>", "<unk>", "<s>"
@@ -159,7 +159,7 @@ def _write_tuned(model: Model, tokenizer: Any, sentences: Sequence[str]) -> None
     )
     classifier = load_locally(str(model.base), draft)
     encoded = tokenizer(list(sentences[:_CENTERED_ON]), padding=True, return_tensors="pt")
-    states = classifier.backbone.hidden_states(encoded["input_ids"], draft.prompts, draft.deep_prompts)
+    states = classifier.backbone.hidden_states(encoded["input_ids"], classifier.prompts)
     last = PROMPT_TOKENS + encoded["attention_mask"].sum(dim=1) - 1
     pooled = classifier.backbone.final_norm(states[torch.arange(len(states)), last])
     # projects out the mean state of all sentences, or all would get the same class

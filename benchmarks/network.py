@@ -67,7 +67,7 @@ def _write_model(folder: Path, hidden: int) -> None:
     """Writes a model that is wide and otherwise small."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from dist_eval.model.weights import without_warnings
+    from dist_eval.base_model.weights import without_warnings
 
     config = LlamaConfig(
         vocab_size=64,

@@ -162,7 +162,7 @@ def _functions_of_steps() -> dict[str, tuple[Any, str]]:
         (scoring, "sum_arrays"),
         (scoring, "prove_coverage"),
         (scoring, "compute_metrics"),
-        (runner, "analyse"),
+        (scoring, "analyse"),
         (evaluation_folder, "write_predictions"),
     )
     return dict(zip(STEPS, functions, strict=True))
@@ -176,9 +176,9 @@ def _load_stub(base: Any, target: Any, *_: Any, **__: Any) -> tuple[Any, None]:
     from dist_eval.model.classifier import Classifier
 
     class Stub(Classifier):
-        def logits(self, input_ids: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        def _answer(self, input_ids: torch.Tensor, *_: Any, **__: Any) -> dict[str, torch.Tensor]:
             score = torch.sin(input_ids.sum(dim=1).float())
-            return torch.stack([-score, score], dim=1)
+            return {"logits": torch.stack([-score, score], dim=1)}
 
     backbone: Any = HostedModel()
     return Stub(backbone, target), None

@@ -20,7 +20,7 @@ import torch
 
 from benchmarks.harness import Program, Report
 from dist_eval import demo
-from dist_eval.inference.window import Window
+from dist_eval.inference.in_flight import Window
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.results.work import ServerTraffic
 from dist_eval.swarm.router import Router

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dist_eval.cli import program
 from dist_eval.distributed.stop import Stop
 from dist_eval.options.commandline import EVALUATION
 from dist_eval.options.config import EvaluationConfig
-
-if TYPE_CHECKING:
-    from dist_eval.runs.run_folder import RunFolder
 
 
 def run(config: EvaluationConfig, scratch_dir: Path, stop: Stop | None = None) -> int:
@@ -19,14 +15,14 @@ def run(config: EvaluationConfig, scratch_dir: Path, stop: Stop | None = None) -
     return program.run(config, scratch_dir, stop, _load)
 
 
-def _load(config: EvaluationConfig) -> tuple[program.RunFunction, type[RunFolder]]:
+def _load(config: EvaluationConfig) -> program.Loaded:
+    from dist_eval.runs.evaluation_folder import EvaluationFolder
+
     if config.generate:
         from dist_eval.evaluation.generation import generate_run
-        from dist_eval.runs.evaluation_folder import EvaluationFolder
 
         return generate_run, EvaluationFolder
     from dist_eval.evaluation.runner import evaluate_run
-    from dist_eval.runs.evaluation_folder import EvaluationFolder
 
     return evaluate_run, EvaluationFolder
 

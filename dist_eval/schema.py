@@ -10,8 +10,7 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING, Any, Literal, get_origin, get_type_hints
 
-from dist_eval.process.arguments import ArgumentParser
-from dist_eval.process.output import run_program
+from dist_eval.process.programs import ArgumentParser, run_program
 
 if TYPE_CHECKING:
     from dist_eval.options.config import RunConfig

@@ -16,10 +16,8 @@ from pathlib import Path
 from dist_eval.cluster.job import Job, Verdict
 from dist_eval.cluster.run_lists import Entry, Grid, read_grid
 from dist_eval.errors import ConfigError, EvaluationError, print_error
-from dist_eval.process.arguments import ArgumentParser
-from dist_eval.process.exit_status import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS
 from dist_eval.process.lifetime import workspace
-from dist_eval.process.output import run_program
+from dist_eval.process.programs import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS, ArgumentParser, run_program
 from dist_eval.summary.__main__ import main as summarize
 from dist_eval.summary.__main__ import require_known_formats
 

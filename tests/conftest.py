@@ -33,10 +33,10 @@ from dist_eval.errors import SwarmError
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_swarm_backbone, with_tuned_head
 from dist_eval.model.swarm_backbone import SwarmBackbone
-from dist_eval.process.gc_paused import gc_paused
 from dist_eval.process.interpreter import has_packages_of_petals
 from dist_eval.process.lifetime import workspace
 from dist_eval.process.logging_setup import silence_libraries
+from dist_eval.process.patching import gc_paused
 from dist_eval.schema import results_schema
 from dist_eval.serving import private
 from dist_eval.serving.private import PrivateSwarm

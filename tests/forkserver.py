@@ -160,9 +160,9 @@ def serve(address: str) -> list[str]:
     Returns:
         In the forked process, the arguments of its interpreter.
     """
-    from dist_eval.process.gc_paused import gc_paused
     from dist_eval.process.lifetime import adopt_orphans, die_with_parent
     from dist_eval.process.logging_setup import silence_libraries
+    from dist_eval.process.patching import gc_paused
 
     die_with_parent()
     adopt_orphans()

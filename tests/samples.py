@@ -14,10 +14,9 @@ import numpy as np
 from dist_eval import demo
 from dist_eval.analysis.options import AnalysisOptions, analyse
 from dist_eval.analysis.slices import Slicing
-from dist_eval.data.dataset import TokenizedDataset
+from dist_eval.data.dataset import TokenizedDataset, tokenize_dataset
 from dist_eval.data.labelled_rows import LabelledRows
-from dist_eval.data.tokenizing import tokenize_dataset
-from dist_eval.evaluation.results import scores_of
+from dist_eval.evaluation.scoring import scores_of
 from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.options.config import EvaluationConfig

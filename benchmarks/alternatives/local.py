@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from benchmarks.alternatives.common import Task, timed
+from dist_eval.data.dataset import tokenize_dataset
 from dist_eval.data.labelled_rows import LabelledRows
 from dist_eval.data.plan import plan_batches
-from dist_eval.data.tokenizing import tokenize_dataset
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import load_locally
 from dist_eval.options.groups import MAX_TOKEN_BUDGET

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from dist_eval.base_model.config import default_dht_prefix, read_base_config, read_config_file
-from dist_eval.base_model.weights import weight_map
+from dist_eval.base_model.weights import load_pretrained, weight_map
 from dist_eval.errors import CheckpointError, ConfigError
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.tuned_model import put_tuned_tensors
-from dist_eval.model.weights import load_pretrained
 from dist_eval.process.interpreter import has_packages_of_petals
 from dist_eval.process.lifetime import helpers_die_with_us, multiprocessing_files_in, workspace
 from dist_eval.process.logging_setup import silence_petals

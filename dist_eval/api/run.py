@@ -30,8 +30,8 @@ from dist_eval.errors import ConfigError, CoverageError, EvaluationError, RunErr
 from dist_eval.options.commandline import EVALUATION, Command, convert_options
 from dist_eval.options.config import RunConfig
 from dist_eval.options.harness import HARNESS, HarnessConfig
-from dist_eval.process.exit_status import COMPLETE, STOPPED, STOPPED_BY_A_PERSON
 from dist_eval.process.lifetime import workspace
+from dist_eval.process.programs import COMPLETE, STOPPED, STOPPED_BY_A_PERSON
 from dist_eval.results.record import Record
 from dist_eval.results.run import CompleteHarnessRun, CompleteRun, EndedRun
 from dist_eval.runs.outcome import read_outcome
@@ -53,7 +53,6 @@ class _Shown(Record):
 
     @property
     def folder(self) -> Path:
-        """The run's folder."""
         return self._folder
 
     def __repr__(self) -> str:

@@ -133,7 +133,6 @@ class LayerStub(nn.Module):
         self.as_tuple = as_tuple
 
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """Returns the hidden states."""
         return (hidden_states, None) if self.as_tuple else hidden_states
 
 

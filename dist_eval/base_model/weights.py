@@ -1,12 +1,13 @@
 """The weights of a model: safetensors in a folder or on a hub, of which only the files that are needed are read.
 
 Tensors go by the names of transformers' modules: what transformers renames when it loads a language model is renamed
-here, too. What it converts beyond that, such as experts, is left to it.
+here, too. What it converts beyond that, such as experts, is left to it. `load_pretrained` loads whole models.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,9 +30,6 @@ class ModelWeights:
         name: folder or hub name of the model.
         architecture: of the model; the place of the token embeddings in the files tells that of the rest.
         revision: branch, tag or commit on a hub; by default its main branch.
-
-    Attributes:
-        name: as given.
 
     Raises:
         CheckpointError: there are no safetensors, or not for this base model.
@@ -175,3 +173,60 @@ def _open(path: Path) -> Any:
 
 def _is_plain(file: Any) -> bool:
     return isinstance(file, str) and file == Path(file).name
+
+
+def load_pretrained(model_class: Any, name: str, *, what: str, optional: tuple[str, ...] = (), **kwargs: Any) -> Any:
+    """Loads a model in float32 and eval mode.
+
+    Args:
+        model_class: has `from_pretrained`.
+        name: folder or hub name.
+        what: its name in messages.
+        optional: names of modules that need no weights.
+        **kwargs: for `from_pretrained`.
+
+    Raises:
+        CheckpointError: weights are missing, of the wrong shape, or pickled.
+    """
+    folder = Path(name)
+    if folder.is_dir() and not any(folder.glob("*.safetensors")):
+        raise CheckpointError(f"{what} has no weights as safetensors, the only format that is read.")
+    try:
+        with without_warnings():
+            model, info = model_class.from_pretrained(
+                name,
+                torch_dtype=torch.float32,
+                use_safetensors=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # they are an error below
+                **kwargs,
+            )
+    except Exception as error:
+        raise CheckpointError(
+            f"The weights of {what[0].lower() + what[1:]} cannot be loaded (only safetensors are read): "
+            f"{one_line(error)}"
+        ) from error
+    missing = [key for key in info["missing_keys"] if not {*key.split(".")} & {*optional}]
+    for key, found, wanted in info["mismatched_keys"]:
+        raise CheckpointError(
+            f"{what}: {key} has shape {list(found)} in its file, but its config asks for {list(wanted)}."
+        )
+    if missing:
+        raise CheckpointError(f"{what} lacks weights for {', '.join(missing[:5])}.")
+    return model.eval()
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Silences warnings of transformers about missing weights: they are expected, or raise an error here."""
+    from transformers.utils import logging
+
+    level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if has_bars:
+            logging.enable_progress_bar()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from dist_eval.process.output import run_program
+from dist_eval.process.programs import run_program
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -14,9 +14,8 @@ from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
 from dist_eval.errors import ConfigError
-from dist_eval.process.exit_status import WRONG_OPTIONS
 from dist_eval.process.interpreter import require_docstrings
-from dist_eval.process.output import tolerate_broken_output
+from dist_eval.process.programs import WRONG_OPTIONS, tolerate_broken_output
 from dist_eval.tables import text_table
 
 if TYPE_CHECKING:

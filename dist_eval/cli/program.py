@@ -16,18 +16,25 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from dist_eval import errors
 from dist_eval.distributed.stop import Stop, asked_by_a_person
 from dist_eval.errors import ConfigError, CoverageError, EvaluationError, RunStopped, error_summary, print_error
 from dist_eval.options.commandline import Command, end_for_wrong_options, parse_args
 from dist_eval.options.config import RunConfig
-from dist_eval.process.exit_status import COMPLETE, FAILED, INTERRUPTED, STOPPED, STOPPED_BY_A_PERSON
-from dist_eval.process.gc_paused import gc_paused
 from dist_eval.process.lifetime import die_with_parent, temporary_files_in, workspace
 from dist_eval.process.logging_setup import silence_libraries
-from dist_eval.process.output import lost_output, tolerate_broken_output
+from dist_eval.process.patching import gc_paused
+from dist_eval.process.programs import (
+    COMPLETE,
+    FAILED,
+    INTERRUPTED,
+    STOPPED,
+    STOPPED_BY_A_PERSON,
+    lost_output,
+    tolerate_broken_output,
+)
 
 if TYPE_CHECKING:
     from dist_eval.distributed.rank_store import RankStore, Topology
@@ -36,8 +43,9 @@ if TYPE_CHECKING:
 # runs one rank: called with its context (see `dist_eval.evaluation.context`)
 RunFunction = Callable[..., Any]
 
-# imports the run function, and the class of the run's folder, for the options of a run
-Load = Callable[[Any], "tuple[RunFunction, type[RunFolder]]"]
+# the run function, and the class of the run's folder; what imports them, for the options of a run
+Loaded: TypeAlias = "tuple[RunFunction, type[RunFolder]]"
+Load = Callable[[Any], Loaded]
 
 
 def main(command: Command[Any], load: Load) -> NoReturn:

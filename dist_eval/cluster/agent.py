@@ -3,9 +3,10 @@
 torchrun exits with 1 whatever the exit status of its ranks, so that a scheduler cannot tell a wrong option from a run
 that stopped gracefully. This is torchrun itself, with all of its options, except for four things. Ranks are given an
 address that works: on several hosts, where this host's name resolves to loopback, as Debian and Ubuntu configure it,
-the address towards the other hosts. The store of the ranks listens at one address only (see `bound_store`): on a single
-host loopback, whatever rendezvous the options name, because there is nobody to meet. The folder for logs is removed at
-the end, unless --log-dir names one. And the exit status is:
+the address towards the other hosts. The folder for logs is removed at the end, unless --log-dir names one. The store of
+the ranks listens at one address only, while torch's would listen on all interfaces, and obey whoever reaches it: on a
+single host at loopback, whatever rendezvous the options name, because there is nobody to meet; on several at the
+address of the first host in the network of the run. And the exit status is:
 
     0         all ranks of this host completed
     2         an option of torchrun is wrong
@@ -22,31 +23,30 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from torch.distributed import DistError, DistNetworkError, TCPStore, run
+from torch.distributed.elastic.multiprocessing import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.elastic.rendezvous import RendezvousError, c10d_rendezvous_backend, static_tcp_rendezvous
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
+
 from dist_eval.cluster.hosts import address_among, interface_of, interfaces, is_loopback, resolve
 from dist_eval.errors import error_summary, one_line
-from dist_eval.process.exit_status import FAILED, STOPPED, WRONG_OPTIONS
 from dist_eval.process.files import allow_many_files
-from dist_eval.process.output import run_program
+from dist_eval.process.patching import patched
 from dist_eval.process.ports import free_ports
+from dist_eval.process.programs import FAILED, STOPPED, WRONG_OPTIONS, run_program
 
-_SIGNALLED, _LOOPBACK = 128, "127.0.0.1"
+_SIGNALLED, _LOOPBACK, _BACKLOG = 128, "127.0.0.1", 4096
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the ranks of this host to their end."""
-    from torch.distributed import DistError, run
-    from torch.distributed.elastic.multiprocessing import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.elastic.rendezvous import RendezvousError
-
-    from dist_eval.cluster.bound_store import bound_stores
-
     allow_many_files()  # on the first host all ranks of all hosts connect to this process
     torchrun: Any = run
     options = torchrun.parse_args(list(sys.argv[1:] if arguments is None else arguments))
@@ -106,6 +106,53 @@ def _choose_addresses(options: Any) -> None:
     if address and (interface := interface_of(address, local)) and not is_loopback(address):
         options.local_addr = address
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+
+
+@contextmanager
+def bound_stores() -> Iterator[None]:
+    """Within this context, each store that torchrun opens listens at its own address."""
+    with (
+        patched(static_tcp_rendezvous, "TCPStore", open_store),
+        patched(c10d_rendezvous_backend, "TCPStore", open_store),
+        patched(DynamicRendezvousHandler, "_create_tcp_store_server", _open_shared_store),
+    ):
+        yield
+
+
+def open_store(
+    host_name: str, port: int, world_size: int | None = None, is_master: bool = False, *others: Any, **options: Any
+) -> TCPStore:
+    """Opens a store with the arguments of `TCPStore`."""
+    address = own_address(host_name) if is_master else None
+    if address is not None:
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        try:
+            listener = socket.create_server((address, port), family=family, backlog=_BACKLOG)
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno else str(error)
+            raise DistNetworkError(f"the store cannot listen at {address}, port {port}: {reason}") from error
+        port = listener.getsockname()[1]
+        options["master_listen_fd"] = listener.detach()  # the store closes it
+    return TCPStore(host_name, port, world_size, is_master, *others, **options)
+
+
+def _open_shared_store(_: DynamicRendezvousHandler, master_addr: str, master_port: int) -> TCPStore:
+    return open_store(master_addr, master_port, is_master=True, multi_tenant=True)
+
+
+def own_address(host: str) -> str | None:
+    """Returns the address of this host by which the others know it; None if it cannot be told.
+
+    That is so if the name leads to loopback here, as Debian and Ubuntu configure a host's own name, to an address that
+    this host does not have, such as that of a router, or to several that it has, of which others may know any.
+    """
+    candidates = resolve(host)
+    if host != "localhost" and host not in candidates:
+        candidates = [address for address in candidates if not is_loopback(address)]
+    local = interfaces()
+    own = [address for address in candidates if is_loopback(address) or interface_of(address, local)]
+    is_known = len(own) == 1 or all(map(is_loopback, own))  # who comes by loopback resolves the name as it is here
+    return own[0] if own and is_known else None
 
 
 if __name__ == "__main__":

@@ -9,20 +9,16 @@ from __future__ import annotations
 import ipaddress
 import socket
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from dist_eval.errors import RunError
-from dist_eval.process.arguments import ArgumentParser
-from dist_eval.process.output import run_program
+from dist_eval.process.programs import ArgumentParser, run_program
 
 _ELSEWHERE = "192.0.2.1"  # an address that no host has (RFC 5737): its route is the default route
 
 # IP addresses by the name of the network interface
 Interfaces = Mapping[str, Sequence[str]]
-
-# resolves the name of a host to IP addresses
-Resolver = Callable[[str], Sequence[str]]
 
 
 class Place(NamedTuple):
@@ -83,30 +79,29 @@ def address_towards(target: str) -> str | None:
         return None
 
 
-def address_among(head: str, local: Interfaces, addresses_of: Resolver = resolve) -> str | None:
+def address_among(head: str, local: Interfaces) -> str | None:
     """Returns the address at which the other hosts of a group reach this one, if its name resolves to loopback.
 
     Args:
         head: name or IP address of the host of the rendezvous.
         local: the interfaces of this host.
-        addresses_of: resolves names.
 
     Returns:
         The address of this host towards the head. On the head itself, whose name resolves to loopback, its only
         address, or that of the default route; None if it has none.
     """
-    targets = [address for address in addresses_of(head) if not is_loopback(address)]
+    targets = [address for address in resolve(head) if not is_loopback(address)]
     if targets:
         return address_towards(targets[0])
     candidates = [address for addresses in outward(local).values() for address in addresses]
     return candidates[0] if len(candidates) == 1 else address_towards(_ELSEWHERE) if candidates else None
 
 
-def find_place(hosts: Sequence[str], local: Interfaces, addresses_of: Resolver = resolve) -> Place:
+def find_place(hosts: Sequence[str], local: Interfaces) -> Place:
     """Finds this host in a list of hosts."""
     has = [f"{text} ({name})" for name, addresses in outward(local).items() for text in addresses]
     this_host = ", ".join(has) or "no address but loopback"
-    resolved = {host: list(addresses_of(host)) for host in hosts}
+    resolved = {host: resolve(host) for host in hosts}
     for host, addresses in resolved.items():
         if not addresses:
             raise RunError(f"The host {host} is unknown here: give its IP address instead.")

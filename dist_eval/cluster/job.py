@@ -24,9 +24,7 @@ from dist_eval.cluster import slurm
 from dist_eval.cluster.run_lists import read_sweep
 from dist_eval.distributed.stop import SIGNALS, leave_stop_file
 from dist_eval.errors import ConfigError, EvaluationError, RunError, print_error, translating_os_errors
-from dist_eval.process.arguments import ArgumentParser
-from dist_eval.process.exit_status import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS
-from dist_eval.process.output import run_program
+from dist_eval.process.programs import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS, ArgumentParser, run_program
 from dist_eval.runs.outcome import Outcome, read_outcome
 
 _POLL_SECONDS, _DRAIN_SECONDS, _FILE_SYSTEM_SECONDS = 0.5, 90.0, 10.0

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dist_eval.distributed.stop import leave_stop_file
 from dist_eval.errors import ConfigError, os_reason, print_error
 from dist_eval.options.commandline import EVALUATION, parse_args
-from dist_eval.process.output import run_program
+from dist_eval.process.programs import run_program
 from dist_eval.runs.outcome import read_outcome
 
 

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from dist_eval.errors import ConfigError, EvaluationError, print_error
 from dist_eval.metrics.catalogue import METRICS, metric_names
-from dist_eval.process.arguments import ArgumentParser
-from dist_eval.process.output import run_program
+from dist_eval.process.programs import ArgumentParser, run_program
 
 if TYPE_CHECKING:
     from dist_eval.compare.comparison import ComparedRun

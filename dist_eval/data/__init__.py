@@ -1,14 +1,11 @@
 """The dataset: read, validated row by row, tokenized once per host, and split into batches.
 
-`files` finds the files of a dataset, `formats` reads one of them as `plain_types`, with the checks of `text_files`, and
-`readers` all of them, or a hub dataset; `in_memory` writes one of a data frame; `labels` and `label_columns` convert
-the label column to classes or numbers, as `problem_types` requires; `head_config` reads a head's class names; `columns`
-keeps further columns. `labelled_rows` reads texts with their labels, and draws the examples of `prompts`; `selection`
-chooses rows, if not all are wanted.
-`tokenizing` writes the `dataset`, with one of the `tokenizers`, and `plan` forms batches, whose `answers` have the
-columns that a model declares; `shared_prefixes` plans those of texts that begin alike, `shared_contexts` of contexts
-that are continued in several ways, where `sharing_costs` says that it is cheaper; `collector` puts columns together.
-`continuations` are the data of a language model, planned by distinct `forwards`, and so are the prompts of
-`generation`, which `prompted_rows` makes of a dataset, and whose answers `generated_text` makes texts of, to be
-compared with `references`; `token_file` holds the token ids of all. Nothing here depends on process groups or models.
+`files` finds the files of a dataset, `formats` checks and reads one of them, and `readers` all of them, or a hub
+dataset; `in_memory` writes one of a data frame; `labels` converts the label column to classes or
+numbers, as `problem_types` requires; `columns` keeps further columns. `labelled_rows` reads texts with their labels,
+and draws the examples of `prompts`; `selection` chooses rows, if not all are wanted.
+`dataset` is tokenized, with one of the `tokenizers`, and `plan` forms batches, whose `answers` have the columns that a
+model declares; `shared_prefixes` plans those of texts that begin alike; `collector` puts columns together.
+`continuations` are the data of a language model, and so are the prompts of `generation`, which `prompted_rows` makes of
+a dataset; `token_file` holds the token ids of all. Nothing here depends on process groups or models.
 """

@@ -18,39 +18,27 @@ AnswerColumns = np.dtype[np.void]
 
 
 class RouteSegment(NamedTuple):
-    """A segment of a batch's route through a swarm.
+    """A segment of a batch's route through a swarm."""
 
-    Attributes:
-        peer: the server's peer id.
-        start: its first block.
-        end: one past its last block.
-        precision: dtype in which the server computed, and its quantization if any; None if that is unknown.
-    """
-
-    peer: str
-    start: int
-    end: int
+    peer: str  # the server's peer id
+    start: int  # its first block
+    end: int  # one past its last block
+    # dtype in which the server computed, and its quantization if any; None if that is unknown
     precision: str | None = None
 
 
 @dataclass(frozen=True)
 class BatchOutcome:
-    """The result of a batch.
+    """The result of a batch."""
 
-    Attributes:
-        batch: number of the batch in the plan.
-        answers: of shape [rows], of the dtype that the model declares; see `unanswered` for failed examples.
-        route: the servers that computed it. Empty without a swarm.
-        failed: the reasons of examples without an answer, by row in the batch.
-        audit: findings of an audit (see `dist_eval.swarm.findings.Findings.to_record`), None without one.
-        fell_back: whether its texts were to share a beginning, and took plain forwards: no server had room for caches.
-    """
-
-    batch: int
-    answers: np.ndarray
-    route: Sequence[RouteSegment] = ()
+    batch: int  # number of the batch in the plan
+    answers: np.ndarray  # of shape [rows], of the dtype that the model declares; see `unanswered` for failed examples
+    route: Sequence[RouteSegment] = ()  # the servers that computed it. Empty without a swarm.
+    # the reasons of examples without an answer, by row in the batch
     failed: Mapping[int, str] = field(default_factory=dict)
+    # findings of an audit (see `dist_eval.swarm.findings.Findings.to_record`), None without one
     audit: Mapping[str, Any] | None = None
+    # whether its texts were to share a beginning, and took plain forwards: no server had room for caches
     fell_back: bool = False
 
     @property

@@ -23,11 +23,7 @@ class Collector:
         self._columns = {name: np.empty((rows, *column.shape[1:]), dtype=column.dtype) for name, column in like.items()}
 
     def add(self, part: Columns) -> None:
-        """Appends some rows, possibly `narrowed` ones.
-
-        Raises:
-            ValueError: there are more than expected.
-        """
+        """Appends some rows, possibly `narrowed` ones; a `ValueError` if there are more than expected."""
         begin, end = self._filled, self._filled + rows_in(part)
         if end > self._rows:
             raise ValueError(f"{end} rows received, {self._rows} expected")

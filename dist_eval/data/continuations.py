@@ -1,7 +1,7 @@
 """Continuations whose log-likelihoods are asked for, each after its context: token ids in a file that ranks map.
 
-Texts that are equal up to their last token share a forward (see `dist_eval.data.forwards`). They are planned together,
-so that each forward is sent once.
+Texts that are equal up to their last token, which is only scored, share a forward. They are planned together, so that
+each forward is sent once.
 """
 
 from __future__ import annotations
@@ -17,6 +17,26 @@ from dist_eval.data.shared_prefixes import Beginnings, CommonTokens, plan_with_s
 from dist_eval.data.token_file import TokenFile, write_tokens
 from dist_eval.results.inputs import ContinuationsSummary
 
+
+def distinct_forwards(input_ids: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Finds the forwards that a batch of texts needs.
+
+    Args:
+        input_ids: token ids, integers of shape [batch, length], padded on the right.
+        lengths: tokens of each text, at least 2, integers of shape [batch].
+
+    Returns:
+        The distinct texts without their last token, in order of appearance, of shape [forwards, longest]; and the
+        forward of each text, int64 of shape [batch].
+    """
+    numbers: dict[bytes, int] = {}
+    which = np.empty(len(lengths), dtype=np.int64)
+    for row, length in enumerate(lengths):
+        which[row] = numbers.setdefault(input_ids[row, : length - 1].tobytes(), len(numbers))
+    _, first = np.unique(which, return_index=True)
+    return np.ascontiguousarray(input_ids[first, : int(lengths[first].max(initial=2)) - 1]), which
+
+
 TOKENS_FILE, LENGTHS_FILE, FORWARDS_FILE, FACTS_FILE = "tokens.arrow", "lengths.npy", "forwards.npy", "facts.json"
 COMMON_FILE = "common.npy"
 FILES = (TOKENS_FILE, LENGTHS_FILE, FORWARDS_FILE, FACTS_FILE, COMMON_FILE)
@@ -30,38 +50,25 @@ class TokenizedContinuations:
 
     Args:
         folder: the folder that `write_continuations` wrote.
-
-    Attributes:
-        facts: summary of the continuations.
-        lengths: number of tokens of each context, and of context and continuation together, int32 of shape [n, 2].
-        forward_of: the forward of each text, int32 of shape [n].
     """
+
+    source = "the requests"
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        # summary of the continuations
         self.facts = ContinuationsSummary.model_validate_json((folder / FACTS_FILE).read_bytes())
+        # number of tokens of each context, and of context and continuation together, int32 of shape [n, 2]
         self.lengths: np.ndarray = np.load(folder / LENGTHS_FILE, mmap_mode="r")
+        # the forward of each text, int32 of shape [n]
         self.forward_of: np.ndarray = np.load(folder / FORWARDS_FILE, mmap_mode="r")
         self._tokens = TokenFile(folder / TOKENS_FILE)
 
     def __len__(self) -> int:
         return self.facts.texts
 
-    @property
-    def source(self) -> str:
-        """Where they come from, for messages."""
-        return "the requests"
-
     def padded(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Collates texts into a batch (see `TokenFile.padded`).
-
-        Args:
-            indices: their positions, int64 of shape [batch].
-
-        Returns:
-            Token ids of contexts with their continuations, int64 of shape [batch, longest], and rows of `lengths`,
-            int64 of shape [batch, 2].
-        """
+        """Collates texts, by their positions, into a batch (see `TokenFile.padded`), with their rows of `lengths`."""
         lengths = np.asarray(self.lengths[indices], dtype=np.int64)
         return self._tokens.padded(indices, lengths[:, 1]), lengths
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from dist_eval.data.answers import AnswerColumns, generation_columns
 from dist_eval.data.plan import BatchPlan, join_plans, plan_batches
-from dist_eval.data.sharing_costs import CACHE_TOKENS
+from dist_eval.data.shared_prefixes import CACHE_TOKENS
 from dist_eval.data.token_file import TokenFile, write_tokens
 from dist_eval.results.inputs import Decoding, PromptsSummary
 
@@ -28,15 +29,13 @@ class TokenizedPrompts:
 
     Args:
         folder: the folder that `write_prompts` wrote.
-
-    Attributes:
-        facts: summary of the prompts.
-        lengths: number of tokens of each prompt, and the number of its decoding in `facts.decodings`, int32 of shape
-            [n, 2].
     """
 
+    source = "the prompts"
+
     def __init__(self, folder: Path) -> None:
-        self.facts = PromptsSummary.model_validate_json((folder / FACTS_FILE).read_bytes())
+        self.facts = PromptsSummary.model_validate_json((folder / FACTS_FILE).read_bytes())  # summary of the prompts
+        # number of tokens of each prompt, and the number of its decoding in `facts.decodings`, int32 of shape [n, 2]
         self.lengths: np.ndarray = np.load(folder / LENGTHS_FILE, mmap_mode="r")
         self._tokens = TokenFile(folder / TOKENS_FILE)
 
@@ -44,24 +43,14 @@ class TokenizedPrompts:
         return self.facts.texts
 
     @property
-    def source(self) -> str:
-        """Where they come from, for messages."""
-        return "the prompts"
-
-    @property
     def columns(self) -> AnswerColumns:
         """Columns of the texts; there is at least one prompt."""
         return generation_columns(max(decoding.max_new_tokens for decoding in self.facts.decodings))
 
     def padded(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Collates prompts into a batch (see `TokenFile.padded`).
+        """Collates prompts of one decoding, by their positions, into a batch (see `TokenFile.padded`).
 
-        Args:
-            indices: their positions, all of one decoding, int64 of shape [batch].
-
-        Returns:
-            Token ids, int64 of shape [batch, longest]; and what `Generator.answer` needs of each: number of tokens,
-            number of its decoding, and position, int64 of shape [batch, 3].
+        Returns besides what `Generator` needs of each: its tokens, decoding and position, int64 of shape [batch, 3].
         """
         lengths = np.asarray(self.lengths[indices], dtype=np.int64)
         return self._tokens.padded(indices, lengths[:, 0]), np.column_stack([lengths, indices])
@@ -119,3 +108,52 @@ def write_prompts(
     )
     (folder / FACTS_FILE).write_text(facts.model_dump_json(), encoding="utf-8")
     return TokenizedPrompts(folder)
+
+
+# Tokens looked at besides those of a stop string itself: it may be split differently where it is generated
+_TOKENS_AROUND = 2
+
+
+class StopStrings:
+    """Strings at which a generated text ends.
+
+    They are looked for as in the Hugging Face backend of the lm-evaluation-harness (`MultiTokenEOSCriteria`): in the
+    decoded last tokens, so that the tokenizer may split them in any way.
+
+    Args:
+        strings: the strings; empty ones are ignored.
+        tokenizer: a Hugging Face tokenizer.
+    """
+
+    def __init__(self, strings: Sequence[str], tokenizer: Any) -> None:
+        self._strings, self._tokenizer = [string for string in strings if string], tokenizer
+        sizes = [len(tokenizer.encode(string, add_special_tokens=False)) for string in self._strings]
+        self._window = max(sizes, default=0) + _TOKENS_AROUND
+
+    def end(self, tokens: Sequence[int]) -> bool:
+        """Returns whether the last tokens of a text hold a stop string."""
+        if not self._strings:
+            return False
+        text = self._tokenizer.decode(tokens[-self._window :])
+        return any(string in text for string in self._strings)
+
+
+def text_of(tokens: Sequence[int], stop: Sequence[str], tokenizer: Any, think_end: str | int | None = None) -> str:
+    """Returns the text of tokens, without special ones, up to the first stop string.
+
+    Args:
+        tokens: their ids.
+        stop: the stop strings; empty ones are ignored.
+        tokenizer: a Hugging Face tokenizer.
+        think_end: text, or id of a token: the text begins after the last one, if there is any, and its white space.
+    """
+    if isinstance(think_end, int) and think_end in tokens:
+        tokens = tokens[len(tokens) - list(reversed(tokens)).index(think_end) :]
+    text: str = tokenizer.decode(tokens, skip_special_tokens=True)
+    if isinstance(think_end, str):
+        text = text.split(think_end)[-1]
+    if think_end is not None:
+        text = text.lstrip()
+    for string in filter(None, stop):
+        text = text.split(string, 1)[0]
+    return text

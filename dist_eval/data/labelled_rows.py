@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from dist_eval.data.label_columns import LabelColumn, open_labels
+from dist_eval.data.labels import LabelColumn, open_labels
 from dist_eval.data.problem_types import SINGLE_LABEL, Problem
 from dist_eval.data.readers import RowSource, open_rows
 from dist_eval.errors import DataError
@@ -17,29 +17,17 @@ from dist_eval.errors import DataError
 
 @dataclass(frozen=True)
 class LabelledRows:
-    """A dataset with texts and labels, and how its columns are to be read.
+    """A dataset with texts and labels, and how its columns are to be read."""
 
-    Attributes:
-        dataset: files, folders, patterns or a hub name (see `dist_eval.data.readers.open_rows`).
-        text_columns: the columns with texts: one, two for a pair, or any number for a prompt.
-        label_column: the column with the labels.
-        label_names: names of the classes or outputs.
-        labels: how to interpret the label column (see `LabelReader` and `dist_eval.data.label_columns`).
-        problem: the problem type.
-        numbers: whether text columns may hold numbers, as they may in a prompt.
-        subset: configuration of a hub dataset.
-        split: split of a hub dataset or of a folder.
-    """
-
-    dataset: str | Sequence[str]
-    text_columns: Sequence[str]
-    label_column: str
-    label_names: Sequence[str]
-    labels: str = "auto"
-    problem: Problem = SINGLE_LABEL
-    numbers: bool = False
-    subset: str | None = None
-    split: str | None = None
+    dataset: str | Sequence[str]  # files, folders, patterns or a hub name (see `dist_eval.data.readers.open_rows`)
+    text_columns: Sequence[str]  # the columns with texts: one, two for a pair, or any number for a prompt
+    label_column: str  # the column with the labels
+    label_names: Sequence[str]  # names of the classes or outputs
+    labels: str = "auto"  # how to interpret the label column (see `LabelReader` and `dist_eval.data.labels`)
+    problem: Problem = SINGLE_LABEL  # the problem type
+    numbers: bool = False  # whether text columns may hold numbers, as they may in a prompt
+    subset: str | None = None  # configuration of a hub dataset
+    split: str | None = None  # split of a hub dataset or of a folder
 
     def open(self, rows: np.ndarray | None = None, extra_columns: Sequence[str] = ()) -> RowSource:
         """Opens the rows: batches with the columns of texts, then others, and the labels last.
@@ -65,18 +53,7 @@ class LabelledRows:
 
 
 def texts_in(source: RowSource, column: str, array: pa.Array, first_row: int, numbers: bool = False) -> list[str]:
-    """Returns a chunk of a text column.
-
-    Args:
-        source: the rows, for messages.
-        column: name of the column.
-        array: the chunk.
-        first_row: position of its first row.
-        numbers: whether the column may hold numbers, or true and false; they are written as Arrow writes them.
-
-    Raises:
-        DataError: a text is missing, or the column holds something else.
-    """
+    """Returns a chunk of a text column; with `numbers`, it may hold them, or true and false, written as Arrow does."""
     source.require_present(array, f"text in column {column!r}", first_row)
     if numbers and (pa.types.is_primitive(array.type) and not pa.types.is_temporal(array.type)):
         array = array.cast(pa.string())
@@ -91,11 +68,7 @@ def text_bytes(*columns: Sequence[str]) -> bytes:
 
 
 def draw_positions(data: LabelledRows, count: int, seed: int) -> np.ndarray:
-    """Draws rows without replacement; returns their positions in the order in which they were drawn, int64 of [count].
-
-    Raises:
-        DataError: the file cannot be read, or has too few rows.
-    """
+    """Draws rows without replacement; returns their positions in the order in which they were drawn, int64."""
     source = data.open()
     rows = sum(batch.num_rows for batch in source.batches)
     if rows < count:
@@ -120,13 +93,12 @@ def draw_examples(data: LabelledRows, count: int, seed: int) -> tuple[list[int],
     """
     drawn = draw_positions(data, count, seed)
     source = data.open()
-    reader, codes, first = data.label_reader(source), [], 0
+    reader, codes = data.label_reader(source), []
     texts: dict[int, list[str]] = {}
-    for batch in source.batches:
+    for first, batch in source.numbered():
         codes.append(reader.codes(batch.column(len(data.text_columns)), first))
         for row in drawn[(drawn >= first) & (drawn < first + batch.num_rows)].tolist():
             texts[row] = [text for [text] in data.texts(source, batch.slice(row - first, 1), row)]
-        first += batch.num_rows
     classes = reader.ids(np.concatenate(codes))
     return drawn.tolist(), [(texts[row], int(classes[row])) for row in drawn.tolist()]
 
@@ -149,14 +121,13 @@ def read_texts(
     """
     source = data.open(rows)
     reader = data.label_reader(source)
-    digest, codes, row = hashlib.sha256(), [], 0
+    digest, codes = hashlib.sha256(), []
     found: dict[int, tuple[str, ...]] = {}
-    for batch in source.batches:
+    for row, batch in source.numbered():
         texts = data.texts(source, batch, row)
         digest.update(text_bytes(*texts))
         codes.append(reader.codes(batch.column(len(data.text_columns)), row))
         numbered = ((source.row(row + i), of_row) for i, of_row in enumerate(zip(*texts, strict=True)))
         found.update({number: of_row for number, of_row in numbered if number in wanted})
-        row += batch.num_rows
     digest.update(reader.ids(np.concatenate(codes)).tobytes() if codes else b"")
     return found, digest.hexdigest()

@@ -18,20 +18,14 @@ from dist_eval.results.inputs import PlanSummary, SessionsSummary
 
 
 class SharedBeginning(NamedTuple):
-    """What the texts of a batch begin with, so that a model which keeps attention caches computes it once.
+    """What the texts of a batch begin with, so that a model which keeps attention caches computes it once."""
 
-    Attributes:
-        tokens: at the beginning of each text, prompts included.
-        common: those of them that all texts have in common, which are computed once for many batches. If these are
-            fewer, each row holds another beginning: a context that is continued in several ways.
-        rows: how many texts are continued at a time.
-        length: most tokens of a text, prompts included.
-    """
-
-    tokens: int
+    tokens: int  # at the beginning of each text, prompts included
+    # those of them that all texts have in common, which are computed once for many batches. If these are fewer, each
+    # row holds another beginning: a context that is continued in several ways.
     common: int
-    rows: int
-    length: int
+    rows: int  # how many texts are continued at a time
+    length: int  # most tokens of a text, prompts included
 
 
 @dataclass(frozen=True)
@@ -68,25 +62,15 @@ class SharedBeginnings:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """All batches of a run, longest first; those whose texts share a beginning come before the others.
+    """All batches of a run, longest first; those whose texts share a beginning come before the others."""
 
-    Attributes:
-        order: rows of the dataset, sorted by length, int64 of shape [n].
-        starts: start of each batch in `order`, and n at the end, int64 of shape [batches + 1].
-        tokens: tokens of each batch, including padding and prompts, int64 of shape [batches].
-        real_tokens: the same without padding, int64 of shape [batches].
-        extra_tokens: tokens that each example is sent with besides its own.
-        shared: what the texts of batches begin with, None if each text is sent whole.
-        sharing_ranks: the first so many ranks get the batches whose texts share a beginning; 0 for all.
-    """
-
-    order: np.ndarray
-    starts: np.ndarray
-    tokens: np.ndarray
-    real_tokens: np.ndarray
-    extra_tokens: int
-    shared: SharedBeginnings | None = None
-    sharing_ranks: int = 0
+    order: np.ndarray  # rows of the dataset, sorted by length, int64 of shape [n]
+    starts: np.ndarray  # start of each batch in `order`, and n at the end, int64 of shape [batches + 1]
+    tokens: np.ndarray  # tokens of each batch, including padding and prompts, int64 of shape [batches]
+    real_tokens: np.ndarray  # the same without padding, int64 of shape [batches]
+    extra_tokens: int  # tokens that each example is sent with besides its own
+    shared: SharedBeginnings | None = None  # what the texts of batches begin with, None if each text is sent whole
+    sharing_ranks: int = 0  # the first so many ranks get the batches whose texts share a beginning; 0 for all
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -223,14 +207,9 @@ def plan_batches(
 
 
 def expand_plan(plan: BatchPlan, forward_of: np.ndarray) -> BatchPlan:
-    """Turns a plan of forwards into one of the texts that share them.
+    """Turns a plan of forwards into one of the texts that share them, given the forward of each, int64 of shape [n].
 
-    Args:
-        plan: batches of forwards.
-        forward_of: the forward of each text, int64 of shape [n]; every forward has at least one.
-
-    Returns:
-        The batches of the texts. The texts of a forward are in one batch, and its tokens are counted once.
+    The texts of a forward are in one batch, and its tokens are counted once.
     """
     counts = np.bincount(forward_of, minlength=len(plan.order))[plan.order]
     place = np.empty(len(plan.order), dtype=np.int64)

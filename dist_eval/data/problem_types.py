@@ -5,33 +5,28 @@ The names are those of `problem_type` in a Hugging Face config, and the losses t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+
+from dist_eval.errors import CheckpointError
 
 _NAMED_AT_MOST = 5
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem type.
+    """A problem type."""
 
-    Attributes:
-        name: as in `problem_type`.
-        dtype: dtype of labels.
-        is_wide: whether a label has a value for each output of the head, instead of being the number of one output.
-        loss: logits float32 [n, outputs] and labels → loss of each example, float64 [n].
-        predict: logits → predictions, of the labels' shape and dtype.
-        probabilities: logits → float64 [n, outputs].
-    """
-
-    name: str
-    dtype: type[np.generic]
-    is_wide: bool
+    name: str  # as in `problem_type`
+    dtype: type[np.generic]  # dtype of labels
+    is_wide: bool  # whether a label has a value for each output of the head, instead of being the number of one output
+    # logits float32 [n, outputs] and labels → loss of each example, float64 [n]
     loss: Callable[[np.ndarray, np.ndarray], np.ndarray]
-    predict: Callable[[np.ndarray], np.ndarray]
-    probabilities: Callable[[np.ndarray], np.ndarray]
+    predict: Callable[[np.ndarray], np.ndarray]  # logits → predictions, of the labels' shape and dtype
+    probabilities: Callable[[np.ndarray], np.ndarray]  # logits → float64 [n, outputs]
 
     def label_shape(self, rows: int, outputs: int) -> tuple[int, ...]:
         """Returns the shape of labels."""
@@ -67,15 +62,7 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def cross_entropy(logits: np.ndarray, label: np.ndarray) -> np.ndarray:
-    """Computes the loss of each example, as `torch.nn.CrossEntropyLoss(reduction="none")` does, in float64.
-
-    Args:
-        logits: floats of shape [n, num_labels].
-        label: classes in 0..num_labels-1, int64 of shape [n].
-
-    Returns:
-        Loss in nats, float64 of shape [n].
-    """
+    """Computes the loss of each example in nats, as `torch.nn.CrossEntropyLoss(reduction="none")` does, in float64."""
     return -_log_softmax(logits)[np.arange(len(label)), label]
 
 
@@ -157,3 +144,62 @@ def named(numbers: np.ndarray, names: Sequence[str], one: str = "class", several
     shown = ", ".join(repr(names[number]) for number in numbers[:_NAMED_AT_MOST])
     shown += ", ..." if len(numbers) > _NAMED_AT_MOST else ""
     return f"{one} {shown}" if len(numbers) == 1 else f"{several} {shown}"
+
+
+MAX_CLASSES = 1_000_000
+"""Widest head that is read: transformers makes a name for each class that a config announces."""
+
+
+def require_plausible_width(raw: Mapping[str, Any], where: str) -> None:
+    """Checks that a config announces no head that would fill the memory with names of classes.
+
+    Args:
+        raw: the content of `config.json`.
+        where: the file, for the message.
+
+    Raises:
+        CheckpointError: it does.
+    """
+    count = raw.get("num_labels")
+    if isinstance(count, int | float) and count > MAX_CLASSES:
+        raise CheckpointError(f"{where}: num_labels is {count}, and a head may have {MAX_CLASSES} classes at most.")
+
+
+def class_names(id2label: Mapping[Any, Any] | None, count: int, where: str) -> list[str]:
+    """Returns the names of the classes 0 to `count` - 1.
+
+    Args:
+        id2label: a config's field: names by number, which may be text; empty for default names.
+        count: number of classes.
+        where: the config, for the message.
+
+    Raises:
+        CheckpointError: it names other classes.
+    """
+    if not id2label:
+        return [f"LABEL_{number}" for number in range(count)]
+    names = {str(number): name for number, name in id2label.items()}
+    if names.keys() != {*map(str, range(count))}:
+        raise CheckpointError(
+            f"{where}: id2label should name the classes 0 to {count - 1}, and names "
+            f"{', '.join(list(names)[:5])}{', ...' if len(names) > 5 else ''}."
+        )
+    return [str(names[str(number)]) for number in range(count)]
+
+
+def problem_from(name: Any, num_labels: int, where: str) -> Problem:
+    """Returns the problem that a config's `problem_type` names.
+
+    Args:
+        name: its value; None means the default of `transformers` (see `default_problem`).
+        num_labels: width of the head.
+        where: the config, for the message.
+
+    Raises:
+        CheckpointError: there is no such problem.
+    """
+    if name is None:
+        return default_problem(num_labels)
+    if not isinstance(name, str) or name not in PROBLEMS:
+        raise CheckpointError(f"{where}: problem_type {name!r:.80} is none of {', '.join(PROBLEMS)}.")
+    return PROBLEMS[name]

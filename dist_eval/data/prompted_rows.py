@@ -14,39 +14,85 @@ import pyarrow as pa
 
 from dist_eval.data.columns import column_writer, read_column
 from dist_eval.data.generation import write_prompts
-from dist_eval.data.labelled_rows import LabelledRows, text_bytes
+from dist_eval.data.labelled_rows import LabelledRows, draw_positions, text_bytes
 from dist_eval.data.prompts import Template, join_texts
-from dist_eval.data.readers import RowSource
-from dist_eval.data.references import references_in
+from dist_eval.data.readers import FILL_IN, RowSource
 from dist_eval.data.selection import SelectedRows
 from dist_eval.data.tokenizers import token_ids
 from dist_eval.errors import DataError
 from dist_eval.results.inputs import Decoding, SelectionSummary
 
 
+def references_in(source: RowSource, column: str, array: pa.Array, first_row: int) -> list[list[str]]:
+    """Returns the references of some rows: of each row one text or whole number, or a list of them.
+
+    The answers of SQuAD, records with a list `text`, are such lists, too.
+    """
+    if pa.types.is_struct(array.type) and array.type.get_field_index("text") >= 0:
+        array = pa.compute.struct_field(array, "text")
+    kind, is_list = array.type, False
+    if pa.types.is_list(kind):
+        kind, is_list = kind.value_type, True
+    if pa.types.is_floating(kind):
+        raise DataError(
+            f"{source.file}: column {column!r} holds {array.type}, and such a number can be written in several ways "
+            "(18 or 18.0, 1e6 or 1000000): write references as texts."
+        )
+    if not pa.types.is_string(kind) and (pa.types.is_temporal(kind) or not pa.types.is_primitive(kind)):
+        raise DataError(
+            f"{source.file}: column {column!r} holds {array.type}, not references: texts, or lists of them. "
+            "Convert it, or name another."
+        )
+    values: list[Any] = array.cast(pa.list_(pa.string()) if is_list else pa.string()).to_pylist()
+    rows = [value if is_list else [value] for value in values]
+    missing = np.flatnonzero([not row or None in row for row in rows])
+    if len(missing):
+        row = first_row + int(missing[0])
+        raise DataError(f"{source.where(row)}: the reference in column {column!r} is missing. {FILL_IN}")
+    return rows
+
+
+def draw_referenced(data: LabelledRows, count: int, seed: int) -> tuple[list[int], list[tuple[list[str], str]]]:
+    """Draws examples for a prompt without replacement, the same rows as `draw_examples`.
+
+    Args:
+        data: the rows to draw from; those that are not drawn may lack their texts and references.
+        count: number of rows to draw.
+        seed: of the draw.
+
+    Returns:
+        The rows' positions in the file, in the order in which they were drawn; and the texts, by column, and the first
+        reference of each.
+
+    Raises:
+        DataError: the file cannot be read, has too few rows, or a row has no text or no reference.
+    """
+    drawn = draw_positions(data, count, seed)
+    source = data.open(np.sort(drawn))
+    found: dict[int, tuple[list[str], str]] = {}
+    for first, batch in source.numbered():
+        texts = zip(*data.texts(source, batch, first), strict=True)
+        references = references_in(source, data.label_column, batch.column(batch.num_columns - 1), first)
+        for place, (of_row, [reference, *_]) in enumerate(zip(texts, references, strict=True)):
+            found[source.row(first + place)] = list(of_row), reference
+    return drawn.tolist(), [found[row] for row in drawn.tolist()]
+
+
 @dataclass
 class PromptedRows:
-    """The rows, which are read by `write`; the arrays and lists have an item for each row.
-
-    Attributes:
-        folder: where the token ids and the extra columns are written.
-        source: the rows.
-        references: what the text after each prompt may be.
-        lengths: tokens of each prompt as it is sent, int32 of shape [n].
-        with_begin: prompts that begin with BOS themselves.
-    """
+    """The rows, which are read by `write`; the arrays and lists have an item for each row."""
 
     data: LabelledRows
     template: Template
     tokenizer: Any
-    folder: Path
+    folder: Path  # where the token ids and the extra columns are written
     before: str = ""  # examples before each prompt
     selected: SelectedRows | None = None  # which rows; None for all
     extra_columns: Sequence[str] = ()
-    source: RowSource = field(init=False)
-    references: list[list[str]] = field(init=False, default_factory=list)
-    lengths: np.ndarray = field(init=False)
-    with_begin: int = field(init=False, default=0)
+    source: RowSource = field(init=False)  # the rows
+    references: list[list[str]] = field(init=False, default_factory=list)  # what the text after each prompt may be
+    lengths: np.ndarray = field(init=False)  # tokens of each prompt as it is sent, int32 of shape [n]
+    with_begin: int = field(init=False, default=0)  # prompts that begin with BOS themselves
 
     def __post_init__(self) -> None:
         self.extra_columns = list(dict.fromkeys(self.extra_columns))
@@ -57,15 +103,7 @@ class PromptedRows:
     def write(self, decoding: Decoding, *, max_length: int, vocab_size: int, strict: bool) -> None:
         """Reads the rows, and writes the prompts (see `write_prompts`) and the extra columns.
 
-        Args:
-            decoding: how texts are generated.
-            max_length: most tokens of a prompt and the text after it.
-            vocab_size: vocabulary size of the model.
-            strict: raise an error for a longer prompt instead of cutting it.
-
-        Raises:
-            DataError: the dataset cannot be read, is empty, or a row has no reference or no prompt, or (with `strict`)
-                one that is too long; the message names the row.
+        With `strict`, an error names the row of a prompt that would have to be cut.
         """
         prompts = ((ids, decoding) for ids in self._token_ids(max_length - decoding.max_new_tokens, vocab_size, strict))
         self.lengths = write_prompts(self.folder, prompts, max_length=max_length).lengths[:, 0]
@@ -76,8 +114,7 @@ class PromptedRows:
         source, data = self.source, self.data
         begin = self.tokenizer.bos_token or ""
         with column_writer(self.folder, source.name, self.extra_columns) as write_columns:
-            for batch in source.batches:
-                first = len(self.references)
+            for first, batch in source.numbered():
                 texts = data.texts(source, batch, first)
                 for name, column in zip(data.text_columns, texts, strict=True):
                     self._of_columns[name].update(text_bytes(column))
@@ -112,7 +149,6 @@ class PromptedRows:
             raise DataError(f"{self.source.where(row)}: {problem}.")
 
     def digest(self) -> str:
-        """Returns a hash of the prompts."""
         return self._digest.hexdigest()
 
     def column_digests(self) -> dict[str, str]:
@@ -120,7 +156,6 @@ class PromptedRows:
         return {f"column {name!r}": digest.hexdigest() for name, digest in self._of_columns.items()}
 
     def references_digest(self) -> str:
-        """Returns a hash of the references."""
         return hashlib.sha256(json.dumps(self.references).encode()).hexdigest()
 
     @property
@@ -143,7 +178,6 @@ class PromptedRows:
         return self.selection.sampling_fraction if self.selection else 0.0
 
     def where(self, position: int) -> str:
-        """Says in which file the row of a prompt is, for messages."""
         return self.source.where(position)
 
     def column(self, name: str) -> pa.Array:

@@ -22,30 +22,25 @@ class Template:
     Args:
         text: the template.
 
-    Attributes:
-        text: the template.
-        columns: the columns that it names, each once, in order of appearance.
-        end: the text after the last column, without white space at its end.
-        space: white space at its end.
-
     Raises:
         ConfigError: it names no column, or has braces that are no names of columns.
     """
 
     def __init__(self, text: str) -> None:
         self.text, body = text, text.rstrip()
-        self.space = text[len(body) :]
+        self.space = text[len(body) :]  # white space at its end
         try:
             parts = list(string.Formatter().parse(body))
         except ValueError as error:
             raise _no_template(text, str(error)) from error
         self._parts: list[tuple[str, str | None]] = []
-        self.end = ""
+        self.end = ""  # the text after the last column, without white space at its end
         for literal, column, spec, conversion in parts:
             if column == "" or spec or conversion:
                 raise _no_template(text, "braces hold the name of a column, and nothing else")
             self._parts.append((literal, column))
             self.end = self.end + literal if column is None else ""
+        # the columns that it names, each once, in order of appearance
         self.columns = list(dict.fromkeys(column for _, column in self._parts if column is not None))
         if not self.columns:
             raise _no_template(text, "it names no column, such as {text}")
@@ -128,12 +123,7 @@ class PromptedWords:
         return len(token_ids(self._tokenizer, [self.before])[0][0])
 
     def put_before(self, texts: Sequence[str], between: str) -> None:
-        """Puts examples before the prompt of every row; of all these, only the first one begins a text (BOS).
-
-        Args:
-            texts: the examples.
-            between: what stands after each.
-        """
+        """Puts examples before the prompt of every row; of all these, only the first one begins a text (BOS)."""
         self.before = join_texts([text + between for text in texts], self._begin)
 
     def with_words(self, columns: Sequence[Sequence[str]], classes: Sequence[int]) -> list[str]:

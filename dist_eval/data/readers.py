@@ -35,12 +35,11 @@ from dist_eval.data.formats import (
 from dist_eval.data.in_memory import name_in_memory
 from dist_eval.data.revisions import pinned
 from dist_eval.errors import DataError, one_line, translating_os_errors
+from dist_eval.process.files import chunks_of
 from dist_eval.results.inputs import ShardSummary
 
 FILL_IN = "Fill it in, or remove the row."
 """What to do about a missing text or label."""
-
-_CHUNK_BYTES = 1 << 20
 
 
 @dataclass
@@ -75,29 +74,22 @@ class RowSource:
         return position if self.selected is None else int(self.selected[position])
 
     def only(self, rows: np.ndarray | None) -> RowSource:
-        """Returns a stream of some rows of the dataset, of which this one has all; others are skipped unseen.
-
-        Args:
-            rows: those to keep, ascending, int64 of shape [rows]; None for all.
-        """
+        """Returns a stream of some rows of the dataset, ascending; others are skipped unseen. None is for all."""
         return self if rows is None else replace(self, batches=_taken(self.batches, rows), selected=rows)
+
+    def numbered(self) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yields the batches, each with the position of its first row."""
+        first = 0
+        for batch in self.batches:
+            yield first, batch
+            first += batch.num_rows
 
     def where(self, position: int) -> str:
         """Says in which file the row at a position in the stream is, and its number there, for messages."""
         return place_of(self.row(position), self.name, [(str(shard.path), shard.rows) for shard in self.shards])
 
     def require_present(self, array: pa.Array, what: str, first_row: int, rows: np.ndarray | None = None) -> None:
-        """Requires that no value of a chunk is missing.
-
-        Args:
-            array: the chunk.
-            what: what a value is, for the message.
-            first_row: position of its first row.
-            rows: positions of the values, if a row may have several or none, int64 of the chunk's shape.
-
-        Raises:
-            DataError: one is missing; the message names its row.
-        """
+        """Requires that no value of a chunk is missing; `rows` has their positions, if a row may have several."""
         if array.null_count:
             number = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
             row = first_row + number if rows is None else int(rows[number])
@@ -105,7 +97,14 @@ class RowSource:
 
     def summaries(self) -> list[ShardSummary] | None:
         """Returns what results say of the files, once they are read; None for one file, named itself, or none."""
-        return _summaries_of(self.shards) if self.shards and self.is_path and not Path(self.name).is_file() else None
+        if not self.shards or not self.is_path or Path(self.name).is_file():
+            return None
+        paths = [Path(os.path.abspath(shard.path)) for shard in self.shards]
+        folder = os.path.commonpath([path.parent for path in paths])
+        return [
+            ShardSummary(file=os.path.relpath(path, folder), rows=shard.rows, digest=_digest_of(path))
+            for path, shard in zip(paths, self.shards, strict=True)
+        ]
 
 
 def _taken(batches: Iterator[pa.RecordBatch], rows: np.ndarray) -> Iterator[pa.RecordBatch]:
@@ -272,16 +271,6 @@ def _read_shards(shards: Sequence[Shard], columns: Sequence[str]) -> Iterator[pa
             ) from error
 
 
-def _summaries_of(shards: Sequence[Shard]) -> list[ShardSummary]:
-    """Returns what results say of the files of a dataset that was read."""
-    paths = [Path(os.path.abspath(shard.path)) for shard in shards]
-    folder = os.path.commonpath([path.parent for path in paths])
-    return [
-        ShardSummary(file=os.path.relpath(path, folder), rows=shard.rows, digest=_digest_of(path))
-        for path, shard in zip(paths, shards, strict=True)
-    ]
-
-
 def _kind(data_type: pa.DataType) -> str:
     """Returns what a column holds, in words; empty if it holds nothing."""
     if pa.types.is_null(data_type):
@@ -297,7 +286,6 @@ def _kind(data_type: pa.DataType) -> str:
 
 def _digest_of(path: Path) -> str:
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
+    for chunk in chunks_of(path):
+        digest.update(chunk)
     return digest.hexdigest()

@@ -27,19 +27,12 @@ _KEYS_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True)
 class Selection:
-    """Which rows of a dataset to take.
+    """Which rows of a dataset to take."""
 
-    Attributes:
-        method: the first ones, a random sample, or a random sample with each class's share of the rows.
-        size: how many, given the number of rows of the dataset.
-        seed: of a random sample.
-        precision: largest half width of the interval that `size` follows from, if it does.
-    """
-
-    method: SelectionMethod
-    size: Callable[[int], int]
-    seed: int | None = None
-    precision: float | None = None
+    method: SelectionMethod  # the first ones, a random sample, or a random sample with each class's share of the rows
+    size: Callable[[int], int]  # how many, given the number of rows of the dataset
+    seed: int | None = None  # of a random sample
+    precision: float | None = None  # largest half width of the interval that `size` follows from, if it does
 
 
 class SelectedRows(NamedTuple):
@@ -96,14 +89,9 @@ def select_rows(selection: Selection, data: LabelledRows) -> SelectedRows:
 
 
 def allocate(size: int, counts: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Distributes a sample over strata in proportion to their sizes, by the method of largest remainders.
+    """Distributes a sample over strata in proportion to their rows, by the method of largest remainders.
 
-    Args:
-        size: rows of the sample, at most those of all strata.
-        counts: rows of each stratum, integers of shape [strata].
-
-    Returns:
-        Rows of the sample from each stratum, int64 of shape [strata]; of equal remainders the first one is rounded up.
+    Of equal remainders the first one is rounded up.
 
     Examples:
         >>> allocate(5, [6, 3, 1])
@@ -118,16 +106,9 @@ def allocate(size: int, counts: Sequence[int] | np.ndarray) -> np.ndarray:
 def draw_rows(
     population: int, quotas: Sequence[int] | np.ndarray, seed: int, strata: np.ndarray | None = None
 ) -> np.ndarray:
-    """Draws rows without replacement: of each stratum those with the smallest keys (see above).
+    """Draws rows without replacement: of each stratum those with the smallest keys (see above); ascending.
 
-    Args:
-        population: number of rows.
-        quotas: how many rows of each stratum, integers of shape [strata].
-        seed: of the keys.
-        strata: the stratum of each row, integers of shape [population]; by default there is one.
-
-    Returns:
-        The rows, ascending, int64 of shape [sum of the quotas].
+    By default there is one stratum; else `strata` has that of each row, integers of shape [population].
     """
     generator, wanted = np.random.PCG64(seed), np.asarray(quotas)
     keys, rows = np.empty(0, dtype=np.uint64), np.empty(0, dtype=np.int64)

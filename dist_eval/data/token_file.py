@@ -81,11 +81,9 @@ def _chunks(buffer: pa.Buffer) -> Iterator[pa.ListArray]:
 
 @contextmanager
 def token_writer(path: Path) -> Iterator[Callable[[np.ndarray, np.ndarray], None]]:
-    """Opens a file for writing token ids.
+    """Opens a file for writing token ids; yields a function that appends a chunk of texts.
 
-    Yields:
-        A function that appends a chunk of texts: all of their tokens, int32 of shape [tokens], and the start of each
-        text, and the end, int32 of shape [texts + 1].
+    It takes all of their tokens, int32 of shape [tokens], and the start of each text and the end, int32 of [texts + 1].
     """
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, _SCHEMA) as writer:
 

@@ -54,20 +54,11 @@ def tokenizer_digest(tokenizer: Any) -> str:
 def encode_texts(
     tokenizer: Any, *texts: Sequence[str], begin_once: bool = True, **options: Any
 ) -> tuple[dict[str, Any], np.ndarray]:
-    """Tokenizes texts, each of which begins once.
+    """Tokenizes texts, or the parts of pairs, each of which begins once, unless all is left to the tokenizer.
 
     A text may begin with the token that a tokenizer puts before every text (BOS), such as a prompt that was written for
-    another program. The model would read it twice, as in no text that it has learned from.
-
-    Args:
-        tokenizer: a Hugging Face tokenizer.
-        *texts: the texts, or the parts of pairs.
-        begin_once: False to leave all to the tokenizer.
-        **options: further arguments of the tokenizer.
-
-    Returns:
-        What the tokenizer returns of each token, by name; and which texts begin with BOS themselves, bool of shape
-        [texts].
+    another program. The model would read it twice, as in no text that it has learned from. Returns what the tokenizer
+    does of each token, by name, and which texts begin with BOS themselves, bool of shape [texts].
     """
     encoded = dict(tokenizer(*texts, return_attention_mask=False, verbose=False, **options))
     ids, begin = encoded["input_ids"], tokenizer.bos_token_id

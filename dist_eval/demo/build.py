@@ -28,7 +28,7 @@ from torch.nn.functional import cross_entropy
 from dist_eval.demo import digits
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import load_locally
-from dist_eval.process.output import run_program
+from dist_eval.process.programs import run_program
 
 SEED = 20240229
 HIDDEN, LAYERS, HEADS, POSITIONS = 96, 4, 4, 512

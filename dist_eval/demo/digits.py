@@ -19,14 +19,7 @@ SPLIT_SEED = 20240229
 
 
 def image_to_text(image: np.ndarray) -> str:
-    """Writes one digit as text.
-
-    Args:
-        image: grey levels 0 to 16, shape [8, 8], any integer dtype.
-
-    Returns:
-        The rows of the image joined by `/`, blank tails trimmed.
-    """
+    """Writes one digit, grey levels 0 to 16 of shape [8, 8], as text: its rows joined by `/`, blank tails trimmed."""
     rows = ("".join(LEVELS[level] for level in row).rstrip(LEVELS[0]) for row in image)
     return ROW_SEPARATOR.join(rows)
 
@@ -34,8 +27,7 @@ def image_to_text(image: np.ndarray) -> str:
 def load_images() -> tuple[np.ndarray, np.ndarray]:
     """Loads the digits that scikit-learn ships (UCI "Optical Recognition of Handwritten Digits", test set).
 
-    Returns:
-        Images, int64 of shape [1797, 8, 8], and labels, int64 of shape [1797].
+    Images, int64 of shape [1797, 8, 8], and labels, int64 of shape [1797].
     """
     from sklearn.datasets import load_digits
 

@@ -11,7 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -23,6 +23,7 @@ from dist_eval.data.collector import Collector, Columns, narrowed, row_bytes, ro
 from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.errors import ExactnessError, LostRankError, RunError, one_line
 from dist_eval.process.files import allow_many_files
+from dist_eval.process.patching import environment_with
 
 # Size of a round of gathered rows: of all ranks together, which bounds what a rank holds of the others'; and at least
 # of each rank, because a round has a fixed cost
@@ -110,17 +111,11 @@ def process_group(topology: Topology, rank_store: RankStore, timeout: float) -> 
         dist.destroy_process_group()
 
 
-@contextmanager
-def _interface_of(topology: Topology) -> Iterator[None]:
+def _interface_of(topology: Topology) -> AbstractContextManager[None]:
     """Lets gloo listen on loopback alone where all ranks are on one host, unless the user has chosen an interface."""
     if topology.hosts > 1 or os.environ.get(_INTERFACES):
-        yield
-        return
-    os.environ[_INTERFACES] = "lo"  # otherwise at the address to which the host's name resolves
-    try:
-        yield
-    finally:
-        del os.environ[_INTERFACES]
+        return nullcontext()
+    return environment_with(_INTERFACES, "lo")  # otherwise at the address to which the host's name resolves
 
 
 def require_known_interfaces() -> None:

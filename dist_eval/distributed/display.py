@@ -4,44 +4,72 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Protocol, TextIO
+from collections import deque
+from typing import TextIO
 
-from dist_eval.distributed.time_left import in_words
 from dist_eval.printable import printable
 from dist_eval.tables import format_count
+
+_LONGEST_MEMORY, _SHARE_REMEMBERED = 600.0, 0.5
+_SECONDS_UP_TO, _MINUTES_WITH_SECONDS_UP_TO, _MINUTES_UP_TO, _HOURS_UP_TO = 100, 600, 6000, 48 * 3600
+
+
+class TimeLeft:
+    """Estimates the time until no work is left, from how much was left at what time.
+
+    The work is counted in tokens, including padding: batches are sent longest first, so examples become cheaper all the
+    time, while a token costs about the same. The speed is that of the second half of the time so far: the first one has
+    the first passage of the pipeline and the growth of the windows in it. After a while only the last minutes count, so
+    that a swarm that becomes slower is soon noticed.
+    """
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+        self._began = 0.0
+
+    def update(self, left: int, now: float) -> None:
+        """Records how much work is left; more than before begins anew."""
+        if not self._seen or left > self._seen[-1][1]:
+            self._seen, self._began = deque([(now, left)]), now
+        elif left < self._seen[-1][1]:
+            self._seen.append((now, left))
+        since = now - min(_LONGEST_MEMORY, _SHARE_REMEMBERED * (now - self._began))
+        # the first passage is over with the first step
+        while len(self._seen) > 2 and (self._seen[0][0] == self._began or self._seen[1][0] <= since):
+            self._seen.popleft()
+
+    def seconds(self, now: float) -> float | None:
+        """Returns the estimate in seconds, None as long as nothing is finished."""
+        if len(self._seen) < 2:
+            return None
+        (began, left_then), (last, left) = self._seen[0], self._seen[-1]
+        steps = len(self._seen) - 1
+        elapsed = max(last - began, (now - began) * steps / (steps + 1))  # the second if the next step is overdue
+        return max(0.0, elapsed * left / (left_then - left) - min(now - last, elapsed / steps))
+
+
+def in_words(seconds: float) -> str:
+    """Formats a duration with two or three digits, such as "48 s", "3 min 20 s", "45 min" or "5 h 10 min"."""
+    whole = round(seconds)
+    if whole < _SECONDS_UP_TO:
+        return f"{whole} s"
+    if whole < _MINUTES_WITH_SECONDS_UP_TO:
+        return _two_units(whole, "min", "s")
+    minutes = round(seconds / 60)
+    if whole < _MINUTES_UP_TO:
+        return f"{minutes} min"
+    return _two_units(minutes, "h", "min") if whole < _HOURS_UP_TO else f"{seconds / 86400:.1f} days"
+
+
+def _two_units(count: int, large: str, small: str) -> str:
+    whole, rest = divmod(count, 60)
+    return f"{whole} {large}" + (f" {rest} {small}" if rest else "")
+
 
 BAR = "DIST_EVAL_BAR"
 """Environment variable: set where a stream that is no terminal is shown where a bar can be, as in a notebook."""
 
 _LINE_SECONDS, _FIRST_LINE_SECONDS = 60.0, 2.0
-
-
-class Display(Protocol):
-    """Shows the progress of all ranks."""
-
-    def show(self, done: int, before: int, seconds_left: float | None, details: str = "") -> None:
-        """Shows how far the run is, and what else is known."""
-        ...
-
-    def note(self, text: str) -> None:
-        """Shows a notice."""
-        ...
-
-    def close(self) -> None:
-        """Ends the display."""
-        ...
-
-
-def display_on(stream: TextIO, total: int, what: str = "evaluating", unit: str = "example") -> Display:
-    """Returns the display of a run for a stream.
-
-    Args:
-        stream: where it is shown.
-        total: number of examples, or what else is counted.
-        what: what is done.
-        unit: what is counted, in the singular.
-    """
-    return (_Bar if stream.isatty() or BAR in os.environ else _Lines)(stream, total, what, unit)
 
 
 class _Bar:
@@ -95,3 +123,18 @@ class _Lines:
         if self._line:
             print(self._line, file=self._stream, flush=True)
         self._line = ""
+
+
+Display = _Bar | _Lines  # shows how far the run is, and notices
+
+
+def display_on(stream: TextIO, total: int, what: str = "evaluating", unit: str = "example") -> Display:
+    """Returns the display of a run for a stream.
+
+    Args:
+        stream: where it is shown.
+        total: number of examples, or what else is counted.
+        what: what is done.
+        unit: what is counted, in the singular.
+    """
+    return (_Bar if stream.isatty() or BAR in os.environ else _Lines)(stream, total, what, unit)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import socket
+import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -20,8 +22,50 @@ from typing import Any
 
 import torch.distributed as dist
 
-from dist_eval.distributed.limited_store import LimitedStore
 from dist_eval.errors import LostRankError, RunError, one_line
+
+
+class LimitedStore:
+    """Forwards calls to a store, such as `set` and `get`, with a time limit for each.
+
+    torch's TCP client waits forever for an answer from a host that was cut off: the connection reports no error, and
+    most calls take no time limit. So each call is made by a thread that is abandoned if the call does not return.
+    """
+
+    def __init__(self, store: Any, limit: float, unanswered: Callable[[], str]) -> None:
+        self._store, self._limit, self._unanswered = store, limit, unanswered
+        self._calls: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[Any, Exception | None]] = queue.SimpleQueue()
+        self._is_lost = False
+        threading.Thread(target=self._serve, name="store", daemon=True).start()
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *arguments: self._ask(lambda: getattr(self._store, name)(*arguments))
+
+    def close(self) -> None:
+        """Ends the thread, which closes the connection."""
+        self._calls.put(None)
+
+    def _ask(self, call: Callable[[], Any]) -> Any:
+        if not self._is_lost:
+            self._calls.put(call)
+            try:
+                answer, error = self._answers.get(timeout=self._limit)
+            except queue.Empty:
+                self._is_lost = True  # for good: a late answer would be taken for that of another call
+            else:
+                if error is not None:
+                    raise error
+                return answer
+        raise LostRankError(self._unanswered())
+
+    def _serve(self) -> None:
+        while (call := self._calls.get()) is not None:
+            try:
+                self._answers.put((call(), None))
+            except Exception as error:  # raised again in the calling thread
+                self._answers.put((None, error))
+
 
 _CONNECT_SECONDS, _AGAIN_SECONDS, _POLL_SECONDS = 60.0, 5.0, 0.1
 
@@ -32,25 +76,15 @@ _FAILURE, _STARTED = "failure", "started"
 
 @dataclass(frozen=True)
 class Topology:
-    """This process's place among the ranks, as torchrun sets it in the environment.
+    """This process's place among the ranks, as torchrun sets it in the environment."""
 
-    Attributes:
-        rank: number of this rank among all.
-        world_size: number of ranks.
-        local_rank: number of this rank on its host.
-        node: number of this host among the hosts.
-        hosts: number of hosts.
-        attempt: how often torchrun has restarted the group.
-        host: name of this host.
-    """
-
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
-    node: int = 0
-    hosts: int = 1
-    attempt: int = 0
-    host: str = ""
+    rank: int = 0  # number of this rank among all
+    world_size: int = 1  # number of ranks
+    local_rank: int = 0  # number of this rank on its host
+    node: int = 0  # number of this host among the hosts
+    hosts: int = 1  # number of hosts
+    attempt: int = 0  # how often torchrun has restarted the group
+    host: str = ""  # name of this host
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Topology:
@@ -184,14 +218,7 @@ class RankStore:
         return f"{_store_in_words()} does not answer rank {self._topology.rank} on {self._topology.host} any more."
 
     def store_of_group(self, timeout: float) -> dist.Store:
-        """Returns the store for a new process group, with a prefix of its own.
-
-        Args:
-            timeout: longest wait, in seconds.
-
-        Raises:
-            RunError: torchrun's store cannot be reached.
-        """
+        """Returns the store for a new process group, with a prefix of its own."""
         self._groups += 1
         return dist.PrefixStore(f"group-{self._groups}", self._open(timeout))
 

@@ -52,20 +52,15 @@ def common_reason(reasons: Sequence[str]) -> str:
 
 
 class Stop:
-    """Whether this run was asked to stop, and why.
-
-    Attributes:
-        reason: why it was asked to stop; empty until then.
-    """
+    """Whether this run was asked to stop, and why."""
 
     def __init__(self) -> None:
-        self.reason = ""
+        self.reason = ""  # why it was asked to stop; empty until then
         self._deferred = False
         self._signalled = float("-inf")
 
     @property
     def requested(self) -> bool:
-        """Whether the run was asked to stop."""
         return bool(self.reason)
 
     def request(self, reason: str) -> None:
@@ -83,7 +78,6 @@ class Stop:
             signal.signal(number, self._handle)
 
     def ignore_signals(self) -> None:
-        """Ignores these signals from now on."""
         for number in SIGNALS:
             signal.signal(number, signal.SIG_IGN)
 

@@ -11,11 +11,10 @@ from typing import NoReturn
 from dist_eval.doctor.config import DOCTOR, DoctorConfig
 from dist_eval.errors import ConfigError
 from dist_eval.options.commandline import end_for_wrong_options, parse_args
-from dist_eval.process.exit_status import INTERRUPTED
-from dist_eval.process.gc_paused import gc_paused
 from dist_eval.process.lifetime import die_with_parent, temporary_files_in, workspace
 from dist_eval.process.logging_setup import silence_libraries
-from dist_eval.process.output import status_after_output, tolerate_broken_output
+from dist_eval.process.patching import gc_paused
+from dist_eval.process.programs import INTERRUPTED, status_after_output, tolerate_broken_output
 
 
 def examine(config: DoctorConfig) -> int:

@@ -21,7 +21,7 @@ from dist_eval.data.revisions import HubKind, pin, resolve_commit
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.doctor.config import DoctorConfig
 from dist_eval.doctor.findings import Fault
-from dist_eval.evaluation.generation_task import GenerationTask
+from dist_eval.evaluation.generation import GenerationTask
 from dist_eval.evaluation.task import target_of
 from dist_eval.model.base_model_spec import BaseModelSpec, EvalTarget
 from dist_eval.model.language_model import CausalModel

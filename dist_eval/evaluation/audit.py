@@ -19,10 +19,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from dist_eval.data.answers import AnswerColumns, RouteSegment, column_names
+from dist_eval.data.answers import RouteSegment, column_names
 from dist_eval.errors import EvaluationError, SwarmError
 from dist_eval.inference.forward import checked_answers
-from dist_eval.model.backbone import HostedModel, ModelOnBackbone
+from dist_eval.model.backbone import AnsweringModel, ModelOnBackbone
 from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.results.work import Dispute
 from dist_eval.swarm.findings import Findings
@@ -71,22 +71,13 @@ def elected(votes: Counter[str], voters: int) -> str:
 
 
 def largest_difference(one: torch.Tensor, other: torch.Tensor, least: float = 1e-12) -> float:
-    """Returns the largest relative difference between corresponding rows of two tensors.
-
-    Args:
-        one: floats of shape [..., width].
-        other: floats of the same shape.
-        least: lower bound for the norm that a distance is divided by.
-
-    Returns:
-        The largest Euclidean distance of two rows, relative to the larger of their norms.
-    """
+    """Returns the largest distance of corresponding rows of two tensors, relative to the larger of their norms."""
     one, other = one.to(torch.float64), other.to(torch.float64)
     longer = torch.maximum(one.norm(dim=-1), other.norm(dim=-1)).clamp_min(least)
     return float(((one - other).norm(dim=-1) / longer).max()) if one.numel() else 0.0
 
 
-class AuditedModel(HostedModel):
+class AuditedModel(AnsweringModel):
     """A model on a swarm that answers some batches a second time, over other servers.
 
     Args:
@@ -106,18 +97,13 @@ class AuditedModel(HostedModel):
         if not isinstance(model.backbone, SwarmBackbone):
             raise TypeError("only a model on a swarm can be audited")
         self._model = self._host = model
+        self.columns = model.columns
         self._backbone, self._tolerance = model.backbone, tolerance
         self._requests, self._on_faulty = model.backbone.requests, on_faulty
 
-    @property
-    def columns(self) -> AnswerColumns:
-        """Columns of the answer to a text."""
-        return self._model.columns
-
-    def answer(
+    def _answer(
         self, input_ids: torch.Tensor, lengths: torch.Tensor, options: SendOptions, record: RouteRecord
     ) -> dict[str, torch.Tensor]:
-        """Computes the columns for a batch (see `ModelOnBackbone.answer`); more than once if it is to be audited."""
         if not options.audited:
             return self._model.answer(input_ids, lengths, options, record)
         answers, route, findings = self._audited(input_ids, lengths)
@@ -128,11 +114,7 @@ class AuditedModel(HostedModel):
     def _audited(
         self, input_ids: torch.Tensor, lengths: torch.Tensor
     ) -> tuple[np.ndarray, list[RouteSegment], Findings]:
-        """Compares a batch's answers with those over another route, again and again without servers found faulty.
-
-        Returns:
-            The answers, their route, and what the comparison found.
-        """
+        """Compares a batch's answers with those over another route, again and again without servers found faulty."""
         sent = self._model.forwards(input_ids, lengths)
         for _ in range(_MOST_ROUNDS):
             own, other = RouteRecord(), RouteRecord()
@@ -199,7 +181,7 @@ class AuditedModel(HostedModel):
     ) -> tuple[set[str], Dispute | None]:
         """Walks two routes segment by segment, and asks other servers where their answers differ."""
         spans, faulty = self._requests.servers.spans(), set[str]()
-        hidden = self._backbone.embedded(input_ids, self._model.prompts)
+        hidden = self._backbone.embedded(input_ids, self._model.prompts.tokens)
         parts = [(part.start, part.end) for part in (*route, *other)] + [(span.start, span.end) for span in spans]
         cuts = sorted(set(itertools.chain.from_iterable(parts)))
         for start, end in itertools.pairwise(cuts):
@@ -253,7 +235,7 @@ class AuditedModel(HostedModel):
         for span in spans:
             if str(span.peer) == peer and span.start <= start and end <= span.end:
                 segment = replace(span, start=start, end=end)
-                return self._backbone.ask(segment, hidden, self._model.deep_prompts)
+                return self._backbone.ask(segment, hidden, self._model.prompts.deep)
         raise SwarmError(f"peer {peer} does not hold blocks {start}:{end}")
 
 

@@ -23,8 +23,9 @@ from dist_eval.distributed.collectives import explaining_lost_ranks, process_gro
 from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.distributed.stop import Stop
 from dist_eval.errors import RunStopped
-from dist_eval.inference.window import Window, window_in_memory
-from dist_eval.model.backends import LoadedModel, SwarmPeers, load_model, open_swarm
+from dist_eval.inference.in_flight import Window, window_in_memory
+from dist_eval.model.backbone import AnsweringModel
+from dist_eval.model.backends import SwarmPeers, load_model, open_swarm
 from dist_eval.model.base_model_spec import BaseModelSpec, ModelTarget
 from dist_eval.options.config import RunConfig
 from dist_eval.options.groups import SwarmOptions
@@ -53,28 +54,19 @@ class RunContext(Generic[Config, Folder]):
     """One rank's part of a run, as a context: whatever its methods open is closed at the end.
 
     Every rank calls the methods in the same order. Those that take a function say which ranks call it.
-
-    Attributes:
-        config: the run's options.
-        topology: this process's place among the ranks.
-        rank_store: the store shared by the ranks.
-        scratch_dir: this rank's private folder for sockets and tokenized data (see `process.lifetime.workspace`).
-        folder: the run's folder.
-        stop: tells whether the run was asked to stop.
-        swarm: the servers that the run began with, as in the section `swarm` of `results.json`; None without a swarm,
-            and before the model is loaded.
-        trackers: where the leader logs to.
-        found_results: whether the folder holds a complete run, of this kind at least: then no swarm is needed.
     """
 
-    config: Config
-    topology: Topology
-    rank_store: RankStore
-    scratch_dir: Path
-    folder: Folder
-    stop: Stop = field(default_factory=Stop)
+    config: Config  # the run's options
+    topology: Topology  # this process's place among the ranks
+    rank_store: RankStore  # the store shared by the ranks
+    scratch_dir: Path  # this rank's private folder for sockets and tokenized data (see `process.lifetime.workspace`)
+    folder: Folder  # the run's folder
+    stop: Stop = field(default_factory=Stop)  # tells whether the run was asked to stop
+    # the servers that the run began with, as in the section `swarm` of `results.json`; None without a swarm, and before
+    # the model is loaded
     swarm: Swarm | None = None
-    trackers: Trackers = field(default_factory=Trackers)
+    trackers: Trackers = field(default_factory=Trackers)  # where the leader logs to
+    # whether the folder holds a complete run, of this kind at least: then no swarm is needed
     found_results: bool = False
     _closing: ExitStack = field(default_factory=ExitStack, init=False, repr=False)
     _peers: SwarmPeers = field(default_factory=SwarmPeers, init=False, repr=False)
@@ -100,7 +92,6 @@ class RunContext(Generic[Config, Folder]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
-        """Closes what was opened, last first."""
         return self._closing.__exit__(kind, error, traceback)
 
     def _pin_revisions(self) -> None:
@@ -176,7 +167,7 @@ class RunContext(Generic[Config, Folder]):
                 self.wait_for(f"scratch/{node}")
         self.publish_as_leader("claim", lambda: _TO_DO if is_new() else _COMPLETE)
 
-    def load_model(self, base: BaseModelSpec, target: ModelTarget) -> LoadedModel:
+    def load_model(self, base: BaseModelSpec, target: ModelTarget) -> AnsweringModel:
         """Loads the model (see `model.backends.load_model`)."""
         options = self.config.select(SwarmOptions) if self.config.backend == "petals" else None
         host_dir = Path(self.wait_for(f"scratch/{self.topology.node}"))
@@ -225,16 +216,7 @@ class RunContext(Generic[Config, Folder]):
             self.wait_for(_RESULTS)
 
     def open_journal(self, plan: BatchPlan, columns: AnswerColumns, fingerprint: Fingerprint) -> Journal:
-        """Opens this rank's journal, which is closed at the end.
-
-        Args:
-            plan: the batches.
-            columns: of the answers.
-            fingerprint: what the answers depend on.
-
-        Raises:
-            RunError: it cannot be opened.
-        """
+        """Opens this rank's journal, which is closed at the end."""
         run = fingerprint.digest()
         journal = Journal(self.folder.path, plan.sizes, columns, rank=self.topology.rank, run=run)
         self._closing.callback(journal.close)

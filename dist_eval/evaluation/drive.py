@@ -9,52 +9,35 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Generic, Protocol, TextIO, TypeVar
+from typing import Any, Generic, TextIO, TypeVar
 
 import numpy as np
 
+from dist_eval.base_model.config import session_tokens
 from dist_eval.data.collector import Columns
 from dist_eval.data.plan import BatchPlan
 from dist_eval.distributed.collectives import all_gather, require_agreement
-from dist_eval.distributed.progress import Progress
-from dist_eval.distributed.tracked_progress import Judged, TrackedProgress
+from dist_eval.distributed.progress import Judged, Progress, TrackedProgress
 from dist_eval.evaluation.context import RunContext
-from dist_eval.evaluation.worker import BatchWorker, FailurePolicy
-from dist_eval.inference.forward import TextModel, Texts
-from dist_eval.inference.window import Window
-from dist_eval.results.work import RankWork, Traffic
+from dist_eval.evaluation.worker import BatchWorker, FailurePolicy, RankOutput
+from dist_eval.inference.forward import Texts
+from dist_eval.inference.in_flight import Window
+from dist_eval.model.backbone import AnsweringModel, ModelOnBackbone
+from dist_eval.model.base_model_spec import BaseModelSpec
+from dist_eval.results.work import RankWork, Swarm, Throughput
 from dist_eval.runs.fingerprint import Fingerprint
-from dist_eval.runs.journal import Journal
+from dist_eval.runs.journal import Journal, record_plan, recorded_cache_tokens, require_recorded_plan
 from dist_eval.swarm.findings import Findings
+
+_SHORTEST_SECONDS = 1e-3
 
 Entry = TypeVar("Entry", bound=RankWork)
 
 Judge = Callable[[np.ndarray, np.ndarray], Judged]
 """Is given positions in the data, int64 of shape [n], and their answers, of any batch that has been answered, each
 once; says which samples are right, as soon as it can."""
-
-
-class DrivenModel(TextModel, Protocol):
-    """What answers the samples (see `dist_eval.model.backbone.HostedModel`)."""
-
-    def traffic(self) -> Traffic | None: ...  # noqa: D102
-
-    def notice(self) -> str: ...  # noqa: D102
-
-
-@dataclass(frozen=True)
-class RankOutput:
-    """What this rank did, and what it has read back from the journal of the batches that are assigned to it."""
-
-    batches: np.ndarray  # numbers of these batches, int64 of shape [n]
-    columns: dict[str, np.ndarray]  # of the samples that have an answer
-    failed: list[tuple[int, str]]  # samples without one: position in the data, and the reason
-    findings: Findings  # of audits
-    precisions: set[str]  # those in which servers computed the answers
-    fell_back: int  # batches that took plain forwards against the plan
-    work: RankWork
 
 
 @dataclass(frozen=True)
@@ -78,11 +61,31 @@ class RunOutput(Generic[Entry]):
             fell_back=sum(all_gather(local.fell_back)),
         )
 
+    def sections(self, plan: BatchPlan, swarm: Swarm | None) -> dict[str, Any]:
+        """Returns the sections of `results.json` that say how a run went, by name.
+
+        Args:
+            plan: the batches.
+            swarm: the servers that the run began with.
+        """
+        seconds = max(max(work.seconds for work in self.ranks), _SHORTEST_SECONDS)
+        return {
+            "plan": plan.summary(),
+            "sessions": plan.sessions(self.fell_back),
+            "ranks": self.ranks,
+            "throughput": Throughput(
+                seconds=seconds,
+                examples_per_second=sum(work.samples for work in self.ranks) / seconds,
+                tokens_per_second=sum(work.tokens for work in self.ranks) / seconds,
+            ),
+            "swarm": swarm and swarm.model_copy(update={"precisions": self.precisions}),
+        }
+
 
 @contextmanager
 def drive(
     context: RunContext[Any, Any],
-    model: DrivenModel,
+    model: AnsweringModel,
     data: Texts,
     plan: BatchPlan,
     fingerprint: Fingerprint,
@@ -90,7 +93,6 @@ def drive(
     columns_of: Callable[[np.ndarray, np.ndarray], Columns],
     *,
     window: Window,
-    failures: FailurePolicy,
     audited: Container[int] = (),
     judge: Judge | None = None,
     stream: TextIO | None = None,
@@ -98,28 +100,8 @@ def drive(
     """Has all samples answered, and shows the progress of all ranks until the end of the context.
 
     Every rank calls it, in an open process group, and gathers in the context what it needs of other ranks.
-
-    Args:
-        context: this rank's part of the run.
-        model: answers a batch.
-        data: the samples.
-        plan: their batches.
-        fingerprint: what the answers depend on.
-        journal: where finished batches are written.
-        columns_of: makes the columns of positions in the data, int64 of shape [n], and their answers.
-        window: how many batches of this rank may be in flight at a time.
-        failures: what to do about samples that get no answer.
-        audited: numbers of the batches to audit.
-        judge: for trackers, called on the leader in another thread; None where nothing is known so soon.
-        stream: where the leader shows the progress; by default stderr.
-
-    Yields:
-        What this rank did and read.
-
-    Raises:
-        ExactnessError: the ranks have different models, data or options.
-        RunStopped: the run was asked to stop before its end; on all ranks.
-        EvaluationError: the run failed; on the rank that has the root cause.
+    `columns_of` makes the columns of positions in the data, int64 of shape [n], and their answers. `judge` is for
+    trackers, and called on the leader in another thread. The progress is shown on `stream`, by default stderr.
     """
     config, topology, tracked = context.config, context.topology, None
     require_agreement(fingerprint.values)
@@ -138,15 +120,13 @@ def drive(
     worker = BatchWorker(
         *(model, data, plan, journal, progress, window, context.stop),
         drain_timeout=config.stop_grace,
-        failures=failures,
+        failures=FailurePolicy.of(config),
         audited=audited,
     )
     with progress.shown():
         context.stop.defer_signals()
         batches = worker.run(topology, config.collective_timeout)
-        columns, failed, findings, precisions = worker.collect(batches, columns_of)
-        work = worker.work(topology, model.traffic())
-        yield RankOutput(batches, columns, failed, findings, precisions, worker.fell_back, work)
+        yield worker.collect(batches, columns_of, worker.work(topology, model.traffic()))
 
 
 def _judge_news(journal: Journal, plan: BatchPlan, judge: Judge) -> Iterator[Judged]:
@@ -154,3 +134,49 @@ def _judge_news(journal: Journal, plan: BatchPlan, judge: Judge) -> Iterator[Jud
     for outcome in journal.news():
         kept = outcome.answered_rows
         yield judge(plan.batch(outcome.batch)[kept], outcome.answers[kept])
+
+
+# Least gain of sessions, with the share of servers that they keep busy: plain forwards keep all of them busy
+_WORTHWHILE = 1.2
+
+
+def decide_plan(
+    context: RunContext[Any, Any],
+    make_plan: Callable[[int], BatchPlan],
+    base: BaseModelSpec,
+    model: AnsweringModel,
+    share: float,
+) -> BatchPlan:
+    """Plans the batches, the same in all starts of the run; every rank calls it.
+
+    Texts share their beginning if the servers have room for so many sessions that less work outweighs servers that
+    wait; that is decided once for a run, and recorded in the journal's folder. How many there are changes no result.
+    `make_plan` returns the plan for caches of a number of tokens (see `plan_with_shared_beginnings`); all ranks
+    together may take a `share` of the servers' free memory.
+    """
+    plain = make_plan(0)
+    if context.config.backend != "petals" or not isinstance(model, ModelOnBackbone):
+        return plain
+    folder, backbone = context.folder.path, model.backbone
+
+    def decide() -> str:
+        recorded = recorded_cache_tokens(folder)
+        plan = make_plan(session_tokens(base.config) if recorded is None else recorded)
+        if recorded:
+            require_recorded_plan(folder, plan.digest())
+        if plan.shared is None:
+            return "0 0"
+        room = backbone.room_for_sessions(share, plan.shared.largest_cache)
+        if recorded is None:
+            if plan.gain * room.busy < _WORTHWHILE:
+                return "0 0"
+            record_plan(folder, plan.shared.cache_tokens, plan.digest())
+        return f"{plan.shared.cache_tokens} {room.sessions}"
+
+    context.publish_as_leader("sessions", decide)
+    tokens, sessions = map(int, context.wait_for("sessions").split())
+    if not tokens:
+        return plain
+    rank, ranks = context.topology.rank, context.topology.world_size
+    backbone.open_sessions(sessions // ranks + (rank < sessions % ranks))
+    return replace(make_plan(tokens), sharing_ranks=min(sessions, ranks))

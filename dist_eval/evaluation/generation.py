@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -9,12 +11,18 @@ from typing import Any
 
 import numpy as np
 
+from dist_eval.analysis.options import columns_asked_for
 from dist_eval.analysis.texts import mean_metrics, measure_texts, text_slices
-from dist_eval.data.generated_text import text_of
-from dist_eval.data.tokenizers import ONE_BEGINNING, tokenizer_digest
-from dist_eval.distributed.tracked_progress import Judged
-from dist_eval.errors import RunError, one_line
-from dist_eval.evaluation.generation_task import GenerationTask
+from dist_eval.data.continuations import write_continuations
+from dist_eval.data.generation import text_of
+from dist_eval.data.labelled_rows import LabelledRows
+from dist_eval.data.problem_types import SINGLE_LABEL
+from dist_eval.data.prompted_rows import PromptedRows
+from dist_eval.data.prompts import Template
+from dist_eval.data.selection import select_rows
+from dist_eval.data.tokenizers import ONE_BEGINNING, load_tokenizer, token_ids, tokenizer_digest
+from dist_eval.distributed.progress import Judged
+from dist_eval.errors import ConfigError
 from dist_eval.evaluation.requests import (
     Answered,
     RequestContext,
@@ -23,13 +31,22 @@ from dist_eval.evaluation.requests import (
     run_with_leader,
     show_results,
 )
-from dist_eval.evaluation.rescoring import ANALYSIS_OPTIONS, analysis_of, announce_selection, keep_recorded_analysis
+from dist_eval.evaluation.rescoring import (
+    ANALYSIS_OPTIONS,
+    analysis_of,
+    announce_selection,
+    keep_recorded_analysis,
+    read_table,
+)
+from dist_eval.evaluation.task import examples_before, require_room_after, selection_identity, selection_of
 from dist_eval.evaluation.worker import FailurePolicy
 from dist_eval.metrics.metric_loading import load_text_metrics, name_of_spec
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.language_model import CausalModel
+from dist_eval.options.config import EvaluationConfig
+from dist_eval.options.groups import PromptOptions
 from dist_eval.results.harness import HarnessFiles, HarnessResults, PromptedDataset, TaskResults
-from dist_eval.results.inputs import FailedExample
+from dist_eval.results.inputs import Decoding, FailedExample
 from dist_eval.results.record import Reasons
 from dist_eval.results.run import CompleteHarnessRun
 from dist_eval.runs.files import PREDICTIONS
@@ -38,19 +55,116 @@ from dist_eval.runs.saved_samples import SavedTexts, read_texts
 from dist_eval.tables import format_count
 
 
-def generate_run(context: RequestContext) -> HarnessResults | None:
-    """Generates a text after each prompt of a dataset, and compares it with references; every rank calls it.
-
-    Args:
-        context: this rank's part of the run, not yet opened.
-
-    Returns:
-        On the leader the sections of `results.json`, else None.
+class GenerationTask:
+    """Prompts, decoding and metrics; the tokenizer and the files that the options name are read, but for the dataset.
 
     Raises:
-        EvaluationError: the run failed; on the rank that has the root cause.
-        RunStopped: it was asked to stop before its end; on all ranks.
+        ConfigError: an option does not fit the model, or a metric cannot be used.
+        DataError: an example for the prompts cannot be read.
     """
+
+    rows: PromptedRows  # the prompts, once `write` has written them
+
+    def __init__(self, config: EvaluationConfig, base: BaseModelSpec, target: CausalModel) -> None:
+        self._config, self._base = config, base
+        self.metrics = load_text_metrics(config.metric, tuple(SavedTexts.TYPES))  # of each text
+        # what finds the answer in a text; None if the text is the answer
+        self.pattern = re.compile(config.answer_pattern) if config.answer_pattern else None
+        self.tokenizer = load_tokenizer(base.name)  # the model's
+        if self.tokenizer("a")["input_ids"][-1] == self.tokenizer.eos_token_id:
+            raise ConfigError(
+                "The tokenizer ends every prompt with its token for the end, after which no text can follow: set "
+                "add_eos_token to false in the model's tokenizer_config.json."
+            )
+        self._template = Template(str(config.prompt))
+        sampling: dict[str, Any] = (
+            {"top_k": config.top_k, "top_p": config.top_p, "seed": config.seed} if config.temperature else {}
+        )
+        # how texts are generated
+        self.decoding = Decoding(
+            max_new_tokens=config.max_new_tokens, stop=config.stop, temperature=config.temperature, **sampling
+        )
+        self._max_length = base.max_length + target.extra_tokens
+        if self._max_length <= config.max_new_tokens:
+            raise ConfigError(
+                f"--max-new-tokens {config.max_new_tokens} leaves no room for a prompt in the {self._max_length} "
+                "tokens that can be sent: give fewer, or a larger --max-length."
+            )
+        self._few_shot_rows, self._before = examples_before(
+            config.select(PromptOptions), config.label_column, self._template, self.tokenizer
+        )
+        tokens = len(token_ids(self.tokenizer, [self._before])[0][0]) if self._before else 0
+        require_room_after(config.few_shot, tokens, self.longest_prompt, " beside --max-new-tokens")
+
+    @property
+    def longest_prompt(self) -> int:
+        """Most tokens of a prompt."""
+        return self._max_length - self.decoding.max_new_tokens
+
+    def write(self, folder: Path) -> None:
+        """Reads the dataset, and writes its prompts to a folder, as `Requests` opens them."""
+        config = self._config
+        data = LabelledRows(
+            config.dataset or (),
+            self._template.columns,
+            config.label_column,
+            (),
+            numbers=True,
+            subset=config.subset,
+            split=config.split,
+        )
+        selection = selection_of(config, config.confidence, SINGLE_LABEL)  # an exact match is right or wrong
+        self.rows = PromptedRows(
+            data,
+            self._template,
+            self.tokenizer,
+            folder,
+            before=self._before,
+            selected=select_rows(selection, data) if selection else None,
+            extra_columns=columns_asked_for(config.slice_by, config.group_column),
+        )
+        write_continuations(folder, [], max_length=self._base.max_length)
+        self.rows.write(
+            self.decoding,
+            max_length=self._max_length,
+            vocab_size=self._base.config.vocab_size,
+            strict=config.strict,
+        )
+
+    def fingerprint(self) -> Fingerprint:
+        """Returns what the results depend on besides the token ids, by names for error messages."""
+        values = {
+            "tokenizer": tokenizer_digest(self.tokenizer),
+            "--prompt": str(self._config.prompt),
+            **({"few-shot examples": str(self._few_shot_digest)} if self._before else {}),
+            **selection_identity(self.rows.selection),
+            "dataset": self.rows.digest(),
+            "decoding": self.decoding.model_dump_json(),
+            "references": self.rows.references_digest(),
+        }
+        return Fingerprint(values, {"dataset": self.rows.column_digests()})
+
+    def dataset(self) -> PromptedDataset:
+        """Returns the section `dataset` of `results.json`."""
+        rows = self.rows
+        return PromptedDataset(
+            source=rows.source.name,
+            is_path=rows.source.is_path,
+            template=self._template.text,
+            reference_column=self._config.label_column,
+            references_digest=rows.references_digest(),
+            selection=rows.selection,
+            few_shot_rows=self._few_shot_rows,
+            few_shot_digest=self._few_shot_digest,
+        )
+
+    @property
+    def _few_shot_digest(self) -> str | None:
+        return hashlib.sha256(self._before.encode()).hexdigest() if self._before else None
+
+
+def generate_run(context: RequestContext) -> HarnessResults | None:
+    """Generates a text after each prompt of a dataset, and compares it with references (see `evaluate_run`)."""
     return run_with_leader(context, lambda *own: _GenerationRun(*own).run())
 
 
@@ -148,9 +262,9 @@ class _GenerationRun:
         [(name, task)] = recorded.tasks.items()
         specs = list({name_of_spec(spec): spec for spec in (*_metrics_of(recorded), *config.metric)}.values())
         # the values of others are in the table
-        metrics = load_text_metrics(specs, SavedTexts.OWN_COLUMNS) if has_new_pattern else self._task.metrics
+        metrics = load_text_metrics(specs, tuple(SavedTexts.TYPES)) if has_new_pattern else self._task.metrics
         computed = {metric.name for metric in metrics}
-        texts, failed = measure_texts(self._grouped(self._saved()), metrics, self._task.pattern)
+        texts, failed = measure_texts(self._grouped(read_table(folder, read_texts)), metrics, self._task.pattern)
         undefined = {
             metric.metric: metric.interval.reason or ""
             for metric in task.metrics
@@ -164,13 +278,6 @@ class _GenerationRun:
         folder.revise_texts(results, texts)
         print(f"{folder.path} holds the texts of this very run: nothing was sent, its metrics are new.", flush=True)
         return show_results(self._context, are_new=True)
-
-    def _saved(self) -> SavedTexts:
-        path = self._context.folder.path / PREDICTIONS
-        try:
-            return read_texts(path)
-        except (OSError, ValueError, KeyError) as error:
-            raise RunError(f"{path} cannot be read: {one_line(error)}. --overwrite runs it again.") from error
 
 
 def _metrics_of(run: CompleteHarnessRun) -> list[str]:

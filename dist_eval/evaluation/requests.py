@@ -2,37 +2,40 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO, cast
 
 import numpy as np
+import torch
 
-from dist_eval.data.answers import AnswerColumns, column_names
+from dist_eval.data import continuations, generation
+from dist_eval.data.answers import AnswerColumns, column_names, log_likelihood_columns
 from dist_eval.data.collector import Columns
-from dist_eval.data.plan import BatchPlan
+from dist_eval.data.continuations import TokenizedContinuations
+from dist_eval.data.generation import TokenizedPrompts
+from dist_eval.data.plan import BatchPlan, join_plans
 from dist_eval.data.tokenizers import load_tokenizer
 from dist_eval.distributed.collectives import broadcast, gather_columns
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import RunError, translating_os_errors
-from dist_eval.evaluation.combination import throughput
 from dist_eval.evaluation.context import RunContext
-from dist_eval.evaluation.drive import Judge, RankOutput, RunOutput, drive
-from dist_eval.evaluation.request_model import FILES, RequestModel, Requests
-from dist_eval.evaluation.run_plan import decide_plan
-from dist_eval.evaluation.worker import FailurePolicy
-from dist_eval.inference.window import Window
+from dist_eval.evaluation.drive import Judge, RunOutput, decide_plan, drive
+from dist_eval.evaluation.worker import RankOutput
+from dist_eval.inference.in_flight import Window
 from dist_eval.metrics.predictions import prove_coverage
+from dist_eval.model.backbone import ModelOnBackbone
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.generation import Generator, end_tokens_of
 from dist_eval.model.language_model import CausalModel, LanguageModel
 from dist_eval.model.output_embedding import OutputEmbedding
 from dist_eval.options.config import RunConfig
 from dist_eval.options.groups import ModelOptions
+from dist_eval.process.files import chunks_of
 from dist_eval.report.page import format_run, report_on
 from dist_eval.results.harness import LANGUAGE_MODELING, HarnessResults, LanguageModelSummary
 from dist_eval.results.inputs import ContinuationsSummary, Coverage, PromptsSummary
@@ -41,6 +44,66 @@ from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.files import REPORT
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.runs.saved_samples import SavedTexts
+from dist_eval.swarm.routes import RouteRecord, SendOptions
+
+FILES = (*continuations.FILES, *generation.FILES)
+"""What a folder with requests holds."""
+
+
+class Requests:
+    """The requests of a run: continuations and prompts; a batch has either of them."""
+
+    source = "the requests"
+
+    def __init__(self, folder: Path) -> None:
+        self.continuations, self.prompts = TokenizedContinuations(folder), TokenizedPrompts(folder)
+
+    def __len__(self) -> int:
+        return len(self.continuations) + len(self.prompts)
+
+    def padded(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Collates a batch (see `TokenizedContinuations.padded` and `TokenizedPrompts.padded`)."""
+        first = len(self.continuations)
+        if indices[0] < first:
+            return self.continuations.padded(indices)
+        return self.prompts.padded(indices - first)
+
+    def plan(self, token_budget: int, cache_tokens: int = 0) -> BatchPlan:
+        """Plans the batches; those with prompts come first, because they take longest."""
+        first = len(self.continuations)
+        parts = [(self.prompts.plan(), np.arange(first, len(self)))] if len(self.prompts) else []
+        return join_plans([*parts, (self.continuations.plan(token_budget, cache_tokens), np.arange(first))])
+
+    def digest(self) -> str:
+        """Returns a hash of the token ids, and of how texts are generated."""
+        digests = [part.facts.digest for part in (self.continuations, self.prompts) if len(part)]
+        return digests[0] if len(digests) == 1 else hashlib.sha256("\n".join(digests).encode()).hexdigest()
+
+    @property
+    def columns(self) -> AnswerColumns:
+        """Columns of the answers; those of the kinds of requests that there are."""
+        kinds = [log_likelihood_columns()] if len(self.continuations) or not len(self.prompts) else []
+        if len(self.prompts):
+            kinds.append(self.prompts.columns)
+        return np.dtype([field for kind in kinds for field in kind.descr])
+
+
+class RequestModel(ModelOnBackbone):
+    """A language model that answers requests of both kinds; columns that a request does not ask for are 0."""
+
+    def __init__(self, model: LanguageModel, generator: Generator | None, columns: AnswerColumns) -> None:
+        super().__init__(model.backbone, model.output.hidden_size, columns)
+        self._model, self._generator = model, generator
+
+    def _answer(
+        self, input_ids: torch.Tensor, lengths: torch.Tensor, options: SendOptions, record: RouteRecord
+    ) -> dict[str, torch.Tensor]:
+        is_prompt = lengths.shape[1] == Generator.LENGTHS
+        model: Any = self._generator if is_prompt else self._model
+        found = model.answer(input_ids, lengths, options, record)
+        empty = np.zeros(len(lengths), dtype=self.columns)
+        return {name: found.get(name, torch.from_numpy(empty[name].copy())) for name in column_names(self.columns)}
+
 
 RequestContext = RunContext[Any, EvaluationFolder]
 """Of a run whose options are a `RunConfig` of any kind."""
@@ -56,34 +119,18 @@ _CHUNK_BYTES = 1 << 22
 
 @dataclass(frozen=True)
 class Answered:
-    """What all ranks found; the answers, and what is made of them, on the leader only.
+    """What all ranks found; the answers, and what is made of them, on the leader only."""
 
-    Attributes:
-        answers: of each request that has one, with the columns `Requests.columns`, of shape [n].
-        index: their positions among the requests, ascending, int64 of shape [n].
-        continuations: the requests for log-likelihoods.
-        prompts: the requests for texts.
-        plan: their batches.
-        coverage: the proof that each has one answer, or failed.
-        work: what all ranks did.
-    """
-
-    answers: np.ndarray
-    index: np.ndarray
-    continuations: ContinuationsSummary
-    prompts: PromptsSummary
-    plan: BatchPlan
-    coverage: Coverage
-    work: RunOutput[RankWork]
+    answers: np.ndarray  # of each request that has one, with the columns `Requests.columns`, of shape [n]
+    index: np.ndarray  # their positions among the requests, ascending, int64 of shape [n]
+    continuations: ContinuationsSummary  # the requests for log-likelihoods
+    prompts: PromptsSummary  # the requests for texts
+    plan: BatchPlan  # their batches
+    coverage: Coverage  # the proof that each has one answer, or failed
+    work: RunOutput[RankWork]  # what all ranks did
 
     def sections(self, context: RequestContext, base: BaseModelSpec, tokenizer: str) -> dict[str, Any]:
-        """Returns the sections of `results.json` that do not depend on what was asked; on the leader.
-
-        Args:
-            context: its part of the run.
-            base: the base model.
-            tokenizer: hash of the tokenizer.
-        """
+        """Returns the sections of `results.json` that do not depend on what was asked; on the leader."""
         prompts = None
         if self.prompts.texts:
             prompts = self.prompts.model_copy(update={"new_tokens": int(self.answers["length"].sum())})
@@ -98,11 +145,7 @@ class Answered:
                 digest=base.digest(),
                 tokenizer_digest=tokenizer,
             ),
-            "plan": self.plan.summary(),
-            "sessions": self.plan.sessions(self.work.fell_back),
-            "ranks": self.work.ranks,
-            "throughput": throughput(self.work.ranks),
-            "swarm": context.swarm and context.swarm.model_copy(update={"precisions": self.work.precisions}),
+            **self.work.sections(self.plan, context.swarm),
         }
 
 
@@ -139,7 +182,7 @@ def answer_requests(
     stream: TextIO,
     judge: Judge | None = None,
 ) -> Answered | None:
-    """Answers requests; every rank calls it.
+    """Answers requests (see `drive`); every rank calls it.
 
     Args:
         context: this rank's part of the run.
@@ -147,19 +190,15 @@ def answer_requests(
         target: the language model.
         write: called by the leader.
         stream: where the leader shows the progress.
-        judge: the leader's, of positions of requests (see `drive`).
+        judge: the leader's, of positions of requests.
 
     Returns:
         The answers; None if the folder holds this very run, complete.
-
-    Raises:
-        EvaluationError: the run failed; on the rank that has the root cause.
-        RunStopped: it was asked to stop before its end; on all ranks.
     """
     config, topology = context.config, context.topology
     written: list[Fingerprint] = []
     if topology.is_leader:
-        context.publish_dataset(lambda folder: written.append(_written(write, folder)))
+        _publish(context, lambda folder: written.append(write(folder)))
         data = Requests(context.scratch_dir)
         answers = fingerprint_of(config, base, data, data.plan(base.token_budget))
         fingerprint = answers.joined(*written)
@@ -182,7 +221,6 @@ def answer_requests(
         driven = drive(
             *(context, model, data, plan, answered_by, journal, columns_of),
             window=window,
-            failures=FailurePolicy.of(config),
             judge=judge,
             stream=stream,
         )
@@ -281,14 +319,15 @@ def fingerprint_of(
     )
 
 
-def _written(write: Write, folder: Path) -> Fingerprint:
-    with _writing_to(folder):
-        return write(folder)
-
-
-def _writing_to(folder: Path) -> AbstractContextManager[None]:
+def _publish(context: RunContext[Any, Any], write: Callable[[Path], Any]) -> None:
+    """Lets this host's leader write the requests to a folder."""
     advice = "Free some space, or name another place with the environment variable TMPDIR."
-    return translating_os_errors(RunError, f"The requests cannot be written to {folder}", advice)
+
+    def checked(folder: Path) -> None:
+        with translating_os_errors(RunError, f"The requests cannot be written to {folder}", advice):
+            write(folder)
+
+    context.publish_dataset(checked)
 
 
 def window_of_requests(context: RunContext[Any, Any], base: BaseModelSpec, data: Requests, plan: BatchPlan) -> Window:
@@ -307,19 +346,12 @@ def open_requests(context: RunContext[Any, Any]) -> Requests:
     topology = context.topology
     if topology.hosts > 1:
         place = context.scratch_dir
-        contents = {name: b"".join(broadcast(_chunks(place / name))) for name in FILES}
+        contents = {name: b"".join(broadcast(chunks_of(place / name, _CHUNK_BYTES))) for name in FILES}
 
         def copy(folder: Path) -> None:
-            with _writing_to(folder):
-                for name, content in contents.items():
-                    (folder / name).write_bytes(content)
+            for name, content in contents.items():
+                (folder / name).write_bytes(content)
 
         if topology.node > 0:
-            context.publish_dataset(copy)
+            _publish(context, copy)
     return Requests(context.wait_for_dataset())
-
-
-def _chunks(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            yield chunk

@@ -2,34 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
-from dist_eval.analysis.options import AnalysisOptions, analyse
+from dist_eval.analysis.options import AnalysisOptions
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.prompted_rows import PromptedRows
 from dist_eval.errors import RunError, one_line
 from dist_eval.evaluation.context import RunContext
+from dist_eval.evaluation.scoring import analysed
 from dist_eval.metrics.computing import Metrics, compute_metrics
-from dist_eval.metrics.custom_metrics import CustomMetric, CustomResults, Inputs, custom_results
-from dist_eval.metrics.predictions import PredictionsLike
+from dist_eval.metrics.custom_metrics import CustomMetric
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.report.document import format_metric
 from dist_eval.report.page import format_run, report_on
 from dist_eval.report.sections import format_selection, headline
 from dist_eval.results.inputs import SelectionSummary
 from dist_eval.results.run import CompleteHarnessRun, CompleteRun
-from dist_eval.results.scores import Analysis, Interval, Intervals
+from dist_eval.results.scores import Analysis, Interval
 from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.files import PREDICTIONS, REPORT
 from dist_eval.runs.reading import read_results
-from dist_eval.runs.saved_samples import SavedPredictions, read_predictions
-from dist_eval.statistics import Statistic, metric_intervals
-from dist_eval.statistics.metrics import statistics_of_functions
+from dist_eval.runs.saved_samples import read_predictions
 from dist_eval.tables import format_count
 
 _Value = TypeVar("_Value")
+_Table = TypeVar("_Table")
 
 # Options of the analysis: they change how predictions are analysed, not the predictions
 ANALYSIS_OPTIONS = ("confidence", "group_column", "slice_by")
@@ -55,28 +55,27 @@ def rescore_complete(
         "Nothing was sent; --overwrite runs it again.",
         flush=True,
     )
-    is_new_analysis = any(results.config[name] != getattr(config, name) for name in ANALYSIS_OPTIONS)
-    if custom_metrics or is_new_analysis:
-        predictions = _predictions(folder)
-        options = analysis_of(config, data)
-        metrics, custom = compute_metrics(predictions, results.label_names), CustomResults()
-        extra_statistics = statistics_of_functions(custom_metrics, predictions, options.units(predictions))
-        intervals: Intervals = {}
-        if custom_metrics:
-            custom = custom_results(custom_metrics, Inputs.of(predictions))
-            intervals = _intervals_of(custom, metrics, predictions, options, extra_statistics)
-            results = _revise_metrics(results, config, custom_metrics, custom, intervals)
-        if is_new_analysis:
-            analysis = analyse(predictions, metrics, options)
-            results = _merge_analysis(results, analysis, config, custom.values)
-            folder.revise(results, predictions, options.groups(predictions))
-        else:
-            folder.revise(results)
-    if custom_metrics or is_new_analysis or not (folder.path / REPORT).exists():
+    is_new = bool(custom_metrics) or any(results.config[name] != getattr(config, name) for name in ANALYSIS_OPTIONS)
+    if is_new:
+        predictions, options = read_table(folder, read_predictions), analysis_of(config, data)
+        built_in = compute_metrics(predictions, results.label_names)
+        metrics, analysis = analysed(predictions, built_in, custom_metrics, options)
+        results = _with_new_scores(results, metrics, analysis, config, {metric.name for metric in custom_metrics})
+        folder.revise(results, predictions, options.groups(predictions))
+    if is_new or not (folder.path / REPORT).exists():
         report_on(folder.path, config.report)
-    if custom_metrics or is_new_analysis:
+    if is_new:
         print(f"Computed from its predictions:{format_run(folder.path, with_speed=False)}", flush=True)
     return results.metrics
+
+
+def read_table(folder: EvaluationFolder, read: Callable[[Path], _Table]) -> _Table:
+    """Reads the table of a complete run's samples."""
+    path = folder.path / PREDICTIONS
+    try:
+        return read(path)
+    except (OSError, ValueError, KeyError) as error:
+        raise RunError(f"{path} cannot be read: {one_line(error)}. --overwrite runs it again.") from error
 
 
 def keep_recorded_analysis(context: RunContext[EvaluationConfig, EvaluationFolder]) -> EvaluationConfig:
@@ -120,71 +119,36 @@ def analysis_of(config: EvaluationConfig, data: TokenizedDataset | PromptedRows)
     return AnalysisOptions.of(data, **{name: getattr(config, name) for name in ANALYSIS_OPTIONS})
 
 
-def _intervals_of(
-    custom: CustomResults,
-    metrics: Metrics,
-    predictions: PredictionsLike,
-    options: AnalysisOptions,
-    extra_statistics: Sequence[Statistic],
-) -> Intervals:
-    alone = replace(metrics, values=custom.values, undefined=custom.undefined, custom=list(custom.values))
-    return metric_intervals(
-        predictions, alone, extra_statistics=extra_statistics, **options.interval_options(predictions)
-    )
-
-
-def _revise_metrics(
-    results: CompleteRun,
-    config: EvaluationConfig,
-    custom_metrics: Sequence[CustomMetric],
-    custom: CustomResults,
-    intervals: Intervals,
+def _with_new_scores(
+    results: CompleteRun, metrics: Metrics, analysis: Analysis, config: EvaluationConfig, renewed: Collection[str]
 ) -> CompleteRun:
-    """Returns results with the values of custom metrics, in place of earlier ones."""
-    names = {metric.name for metric in custom_metrics}
-    old = [name for name in results.custom_metrics if name.split("/")[0] in names]
+    """Returns results with a new analysis, and the values of custom metrics, in place of those that were renewed."""
     recorded: dict[str, Any] = results.config
+    options = {name: getattr(config, name) for name in ANALYSIS_OPTIONS}
+    old = [name for name in results.custom_metrics if name.split("/")[0] in renewed]
+    kept = [name for name in results.custom_metrics if name not in old]
+    has_same_intervals = all(recorded[name] == options[name] for name in ("confidence", "group_column"))
+    later = "not computed for these options: start the command again with its --metric, which sends nothing"
+    unknown = Interval(confidence=config.confidence, reason=later)
     return results.model_copy(
         update={
-            "metrics": {**_others(results.metrics, old), **custom.values},
-            "undefined": {**_others(results.undefined, old), **custom.undefined},
-            "intervals": {**_others(results.intervals, old), **intervals},
-            "custom_metrics": [*(name for name in results.custom_metrics if name not in old), *custom.values],
-            "config": {**recorded, "metric": list(dict.fromkeys([*recorded["metric"], *config.metric]))},
+            **dict(analysis),
+            "metrics": {**_others(results.metrics, old), **_only(metrics.values, metrics.custom)},
+            "undefined": {**_others(results.undefined, old), **_only(metrics.undefined, metrics.custom)},
+            "intervals": {
+                **_others(analysis.intervals, metrics.custom),
+                **{name: results.intervals[name] if has_same_intervals else unknown for name in kept},
+                **_only(analysis.intervals, metrics.custom),
+            },
+            "custom_metrics": [*kept, *metrics.custom],
+            "config": {**recorded, **options, "metric": list(dict.fromkeys([*recorded["metric"], *config.metric]))},
         }
     )
+
+
+def _only(section: Mapping[str, _Value], names: Collection[str]) -> dict[str, _Value]:
+    return {name: value for name, value in section.items() if name in names}
 
 
 def _others(section: Mapping[str, _Value], names: Collection[str]) -> dict[str, _Value]:
     return {name: value for name, value in section.items() if name not in names}
-
-
-def _merge_analysis(
-    results: CompleteRun, analysis: Analysis, config: EvaluationConfig, revised: Collection[str]
-) -> CompleteRun:
-    """Returns results with intervals, calibration and slices replaced by those of the new analysis."""
-    options = {name: getattr(config, name) for name in ANALYSIS_OPTIONS}
-    same = all(results.config[name] == options[name] for name in ("confidence", "group_column"))
-    later = "not computed for these options: start the command again with its --metric, which sends nothing"
-    unknown = Interval(confidence=config.confidence, reason=later)
-    of_custom = {
-        name: interval if same or name in revised else unknown
-        for name, interval in results.intervals.items()
-        if name in results.custom_metrics
-    }
-    return results.model_copy(
-        update={
-            **dict(analysis),
-            "intervals": {**analysis.intervals, **of_custom},
-            "config": {**results.config, **options},
-        }
-    )
-
-
-def _predictions(folder: EvaluationFolder) -> SavedPredictions:
-    try:
-        return read_predictions(folder.path / PREDICTIONS)
-    except (OSError, ValueError, KeyError) as error:
-        raise RunError(
-            f"{folder.path / PREDICTIONS} cannot be read: {one_line(error)}. --overwrite runs it again."
-        ) from error

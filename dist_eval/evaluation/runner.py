@@ -8,37 +8,35 @@ from typing import cast
 
 import numpy as np
 
-from dist_eval.analysis.options import AnalysisOptions, analyse, columns_asked_for
+from dist_eval.analysis.options import AnalysisOptions, columns_asked_for
 from dist_eval.data.collector import Columns
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import BatchPlan
 from dist_eval.data.problem_types import exact_matches
-from dist_eval.distributed.tracked_progress import Judged
+from dist_eval.distributed.progress import Judged
 from dist_eval.evaluation.audit import AuditedModel, audited_batches
-from dist_eval.evaluation.combination import Combined, combine, with_custom_metrics
 from dist_eval.evaluation.context import RunContext
-from dist_eval.evaluation.drive import DrivenModel, drive
+from dist_eval.evaluation.drive import RunOutput, decide_plan, drive
 from dist_eval.evaluation.rescoring import (
     analysis_of,
     announce_selection,
     keep_recorded_analysis,
     rescore_complete,
 )
-from dist_eval.evaluation.results import results_of
-from dist_eval.evaluation.run_plan import decide_plan
-from dist_eval.evaluation.scoring import score
+from dist_eval.evaluation.scoring import Gathered, analysed, combine, score, scores_of, spread_of
 from dist_eval.evaluation.task import EvalTask, write_dataset
 from dist_eval.evaluation.worker import FailurePolicy
 from dist_eval.metrics.catalogue import accuracy_names
 from dist_eval.metrics.predictions import Predictions
-from dist_eval.model.backbone import ModelOnBackbone
-from dist_eval.model.backends import LoadedModel
+from dist_eval.model.backbone import AnsweringModel, ModelOnBackbone
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.options.groups import DataOptions
 from dist_eval.report.page import format_run, report_on
+from dist_eval.results.inputs import FailedExample
+from dist_eval.results.run import EvaluationResults
+from dist_eval.results.work import RankResults
 from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.journal import Journal
-from dist_eval.statistics.metrics import statistics_of_functions
 
 EvalContext = RunContext[EvaluationConfig, EvaluationFolder]
 
@@ -97,20 +95,19 @@ def evaluate_run(context: EvalContext) -> dict[str, float | None] | None:
             journal,
             columns_of,
             window=window,
-            failures=FailurePolicy.of(config),
             audited=audited_batches(len(plan), config.audit),
             judge=judge if accuracies else None,
         )
         with context.process_group(), driven as local:
-            combined = combine(local)
+            gathered, work = combine(local)
             del local  # this rank's predictions, after a restart nearly all
         if context.topology.is_leader:
-            return finish(context, task, data, plan, analysis, combined)
+            return finish(context, task, data, plan, analysis, gathered, work)
         context.wait_for_results()
         return None
 
 
-def with_audit(model: LoadedModel, config: EvaluationConfig, journal: Journal) -> DrivenModel:
+def with_audit(model: AnsweringModel, config: EvaluationConfig, journal: Journal) -> AnsweringModel:
     """Returns the model, of which some batches are audited if the options ask for that."""
     if not config.audit:
         return model
@@ -123,26 +120,25 @@ def finish(
     data: TokenizedDataset,
     plan: BatchPlan,
     analysis: AnalysisOptions,
-    combined: Combined,
+    gathered: Gathered,
+    work: RunOutput[RankResults],
 ) -> dict[str, float | None]:
     """Computes the metrics, and writes and prints the results; on the leader."""
-    config, folder, work = context.config, context.folder, combined.work
-    predictions = combined.gathered.predictions
+    config, folder, predictions = context.config, context.folder, gathered.predictions
     if work.failed:
         FailurePolicy.of(config).require_few(len(work.failed), len(data), work.failed[-1][1])
     failed = (index for index, _ in work.failed)
-    coverage, metrics = score(combined.gathered, len(data), task.target.label_names, failed, data.rows)
-    metrics = with_custom_metrics(metrics, task.custom_metrics, predictions)
-    extra_statistics = statistics_of_functions(task.custom_metrics, predictions, analysis.units(predictions))
-    results = results_of(
-        work,
-        metrics,
-        analyse(predictions, metrics, analysis, extra_statistics),
+    coverage, metrics = score(gathered, len(data), task.target.label_names, failed, data.rows)
+    metrics, found = analysed(predictions, metrics, task.custom_metrics, analysis)
+    results = EvaluationResults(
+        **dict(scores_of(metrics)),
+        **dict(found),
+        **work.sections(plan, context.swarm),
         coverage=coverage,
+        failures=[FailedExample(index=index, reason=reason) for index, reason in work.failed],
         data=data.facts,
         model=task.base.summary(task.target),
-        plan=plan,
-        swarm=context.swarm,
+        spread=spread_of(work.ranks, metrics),
         audit=work.audit.summary(config.audit) if config.audit or work.audit else None,
     )
     folder.complete(predictions, results, analysis.groups(predictions))

@@ -1,36 +1,57 @@
-"""From the predictions of all ranks to the metrics of all examples: the same steps in every kind of evaluation."""
+"""From the predictions of all ranks to the metrics of all examples, and to the sections of `results.json` about them.
+
+The same steps in every kind of evaluation.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 
+from dist_eval.analysis.options import AnalysisOptions, analyse
+from dist_eval.data.problem_types import REGRESSION, SINGLE_LABEL
 from dist_eval.distributed.collectives import gather_columns, sum_arrays
+from dist_eval.evaluation.drive import RunOutput
+from dist_eval.evaluation.worker import RankOutput
 from dist_eval.metrics.computing import Metrics, compute_metrics
-from dist_eval.metrics.predictions import Predictions, prove_coverage
+from dist_eval.metrics.confusion import MOST_DENSE_CLASSES
+from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, custom_results
+from dist_eval.metrics.predictions import Predictions, PredictionsLike, prove_coverage
 from dist_eval.metrics.totals import Totals, require_same_totals
 from dist_eval.results.inputs import Coverage
+from dist_eval.results.scores import MOST_CELLS, Analysis, ConfusionMatrix, ProblemType, Scores, SparseConfusionMatrix
+from dist_eval.results.work import RankResults, Spread
+from dist_eval.statistics.metrics import statistics_of_functions
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """The predictions of all ranks.
+    """The predictions of all ranks."""
 
-    Attributes:
-        predictions: of all examples, in dataset order; empty except on the leader.
-        totals: the ranks' own sums, added up by all_reduce.
-    """
-
-    predictions: Predictions
-    totals: Totals
+    predictions: Predictions  # of all examples, in dataset order; empty except on the leader
+    totals: Totals  # the ranks' own sums, added up by all_reduce
 
 
-def gather(local: Predictions) -> Gathered:
+def gather(local: Predictions, totals: Totals | None = None) -> Gathered:
     """Gathers the predictions of all ranks on the leader, and adds up their totals; every rank calls it."""
     predictions = Predictions(**gather_columns(local.columns))
-    return Gathered(predictions, Totals(**sum_arrays(vars(Totals.of(local)))))
+    return Gathered(predictions, Totals(**sum_arrays(vars(totals or Totals.of(local)))))
+
+
+def combine(found: RankOutput) -> tuple[Gathered, RunOutput[RankResults]]:
+    """Brings together the predictions of all ranks, and what they did; every rank calls it."""
+    local = Predictions(**found.columns)
+    totals = Totals.of(local)
+    entry = RankResults(
+        **dict(found.work),
+        combined=totals.samples,
+        accuracy=None if local.problem is REGRESSION else totals.accuracy,
+        loss=totals.mean_loss,
+    )
+    return gather(local, totals), RunOutput.gather(found, entry)
 
 
 def score(
@@ -56,3 +77,71 @@ def score(
     coverage = prove_coverage(gathered.predictions.index, examples, failed, rows)
     require_same_totals(gathered.totals, Totals.of(gathered.predictions))
     return coverage, compute_metrics(gathered.predictions, label_names)
+
+
+def _with_custom_metrics(
+    metrics: Metrics, custom_metrics: Sequence[CustomMetric], predictions: PredictionsLike
+) -> Metrics:
+    """Adds the values of custom metrics, computed from all predictions."""
+    if not custom_metrics:  # probabilities take much memory
+        return metrics
+    custom = custom_results(custom_metrics, Inputs.of(predictions))
+    return replace(
+        metrics,
+        values={**metrics.values, **custom.values},
+        undefined={**metrics.undefined, **custom.undefined},
+        custom=list(custom.values),
+    )
+
+
+def analysed(
+    predictions: PredictionsLike, metrics: Metrics, custom_metrics: Sequence[CustomMetric], options: AnalysisOptions
+) -> tuple[Metrics, Analysis]:
+    """Adds custom metrics to those of predictions, and analyses all of them."""
+    metrics = _with_custom_metrics(metrics, custom_metrics, predictions)
+    extra_statistics = statistics_of_functions(custom_metrics, predictions, options.units(predictions))
+    return metrics, analyse(predictions, metrics, options, extra_statistics)
+
+
+def scores_of(metrics: Metrics) -> Scores:
+    """Returns the sections of `results.json` that hold metrics."""
+    return Scores(
+        problem_type=cast(ProblemType, metrics.problem),
+        metrics=metrics.values,
+        undefined=metrics.undefined,
+        custom_metrics=metrics.custom,
+        majority_share=metrics.majority_share,
+        confusion_matrix=_confusion_matrix(metrics),
+    )
+
+
+def spread_of(ranks: Sequence[RankResults], metrics: Metrics) -> Spread | None:
+    """Returns the section `spread` of `results.json`: how far the ranks' own values are apart."""
+    is_regression = metrics.problem == REGRESSION.name
+    values = [(rank.loss if is_regression else rank.accuracy, rank.rank) for rank in ranks]
+    own = [(value, number) for value, number in values if value is not None]
+    if len(own) < 2:
+        return None
+    (lowest, lowest_rank), (highest, highest_rank) = min(own), max(own)
+    return Spread(
+        figure="loss" if is_regression else "accuracy",
+        lowest=lowest,
+        lowest_rank=lowest_rank,
+        highest=highest,
+        highest_rank=highest_rank,
+        mean=sum(value for value, _ in own) / len(own),
+    )
+
+
+def _confusion_matrix(metrics: Metrics) -> ConfusionMatrix | SparseConfusionMatrix | None:
+    if metrics.problem == REGRESSION.name:
+        return None
+    if metrics.problem != SINGLE_LABEL.name or len(metrics.label_names) <= MOST_DENSE_CLASSES:
+        return ConfusionMatrix(labels=metrics.label_names, matrix=metrics.confusion.tolist())
+    cells = metrics.cells.tocoo()
+    kept = np.sort(np.argsort(-cells.data, kind="stable")[:MOST_CELLS])
+    return SparseConfusionMatrix(
+        labels=metrics.label_names,
+        cells=np.stack([cells.row, cells.col, cells.data], axis=1)[kept].tolist(),
+        omitted=int(cells.data.sum() - cells.data[kept].sum()),
+    )

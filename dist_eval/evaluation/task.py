@@ -7,47 +7,95 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from dist_eval.data.dataset import TokenizedDataset
-from dist_eval.data.labelled_rows import LabelledRows
+from dist_eval.base_model.config import read_base_config
+from dist_eval.data.dataset import TokenizedDataset, tokenize_dataset
+from dist_eval.data.labelled_rows import LabelledRows, draw_examples
 from dist_eval.data.plan import BatchPlan
 from dist_eval.data.problem_types import REGRESSION, SINGLE_LABEL, Problem
+from dist_eval.data.prompted_rows import draw_referenced
+from dist_eval.data.prompts import PromptedWords, Template, join_texts
+from dist_eval.data.revisions import pinned
 from dist_eval.data.selection import Selection, select_rows
 from dist_eval.data.shared_prefixes import plan_with_shared_beginnings
 from dist_eval.data.tokenizers import load_tokenizer
-from dist_eval.data.tokenizing import tokenize_dataset
 from dist_eval.errors import ConfigError, RunError, translating_os_errors
-from dist_eval.evaluation.prompting import label_words_of
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.custom_metrics import CustomMetric
 from dist_eval.metrics.metric_loading import load_metrics, synthetic_predictions
 from dist_eval.model.base_model_spec import BaseModelSpec, EvalTarget, read_target
 from dist_eval.model.label_words import LabelWords
+from dist_eval.model.output_embedding import OutputEmbedding
 from dist_eval.model.pretrained_classifier import PretrainedClassifier
 from dist_eval.options.config import EvaluationConfig
-from dist_eval.options.groups import DataOptions, ModelOptions
-from dist_eval.options.prompts import PromptOptions
-from dist_eval.options.selection import SelectionOptions
+from dist_eval.options.groups import DataOptions, ModelOptions, PromptOptions, SelectionOptions
 from dist_eval.results.inputs import SelectionMethod, SelectionSummary
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.statistics.sampling import examples_for_precision
 
+BETWEEN_EXAMPLES = "\n\n"
+
+
+def label_words_of(model: str, options: PromptOptions, data: DataOptions) -> LabelWords:
+    """Reads what the options about prompts name."""
+    config, template = read_base_config(model, pinned("model", model)), Template(str(options.prompt))
+    if Path(model).is_dir():  # a hub's is read once the model is loaded
+        OutputEmbedding(model, config)
+    names, words = zip(*(split_name(item) for item in options.label_words), strict=True)
+    prompted = PromptedWords(template, words, load_tokenizer(model), options.label_delimiter)
+    rows: list[int] = []
+    if options.few_shot:
+        source = LabelledRows(
+            options.few_shot_from or (), template.columns, data.label_column, names, data.labels, numbers=True
+        )
+        rows, examples = draw_examples(source, options.few_shot, options.few_shot_seed)
+        shown = [prompted.with_words([[text] for text in texts], [number])[0] for texts, number in examples]
+        prompted.put_before(shown, BETWEEN_EXAMPLES)
+    return LabelWords(model, config, prompted, list(names), options.length_normalization, rows)
+
+
+def examples_before(
+    options: PromptOptions, label_column: str, template: Template, tokenizer: Any
+) -> tuple[list[int], str]:
+    """Draws examples to put before each prompt with a reference: their rows in their file, and their text."""
+    if not options.few_shot:
+        return [], ""
+    source = LabelledRows(options.few_shot_from or (), template.columns, label_column, (), numbers=True)
+    rows, examples = draw_referenced(source, options.few_shot, options.few_shot_seed)
+    shown = [
+        template.fill([[text] for text in texts])[0] + (template.space or " ") + reference + BETWEEN_EXAMPLES
+        for texts, reference in examples
+    ]
+    return rows, join_texts(shown, tokenizer.bos_token or "")
+
+
+def require_room_after(examples: int, tokens: int, most: int, beside: str = "") -> None:
+    """Checks that examples before a prompt, of so many tokens, leave room for it."""
+    if tokens >= most:
+        raise ConfigError(
+            f"The examples of --few-shot {examples} have {tokens} tokens, and a prompt may have {most}{beside}: "
+            "nothing would be left of them. Give fewer, or a larger --max-length."
+        )
+
+
+def split_name(item: str) -> tuple[str, str]:
+    """Splits an item of `--label-words` into the name of the class and its word."""
+    name, is_pair, word = item.partition("=")
+    word = word if is_pair else name
+    if not name.strip() or not word.strip():
+        raise ConfigError(f"--label-words {item!r} should be a word, or NAME=WORD.")
+    return name, word
+
 
 @dataclass(frozen=True)
 class EvalTask:
-    """A model and the metrics that are asked for.
+    """A model and the metrics that are asked for."""
 
-    Attributes:
-        base: the base model.
-        target: what is evaluated.
-        custom_metrics: the custom metrics.
-        selection: which rows of the dataset are evaluated; None for all.
-    """
-
-    base: BaseModelSpec
-    target: EvalTarget
-    custom_metrics: list[CustomMetric]
-    selection: Selection | None = None
+    base: BaseModelSpec  # the base model
+    target: EvalTarget  # what is evaluated
+    custom_metrics: list[CustomMetric]  # the custom metrics
+    selection: Selection | None = None  # which rows of the dataset are evaluated; None for all
 
     @classmethod
     def of(cls, config: EvaluationConfig) -> EvalTask:
@@ -60,12 +108,7 @@ class EvalTask:
         target = target_of(config)
         base = BaseModelSpec.read(config.select(ModelOptions), target)
         if config.few_shot and isinstance(target, LabelWords):
-            tokens = target.prompted.tokens_before()
-            if tokens >= base.max_length:
-                raise ConfigError(
-                    f"The examples of --few-shot {config.few_shot} have {tokens} tokens, and a prompt may have "
-                    f"{base.max_length}: nothing would be left of them. Give fewer, or a larger --max-length."
-                )
+            require_room_after(config.few_shot, target.prompted.tokens_before(), base.max_length)
         selection = selection_of(config, config.confidence, target.problem)
         return cls(base, target, find_metrics(config.metric, target), selection)
 

@@ -21,7 +21,7 @@ from dist_eval.distributed.rank_store import Topology
 from dist_eval.distributed.stop import Stop, common_reason
 from dist_eval.errors import RunError, RunStopped
 from dist_eval.inference.forward import TextModel, Texts, predict_batches
-from dist_eval.inference.window import Window
+from dist_eval.inference.in_flight import Window
 from dist_eval.options.config import EvaluationConfig, RunConfig
 from dist_eval.results.inputs import Coverage
 from dist_eval.results.work import RankWork, Traffic
@@ -36,6 +36,18 @@ class Assignment:
 
     resumed: np.ndarray  # finished by an earlier start; this rank reads them from the journal. int64 of shape [n].
     shard: np.ndarray  # to be predicted now, int64 of shape [m]
+
+
+@dataclass(frozen=True)
+class RankOutput:
+    """What this rank did, and what it has read back from the journal of the batches that are assigned to it."""
+
+    columns: dict[str, np.ndarray]  # of the samples that have an answer
+    failed: list[tuple[int, str]]  # samples without one: position in the data, and the reason
+    findings: Findings  # of audits
+    precisions: set[str]  # those in which servers computed the answers
+    fell_back: int  # batches that took plain forwards against the plan
+    work: RankWork
 
 
 @dataclass(frozen=True)
@@ -64,16 +76,9 @@ class FailurePolicy:
 def assign_batches(found: np.ndarray, plan: BatchPlan, topology: Topology) -> tuple[Assignment, int, int]:
     """Assigns the finished and the unfinished batches to the ranks; every rank calls it, in an open process group.
 
-    Hosts may share a folder or have their own: a batch that several ranks have found is assigned to the first of them.
-
-    Args:
-        found: which batches this rank's journal has finished, bool of shape [batches].
-        plan: all batches.
-        topology: this process's place among the ranks.
-
-    Returns:
-        This rank's assignment; of all ranks, how many examples earlier starts have finished, and how many tokens are
-        left.
+    Hosts may share a folder or have their own: a batch that several ranks have found, in `found` of shape [batches],
+    is assigned to the first of them. Returns also how many examples earlier starts of all ranks have finished, and how
+    many tokens are left.
     """
     owner = all_reduce_min(np.where(found, topology.rank, topology.world_size))
     done = owner < topology.world_size
@@ -101,11 +106,7 @@ def require_complete(left: int, finished: int, failed: int, before: int, stop: S
 
 
 class BatchWorker:
-    """Predicts this rank's batches, and counts what it has done.
-
-    Attributes:
-        fell_back: batches that took plain forwards against the plan, of those that `collect` has read.
-    """
+    """Predicts this rank's batches, and counts what it has done."""
 
     def __init__(
         self,
@@ -128,23 +129,12 @@ class BatchWorker:
         self._resumed = 0
         self._failed = 0
         self._seconds, self._began = 0.0, datetime.now(timezone.utc)
-        self.fell_back = 0
 
     def run(self, topology: Topology, stall_timeout: float) -> np.ndarray:
-        """Predicts all unfinished batches; every rank calls it.
+        """Predicts all unfinished batches; every rank calls it. Returns those assigned to it, int64 of shape [n].
 
         If an audit has found a server faulty by then, the batches that it answered are assigned and predicted again.
-
-        Args:
-            topology: this process's place among the ranks.
-            stall_timeout: seconds without a finished example on any other rank after which late ranks count as lost.
-
-        Returns:
-            The batches assigned to this rank, int64 of shape [n].
-
-        Raises:
-            RunStopped: the run was asked to stop before its end; on all ranks.
-            EvaluationError: too many samples failed, or see `Progress.wait_for_all`.
+        Ranks that are late for `stall_timeout` seconds, without a finished example on any other, count as lost.
         """
         faulty, assigned_batches = None, np.empty(0, dtype=np.int64)
         while True:
@@ -213,30 +203,21 @@ class BatchWorker:
         )
 
     def collect(
-        self, batches: np.ndarray, columns_of: Callable[[np.ndarray, np.ndarray], Columns]
-    ) -> tuple[dict[str, np.ndarray], list[tuple[int, str]], Findings, set[str]]:
-        """Reads batches back from the journal.
-
-        Args:
-            batches: their numbers.
-            columns_of: makes the columns of positions in the dataset, int64 of shape [n], and their answers.
-
-        Returns:
-            The columns of all answers, the examples without one (position in the dataset, and the reason), the audit
-            findings, and the precisions in which servers computed.
-        """
+        self, batches: np.ndarray, columns_of: Callable[[np.ndarray, np.ndarray], Columns], work: RankWork
+    ) -> RankOutput:
+        """Reads batches back from the journal; `columns_of` is given positions, int64 of shape [n], and answers."""
         like = columns_of(np.empty(0, dtype=np.int64), np.empty(0, dtype=self._model.columns))
         collector = Collector(int(self._plan.sizes[batches].sum()), like)
         failed: list[tuple[int, str]] = []
-        precisions: set[str] = set()
+        precisions, fell_back = set[str](), 0
         findings = [Findings(faulty=self._journal.faulty_servers())]
         for outcome in self._journal.outcomes(batches):
             rows = self._plan.batch(outcome.batch)
-            self.fell_back += outcome.fell_back
+            fell_back += outcome.fell_back
             failed += [(int(rows[row]), reason) for row, reason in outcome.failed.items()]
             precisions.update(segment.precision for segment in outcome.route if segment.precision)
             if outcome.audit is not None:
                 findings.append(Findings.from_record(outcome.audit))
             kept = outcome.answered_rows
             collector.add(columns_of(rows[kept], outcome.answers[kept]))
-        return collector.columns(), failed, Findings.merged(findings), precisions
+        return RankOutput(collector.columns(), failed, Findings.merged(findings), precisions, fell_back, work)

@@ -6,10 +6,9 @@ For the harness there is one process: the leader runs it, with `language_model` 
 requests of all tasks become one dataset, which `dist_eval.evaluation.requests` sends through the model like any
 evaluation: planned, journalled, gathered and proven by all ranks. `runner` is the whole run; `finding` finds the
 harness' tasks, also those in `shipped_tasks/`, and `task_files` checks their files; `tasks` loads and runs them;
-`examples` keeps questions out of their own few-shot examples; `notices` collects what the harness warns of; `metrics`
-reads their figures, and adds intervals; `instances` reads its requests. `inspection` lists tasks, and checks them with
-the answers of `stand_in` instead of a model's.
+`notices` collects what the harness warns of; `metrics` reads their figures, and adds intervals. `inspection` lists
+tasks, and checks them.
 
-`lm_eval` is imported in `examples`, `finding`, `instances`, `language_model`, `notices`, `stand_in`, `task_files` and
-`tasks` only, on the leader; and by `dist_eval.options.mappings`, where `--gen-kwargs` and `--metadata` are given.
+`lm_eval` is imported in `finding`, `language_model`, `notices`, `task_files` and `tasks` only, on the leader; and by
+`dist_eval.options.harness`, where `--gen-kwargs` and `--metadata` are given.
 """

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from dist_eval.cli import program
 from dist_eval.options.harness import HARNESS, HarnessConfig
 
-if TYPE_CHECKING:
-    from dist_eval.runs.run_folder import RunFolder
 
-
-def load(config: HarnessConfig) -> tuple[program.RunFunction, type[RunFolder]]:
+def load(config: HarnessConfig) -> program.Loaded:
     """Imports the run function, and the class of the run's folder."""
     if not config.is_run:
         from dist_eval.harness import inspection

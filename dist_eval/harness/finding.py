@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,10 +40,6 @@ def open_manager(options: HarnessConfig, notices: Notices) -> TaskManager:
     """Indexes the tasks; those of the harness only if they are needed, because they are thousands of files.
 
     To be called within `reading`.
-
-    Args:
-        options: names the tasks, and the folders of further ones.
-        notices: takes what the harness warns of, and the files that it cannot read.
     """
     places = _places(options)
     manager = TaskManager(include_defaults=False, **places)
@@ -73,15 +69,7 @@ def own_tasks(manager: TaskManager, folders: Sequence[str]) -> list[str]:
 
 
 def matching_tasks(options: HarnessConfig, notices: Notices) -> list[tuple[str, str, str, str]]:
-    """Returns the tasks, groups and tags that `--list` asks for: name, kind, output type and file of each.
-
-    Args:
-        options: names the pattern, and the folders of further tasks.
-        notices: takes the files that the harness cannot read.
-
-    Raises:
-        ConfigError: there are none.
-    """
+    """Returns the tasks, groups and tags that `--list` asks for: name, kind, output type and file of each."""
     with reading(options, notices):
         manager = TaskManager(**_places(options))
     names = manager.match_tasks([options.list_tasks])
@@ -121,7 +109,7 @@ def reading(options: HarnessConfig, notices: Notices) -> Iterator[None]:
     with (
         notices.listening(),
         quiet(not options.verbose),
-        _no_remote_code(),
+        patched(datasets, "load_dataset", partial(_load_data_only, datasets.load_dataset)),
         patched(_yaml_loader, "_Base", _BoundedLoader),
         patched(_factory, "ConfigurableTask", CheckedTask),
         patched(_factory, "load_yaml", partial(_load_file, options)),
@@ -141,11 +129,7 @@ def _load_file(options: HarnessConfig, path: Path, **how: Any) -> dict[str, Any]
 
 
 def names_of(manager: TaskManager, options: HarnessConfig, notices: Notices) -> list[str]:
-    """Returns the names of tasks, groups and tags, and the task files, that `--tasks` asks for, also by their folders.
-
-    Raises:
-        ConfigError: there is none of a name.
-    """
+    """Returns the names of tasks, groups and tags, and the task files, that `--tasks` asks for."""
     found: list[str] = []
     for name in options.tasks:
         matching = tasks_of(manager, name)
@@ -197,15 +181,7 @@ def own_skipped(notices: Notices, options: HarnessConfig) -> list[tuple[str, str
 
 
 def require_confirmed(options: HarnessConfig, what: str) -> None:
-    """Checks that code of the model may be executed.
-
-    Args:
-        options: the options of the run.
-        what: the beginning of the message: what executes it.
-
-    Raises:
-        ConfigError: it may not.
-    """
+    """Checks that code of the model may be executed; `what` executes it, and begins the message."""
     if not options.confirm_run_unsafe_code:
         raise ConfigError(
             f"{what} executes code that the model writes, here and with your rights. Run it where that can do no harm, "
@@ -227,16 +203,6 @@ def quiet(is_quiet: bool = True) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def _no_remote_code() -> Iterator[None]:
+def _load_data_only(load: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """Keeps code of a hub's datasets from being run, whatever a task's file says."""
-    load = datasets.load_dataset
-
-    def load_data_only(*arguments: Any, **options: Any) -> Any:
-        return load(*arguments, **{**options, "trust_remote_code": False})
-
-    datasets.load_dataset = load_data_only
-    try:
-        yield
-    finally:
-        datasets.load_dataset = load
+    return load(*arguments, **{**options, "trust_remote_code": False})

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dist_eval.errors import DataError, EvaluationError
 from dist_eval.evaluation.requests import RequestContext
 from dist_eval.harness.metrics import read_metrics
-from dist_eval.options.mappings import require_harness
+from dist_eval.options.harness import require_harness
 from dist_eval.tables import output_width, text_table
 
 if TYPE_CHECKING:
@@ -20,11 +20,7 @@ _CHECKED = ("task", "documents", "requests", "output type", "metrics")
 
 
 def list_tasks(context: RequestContext) -> None:
-    """Prints the tasks, groups and tags that match a pattern, on the leader.
-
-    Raises:
-        ConfigError: there are none.
-    """
+    """Prints the tasks, groups and tags that match a pattern, on the leader."""
     if not context.topology.is_leader:
         return
     require_harness()
@@ -39,17 +35,13 @@ def list_tasks(context: RequestContext) -> None:
 
 
 def check_tasks(context: RequestContext) -> None:
-    """Checks tasks, on the leader, and prints what they hold.
-
-    Raises:
-        DataError: some are wrong; it names each.
-    """
+    """Checks tasks, on the leader, and prints what they hold; a `DataError` names each that is wrong."""
     if not context.topology.is_leader:
         return
     require_harness()
     from dist_eval.harness.finding import open_manager, own_skipped, own_tasks, reading, tasks_of
+    from dist_eval.harness.language_model import StandInModel
     from dist_eval.harness.notices import Notices
-    from dist_eval.harness.stand_in import StandInModel
     from dist_eval.harness.tasks import LoadedTasks
 
     options, notices = context.config, Notices()

@@ -24,10 +24,6 @@ class DocumentJudge:
 
     That is `acc` or `exact_match`, by the first filter, of tasks that leave their metrics to the harness. Code of a
     task's own is not called before the end: it may take long, or count its calls.
-
-    Args:
-        tasks: the tasks by name.
-        model: what makes their requests.
     """
 
     def __init__(self, tasks: Mapping[str, Any], model: HarnessModel) -> None:

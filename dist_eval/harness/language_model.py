@@ -10,14 +10,79 @@ from typing import Any
 import numpy as np
 from jinja2 import TemplateError
 from lm_eval.api.instance import Instance
-from lm_eval.api.model import TemplateLM
-from lm_eval.models.utils import has_bos_prefix
+from lm_eval.api.model import LM, TemplateLM
+from lm_eval.models.utils import handle_stop_sequences, has_bos_prefix, normalize_gen_kwargs
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+from pydantic import ValidationError
 
-from dist_eval.data.generated_text import text_of
-from dist_eval.errors import ConfigError, one_line
-from dist_eval.harness.instances import ROLLING, decoding_of, document_of, problem_of, text_argument, texts_asked_for
+from dist_eval.data.generation import text_of
+from dist_eval.errors import ConfigError, DataError, one_line
 from dist_eval.results.inputs import Decoding
+
+ROLLING = "loglikelihood_rolling"
+# Tokens that the harness' Hugging Face backend draws from unless a task says otherwise: `transformers`' default
+_SAMPLED_FROM = 50
+
+# Further settings that a task may name, with the only values that are supported
+_NO_OTHERS: dict[str, Any] = {"num_beams": 1, "num_return_sequences": 1, "repetition_penalty": 1.0, "use_cache": True}
+
+
+def text_argument(instance: Instance, number: int) -> str:
+    """Returns one of the texts of a request."""
+    text = instance.args[number]
+    if not isinstance(text, str):
+        is_target = number == 1 or instance.request_type == ROLLING
+        what = "target (doc_to_target)" if is_target else "context (doc_to_text)"
+        raise problem_of(instance, f"the {what} is no text but {text!r:.40}, of type {type(text).__name__}")
+    return text
+
+
+def problem_of(instance: Instance, problem: str) -> DataError:
+    """Returns an error that names a request's task and document."""
+    return DataError(f"Task {instance.task_name}, document {document_of(instance)}: {problem}.")
+
+
+def document_of(instance: Instance) -> int:
+    """Returns the number of a request's document in the data, which `doc_id` is not where --samples chooses some."""
+    return int(getattr(instance, "document", instance.doc_id))
+
+
+def decoding_of(instance: Instance, eos_token: str | None, seed: int) -> Decoding:
+    """Returns how the harness' own backend would generate the text that a request asks for."""
+    try:
+        options = dict(normalize_gen_kwargs(instance.args[1]))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"The task {instance.task_name} cannot generate with {instance.args[1]!r:.200}: {one_line(error)}."
+        ) from error
+    stop = handle_stop_sequences(options.pop("until"), eos=eos_token)
+    samples, temperature = options.pop("do_sample"), float(options.pop("temperature", 0.0))
+    most, top_k, top_p = options.pop("max_gen_toks"), options.pop("top_k", _SAMPLED_FROM), options.pop("top_p", 1.0)
+    for name, value in options.items():
+        if value is not None and value != _NO_OTHERS.get(name):
+            raise ConfigError(
+                f"The task {instance.task_name} generates with {name}: {value!r}, which is not supported: texts "
+                "are generated greedily, or drawn with temperature, top_k and top_p, and end at a string in until."
+            )
+    if samples and not temperature:
+        raise ConfigError(
+            f"The task {instance.task_name} draws its texts (do_sample) with a temperature of 0: it should name "
+            "one above 0, or leave do_sample out."
+        )
+    drawn = {"temperature": temperature, "top_k": top_k or 0, "top_p": top_p, "seed": seed} if samples else {}
+    try:
+        return Decoding(max_new_tokens=most, stop=[string for string in stop if string], **drawn)
+    except ValidationError as error:
+        [first, *_] = error.errors()
+        raise ConfigError(
+            f"The task {instance.task_name} cannot generate with {first['loc'][0]}: {first['input']!r}: {first['msg']}."
+        ) from error
+
+
+def texts_asked_for(instance: Instance, decoding: Decoding) -> int:
+    """Returns how many texts are generated for a request: several ones only differ if they are drawn."""
+    return int(instance.repeats or 1) if decoding.temperature else 1
+
 
 Pair = tuple[list[int], list[int]]
 """Token ids of a context and its continuation."""
@@ -37,10 +102,6 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
     """A language model for the harness, which answers the requests of all tasks at the first call.
 
     Token ids are those of the harness' own Hugging Face backend (`lm_eval.models.huggingface.HFLM`).
-
-    Attributes:
-        requests: those of all tasks in the order in which they are answered, and how many answers each takes; complete
-            once all texts have been read.
     """
 
     def __init__(
@@ -61,12 +122,13 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         self.tokenizer, self.max_length = tokenizer, max_length
         self._tasks, self._answer, self._vocab_size, self._strict = tasks, answer, vocab_size, strict
         self._seed, self._think_end, self._template_options, self._say = seed, think_end, template_options or {}, say
+        # those of all tasks in the order in which they are answered, and how many answers each takes; complete once all
+        # texts have been read
         self.requests: list[tuple[Instance, int]] = []
         self._decodings: dict[int, Decoding] = {}
         self._responses: dict[int, list[Any]] | None = None
 
     def loglikelihood(self, requests: list[Instance], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
-        """Returns the log-likelihood of each continuation after its context, and whether it is the likeliest."""
         responses = self._all_responses()
         return [responses[id(request)][0] for request in requests]
 
@@ -87,12 +149,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         return found
 
     def respond(self, request: Instance, answers: np.ndarray) -> list[Any]:
-        """Returns what the harness is told: a number, number and flag, or a text for each answer.
-
-        Args:
-            request: one of `requests`.
-            answers: its answers, with the columns that `Answer` names.
-        """
+        """Returns what the harness is told of a request's answers: a number, number and flag, or a text for each."""
         if request.request_type == _GENERATION:
             stop = self._decodings[id(request)].stop
             return [text_of(tokens, stop, self.tokenizer, self._think_end) for tokens in map(_tokens_of, answers)]
@@ -223,7 +280,6 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
 
     @property
     def eot_token_id(self) -> int:
-        """Id of the token that ends a text."""
         return int(self.tokenizer.eos_token_id)
 
     @property
@@ -234,7 +290,6 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
 
     @property
     def tokenizer_name(self) -> str:
-        """Name of the tokenizer."""
         return str(self.tokenizer.name_or_path).replace("/", "__")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
@@ -293,3 +348,24 @@ def _bad_template(error: Exception) -> ConfigError:
 
 def _tokens_of(answer: np.void) -> list[int]:
     return list(answer["tokens"][: answer["length"]].tolist())
+
+
+class StandInModel(LM):  # type: ignore[misc]
+    """Gives every request an answer without a model, so that all else of a task can be tried."""
+
+    tokenizer_name = ""
+
+    def loglikelihood(self, requests: list[Instance], **_: Any) -> list[tuple[float, bool]]:
+        return [(-1.0, False) for _ in requests]
+
+    def loglikelihood_rolling(self, requests: list[Instance], **_: Any) -> list[float]:
+        return [-1.0 for _ in requests]
+
+    def generate_until(self, requests: list[Instance], **_: Any) -> list[str]:
+        """Returns texts that are all the same, if they could be generated."""
+        for request in requests:
+            decoding_of(request, None, 0)
+        return ["answer" for _ in requests]
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        return "\n".join(f"{message['role']}: {message['content']}" for message in chat_history)

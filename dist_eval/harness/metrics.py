@@ -17,14 +17,7 @@ def task_results(
     undefined: Mapping[str, Mapping[str, str]],
     confidence: float,
 ) -> dict[str, TaskResults]:
-    """Returns the tasks of the harness' results.
-
-    Args:
-        results: the harness' results.
-        aggregations: which of its functions makes each metric of documents' values (see `LoadedTasks.aggregations`).
-        undefined: why metrics have no value (see `collecting_failures`).
-        confidence: confidence level of the intervals.
-    """
+    """Returns the tasks of the harness' results (see `LoadedTasks.aggregations` and `collecting_failures`)."""
     found = {}
     for name, samples in results["samples"].items():
         direction = results["higher_is_better"].get(name, {})

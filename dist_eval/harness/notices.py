@@ -29,17 +29,12 @@ _NO_TASK = "Unknown config shape"  # a file that others include
 
 
 class Notices(logging.Handler):
-    """Collects notices; of many of a kind the first ones, and how many there are.
-
-    Attributes:
-        skipped: for each file with tasks that the harness could not read, why.
-        error: the latest error that the harness has logged instead of raising it, if any.
-    """
+    """Collects notices; of many of a kind the first ones, and how many there are."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.skipped: dict[str, str] = {}
-        self.error = ""
+        self.skipped: dict[str, str] = {}  # why, for each file with tasks that the harness could not read
+        self.error = ""  # the latest one that the harness has logged instead of raising it
         self._texts: dict[object, list[str]] = {}
         self._counts: Counter[object] = Counter()
         self._thread = threading.get_ident()
@@ -75,7 +70,6 @@ class Notices(logging.Handler):
             self.say(text, kind=(record.pathname, record.lineno))
 
     def say(self, text: str, kind: object = None) -> None:
-        """Adds a notice."""
         text = readable(text)
         kind = kind or text
         texts = self._texts.setdefault(kind, [])

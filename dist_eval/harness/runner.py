@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from dist_eval.evaluation.requests import (
 from dist_eval.harness.metrics import group_results, task_results
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.language_model import CausalModel
-from dist_eval.options.mappings import require_harness
+from dist_eval.options.harness import require_harness
 from dist_eval.results.harness import HarnessResults
 from dist_eval.runs.fingerprint import Fingerprint
 
@@ -128,8 +129,6 @@ class _HarnessRun:
     def _answer(
         self, pairs: Iterator[Pair], prompts: Iterator[Prompt], tasks: LoadedTasks, tokenizer: Any
     ) -> np.ndarray:
-        from dist_eval.harness.tasks import on_terminal
-
         context, config = self._context, self._context.config
 
         def write(folder: Path) -> Fingerprint:
@@ -141,7 +140,7 @@ class _HarnessRun:
             return Fingerprint(own)
 
         try:
-            with on_terminal(*self._terminal):
+            with redirect_stdout(self._terminal[0]), redirect_stderr(self._terminal[1]):  # within `quiet` all the same
                 tasks.say_replaced()
                 self._answered = answer_requests(
                     context, self._base, self._target, write, self._terminal[1], self._judge

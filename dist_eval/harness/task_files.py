@@ -36,11 +36,7 @@ class TaskFileError(DataError):
 
 
 class CheckedTask(ConfigurableTask):  # type: ignore[misc]
-    """The harness' task of a task file: wrong keys are errors that name them.
-
-    Raises:
-        DataError: on construction, when the file or its data is wrong.
-    """
+    """The harness' task of a task file: wrong keys are errors that name them, on construction."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         source = (config.get("metadata") or {}).get("config_source", "inline")
@@ -56,24 +52,19 @@ class CheckedTask(ConfigurableTask):  # type: ignore[misc]
             raise self._failed(self._split_of(error), error) from error
 
     def download(self, dataset_kwargs: dict[str, Any] | None = None, **options: Any) -> None:
-        """Reads the data."""
         key = "custom_dataset" if callable(self.config.custom_dataset) else "dataset_path"
         self._by_key(key, super().download, dataset_kwargs, **options)
 
     def doc_to_text(self, doc: Any, doc_to_text: Any = None) -> Any:
-        """Returns the question of a document."""
         return self._by_template("doc_to_text", super().doc_to_text, doc, doc_to_text)
 
     def doc_to_target(self, doc: Any, doc_to_target: Any = None) -> Any:
-        """Returns the answer of a document."""
         return self._by_template("doc_to_target", super().doc_to_target, doc, doc_to_target)
 
     def doc_to_choice(self, doc: Any, doc_to_choice: Any = None) -> Any:
-        """Returns the choices of a document."""
         return self._by_template("doc_to_choice", super().doc_to_choice, doc, doc_to_choice)
 
     def doc_to_prefix(self, doc: Any) -> Any:
-        """Returns how the answer to a document begins."""
         return self._by_key("gen_prefix", super().doc_to_prefix, doc)
 
     def resolve_field(self, doc: Any, field: str | None = None) -> Any:
@@ -82,7 +73,6 @@ class CheckedTask(ConfigurableTask):  # type: ignore[misc]
         return self._by_key(key, super().resolve_field, doc, field)
 
     def process_results(self, doc: Any, results: Any) -> Any:
-        """Returns the values of the metrics of a document."""
         key = "process_results" if callable(self.config.process_results) else "metric_list"
         return self._by_key(key, super().process_results, doc, results)
 

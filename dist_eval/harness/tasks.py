@@ -7,8 +7,8 @@ import copy
 import hashlib
 import itertools
 import json
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -22,15 +22,90 @@ from lm_eval.loggers import EvaluationTracker
 from lm_eval.tasks import TaskManager
 
 from dist_eval.errors import ConfigError, DataError, EvaluationError, RunError, error_summary
-from dist_eval.harness.examples import ExampleGuard, document_text
 from dist_eval.harness.failures import Undefined, collecting_failures
 from dist_eval.harness.finding import names_of, open_manager, own_skipped, quiet, reading, require_confirmed
 from dist_eval.harness.notices import Notices, after_metrics, before_requests, of_options
 from dist_eval.harness.task_files import TaskFileError
 from dist_eval.options.harness import HarnessConfig
 from dist_eval.process.files import private_files
-from dist_eval.process.patching import patched
+from dist_eval.process.patching import environment_with, patched
 from dist_eval.results.harness import HarnessFiles
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+_Shown = tuple[str, tuple[str, str] | None]
+
+
+class ExampleGuard:
+    """Replaces examples of a task that are the question itself: the same document, or the same question and answer.
+
+    The harness leaves a question out of its examples only if they come from a split with the same name as `test_split`,
+    which they do not where a task names no `fewshot_split`, or is evaluated on its validation split.
+    """
+
+    def __init__(self, task: ConfigurableTask) -> None:
+        self._task, self.prompts = task, 0  # number of prompts with an example that was replaced
+        self._question: _Shown = "", None
+        self._known: dict[int, tuple[Any, _Shown]] = {}
+        self._fewshot_context, self._sample = task.fewshot_context, task.sampler.sample
+        task.fewshot_context, task.sampler.sample = self.fewshot_context, self.sample
+
+    def fewshot_context(self, doc: Any, num_fewshot: int, **options: Any) -> Any:
+        """Returns the context of a document, as the task makes it."""
+        if num_fewshot:
+            self._question = self._as_shown(doc, self._task.config)
+        return self._fewshot_context(doc, num_fewshot=num_fewshot, **options)
+
+    def sample(self, n: int, **options: Any) -> Sequence[Any]:
+        """Returns examples as the task's own sampler draws them, with others in the place of the question."""
+        sampler = self._task.sampler
+        try:
+            drawn = self._sample(n=n, **options)
+        except (AssertionError, ValueError) as error:
+            raise self._too_few(n, len(sampler.fewshot_docs())) from error
+        kept = [example for example in drawn if not self._is_question(example)]
+        if len(kept) == len(drawn):
+            return drawn
+        self.prompts += 1
+        taken = {id(example) for example in drawn}
+        others = (
+            example for example in sampler.fewshot_docs() if id(example) not in taken and not self._is_question(example)
+        )
+        kept += itertools.islice(others, n - len(kept))
+        if len(kept) < n:
+            raise self._too_few(n, len(kept))
+        return kept
+
+    def _is_question(self, example: Any) -> bool:
+        if id(example) not in self._known:  # with the example itself, whose id would be used again if it were dropped
+            self._known[id(example)] = example, self._as_shown(example, self._task.fewshot_cfg)
+        document, turn = self._known[id(example)][1]
+        return document == self._question[0] or (turn is not None and turn == self._question[1])
+
+    def _as_shown(self, doc: Any, forms: Any) -> _Shown:
+        """Returns a document as text, and question and answer as an example shows them; None if it has none."""
+        task = self._task
+        text = task.doc_to_text(doc, forms.doc_to_text)
+        answer = task.doc_to_target(doc, forms.doc_to_target)
+        choices = task.doc_to_choice(doc, forms.doc_to_choice) if forms.doc_to_choice else []
+        try:
+            text = choices[text] if isinstance(text, int) else text
+            answer = answer[0] if isinstance(answer, list) else choices[answer] if isinstance(answer, int) else answer
+        except LookupError:  # a label that is none of the choices
+            answer = None
+        turn = (text, answer) if isinstance(text, str) and isinstance(answer, str) else None
+        return document_text(doc), turn
+
+    def _too_few(self, wanted: int, found: int) -> DataError:
+        return DataError(
+            f"Task {self._task.config.task}: {wanted} examples are wanted in front of each question (--num-fewshot, or "
+            f"the task's num_fewshot), but besides the question there are only {found} to draw from."
+        )
+
+
+def document_text(value: Any) -> str:
+    """Returns a document or a task's definition as text that is the same in every process."""
+    return _ADDRESS.sub("", json.dumps(value, sort_keys=True, default=str))
 
 
 @dataclass(frozen=True)
@@ -45,12 +120,7 @@ class LoadedTasks:
 
     @classmethod
     def load(cls, options: HarnessConfig, manager: TaskManager | None = None) -> LoadedTasks:
-        """Reads the tasks and their data.
-
-        Args:
-            options: the options of the run.
-            manager: finds the tasks; one is made by default.
-        """
+        """Reads the tasks, which a manager finds, and their data."""
         loaded: dict[str, Any] = {"tasks": {}, "groups": {}, "group_map": {}}
         notices = Notices()
         with reading(options, notices):
@@ -123,15 +193,9 @@ class LoadedTasks:
     def run(
         self, model: LM, tracker: EvaluationTracker | None = None, undefined: Undefined | None = None
     ) -> dict[str, Any]:
-        """Runs the harness.
+        """Runs the harness, whose requests a model answers, and whose files a tracker writes; returns its results.
 
-        Args:
-            model: answers its requests.
-            tracker: what will write its files, if any.
-            undefined: takes why metrics have no value whose code fails on answers; None if that is an error.
-
-        Returns:
-            The harness' results.
+        `undefined` takes why metrics have no value whose code fails on answers; None if that is an error.
         """
         options = self.options
         going_on = (
@@ -144,7 +208,7 @@ class LoadedTasks:
             with (
                 self.notices.listening(),
                 quiet(not options.verbose),
-                _single_process(),
+                environment_with("DISABLE_MULTIPROC", "1"),  # its bootstrap would fork a process on a swarm
                 going_on,
                 patched(evaluator, "get_git_commit_hash", lambda: None),
             ):
@@ -211,13 +275,7 @@ def _add_tasks(tasks: dict[str, Any], found: Mapping[str, Any]) -> None:
 
 
 def _name_documents(name: str, task: Any, samples: Sequence[int] | None) -> None:
-    """Makes errors of a task's templates and code name the document that they were given.
-
-    Args:
-        name: the task's name.
-        task: the task.
-        samples: numbers of the documents that are evaluated, None for all from 0 on.
-    """
+    """Makes errors of a task's templates and code name the document, all from 0 on or one of `samples`."""
     numbers = itertools.count() if samples is None else itertools.cycle(samples)
 
     def named(call: Callable[..., Any], number: int) -> Any:
@@ -283,24 +341,3 @@ def _is_written(path: Path, lines: int | None) -> bool:
             return bool(json.load(file)) if lines is None else sum(1 for _ in file) == lines
     except (OSError, ValueError):
         return False
-
-
-@contextlib.contextmanager
-def on_terminal(stdout: Any, stderr: Any) -> Iterator[None]:
-    """Shows what is printed within `quiet` all the same."""
-    with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr):
-        yield
-
-
-@contextlib.contextmanager
-def _single_process() -> Iterator[None]:
-    """Keeps the harness' bootstrap from forking a process that is connected to a swarm; its values do not change."""
-    before = os.environ.get("DISABLE_MULTIPROC")
-    os.environ["DISABLE_MULTIPROC"] = "1"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["DISABLE_MULTIPROC"]
-        else:
-            os.environ["DISABLE_MULTIPROC"] = before

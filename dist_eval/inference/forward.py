@@ -11,8 +11,7 @@ import torch
 from dist_eval.data.answers import AnswerColumns, BatchOutcome, column_names, unanswered
 from dist_eval.data.plan import BatchPlan
 from dist_eval.errors import EvaluationError, ModelOutputError, OutageError, RefusedError, SwarmError, one_line
-from dist_eval.inference.in_flight import map_in_flight
-from dist_eval.inference.window import Window
+from dist_eval.inference.in_flight import Window, map_in_flight
 from dist_eval.swarm.routes import ANY_ROUTE, RouteRecord, SendOptions
 from dist_eval.tables import format_count
 
@@ -25,13 +24,11 @@ class Texts(Protocol):
     @property
     def source(self) -> str:
         """Where they come from, for messages."""
-        ...
 
     def __len__(self) -> int: ...
 
     def padded(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns the batch of some texts, and its lengths, as `TextModel.answer` takes them."""
-        ...
 
 
 class TextModel(Protocol):
@@ -40,22 +37,18 @@ class TextModel(Protocol):
     @property
     def columns(self) -> AnswerColumns:
         """Columns of the answer to a text, as the model's head declares them."""
-        ...
 
     @property
     def retries(self) -> int:
         """Requests that had to be repeated so far."""
-        ...
 
     def answer(
         self, input_ids: torch.Tensor, lengths: torch.Tensor, options: SendOptions, record: RouteRecord
     ) -> Mapping[str, torch.Tensor]:
         """Computes the columns for a batch, each of shape [batch, ...], on the CPU."""
-        ...
 
     def exclude(self, servers: Iterable[str]) -> None:
         """Sends no further requests to servers, given by peer id."""
-        ...
 
 
 def predict_batches(

@@ -1,13 +1,112 @@
-"""Concurrent calls that wait for the network."""
+"""Concurrent calls that wait for the network, and how many of them pay at a time."""
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
-from dist_eval.inference.window import Window
+import psutil
+
+from dist_eval.distributed.rank_store import Topology
+
+FIRST_SIZE, LARGEST_SIZE = 16, 64
+_FEW_QUEUED, _MANY_QUEUED = 2.0, 6.0  # The window grows while fewer batches queue, and shrinks while more do
+_MINIMUM_OVER = 200  # Batches over which the minimum latency is taken; older ones may reflect other network conditions
+_SHARE_OF_TIMEOUT = 0.25
+# Tensors of a batch's size in memory for each batch in flight: activations and their serialized form, in and out
+_COPIES = 6
+_SHARE_OF_MEMORY = 0.25
+
+
+class Window:
+    """The adaptive number of batches that a rank keeps in flight.
+
+    Too few leave the servers idle while answers travel; too many only wait in queues, use memory and come close to the
+    servers' timeouts. Latency tells which: the minimum is that of a batch that did not queue, and the excess is
+    queueing. So the number of queued batches is `size * (1 - minimum / median)`; the window grows while few of its
+    batches queue and shrinks when many do, as in TCP Vegas (Brakmo and Peterson, 1995, "TCP Vegas: end to end
+    congestion avoidance on a global Internet"). While batches queue, the servers are never idle, and more batches would
+    not raise the throughput.
+
+    Args:
+        fixed: a constant size; by default the size is adaptive.
+        first: size to begin with.
+        largest: maximum size.
+        timeout: of a request, in seconds; the window keeps batches below a quarter of it.
+    """
+
+    def __init__(
+        self,
+        fixed: int | None = None,
+        *,
+        first: int = FIRST_SIZE,
+        largest: int = LARGEST_SIZE,
+        timeout: float = 60.0,
+    ) -> None:
+        self.largest = fixed or largest
+        self.size = fixed or min(first, largest)
+        self._fixed, self._limit = fixed is not None, timeout * _SHARE_OF_TIMEOUT
+        self._recent: deque[float] = deque(maxlen=_MINIMUM_OVER)
+        self._since_change, self._retries, self._starting = 0, 0, True
+
+    def finished(self, seconds: float, retries: int) -> None:
+        """Records a batch that completed, and adapts the size.
+
+        Args:
+            seconds: time from sending the batch to its answer.
+            retries: total number of repeated requests of this rank so far.
+        """
+        if self._fixed:
+            return
+        self._recent.append(seconds)
+        self._since_change += 1
+        failed, self._retries = retries > self._retries, retries
+        if failed:
+            self._shrink_to(self.size // 2)
+            return
+        # a change only affects batches sent after it; at the start, the window grows with every answer
+        if self._since_change < (1 if self._starting else self.size):
+            return
+        usual = statistics.median(list(self._recent)[-max(3, self.size) :])
+        queued = self.size * (1.0 - min(self._recent) / usual) if usual > 0 else 0.0
+        if usual > self._limit:
+            self._shrink_to(int(self.size * self._limit / usual))
+        elif queued > _MANY_QUEUED:
+            self._shrink_to(self.size - 1)
+        elif queued < _FEW_QUEUED and self.size < self.largest:
+            self.size, self._since_change = self.size + 1, 0
+        else:
+            self._starting = False
+
+    def _shrink_to(self, size: int) -> None:
+        self.size, self._since_change, self._starting = max(1, size), 0, False
+
+
+def window_in_memory(
+    topology: Topology, *, in_flight: int | None, tokens: int, hidden_size: int, timeout: float
+) -> Window:
+    """Returns a rank's window, sized within its share of the host's memory.
+
+    Args:
+        topology: of the ranks.
+        in_flight: a constant size; by default the size is adaptive.
+        tokens: of a batch, counting padding and prompts.
+        hidden_size: width of the activations.
+        timeout: of a request, in seconds.
+    """
+    memory = psutil.virtual_memory().available * topology.hosts // topology.world_size
+    return Window(in_flight, largest=largest_window(tokens, hidden_size, memory), timeout=timeout)
+
+
+def largest_window(tokens: int, hidden_size: int, available_bytes: int) -> int:
+    """Returns how many batches fit into a share of the memory."""
+    batch = tokens * hidden_size * 4 * _COPIES
+    return int(min(LARGEST_SIZE, max(1, available_bytes * _SHARE_OF_MEMORY // batch)))
+
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from dist_eval.base_model.architecture import Architecture
 from dist_eval.data.answers import AnswerColumns, RouteSegment
 from dist_eval.data.plan import SharedBeginning
-from dist_eval.data.sharing_costs import CACHE_TOKENS, rows_in_cache
+from dist_eval.data.shared_prefixes import CACHE_TOKENS, rows_in_cache
 from dist_eval.errors import ModelOutputError, NoCacheError
-from dist_eval.model.text_session import TextSession
+from dist_eval.model.shell import final_norm_of, last_layer_outputs, prompted
+from dist_eval.model.text_session import RecomputedTextSession, TextSession
 from dist_eval.results.work import Traffic
 from dist_eval.swarm.routes import ANY_ROUTE, RouteRecord, SendOptions
 from dist_eval.swarm.session_room import NO_ROOM, SessionRoom
@@ -50,6 +55,20 @@ class HostedModel:
             self._host.close()
 
 
+@dataclass(frozen=True)
+class SoftPrompts:
+    """The prompts before every text."""
+
+    tokens: torch.Tensor | None = None  # float32 of shape [pre_seq_len, hidden], or None
+    deep: torch.Tensor | None = None  # float32 of shape [blocks, pre_seq_len, hidden], or None
+
+    def __len__(self) -> int:
+        return 0 if self.tokens is None else len(self.tokens)
+
+
+NO_PROMPTS = SoftPrompts()
+
+
 class Backbone(HostedModel, ABC):
     """A base model without a head."""
 
@@ -61,58 +80,33 @@ class Backbone(HostedModel, ABC):
     def hidden_states(
         self,
         input_ids: torch.Tensor,
-        prompts: torch.Tensor | None,
-        deep_prompts: torch.Tensor | None,
+        prompts: SoftPrompts = NO_PROMPTS,
         *,
         avoided: Sequence[RouteSegment] = (),
         record: RouteRecord | None = None,
     ) -> torch.Tensor:
-        """Runs the base model; differentiable in the prompts.
+        """Runs the base model on ids of shape [batch, length]; differentiable in the prompts.
 
-        Args:
-            input_ids: int64 of shape [batch, length].
-            prompts: float32 of shape [pre_seq_len, hidden], or None.
-            deep_prompts: float32 of shape [blocks, pre_seq_len, hidden], or None.
-            avoided: segments of a swarm to avoid if there is another route.
-            record: records the route through a swarm.
-
-        Returns:
-            Outputs of the last block before the final norm, of shape [batch, pre_seq_len + length, hidden].
+        Returns the outputs of the last block before the final norm, of shape [batch, pre_seq_len + length, hidden].
+        `avoided` are segments of a swarm to avoid if there is another route.
         """
 
     def hidden_states_after(
-        self,
-        shared: SharedBeginning,
-        input_ids: torch.Tensor,
-        prompts: torch.Tensor | None,
-        deep_prompts: torch.Tensor | None,
-        record: RouteRecord,
+        self, shared: SharedBeginning, input_ids: torch.Tensor, prompts: SoftPrompts, record: RouteRecord
     ) -> torch.Tensor:
         """Does the same for texts that share a beginning, which is computed once; its outputs are NaN.
 
-        Raises:
-            NoCacheError: nothing is kept between forwards, or there is no room for it.
+        A `NoCacheError` says that nothing is kept between forwards, or that there is no room for it.
         """
         raise NoCacheError("nothing is kept between forwards")
 
     @abstractmethod
     def session(
-        self,
-        rows: int,
-        max_length: int,
-        prompts: torch.Tensor | None = None,
-        deep_prompts: torch.Tensor | None = None,
-        *,
-        rolls_back: bool = True,
+        self, rows: int, max_length: int, prompts: SoftPrompts = NO_PROMPTS, *, rolls_back: bool = True
     ) -> TextSession:
-        """Opens a session for texts that are sent in chunks; nothing is sent yet.
+        """Opens a session for so many texts of so many tokens, which are sent in chunks; nothing is sent yet.
 
-        Args:
-            rows: number of texts.
-            max_length: most tokens of a text, without prompts.
-            prompts: float32 of shape [pre_seq_len, hidden], or None.
-            deep_prompts: float32 of shape [blocks, pre_seq_len, hidden], or None.
-            rolls_back: whether texts will be continued from before their end, for which more has to be kept of some.
+        With `rolls_back`, texts will be continued from before their end, for which more has to be kept of some.
         """
 
     def cache_tokens(self) -> float:
@@ -131,32 +125,12 @@ class Backbone(HostedModel, ABC):
         """Moves what runs in this process to a device."""
 
 
-class ModelOnBackbone(HostedModel, ABC):
-    """What is put on a backbone to make its outputs answers.
+class AnsweringModel(HostedModel, ABC):
+    """A model that answers batches (see `dist_eval.inference.forward.TextModel`)."""
 
-    Args:
-        backbone: where the base model runs.
-        hidden_size: width of its outputs.
-        prompts: float32 of shape [pre_seq_len, hidden], or None.
-        deep_prompts: float32 of shape [blocks, pre_seq_len, hidden], or None.
-    """
+    columns: AnswerColumns  # of the answer to a text
 
-    def __init__(
-        self,
-        backbone: Backbone,
-        hidden_size: int,
-        prompts: torch.Tensor | None = None,
-        deep_prompts: torch.Tensor | None = None,
-    ) -> None:
-        self.backbone, self.prompts, self.deep_prompts = backbone, prompts, deep_prompts
-        self._host, self._hidden_size = backbone, hidden_size
-
-    @property
-    @abstractmethod
-    def columns(self) -> AnswerColumns:
-        """Columns of the answer to a text."""
-
-    @abstractmethod
+    @torch.no_grad()
     def answer(
         self,
         input_ids: torch.Tensor,
@@ -164,7 +138,38 @@ class ModelOnBackbone(HostedModel, ABC):
         options: SendOptions = ANY_ROUTE,
         record: RouteRecord | None = None,
     ) -> dict[str, torch.Tensor]:
-        """Computes the columns for a batch (see `dist_eval.inference.forward.TextModel`)."""
+        """Computes the columns for a batch.
+
+        Args:
+            input_ids: int64 of shape [batch, length], padded on the right with any id.
+            lengths: number of real tokens of each text, at least 1, int64 of shape [batch]; or what else the model
+                needs of each, of shape [batch, numbers].
+            options: constrains the route through a swarm.
+            record: records it.
+
+        Returns:
+            The columns by name, of shape [batch, ...], on the CPU; not checked for finite values.
+
+        Raises:
+            ModelOutputError: the outputs have the wrong shape.
+        """
+        return self._answer(input_ids, lengths, options, record or RouteRecord())
+
+    @abstractmethod
+    def _answer(
+        self, input_ids: torch.Tensor, lengths: torch.Tensor, options: SendOptions, record: RouteRecord
+    ) -> dict[str, torch.Tensor]:
+        """See `answer`."""
+
+
+class ModelOnBackbone(AnsweringModel):
+    """What is put on a backbone, whose outputs have a width of `hidden_size`, to make them answers."""
+
+    def __init__(
+        self, backbone: Backbone, hidden_size: int, columns: AnswerColumns, prompts: SoftPrompts = NO_PROMPTS
+    ) -> None:
+        self.backbone, self.columns, self.prompts = backbone, columns, prompts
+        self._host, self._hidden_size = backbone, hidden_size
 
     def forwards(self, input_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """Returns the token ids that are sent for a batch, int64 of shape [forwards, length]."""
@@ -173,27 +178,72 @@ class ModelOnBackbone(HostedModel, ABC):
     def hidden_states(
         self, input_ids: torch.Tensor, options: SendOptions = ANY_ROUTE, record: RouteRecord | None = None
     ) -> torch.Tensor:
-        """Runs the base model after the prompts (see `Backbone.hidden_states`).
+        """Runs the base model after the prompts (see `Backbone.hidden_states`), and checks the outputs' shape.
 
         A shared beginning has no outputs; without room to keep it, it is computed like the rest.
-
-        Raises:
-            ModelOutputError: the outputs have the wrong shape.
         """
-        prompts, record = (self.prompts, self.deep_prompts), record or RouteRecord()
-        prompt_tokens = 0 if self.prompts is None else len(self.prompts)
+        prompts, record = self.prompts, record or RouteRecord()
         hidden, parts = None, [input_ids]
         if options.shared is not None:
             try:
-                hidden = self.backbone.hidden_states_after(options.shared, input_ids, *prompts, record)
+                hidden = self.backbone.hidden_states_after(options.shared, input_ids, prompts, record)
             except NoCacheError:
                 record.fell_back = True
                 # what shares a beginning may be too large for one forward
-                parts = [*torch.split(input_ids, rows_in_cache(prompt_tokens + input_ids.shape[1], CACHE_TOKENS))]
+                parts = [*torch.split(input_ids, rows_in_cache(len(prompts) + input_ids.shape[1], CACHE_TOKENS))]
         if hidden is None:
             forward = partial(self.backbone.hidden_states, avoided=options.avoided, record=record)
-            hidden = torch.cat([forward(part, *prompts) for part in parts])
-        expected = (len(input_ids), prompt_tokens + input_ids.shape[1], self._hidden_size)
+            hidden = torch.cat([forward(part, prompts) for part in parts])
+        expected = (len(input_ids), len(prompts) + input_ids.shape[1], self._hidden_size)
         if tuple(hidden.shape) != expected:
             raise ModelOutputError(f"The model answered with shape {list(hidden.shape)} instead of {list(expected)}.")
         return hidden
+
+
+class LocalBackbone(Backbone):
+    """A base model that runs in this process."""
+
+    def __init__(self, model: Any, architecture: Architecture) -> None:
+        self.model, self.config, self._architecture = model, architecture.config, architecture
+        self.blocks: nn.ModuleList = model.get_submodule(architecture.layers)
+        # applied to the positions that are needed; it acts on each token by itself
+        self.final_norm = final_norm_of(model, architecture)
+        self.word_embeddings = model.get_input_embeddings()
+        self._one_at_a_time = threading.Lock()  # the hooks below belong to the module, not to a call
+
+    def hidden_states(
+        self,
+        input_ids: torch.Tensor,
+        prompts: SoftPrompts = NO_PROMPTS,
+        *,
+        avoided: Sequence[RouteSegment] = (),
+        record: RouteRecord | None = None,
+    ) -> torch.Tensor:
+        embeddings = prompted(self.word_embeddings, input_ids, prompts.tokens)
+        with self._one_at_a_time, ExitStack() as hooks:
+            for block, prompt in zip(self.blocks, prompts.deep if prompts.deep is not None else (), strict=False):
+                hooks.callback(block.register_forward_pre_hook(_adding_hook(prompt), with_kwargs=True).remove)
+            return last_layer_outputs(self.model, self._architecture, embeddings)
+
+    def session(
+        self, rows: int, max_length: int, prompts: SoftPrompts = NO_PROMPTS, *, rolls_back: bool = True
+    ) -> TextSession:
+        """See `Backbone.session`: the whole texts are computed at each step."""
+        return RecomputedTextSession(lambda ids, _: self.hidden_states(ids, prompts), rows)
+
+    def move(self, device: torch.device) -> None:
+        self.model.to(device)
+
+
+def _adding_hook(deep_prompt: torch.Tensor) -> Callable[..., Any]:
+    length = deep_prompt.shape[0]
+
+    def hook(
+        module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        hidden = args[0] if args else kwargs["hidden_states"]
+        prompted = hidden[:, :length] + deep_prompt.to(hidden)
+        hidden = torch.cat([prompted, hidden[:, length:]], dim=1)
+        return ((hidden, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": hidden})
+
+    return hook

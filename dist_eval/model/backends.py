@@ -10,13 +10,13 @@ from pathlib import Path
 
 from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.errors import CheckpointError, ConfigError, SwarmError
-from dist_eval.model.backbone import Backbone, ModelOnBackbone
+from dist_eval.model.backbone import AnsweringModel, Backbone, ModelOnBackbone
 from dist_eval.model.base_model_spec import BaseModelSpec, ModelTarget
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import load_local_backbone, load_swarm_backbone, with_tuned_head
 from dist_eval.model.label_words import LabelWords
 from dist_eval.model.language_model import CausalModel
-from dist_eval.model.pretrained_classifier import FullClassifier, PretrainedClassifier, load_full_model, local_device
+from dist_eval.model.pretrained_classifier import PretrainedClassifier, load_full_model, local_device
 from dist_eval.options.groups import SwarmOptions
 from dist_eval.process.shared_state import SharedStates
 from dist_eval.results.work import Swarm
@@ -27,14 +27,11 @@ _PATIENCE = 2.0  # Times --request-timeout after which a request without an answ
 
 @dataclass(frozen=True)
 class SwarmPeers:
-    """How to reach a swarm.
+    """How to reach a swarm."""
 
-    Attributes:
-        addresses: of its peers; none for the public swarm, whose peers Petals has.
-        require_alive: raises a `SwarmError` when a server of an embedded swarm has ended.
-    """
-
+    # of its peers; none for the public swarm, whose peers Petals has
     addresses: list[str] = field(default_factory=list)
+    # raises a `SwarmError` when a server of an embedded swarm has ended
     require_alive: Callable[[], None] = lambda: None
 
 
@@ -87,10 +84,6 @@ def open_swarm(
                 raise
 
 
-LoadedModel = ModelOnBackbone | FullClassifier
-"""A model that answers batches (see `dist_eval.inference.forward.TextModel`)."""
-
-
 def load_model(
     base: BaseModelSpec,
     target: ModelTarget,
@@ -101,7 +94,7 @@ def load_model(
     *,
     shared_dir: Path | None = None,
     compression: str = "none",
-) -> tuple[LoadedModel, Swarm | None]:
+) -> tuple[AnsweringModel, Swarm | None]:
     """Builds the model; on a swarm, waits first until all blocks have a server.
 
     Args:
@@ -166,7 +159,7 @@ def load_model(
     return with_head(backbone, base, target), coverage.summary()
 
 
-def load_on_host(base: BaseModelSpec, target: ModelTarget, topology: Topology) -> LoadedModel:
+def load_on_host(base: BaseModelSpec, target: ModelTarget, topology: Topology) -> AnsweringModel:
     """Builds the model in this process, on a GPU of this host if there is one."""
     device = local_device(topology.local_rank)
     if isinstance(target, PretrainedClassifier):

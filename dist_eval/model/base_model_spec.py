@@ -46,15 +46,7 @@ ModelTarget = EvalTarget | CausalModel
 
 
 def read_target(checkpoint: str | None, model: str | None) -> EvalTarget:
-    """Reads the evaluation target.
-
-    Args:
-        checkpoint: folder of a tuned checkpoint.
-        model: folder or hub name of a pretrained classifier, the target if there is no checkpoint.
-
-    Raises:
-        CheckpointError: there is no such checkpoint or model, or it is damaged.
-    """
+    """Reads the evaluation target: a tuned checkpoint's folder, or without one the pretrained classifier `model`."""
     if checkpoint:
         return TunedCheckpoint.load(checkpoint)
     name = str(model)
@@ -63,28 +55,19 @@ def read_target(checkpoint: str | None, model: str | None) -> EvalTarget:
 
 @dataclass(frozen=True)
 class BaseModelSpec:
-    """The base model's name, config and limits.
+    """The base model's name, config and limits."""
 
-    Attributes:
-        name: folder or hub name.
-        config: its `transformers` config.
-        dht_prefix: name under which a swarm announces it.
-        max_length: maximum tokens of a text.
-        token_budget: maximum tokens of a request.
-        request_tokens: maximum tokens of a text that is sent in one request, if it is sent to a swarm: a longer one
-            takes several, in a session.
-        cache_tokens: tokens of sessions for which servers of the run's own need room; None if their default will do.
-        adapter: name of a LoRA adapter that the servers add to it, or None.
-    """
-
-    name: str
-    config: Any
-    dht_prefix: str
-    max_length: int
-    token_budget: int
+    name: str  # folder or hub name
+    config: Any  # its `transformers` config
+    dht_prefix: str  # name under which a swarm announces it
+    max_length: int  # maximum tokens of a text
+    token_budget: int  # maximum tokens of a request
+    # maximum tokens of a text that is sent in one request, if it is sent to a swarm: a longer one takes several, in a
+    # session
     request_tokens: int | None = None
+    # tokens of sessions for which servers of the run's own need room; None if their default will do
     cache_tokens: int | None = None
-    adapter: str | None = None
+    adapter: str | None = None  # name of a LoRA adapter that the servers add to it, or None
 
     @classmethod
     def read(cls, options: ModelOptions, tuned: ModelTarget, *, with_gradients: bool = False) -> BaseModelSpec:

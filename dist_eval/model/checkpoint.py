@@ -17,10 +17,9 @@ from typing import Any
 
 import torch
 
-from dist_eval.base_model.config_keys import require_same_base
+from dist_eval.base_model.config import require_same_base
 from dist_eval.base_model.weights import INDEX_FILE, WEIGHTS_FILE, read_index
-from dist_eval.data.head_config import class_names, problem_from, require_plausible_width
-from dist_eval.data.problem_types import SINGLE_LABEL, Problem
+from dist_eval.data.problem_types import SINGLE_LABEL, Problem, class_names, problem_from, require_plausible_width
 from dist_eval.errors import CheckpointError, one_line
 from dist_eval.process.files import BY_UMASK, write_atomically
 from dist_eval.process.parsing import read_json
@@ -74,6 +73,7 @@ class TunedCheckpoint:
         adapter: name of the LoRA adapter that the swarm's servers added to the base model, or None.
         folder: where it was loaded from.
         config: the content of its `config.json`, for what it says about the base model.
+        forwards_per_text: forwards that a text needs: one.
     """
 
     head: torch.Tensor
@@ -87,6 +87,8 @@ class TunedCheckpoint:
     adapter: str | None = None
     folder: Path | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
+
+    forwards_per_text = 1
 
     @property
     def tuning_mode(self) -> str | None:
@@ -104,11 +106,6 @@ class TunedCheckpoint:
     def extra_tokens(self) -> int:
         """Tokens of a forward besides those of the text: the prompts."""
         return self.pre_seq_len
-
-    @property
-    def forwards_per_text(self) -> int:
-        """Forwards that a text needs: one."""
-        return 1
 
     @property
     def num_labels(self) -> int:

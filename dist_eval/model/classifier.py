@@ -16,11 +16,10 @@ from torch import nn
 
 from dist_eval.base_model.architecture import Architecture
 from dist_eval.base_model.config import read_base_config
-from dist_eval.data.answers import AnswerColumns, logits_columns
+from dist_eval.data.answers import logits_columns
 from dist_eval.data.revisions import pinned
-from dist_eval.model.backbone import Backbone, ModelOnBackbone
+from dist_eval.model.backbone import Backbone, LocalBackbone, ModelOnBackbone, SoftPrompts
 from dist_eval.model.checkpoint import TunedCheckpoint, fingerprint
-from dist_eval.model.local_backbone import LocalBackbone
 from dist_eval.model.shell import Shell, load_base_model, prompted
 from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.model.tuned_model import tuned_tensors_of
@@ -34,60 +33,25 @@ _FINGERPRINT_ROWS = 64
 
 
 class Classifier(ModelOnBackbone):
-    """A base model with a tuned head and prompts.
-
-    Args:
-        backbone: where the base model runs.
-        tuned: the head and the prompts.
-    """
+    """A base model with a tuned head and prompts."""
 
     def __init__(self, backbone: Backbone, tuned: TunedCheckpoint) -> None:
-        super().__init__(backbone, tuned.head.shape[1], tuned.prompts, tuned.deep_prompts)
+        prompts = SoftPrompts(tuned.prompts, tuned.deep_prompts)
+        super().__init__(backbone, tuned.head.shape[1], logits_columns(tuned.num_labels), prompts)
         self.tuned = tuned
 
     @property
     def num_labels(self) -> int:
-        """Width of the head."""
         return self.tuned.num_labels
 
-    @property
-    def columns(self) -> AnswerColumns:
-        """Columns of the answer to a text."""
-        return logits_columns(self.num_labels)
-
-    def answer(
-        self,
-        input_ids: torch.Tensor,
-        lengths: torch.Tensor,
-        options: SendOptions = ANY_ROUTE,
-        record: RouteRecord | None = None,
+    def _answer(
+        self, input_ids: torch.Tensor, lengths: torch.Tensor, options: SendOptions, record: RouteRecord
     ) -> dict[str, torch.Tensor]:
-        """Computes the columns for a batch (see `logits`)."""
-        return {"logits": self.logits(input_ids, lengths, options, record)}
+        return {"logits": self.scores(input_ids, lengths, options, record).to("cpu", torch.float32)}
 
-    @torch.no_grad()
-    def logits(
-        self,
-        input_ids: torch.Tensor,
-        lengths: torch.Tensor,
-        options: SendOptions = ANY_ROUTE,
-        record: RouteRecord | None = None,
-    ) -> torch.Tensor:
-        """Classifies a batch.
-
-        Args:
-            input_ids: int64 of shape [batch, length], padded on the right with any id.
-            lengths: number of real tokens of each text, at least 1, int64 of shape [batch].
-            options: constrains the route through a swarm.
-            record: records it.
-
-        Returns:
-            Logits, float32 of shape [batch, num_labels], on the CPU; not checked for finite values.
-
-        Raises:
-            ModelOutputError: the outputs have the wrong shape.
-        """
-        return self.scores(input_ids, lengths, options, record).to("cpu", torch.float32)
+    def logits(self, input_ids: torch.Tensor, lengths: torch.Tensor, *route: Any, **further: Any) -> torch.Tensor:
+        """Classifies a batch (see `answer`); returns float32 of shape [batch, num_labels]."""
+        return self.answer(input_ids, lengths, *route, **further)["logits"]
 
     def scores(
         self,
@@ -96,14 +60,7 @@ class Classifier(ModelOnBackbone):
         options: SendOptions = ANY_ROUTE,
         record: RouteRecord | None = None,
     ) -> torch.Tensor:
-        """Does the same for training: differentiable in the tuned tensors.
-
-        Returns:
-            Logits, of shape [batch, num_labels], on the head's device; float32 without autocast.
-
-        Raises:
-            ModelOutputError: the outputs have the wrong shape.
-        """
+        """Does the same for training: differentiable in the tuned tensors, on the head's device."""
         tuned = self.tuned
         hidden = self.hidden_states(input_ids, options, record)
         rows = torch.arange(len(lengths), device=hidden.device)
@@ -116,24 +73,20 @@ def load_swarm_backbone(
     dht: Any,
     *,
     dht_prefix: str,
-    request_timeout: float,
-    max_retries: int,
     adapter: str | None = None,
     request_tokens: int | None = None,
     **options: Any,
 ) -> SwarmBackbone:
     """Loads a base model whose blocks a swarm hosts; only embeddings and final norm are loaded in this process.
 
-    Close it before the process group of its program.
+    Close it before the process group of its program. `options` are those of `SwarmRequests`.
     """
     from dist_eval.swarm.directory import ServerDirectory
     from dist_eval.swarm.requests import SwarmRequests
 
     shell = Shell(model, read_base_config(model, pinned("model", model)))
     directory = ServerDirectory(dht, dht_prefix, shell.config.num_hidden_layers, adapter)
-    requests = SwarmRequests(
-        directory, shell.config, request_timeout=request_timeout, max_retries=max_retries, **options
-    )
+    requests = SwarmRequests(directory, shell.config, **options)
     requests.start()
     return SwarmBackbone(shell, dht, requests, request_tokens)
 
@@ -210,7 +163,6 @@ class PetalsShell:
         self._norm, self.has_attention_cache = model.word_embeddings_layernorm, True
 
     def embedded(self, input_ids: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
-        """See `Shell.embedded`."""
         return self._norm(prompted(self.word_embeddings, input_ids, prompts))
 
 

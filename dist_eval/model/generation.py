@@ -13,17 +13,17 @@ from contextlib import closing
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
-from dist_eval.data.answers import AnswerColumns, generation_columns
-from dist_eval.data.generated_text import StopStrings
+from dist_eval.data.answers import generation_columns
+from dist_eval.data.generation import StopStrings
 from dist_eval.data.revisions import pinned
 from dist_eval.model.backbone import ModelOnBackbone
 from dist_eval.model.language_model import LanguageModel
-from dist_eval.model.sampling import Draws, token_probabilities
 from dist_eval.model.text_session import Room, with_room
 from dist_eval.results.inputs import Decoding
-from dist_eval.swarm.routes import ANY_ROUTE, RouteRecord, SendOptions
+from dist_eval.swarm.routes import RouteRecord, SendOptions
 
 
 class Generator(ModelOnBackbone):
@@ -48,41 +48,22 @@ class Generator(ModelOnBackbone):
         end_tokens: Sequence[int],
         room: float = 0,
     ) -> None:
-        super().__init__(model.backbone, model.output.hidden_size)
+        columns = generation_columns(max(decoding.max_new_tokens for decoding in decodings))
+        super().__init__(model.backbone, model.output.hidden_size, columns)
         self._output, self._decodings = model.output, decodings
         self._output.hold_in_memory()
         self._stops = [StopStrings(decoding.stop, tokenizer) for decoding in decodings]
         self._end_tokens = torch.tensor(sorted(end_tokens), dtype=torch.int64)
         self._room = Room(lambda: room)
 
-    @property
-    def columns(self) -> AnswerColumns:
-        """Columns of a generated text."""
-        return generation_columns(max(decoding.max_new_tokens for decoding in self._decodings))
-
-    @torch.no_grad()
-    def answer(
-        self,
-        input_ids: torch.Tensor,
-        lengths: torch.Tensor,
-        options: SendOptions = ANY_ROUTE,
-        record: RouteRecord | None = None,
+    def _answer(
+        self, input_ids: torch.Tensor, lengths: torch.Tensor, options: SendOptions, record: RouteRecord
     ) -> dict[str, torch.Tensor]:
         """Generates a text after each prompt.
 
-        Args:
-            input_ids: prompts, int64 of shape [batch, length], padded on the right with any id.
-            lengths: number of tokens of each prompt, at least 1; number of its decoding, the same for all; and its
-                position in the dataset, int64 of shape [batch, 3].
-            options: constrain nothing here: an audit has forwards to compare, a text has many.
-            record: records the route through a swarm.
-
-        Returns:
-            `tokens`: of the texts, with the one that ended each, int32 of shape [batch, longest possible], 0 behind a
-            text; `length`: number of tokens of each text, int32 of shape [batch].
-
-        Raises:
-            ModelOutputError: the outputs have the wrong shape.
+        `lengths` has the number of tokens of each prompt, the number of its decoding, the same for all, and its
+        position in the dataset. `options` constrain nothing: an audit has forwards to compare, a text has many.
+        `tokens` of the answer have the one that ended each text, and 0 behind a text.
         """
         number = int(lengths[0, 1])
         decoding, stops = self._decodings[number], self._stops[number]
@@ -95,7 +76,7 @@ class Generator(ModelOnBackbone):
         servers = RouteRecord()
         with (
             self._room.taken(rows * longest),
-            closing(self.backbone.session(rows, longest, self.prompts, self.deep_prompts, rolls_back=False)) as session,
+            closing(self.backbone.session(rows, longest, self.prompts, rolls_back=False)) as session,
         ):
             while (open_rows := (ends == 0).nonzero().squeeze(1)).numel():
                 # to where the first text begins or goes on
@@ -112,8 +93,7 @@ class Generator(ModelOnBackbone):
                     text = tokens[row, starts[row] : position + 1]
                     if is_end or len(text) == decoding.max_new_tokens or stops.end(text.tolist()):
                         ends[row] = position + 1
-        if record is not None:
-            record.route.extend(servers.route)  # each step knows those of all before
+        record.route.extend(servers.route)  # each step knows those of all before
         sizes = ends - starts
         answer = torch.zeros(rows, int(self.columns["tokens"].shape[0]), dtype=torch.int32)
         for row, (start, size) in enumerate(zip(starts.tolist(), sizes.tolist(), strict=True)):
@@ -142,3 +122,43 @@ def end_tokens_of(model: str, config: Any, tokenizer: Any) -> list[int]:
         found = config.eos_token_id
     named = found if isinstance(found, list) else [found]
     return sorted({token for token in (*named, tokenizer.eos_token_id) if token is not None})
+
+
+def token_probabilities(logits: torch.Tensor, decoding: Decoding) -> torch.Tensor:
+    """Computes the distribution that tokens are drawn from.
+
+    Temperature, top k and top p apply in this order, as in `transformers`. Among equal logits at the limit of top k all
+    are kept. Top p (nucleus sampling) keeps the fewest tokens, the likeliest first, whose probabilities add up to it;
+    source: Holtzman et al. (2020), "The curious case of neural text degeneration", section 3.1.
+    """
+    scaled = logits.to(torch.float64) / decoding.temperature
+    if 0 < decoding.top_k < scaled.shape[1]:
+        limit = scaled.topk(decoding.top_k, dim=1).values[:, -1:]
+        scaled = scaled.masked_fill(scaled < limit, -torch.inf)
+    probabilities = scaled.softmax(dim=1)
+    if decoding.top_p < 1.0:
+        sorted_ones, order = probabilities.sort(dim=1, descending=True, stable=True)
+        before = sorted_ones.cumsum(dim=1) - sorted_ones
+        dropped = torch.zeros_like(before, dtype=torch.bool).scatter(1, order, before >= decoding.top_p)
+        probabilities = probabilities.masked_fill(dropped, 0.0)
+        probabilities = probabilities / probabilities.sum(dim=1, keepdim=True)
+    return probabilities
+
+
+class Draws:
+    """Random numbers of some texts, each from a generator of its own.
+
+    So what is drawn for a text depends on the seed and on its position, not on the batch or the rank that it is in.
+    """
+
+    def __init__(self, seed: int, positions: list[int]) -> None:
+        self._generators = [np.random.default_rng([seed, position]) for position in positions]
+
+    def tokens(self, probabilities: torch.Tensor, rows: list[int]) -> torch.Tensor:
+        """Draws one token for some of the texts, from probabilities of shape [n, vocabulary]."""
+        sums = probabilities.cumsum(dim=1)
+        uniform = torch.tensor([[self._generators[row].random()] for row in rows], dtype=torch.float64)
+        found = torch.searchsorted(sums, uniform.to(sums) * sums[:, -1:], right=True).squeeze(1)
+        # a draw that rounding has moved to the very end belongs to the last token that can be drawn
+        last = probabilities.shape[1] - 1 - probabilities.flip(1).gt(0).int().argmax(dim=1)
+        return torch.minimum(found, last)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from dist_eval.data.answers import AnswerColumns, logits_columns
+from dist_eval.data.answers import logits_columns
 from dist_eval.data.problem_types import SINGLE_LABEL, Problem
 from dist_eval.data.prompts import PromptedWords
 from dist_eval.errors import ConfigError
@@ -26,32 +26,24 @@ from dist_eval.model.classifier import Classifier
 from dist_eval.model.language_model import LanguageModel
 from dist_eval.model.output_embedding import OutputEmbedding
 from dist_eval.results.inputs import PromptSummary
-from dist_eval.swarm.routes import ANY_ROUTE, RouteRecord, SendOptions
+from dist_eval.swarm.routes import RouteRecord, SendOptions
 
 
 @dataclass(frozen=True)
 class LabelWords:
     """A language model, a prompt, and a word for each class, before the model is loaded.
 
-    Attributes:
-        name: folder or hub name of the model.
-        config: its `transformers` config.
-        prompted: the prompt and the words.
-        label_names: name of each class.
-        normalization: what a word's log-likelihood is divided by: nothing ("none"), its number of tokens ("tokens"), or
-            of bytes in UTF-8, without white space before it ("bytes").
-        few_shot_rows: positions of the examples in the file that they were drawn from.
-
-    Raises:
-        ConfigError: two classes cannot be told apart by their words.
+    A `ConfigError` says that two classes cannot be told apart by their words.
     """
 
-    name: str
-    config: Any
-    prompted: PromptedWords
-    label_names: list[str]
+    name: str  # folder or hub name of the model
+    config: Any  # its `transformers` config
+    prompted: PromptedWords  # the prompt and the words
+    label_names: list[str]  # name of each class
+    # what a word's log-likelihood is divided by: nothing ("none"), its number of tokens ("tokens"), or of bytes in
+    # UTF-8, without white space before it ("bytes")
     normalization: str = "none"
-    few_shot_rows: Sequence[int] = ()
+    few_shot_rows: Sequence[int] = ()  # positions of the examples in the file that they were drawn from
 
     problem: Problem = SINGLE_LABEL
     tuning_mode = None
@@ -84,7 +76,6 @@ class LabelWords:
 
     @property
     def num_labels(self) -> int:
-        """Number of classes."""
         return len(self.label_names)
 
     @property
@@ -113,11 +104,7 @@ class LabelWords:
         )
 
     def on(self, backbone: Backbone, token_budget: int) -> ModelOnBackbone:
-        """Puts the words on the base model, which is sent at most so many tokens in a request.
-
-        Raises:
-            CheckpointError: the model has no output embedding.
-        """
+        """Puts the words on the base model, which is sent at most so many tokens in a request."""
         output = OutputEmbedding(self.name, self.config)
         if self.extra_tokens or self.normalization == "bytes" or not output.is_linear:
             return LabelWordClassifier(LanguageModel(backbone, output, token_budget), self.tokens, self._divisors())
@@ -134,49 +121,23 @@ class LabelWords:
 
 
 class LabelWordClassifier(ModelOnBackbone):
-    """A language model that computes the log-likelihood of each label word after a prompt.
-
-    Args:
-        model: the language model.
-        words: token ids of each word.
-        divisors: what each word's log-likelihood is divided by, float64 of shape [words].
-    """
+    """A language model that computes the log-likelihood of each label word after a prompt, divided by its divisor."""
 
     def __init__(self, model: LanguageModel, words: Sequence[Sequence[int]], divisors: torch.Tensor) -> None:
-        super().__init__(model.backbone, model.output.hidden_size)
+        super().__init__(model.backbone, model.output.hidden_size, logits_columns(len(words)))
         self._model, self._divisors = model, divisors
         self._sizes = torch.tensor([len(word) for word in words])
         self._words = torch.zeros(len(words), int(self._sizes.max()), dtype=torch.int64)
         for row, word in enumerate(words):
             self._words[row, : len(word)] = torch.tensor(word)
 
-    @property
-    def columns(self) -> AnswerColumns:
-        """Columns of the answer to a text."""
-        return logits_columns(len(self._words))
-
     def forwards(self, input_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """See `ModelOnBackbone.forwards`."""
         return self._model.forwards(*self._with_words(input_ids, lengths))
 
-    def answer(
-        self,
-        input_ids: torch.Tensor,
-        lengths: torch.Tensor,
-        options: SendOptions = ANY_ROUTE,
-        record: RouteRecord | None = None,
+    def _answer(
+        self, input_ids: torch.Tensor, lengths: torch.Tensor, options: SendOptions, record: RouteRecord
     ) -> dict[str, torch.Tensor]:
-        """Computes the log-likelihood of each word after each prompt, as `logits` of the classes.
-
-        Args:
-            input_ids: prompts, int64 of shape [batch, length], padded on the right with any id.
-            lengths: number of tokens of each prompt, at least 1, int64 of shape [batch].
-            options: constrains the route through a swarm.
-            record: records it.
-
-        Raises:
-            ModelOutputError: the outputs have the wrong shape.
-        """
+        """Computes the log-likelihood of each word after each prompt, as `logits` of the classes."""
         found = self._model.answer(*self._with_words(input_ids, lengths), options, record)["log_likelihood"]
         return {"logits": (found.view(len(lengths), -1) / self._divisors).to(torch.float32)}
 

@@ -9,27 +9,22 @@ import numpy as np
 import torch
 
 from dist_eval.base_model.config import read_base_config
-from dist_eval.data.answers import AnswerColumns, log_likelihood_columns
-from dist_eval.data.forwards import distinct_forwards
+from dist_eval.data.answers import log_likelihood_columns
+from dist_eval.data.continuations import distinct_forwards
 from dist_eval.data.revisions import pinned
 from dist_eval.model.backbone import Backbone, ModelOnBackbone
 from dist_eval.model.checkpoint import fingerprint
 from dist_eval.model.output_embedding import OutputEmbedding
 from dist_eval.options.groups import MAX_TOKEN_BUDGET
-from dist_eval.swarm.routes import ANY_ROUTE, RouteRecord, SendOptions
+from dist_eval.swarm.routes import RouteRecord, SendOptions
 
 
 @dataclass(frozen=True)
 class CausalModel:
-    """A language model as it is, before it is loaded.
+    """A language model as it is, before it is loaded."""
 
-    Attributes:
-        name: folder or hub name.
-        config: its `transformers` config.
-    """
-
-    name: str
-    config: Any
+    name: str  # folder or hub name
+    config: Any  # its `transformers` config
 
     folder = None
     extra_tokens = -1  # the last token of a text is not sent
@@ -45,11 +40,7 @@ class CausalModel:
         return cls(name, read_base_config(name, pinned("model", name)))
 
     def on(self, backbone: Backbone, token_budget: int) -> LanguageModel:
-        """Puts the output embedding on the base model, which is sent at most so many tokens in a request.
-
-        Raises:
-            CheckpointError: the model has no output embedding.
-        """
+        """Puts the output embedding on the base model, which is sent at most so many tokens in a request."""
         return LanguageModel(backbone, OutputEmbedding(self.name, self.config), token_budget)
 
     def digest(self) -> str:
@@ -60,52 +51,26 @@ class CausalModel:
 class LanguageModel(ModelOnBackbone):
     """A base model with its output embedding.
 
-    Args:
-        backbone: where the base model runs.
-        output: its output embedding.
-        token_budget: most tokens in a request; a batch with more, of one text with many continuations, takes several.
+    A batch of more than `token_budget` tokens, of one text with many continuations, takes several requests.
     """
 
     def __init__(self, backbone: Backbone, output: OutputEmbedding, token_budget: int = MAX_TOKEN_BUDGET) -> None:
-        super().__init__(backbone, output.hidden_size)
+        super().__init__(backbone, output.hidden_size, log_likelihood_columns())
         self.output, self._token_budget = output, token_budget
-
-    @property
-    def columns(self) -> AnswerColumns:
-        """Columns of the answer to a context and its continuation."""
-        return log_likelihood_columns()
 
     def forwards(self, input_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """See `ModelOnBackbone.forwards`: what several texts share is sent once."""
         return torch.from_numpy(distinct_forwards(input_ids.numpy(), lengths[:, 1].numpy())[0])
 
-    @torch.no_grad()
-    def answer(
-        self,
-        input_ids: torch.Tensor,
-        lengths: torch.Tensor,
-        options: SendOptions = ANY_ROUTE,
-        record: RouteRecord | None = None,
+    def _answer(
+        self, input_ids: torch.Tensor, lengths: torch.Tensor, options: SendOptions, record: RouteRecord
     ) -> dict[str, torch.Tensor]:
         """Computes the log-likelihoods of continuations.
 
         The model is sent context and continuation without the last token. Texts that are equal up to there share one
         forward, so the one-token choices of a question cost one.
-
-        Args:
-            input_ids: contexts with their continuations, int64 of shape [batch, length], padded on the right with any
-                id.
-            lengths: number of tokens of each context, and of context and continuation together, int64 of shape
-                [batch, 2]. Neither a context nor a continuation is empty.
-            options: constrains the route through a swarm.
-            record: records it.
-
-        Returns:
-            `log_likelihood`: of each continuation after its context, in nats, float64 of shape [batch];
-            `is_greedy`: whether greedy decoding would give the continuation, uint8 of shape [batch].
-
-        Raises:
-            ModelOutputError: the outputs have the wrong shape.
+        `lengths` has the number of tokens of each context, and of context and continuation together; neither is empty.
+        `log_likelihood` of the answer is in nats, `is_greedy` whether greedy decoding would give the continuation.
         """
         forwards, which = distinct_forwards(input_ids.numpy(), lengths[:, 1].numpy())
         rows = max(1, self._token_budget // forwards.shape[1])

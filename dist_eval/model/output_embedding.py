@@ -70,17 +70,7 @@ class OutputEmbedding:
             self._weight = self._weight[:].to(torch.float32)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Computes the logits of all tokens.
-
-        Args:
-            hidden: hidden states after the final norm, floats of shape [positions, hidden].
-
-        Returns:
-            float32 of shape [positions, vocabulary].
-
-        Raises:
-            ModelOutputError: they are not finite.
-        """
+        """Computes the logits of all tokens, float32 of shape [positions, vocabulary], after the final norm."""
         return _finite(torch.cat([logits for _, logits in self._chunks(hidden.to(torch.float32))], dim=1))
 
     def argmax_tokens(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -95,16 +85,10 @@ class OutputEmbedding:
     def log_likelihoods(
         self, hidden: torch.Tensor, positions: torch.Tensor, tokens: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Computes the log-likelihoods of tokens.
+        """Computes the log-likelihoods of n tokens, from floats of shape [positions, hidden] after the final norm.
 
-        Args:
-            hidden: hidden states after the final norm, floats of shape [positions, hidden].
-            positions: the row of `hidden` that predicts each token, int64 of shape [n].
-            tokens: token ids, int64 of shape [n].
-
-        Returns:
-            The log-likelihood of each token, float64 of shape [n], and whether no other token is likelier (or as
-            likely, with a lower id), bool of shape [n]; on the CPU.
+        `positions` has the row of `hidden` that predicts each. Returns float64 of shape [n], and whether no other token
+        is likelier (or as likely, with a lower id), bool of shape [n]; on the CPU.
         """
         hidden = hidden.to(torch.float32)
         positions, tokens = positions.to(hidden.device), tokens.to(hidden.device)

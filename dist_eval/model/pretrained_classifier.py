@@ -23,48 +23,34 @@ from typing import Any
 
 import torch
 
-from dist_eval.data.answers import AnswerColumns, logits_columns
-from dist_eval.data.head_config import class_names, problem_from
-from dist_eval.data.problem_types import Problem
+from dist_eval.base_model.weights import load_pretrained
+from dist_eval.data.answers import logits_columns
+from dist_eval.data.problem_types import Problem, class_names, problem_from
 from dist_eval.data.revisions import pinned
 from dist_eval.data.token_file import ANY_TYPE, ids_and_types
 from dist_eval.errors import CheckpointError, ModelOutputError, one_line
-from dist_eval.model.backbone import HostedModel
-from dist_eval.model.weights import load_pretrained
-from dist_eval.swarm.routes import ANY_ROUTE, RouteRecord, SendOptions
+from dist_eval.model.backbone import AnsweringModel
+from dist_eval.process.files import chunks_of
+from dist_eval.swarm.routes import RouteRecord, SendOptions
 from dist_eval.tables import format_count
-
-_CHUNK_BYTES = 1 << 22
 
 
 @dataclass(frozen=True)
 class PretrainedClassifier:
-    """A classifier before it is loaded; has the attributes of `TunedCheckpoint` that apply.
+    """A classifier before it is loaded; has the attributes of `TunedCheckpoint` that apply."""
 
-    Attributes:
-        name: folder or hub name.
-        config: its `transformers` config.
-        label_names: name of each class, label or output.
-        problem: kind of labels that the head predicts.
-    """
+    name: str  # folder or hub name
+    config: Any  # its `transformers` config
+    label_names: list[str]  # name of each class, label or output
+    problem: Problem  # kind of labels that the head predicts
 
-    name: str
-    config: Any
-    label_names: list[str]
-    problem: Problem
+    tuning_mode = None
+    pre_seq_len = extra_tokens = 0
+    forwards_per_text = 1
 
     @classmethod
     def from_config(cls, name: str, config: Any) -> PretrainedClassifier:
-        """Reads a model's config.
-
-        Args:
-            name: folder or hub name.
-            config: its `transformers` config.
-
-        Raises:
-            CheckpointError: there is no classifier of this type, it has an unknown `problem_type`, or the installed
-                transformers cannot compute it.
-        """
+        """Reads a model's config; a `CheckpointError` says that there is no classifier of this type."""
         from transformers import AutoModelForSequenceClassification
 
         if type(config) not in AutoModelForSequenceClassification._model_mapping:
@@ -82,7 +68,6 @@ class PretrainedClassifier:
 
     @property
     def num_labels(self) -> int:
-        """Width of the head."""
         return len(self.label_names)
 
     @property
@@ -96,26 +81,6 @@ class PretrainedClassifier:
         known = getattr(self.config, "type_vocab_size", None)
         return ANY_TYPE if known is None else int(known)
 
-    @property
-    def pre_seq_len(self) -> int:
-        """Number of prompt tokens: none."""
-        return 0
-
-    @property
-    def extra_tokens(self) -> int:
-        """Tokens of a forward besides those of the text: none."""
-        return 0
-
-    @property
-    def forwards_per_text(self) -> int:
-        """Forwards that a text needs: one."""
-        return 1
-
-    @property
-    def tuning_mode(self) -> None:
-        """None: the whole model was trained."""
-        return
-
     def digest(self) -> str:
         """Returns a hash of all weights in a folder, or of the revision of a hub model."""
         return self._digest
@@ -126,17 +91,17 @@ class PretrainedClassifier:
         digest = hashlib.sha256(str(getattr(self.config, "_commit_hash", None)).encode())
         for path in sorted(Path(self.name).glob("*.safetensors")):
             digest.update(os.fsencode(path.name))
-            with path.open("rb") as file:
-                while chunk := file.read(_CHUNK_BYTES):
-                    digest.update(chunk)
+            for chunk in chunks_of(path):
+                digest.update(chunk)
         return digest.hexdigest()
 
 
-class FullClassifier(HostedModel):
+class FullClassifier(AnsweringModel):
     """A `PretrainedClassifier`, loaded."""
 
     def __init__(self, model: Any, device: torch.device) -> None:
         self._model, self._device = model.to(device), device
+        self.columns = logits_columns(self.num_labels)
         self._one_at_a_time = threading.Lock()  # some families keep values for the last length
         self._takes = inspect.signature(model.forward).parameters
         if hasattr(model, "score"):
@@ -147,23 +112,11 @@ class FullClassifier(HostedModel):
 
     @property
     def num_labels(self) -> int:
-        """Width of the head."""
         return int(self._model.config.num_labels)
 
-    @property
-    def columns(self) -> AnswerColumns:
-        """Columns of the answer to a text."""
-        return logits_columns(self.num_labels)
-
-    @torch.no_grad()
-    def answer(
-        self,
-        input_ids: torch.Tensor,
-        lengths: torch.Tensor,
-        options: SendOptions = ANY_ROUTE,
-        record: RouteRecord | None = None,
+    def _answer(
+        self, input_ids: torch.Tensor, lengths: torch.Tensor, options: SendOptions, record: RouteRecord
     ) -> dict[str, torch.Tensor]:
-        """Classifies a batch (see `dist_eval.model.classifier.Classifier.logits`)."""
         logits = torch.empty(len(lengths), self.num_labels)
         for length in sorted(set(lengths.tolist())):
             rows = (lengths == length).nonzero().squeeze(1)

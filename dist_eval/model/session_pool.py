@@ -14,6 +14,7 @@ import torch
 
 from dist_eval.data.plan import SharedBeginning
 from dist_eval.errors import NoCacheError
+from dist_eval.model.backbone import SoftPrompts
 from dist_eval.model.text_session import TextSession
 from dist_eval.swarm.routes import RouteRecord
 
@@ -21,17 +22,6 @@ from dist_eval.swarm.routes import RouteRecord
 _LONGEST_WAIT, _BETWEEN_TRIES = 60.0, 1.0
 
 _THREADS = 4  # Threads that share a session, for each server that its texts pass
-
-
-@dataclass(frozen=True)
-class Prompts:
-    """The prompts before every text."""
-
-    tokens: torch.Tensor | None = None  # float32 of shape [pre_seq_len, hidden], or None
-    deep: torch.Tensor | None = None  # float32 of shape [blocks, pre_seq_len, hidden], or None
-
-    def __len__(self) -> int:
-        return 0 if self.tokens is None else len(self.tokens)
 
 
 class _Beginnings(NamedTuple):
@@ -75,16 +65,9 @@ class SessionPool:
 
     The shape of each step follows from the batch alone: texts are padded on the right, and batches with further rows.
     So the bits of an answer depend neither on what the session was used for before, nor on the rank.
-
-    Args:
-        open_session: opens one for a number of rows, most tokens of a text, prompts and deep prompts (see
-            `Backbone.session`).
-        limit: how many may be open at a time.
     """
 
-    def __init__(
-        self, open_session: Callable[[int, int, torch.Tensor | None, torch.Tensor | None], TextSession], limit: int
-    ) -> None:
+    def __init__(self, open_session: Callable[[int, int, SoftPrompts], TextSession], limit: int) -> None:
         self._open_session, self._limit = open_session, limit
         self._changed = threading.Condition()
         self._open: list[_Slot] = []
@@ -93,16 +76,13 @@ class SessionPool:
         self._full_since: float | None = None
 
     def hidden_states(
-        self, shared: SharedBeginning, input_ids: torch.Tensor, prompts: Prompts, record: RouteRecord
+        self, shared: SharedBeginning, input_ids: torch.Tensor, prompts: SoftPrompts, record: RouteRecord
     ) -> torch.Tensor:
         """Runs the base model on texts that begin alike (see `Backbone.hidden_states_after`).
 
         If all begin with the same tokens, each row of the session holds these, and is continued by one text after the
         other. Otherwise, each row holds one of the beginnings, and is continued by the texts that have it.
-
-        Raises:
-            NoCacheError: no server has room for a session, for a minute by now, or this rank may not open one.
-            EvaluationError: there is no answer.
+        A `NoCacheError` says that no server has room, for a minute by now, or that this rank may not open a session.
         """
         known = len(record.route)
         while True:
@@ -123,7 +103,7 @@ class SessionPool:
             return since is not None and not self._open and time.monotonic() - since > _LONGEST_WAIT
 
     def _in_session(
-        self, shared: SharedBeginning, input_ids: torch.Tensor, prompts: Prompts, record: RouteRecord
+        self, shared: SharedBeginning, input_ids: torch.Tensor, prompts: SoftPrompts, record: RouteRecord
     ) -> torch.Tensor:
         rows, held, places = shared.rows, shared.tokens - len(prompts), np.arange(len(input_ids))
         if shared.common == shared.tokens:
@@ -154,7 +134,7 @@ class SessionPool:
                 slot.session.close()
 
     @contextmanager
-    def _session(self, wanted: _Beginnings, prompts: Prompts) -> Iterator[TextSession]:
+    def _session(self, wanted: _Beginnings, prompts: SoftPrompts) -> Iterator[TextSession]:
         """Lends a session that holds the beginnings, perhaps to several threads at a time."""
         slot, held = self._take(wanted)
         try:
@@ -167,14 +147,14 @@ class SessionPool:
             raise
         self._give_back(slot)
 
-    def _prepare(self, slot: _Slot, held: _Beginnings | None, wanted: _Beginnings, prompts: Prompts) -> None:
+    def _prepare(self, slot: _Slot, held: _Beginnings | None, wanted: _Beginnings, prompts: SoftPrompts) -> None:
         """Has the servers of a session compute the beginnings, as far as they do not hold them."""
         rows, tokens = wanted.ids.shape
         if held is None or not held.start_like(wanted):
             session, slot.session = slot.session, None
             if session is not None:
                 session.close()
-            slot.session = self._open_session(rows, wanted.length, prompts.tokens, prompts.deep)
+            slot.session = self._open_session(rows, wanted.length, prompts)
             if wanted.common + len(prompts):
                 slot.session.step(wanted.ids[:, : wanted.common])
         if wanted.common < tokens:
@@ -209,11 +189,7 @@ class SessionPool:
                 self._changed.notify_all()
 
     def _take(self, wanted: _Beginnings) -> tuple[_Slot, _Beginnings | None]:
-        """Waits for a session: one with these beginnings, or what they have in common, or any, or leave to open one.
-
-        Returns:
-            The session, and what its rows hold.
-        """
+        """Waits for a session: one with these beginnings, or what they have in common, or any, or leave to open one."""
         with self._changed:
             self._waiting[id(wanted)] = wanted
             try:

@@ -17,21 +17,13 @@ import torch
 from torch import nn
 
 from dist_eval.base_model.architecture import Architecture, LayerStub, replace_module
-from dist_eval.base_model.weights import ModelWeights, require_all_read
+from dist_eval.base_model.weights import ModelWeights, require_all_read, without_warnings
 from dist_eval.data.revisions import pinned
 from dist_eval.errors import CheckpointError
-from dist_eval.model.weights import without_warnings
 
 
 class Shell:
-    """A base model without its layers, in float32.
-
-    Attributes:
-        config: of the decoder.
-        has_attention_cache: whether servers can keep the keys and values of texts (see `Architecture`).
-        word_embeddings: the embeddings of the vocabulary.
-        final_norm: the norm after the last layer.
-    """
+    """A base model without its layers, in float32; `config` is that of the decoder."""
 
     def __init__(self, name: str, config: Any) -> None:
         architecture = Architecture(config, name)
@@ -43,21 +35,12 @@ class Shell:
         self._one_at_a_time = threading.Lock()
 
     def embedded(self, input_ids: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
-        """Computes the inputs of the first layer.
-
-        Args:
-            input_ids: int64 of shape [batch, length].
-            prompts: of shape [pre_seq_len, hidden], before the text, or None.
-
-        Returns:
-            float32 of shape [batch, pre_seq_len + length, hidden].
-        """
+        """Computes the inputs of the first layer, float32 of shape [batch, pre_seq_len + length, hidden]."""
         words = prompted(self.word_embeddings, input_ids, prompts)
         with self._one_at_a_time:
             return last_layer_outputs(self.model, self._architecture, words)
 
     def move(self, device: torch.device) -> None:
-        """Moves it to a device."""
         self.model.to(device)
 
 
@@ -67,13 +50,7 @@ def final_norm_of(model: nn.Module, architecture: Architecture) -> nn.Module:
 
 
 def last_layer_outputs(model: nn.Module, architecture: Architecture, embeddings: torch.Tensor) -> torch.Tensor:
-    """Runs a base model, and returns the outputs of its last layer, before the final norm.
-
-    Args:
-        model: the base model; one call at a time.
-        architecture: of the model.
-        embeddings: of shape [batch, length, hidden].
-    """
+    """Runs a base model, one call at a time; returns the outputs of its last layer, before the final norm."""
     found: list[torch.Tensor] = []
     layer = model.get_submodule(architecture.layers)[-1]  # type: ignore[index]
     hook = layer.register_forward_hook(
@@ -120,16 +97,7 @@ def load_base_model(model_class: Any, name: str, architecture: Architecture, par
 
 
 def prompted(words: nn.Embedding, input_ids: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
-    """Embeds token ids after soft prompts.
-
-    Args:
-        words: the embeddings of the vocabulary.
-        input_ids: int64 of shape [batch, length].
-        prompts: of shape [pre_seq_len, hidden], or None.
-
-    Returns:
-        Shape [batch, pre_seq_len + length, hidden], in the dtype and on the device of `words`.
-    """
+    """Embeds token ids after soft prompts: of shape [batch, pre_seq_len + length, hidden], as `words` are."""
     embeddings = words(input_ids.to(words.weight.device))
     if prompts is None:
         return embeddings
@@ -147,7 +115,6 @@ class LanguageModelHead:
 
     @classmethod
     def find(cls, architecture: Architecture) -> LanguageModelHead:
-        """Finds it for a decoder."""
         from transformers.modeling_outputs import MoeModelOutputWithPast
 
         class Output(MoeModelOutputWithPast):

@@ -12,8 +12,8 @@ import torch
 from dist_eval.data.answers import RouteSegment
 from dist_eval.data.plan import SharedBeginning
 from dist_eval.errors import NoCacheError, RefusedError
-from dist_eval.model.backbone import Backbone
-from dist_eval.model.session_pool import Prompts, SessionPool
+from dist_eval.model.backbone import NO_PROMPTS, Backbone, SoftPrompts
+from dist_eval.model.session_pool import SessionPool
 from dist_eval.model.text_session import RecomputedTextSession, Room, TextSession, with_room
 from dist_eval.results.work import Traffic
 from dist_eval.swarm.failures import can_have_more_room
@@ -26,14 +26,9 @@ if TYPE_CHECKING:
 
 
 class SwarmBackbone(Backbone):
-    """A base model whose blocks a swarm hosts; embeddings and final norm are local.
+    """A base model whose blocks a swarm hosts; embeddings and final norm are in a local `Shell`.
 
-    Args:
-        shell: what is computed in this process (`dist_eval.model.shell.Shell`).
-        dht: the DHT node of this process.
-        requests: sends to the swarm.
-        request_tokens: most tokens of a text that servers accept in one request; a longer one takes several, in a
-            session. By default, all are sent as they are.
+    A text of more than `request_tokens` takes several requests, in a session. By default, all are sent as they are.
     """
 
     def __init__(self, shell: Any, dht: Any, requests: SwarmRequests, request_tokens: int | None = None) -> None:
@@ -46,14 +41,13 @@ class SwarmBackbone(Backbone):
     def hidden_states(
         self,
         input_ids: torch.Tensor,
-        prompts: torch.Tensor | None,
-        deep_prompts: torch.Tensor | None,
+        prompts: SoftPrompts = NO_PROMPTS,
         *,
         avoided: Sequence[RouteSegment] = (),
         record: RouteRecord | None = None,
     ) -> torch.Tensor:
         """See `Backbone.hidden_states`; what is too long for a request takes several, without gradients."""
-        embedded = self.embedded(input_ids, prompts)
+        embedded, deep_prompts = self.embedded(input_ids, prompts.tokens), prompts.deep
         if torch.is_grad_enabled() and (embedded.requires_grad or getattr(deep_prompts, "requires_grad", False)):
             from dist_eval.swarm.gradients import through_swarm
 
@@ -64,11 +58,7 @@ class SwarmBackbone(Backbone):
         return self.requests.forward(embedded, deep_prompts, avoided, record)
 
     def ask(self, segment: Span, hidden: torch.Tensor, deep_prompts: torch.Tensor | None) -> torch.Tensor:
-        """Sends inputs of a block, of shape [batch, length, hidden], through a given server.
-
-        Raises:
-            SwarmError: there is no usable answer; the message names the server.
-        """
+        """Sends inputs of a block, of shape [batch, length, hidden], through a given server, which an error names."""
         from dist_eval.swarm.server_cache import whole_text_request
 
         if not self._is_long(hidden):
@@ -116,45 +106,32 @@ class SwarmBackbone(Backbone):
             raise refused from error
 
     def hidden_states_after(
-        self,
-        shared: SharedBeginning,
-        input_ids: torch.Tensor,
-        prompts: torch.Tensor | None,
-        deep_prompts: torch.Tensor | None,
-        record: RouteRecord,
+        self, shared: SharedBeginning, input_ids: torch.Tensor, prompts: SoftPrompts, record: RouteRecord
     ) -> torch.Tensor:
         """See `Backbone.hidden_states_after`: servers keep the beginning in sessions."""
         if self._pool is None:
             raise NoCacheError("there are no sessions")
-        return self._pool.hidden_states(shared, input_ids, Prompts(prompts, deep_prompts), record)
+        return self._pool.hidden_states(shared, input_ids, prompts, record)
 
     def embedded(self, input_ids: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
         """Returns the first block's inputs, of shape [batch, pre_seq_len + length, hidden]."""
         return self.shell.embedded(input_ids, prompts)
 
     def session(
-        self,
-        rows: int,
-        max_length: int,
-        prompts: torch.Tensor | None = None,
-        deep_prompts: torch.Tensor | None = None,
-        *,
-        rolls_back: bool = True,
+        self, rows: int, max_length: int, prompts: SoftPrompts = NO_PROMPTS, *, rolls_back: bool = True
     ) -> TextSession:
         """See `Backbone.session`: servers keep what they have computed, if model and servers can."""
         from dist_eval.swarm.inference_session import InferenceSession
 
         if not self._has_sessions:
-            return RecomputedTextSession(
-                lambda ids, record: self.hidden_states(ids, prompts, deep_prompts, record=record), rows
-            )
+            return RecomputedTextSession(lambda ids, record: self.hidden_states(ids, prompts, record=record), rows)
         return InferenceSession(
             self.requests,
             self.embedded,
             rows=rows,
             max_length=max_length,
-            prompts=prompts,
-            deep_prompts=deep_prompts,
+            prompts=prompts.tokens,
+            deep_prompts=prompts.deep,
             rolls_back=rolls_back,
             request_tokens=self._request_tokens,
         )
@@ -172,35 +149,28 @@ class SwarmBackbone(Backbone):
         return min(room) if self._has_sessions else math.inf
 
     def room_for_sessions(self, share: float, session_tokens: int) -> SessionRoom:
-        """See `Backbone.room_for_sessions`."""
         spans = self.requests.servers.session_spans()
         if not share or not self._has_sessions or not any(can_roll_back(span.announced.version) for span in spans):
             return NO_ROOM
         return room_for_sessions(self.requests.servers.free_cache(), self.requests.num_blocks, share, session_tokens)
 
     def open_sessions(self, limit: int) -> None:
-        """See `Backbone.open_sessions`."""
         self._pool = SessionPool(self.session, limit)
 
     def traffic(self) -> Traffic:
-        """See `HostedModel.traffic`."""
         return self.requests.traffic()
 
     @property
     def retries(self) -> int:
-        """See `HostedModel.retries`."""
         return self.requests.router.retries
 
     def notice(self) -> str:
-        """See `HostedModel.notice`."""
         return self.requests.servers.notice()
 
     def exclude(self, servers: Iterable[str]) -> None:
-        """See `HostedModel.exclude`."""
         self.requests.servers.excluded |= set(servers)
 
     def move(self, device: torch.device) -> None:
-        """See `Backbone.move`: embeddings and final norm."""
         self.shell.move(device)
 
     def close(self) -> None:

@@ -20,11 +20,7 @@ _LONGEST_WAIT_FOR_ROOM, _BETWEEN_TRIES = 600.0, 1.0
 
 
 def with_room(send: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """Sends texts in a session; if no server has room for the caches, waits until others have given theirs back.
-
-    Raises:
-        NoCacheError: there is no room for ten minutes, or there never will be.
-    """
+    """Sends texts in a session; if no server has room for the caches, waits up to ten minutes until there is."""
     give_up = time.monotonic() + _LONGEST_WAIT_FOR_ROOM
     while True:
         try:
@@ -38,8 +34,7 @@ def with_room(send: Callable[[], torch.Tensor]) -> torch.Tensor:
 class Room:
     """Tokens that a rank's texts may take of servers' caches at a time; a single text is always let in. Thread-safe.
 
-    Args:
-        tokens: how many; called once, when they are first needed.
+    How many is asked once, when they are first needed.
     """
 
     def __init__(self, tokens: Callable[[], float]) -> None:
@@ -67,52 +62,30 @@ class TextSession(Protocol):
     @property
     def position(self) -> int:
         """Tokens of each text that were sent so far, without prompts."""
-        ...
 
     @property
     def servers(self) -> int:
         """How many servers the texts pass one after the other, at least 1."""
-        ...
 
     def step(
         self, input_ids: torch.Tensor, start: int | None = None, record: RouteRecord | None = None
     ) -> torch.Tensor:
-        """Sends the next tokens of the texts; the first step also sends the prompts.
+        """Sends the next n tokens of the texts, of shape [rows, n]; the first step also sends the prompts.
 
-        Args:
-            input_ids: int64 of shape [rows, n]; n may be 0, to send the prompts alone.
-            start: position of the first of these tokens: whatever was sent from there on is forgotten. By default they
-                follow what was sent.
-            record: records the route through a swarm.
-
-        Returns:
-            Outputs of the last block before the final norm for these tokens, of shape [rows, n, hidden].
-
-        Raises:
-            EvaluationError: there is no answer.
+        Whatever was sent from `start` on is forgotten; by default they follow what was sent. n may be 0, to send the
+        prompts alone. Returns the outputs of the last block before the final norm, of shape [rows, n, hidden].
         """
-        ...
 
     def continuations(
         self, input_ids: Sequence[torch.Tensor], record: RouteRecord | None = None
     ) -> Sequence[torch.Tensor]:
-        """Continues the texts in several ways, none of which is kept. May be used by several threads at a time.
+        """Continues the texts in several ways, none of which is kept; returns the outputs of each, as `step` does.
 
-        Args:
-            input_ids: int64 of shape [rows, n] for each way; something was sent before.
-            record: records the route through a swarm.
-
-        Returns:
-            For each way the outputs of the last block before the final norm, of shape [rows, n, hidden].
-
-        Raises:
-            EvaluationError: there is no answer.
+        May be used by several threads at a time, once something was sent.
         """
-        ...
 
     def close(self) -> None:
         """Gives the memory of servers back."""
-        ...
 
 
 class RecomputedTextSession:
@@ -125,7 +98,6 @@ class RecomputedTextSession:
 
     @property
     def position(self) -> int:
-        """See `TextSession.position`."""
         return self._ids.shape[1]
 
     @property
@@ -137,7 +109,6 @@ class RecomputedTextSession:
     def step(
         self, input_ids: torch.Tensor, start: int | None = None, record: RouteRecord | None = None
     ) -> torch.Tensor:
-        """See `TextSession.step`."""
         if start == 0:
             self._servers.clear()
         self._ids = torch.cat([self._ids[:, :start], input_ids.to(self._ids)], dim=1)
@@ -147,11 +118,9 @@ class RecomputedTextSession:
     def continuations(
         self, input_ids: Sequence[torch.Tensor], record: RouteRecord | None = None
     ) -> Sequence[torch.Tensor]:
-        """See `TextSession.continuations`."""
         return [self._outputs(torch.cat([self._ids, ids], dim=1), ids.shape[1], record) for ids in input_ids]
 
     def _outputs(self, input_ids: torch.Tensor, tokens: int, record: RouteRecord | None) -> torch.Tensor:
-        """Returns the outputs for the last tokens."""
         own = RouteRecord()
         hidden = self._hidden_states(input_ids, own)
         self._servers.update(dict.fromkeys(own.route))

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dist_eval.data.head_config import class_names, problem_from
+from dist_eval.data.problem_types import class_names, problem_from
 from dist_eval.errors import CheckpointError, one_line
 from dist_eval.model.checkpoint import ARCHITECTURE, HEAD, PROMPTS, TunedCheckpoint
 from dist_eval.process.files import BY_UMASK, write_atomically

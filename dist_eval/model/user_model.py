@@ -20,8 +20,7 @@ from torch import nn
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import ConfigError, DataError, EvaluationError, ModelOutputError
 from dist_eval.inference.forward import checked_answers
-from dist_eval.inference.in_flight import map_in_flight
-from dist_eval.inference.window import window_in_memory
+from dist_eval.inference.in_flight import map_in_flight, window_in_memory
 from dist_eval.model.classifier import Classifier, classifier_of
 from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.options.groups import MAX_TOKEN_BUDGET

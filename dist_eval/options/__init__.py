@@ -1,5 +1,1 @@
-"""What a program is asked to do: options in `groups`, made into a `config`, and parsed by `commandline`.
-
-`selection` has those that choose rows of the dataset, `prompts` those of language models, and `harness` those of
-`dist-eval harness`.
-"""
+"""What a program is asked to do: options in `groups`, made into a `config`, and parsed by `commandline`."""

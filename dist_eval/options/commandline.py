@@ -24,11 +24,10 @@ from dist_eval.errors import ConfigError, os_reason
 from dist_eval.options.config import EvaluationConfig, RunConfig
 from dist_eval.options.groups import flag
 from dist_eval.printable import printable_lines
-from dist_eval.process.arguments import ArgumentParser
-from dist_eval.process.exit_status import WRONG_OPTIONS
 from dist_eval.process.files import is_utf8
 from dist_eval.process.interpreter import require_current_packages, require_docstrings
 from dist_eval.process.parsing import parse_yaml
+from dist_eval.process.programs import WRONG_OPTIONS, ArgumentParser
 
 Config = TypeVar("Config", bound=RunConfig)
 

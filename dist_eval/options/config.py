@@ -21,17 +21,18 @@ from dist_eval.data.revisions import HubKind
 from dist_eval.errors import ConfigError
 from dist_eval.options.groups import (
     DataOptions,
+    GenerationOptions,
     ModelOptions,
     OutputOptions,
+    PromptOptions,
     RankOptions,
+    SelectionOptions,
     SwarmOptions,
     flag,
     option,
     unwrap_single,
 )
 from dist_eval.options.peers import all_peers
-from dist_eval.options.prompts import GenerationOptions, PromptOptions
-from dist_eval.options.selection import SelectionOptions
 
 # what --generate does not go with
 _OF_CLASSIFIERS = ("label_delimiter", "length_normalization", "audit", "labels", "stratify")
@@ -119,7 +120,6 @@ class DatasetRunConfig(RunConfig, DataOptions):
 
     @property
     def revisions(self) -> dict[HubKind, tuple[str, str]]:
-        """Of what a revision on a hub is given: the name of the model or dataset, and the revision."""
         name = unwrap_single(self.dataset)
         of_dataset = (name if isinstance(name, str) else "", self.dataset_revision or "")
         return {**super().revisions, **({"dataset": of_dataset} if self.dataset_revision else {})}

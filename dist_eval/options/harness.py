@@ -2,16 +2,86 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import re
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
-from dist_eval.errors import ConfigError
+from dist_eval.errors import ConfigError, one_line, os_reason
 from dist_eval.options.commandline import WHERE, Command
 from dist_eval.options.config import RunConfig
 from dist_eval.options.groups import flag, option
-from dist_eval.options.mappings import MergeMappings, json_mapping, key_values, require_recordable
+from dist_eval.process.files import is_utf8
+from dist_eval.process.parsing import parse_json, read_json
+
+
+class MergeMappings(argparse.Action):
+    """Merges the mappings that an option's words are; of a key that several have, the last one counts."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        merged = dict(getattr(namespace, self.dest, {}))
+        for mapping in values:
+            merged.update(mapping)
+        setattr(namespace, self.dest, merged)
+
+
+def key_values(text: str) -> dict[str, Any]:
+    """Reads `temperature=0.7,until=["a", "b"]`, or a JSON object, as the harness' own command line does."""
+    if text.lstrip().startswith("{"):
+        return dict(json_mapping(text))
+    require_harness()
+    from lm_eval._cli.utils import key_val_to_dict
+
+    try:
+        return dict(key_val_to_dict(text))
+    except (ValueError, TypeError, RecursionError, MemoryError) as error:  # of what its values are evaluated by
+        raise argparse.ArgumentTypeError(one_line(error)) from error
+
+
+def json_mapping(text: str) -> Any:
+    """Reads a JSON object, or the file with one that is named."""
+    is_json = text.lstrip().startswith("{")
+    try:
+        return parse_json(text) if is_json else read_json(Path(text))
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text} is no JSON, and cannot be read ({os_reason(error)})") from error
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{'' if is_json else text + ' '}is no JSON: {one_line(error)}") from error
+
+
+def require_recordable(name: str, mapping: Any) -> None:
+    """Checks that an option is a mapping from texts to what JSON has, so that results can record it."""
+    if not isinstance(mapping, dict):
+        raise ConfigError(f"{name} takes a mapping, not {mapping!r:.40}.")
+    try:
+        text = json.dumps(mapping, allow_nan=False, ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{name} cannot be written as JSON: {one_line(error)}.") from error
+    if not (is_utf8(text) and all(isinstance(key, str) for key in mapping)):
+        raise ConfigError(f"{name} {mapping!r:.40} has a key that is no text, or what is not UTF-8.")
+
+
+def require_harness() -> None:
+    """Checks that the harness is installed.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if find_spec("lm_eval") is None:
+        raise ConfigError(
+            "The lm-evaluation-harness is not installed: `uv sync --extra harness` installs it, or start the command "
+            "with `uv run --extra harness`."
+        )
+
 
 PROGRAM = "dist-eval harness"
 
@@ -219,7 +289,6 @@ class HarnessConfig(RunConfig):
 
     @property
     def run_name(self) -> str:
-        """The names of the tasks."""
         names = (name.rstrip("/").rpartition("/")[2].removesuffix(".yaml") for name in self.tasks[:3])
         return re.sub(r"[*?\[\]]", "", "-".join(names)) or "tasks"
 

@@ -24,7 +24,7 @@ import numpy as np
 from dist_eval.data.plan import BatchPlan, shard_batches
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.inference.forward import TextModel, Texts, predict_batches
-from dist_eval.inference.window import Window
+from dist_eval.inference.in_flight import Window
 from dist_eval.planning.record import TimeEstimate
 
 # answers to wait for, of all ranks together, or for each of many: windows grow in the first half, and the second one

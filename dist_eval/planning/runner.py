@@ -17,13 +17,12 @@ from dist_eval.distributed.collectives import all_gather, require_agreement
 from dist_eval.errors import RunError
 from dist_eval.evaluation.audit import AuditedModel, audited_batches
 from dist_eval.evaluation.context import RunContext
-from dist_eval.evaluation.generation_task import GenerationTask
-from dist_eval.evaluation.request_model import Requests
-from dist_eval.evaluation.requests import fingerprint_of, open_requests, requested_model, window_of_requests
+from dist_eval.evaluation.generation import GenerationTask
+from dist_eval.evaluation.requests import Requests, fingerprint_of, open_requests, requested_model, window_of_requests
 from dist_eval.evaluation.runner import tokenize
 from dist_eval.evaluation.task import EvalTask
 from dist_eval.inference.forward import TextModel, Texts
-from dist_eval.inference.window import Window
+from dist_eval.inference.in_flight import Window
 from dist_eval.model.backbone import ModelOnBackbone
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.language_model import CausalModel, LanguageModel
@@ -41,7 +40,7 @@ from dist_eval.planning.record import (
     text_lengths,
 )
 from dist_eval.planning.table import format_plan
-from dist_eval.process.output import lost_output
+from dist_eval.process.programs import lost_output
 from dist_eval.results.inputs import SelectionSummary
 from dist_eval.runs.run_folder import NoFolder
 from dist_eval.statistics.sampling import half_width

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dist_eval.distributed.time_left import in_words
+from dist_eval.distributed.display import in_words
 from dist_eval.planning.record import CutTexts, HopValues, LabelCount, PlannedRun, TextLengths, TimeEstimate
 from dist_eval.printable import printable_lines
 from dist_eval.report.sections import format_selection

@@ -2,7 +2,6 @@
 
 `lifetime` makes everything of a run end with it (`janitor` does so after a SIGKILL); `files` replaces files atomically,
 `parsing` reads JSON and YAML within limits, `shared_state` has numbers that several processes read and write, `ports`
-finds free ones, `logging_setup` keeps libraries quiet, `output` is what programs print through, `interpreter` refuses
-one without docstrings or with packages of 2023, `gc_paused` makes imports faster, `patching` changes a library for a
-while, and `exit_status` has the exit statuses of all programs.
+finds free ones, `logging_setup` keeps libraries quiet, `programs` is what all programs have in common, `interpreter`
+refuses one without docstrings or with packages of 2023, and `patching` changes a library or this process for a while.
 """

@@ -100,6 +100,13 @@ def file_digest(path: Path) -> str | None:
         os.close(file)
 
 
+def chunks_of(path: Path, size: int = _CHUNK_BYTES) -> Iterator[bytes]:
+    """Yields the content of a file in chunks of so many bytes."""
+    with path.open("rb") as file:
+        while chunk := file.read(size):
+            yield chunk
+
+
 def samples_of(path: Path) -> Iterator[bytes]:
     """Yields the size of a file and evenly spaced pieces, for a hash (all of a file of up to 256 KiB)."""
     size = path.stat().st_size

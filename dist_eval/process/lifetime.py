@@ -25,6 +25,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from dist_eval.process.patching import environment_with, patched
+
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _JANITOR_END_SECONDS = 20
 _SESSION_END_SECONDS = 10.0
@@ -136,16 +138,8 @@ def temporary_files_in(folder: Path) -> Iterator[None]:
     Args:
         folder: an existing folder.
     """
-    before, cached = os.environ.get("TMPDIR"), tempfile.tempdir
-    os.environ["TMPDIR"], tempfile.tempdir = str(folder), str(folder)
-    try:
+    with environment_with("TMPDIR", str(folder)), patched(tempfile, "tempdir", str(folder)):
         yield
-    finally:
-        tempfile.tempdir = cached
-        if before is None:
-            del os.environ["TMPDIR"]
-        else:
-            os.environ["TMPDIR"] = before
 
 
 @contextmanager

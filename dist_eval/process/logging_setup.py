@@ -8,6 +8,8 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from dist_eval.process.patching import environment_with
+
 _LOGGERS = (
     *("hivemind", "petals", "asyncio", "transformers", "datasets", "huggingface_hub", "torch.distributed"),
     *("lm_eval", "evaluate", "bitsandbytes", "peft", "accelerate"),
@@ -42,10 +44,5 @@ def silence_petals() -> None:
 @contextmanager
 def forking_without_warnings() -> Iterator[None]:
     """Suppresses the warning of the tokenizers library about forks, which do not inherit its threads."""
-    is_set = "TOKENIZERS_PARALLELISM" in os.environ
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
-    try:
+    with environment_with("TOKENIZERS_PARALLELISM", os.environ.get("TOKENIZERS_PARALLELISM", "true")):
         yield
-    finally:
-        if not is_set:
-            del os.environ["TOKENIZERS_PARALLELISM"]

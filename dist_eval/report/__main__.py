@@ -8,8 +8,7 @@ from pathlib import Path
 
 from dist_eval.errors import ConfigError, EvaluationError, os_reason, print_error
 from dist_eval.printable import printable_lines
-from dist_eval.process.arguments import ArgumentParser
-from dist_eval.process.output import run_program
+from dist_eval.process.programs import ArgumentParser, run_program
 from dist_eval.report.document import ReportOptions
 from dist_eval.report.naming import options_of
 from dist_eval.results.run import metrics_with_limits

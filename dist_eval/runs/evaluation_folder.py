@@ -112,36 +112,24 @@ class EvaluationFolder(RunFolder):
         except Exception as error:  # fonts, memory: whatever it is, the numbers are valid
             print_error(f"{name} could not be drawn ({error_summary(error)}); all numbers are in {RESULTS}.")
 
-    def revise(
-        self, results: CompleteRun, predictions: PredictionsLike | None = None, groups: np.ndarray | None = None
-    ) -> None:
-        """Replaces the results of a complete run.
+    def revise(self, results: CompleteRun, predictions: PredictionsLike, groups: np.ndarray | None) -> None:
+        """Replaces the results of a complete run, and the table of its predictions.
 
         Args:
             results: the whole content of `results.json`.
-            predictions: rewritten first, with their groups; None if they do not change.
+            predictions: the same as before.
             groups: the group of each prediction, int64 of shape [n]; None if examples are not grouped.
-
-        Raises:
-            RunError: the results cannot be written.
-        """
-        with translating_os_errors(RunError, f"The results cannot be written to {self.path}"):
-            if predictions is not None:
-                write_predictions(self.path / PREDICTIONS, predictions, groups)
-            self._write(results)
-        if predictions is not None:
-            self._draw_reliability(results)
-
-    def revise_texts(self, results: CompleteHarnessRun, texts: SavedTexts) -> None:
-        """Replaces the results of a complete run on prompts, and the table of its texts.
-
-        Args:
-            results: the whole content of `results.json`.
-            texts: the texts, in dataset order.
 
         Raises:
             RunError: they cannot be written.
         """
+        with translating_os_errors(RunError, f"The results cannot be written to {self.path}"):
+            write_predictions(self.path / PREDICTIONS, predictions, groups)
+            self._write(results)
+        self._draw_reliability(results)
+
+    def revise_texts(self, results: CompleteHarnessRun, texts: SavedTexts) -> None:
+        """Replaces the results of a complete run on prompts, and the table of its texts (see `revise`)."""
         with translating_os_errors(RunError, f"The results cannot be written to {self.path}"):
             write_texts(self.path / PREDICTIONS, texts)
             self._write(results)

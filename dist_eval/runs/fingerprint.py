@@ -39,11 +39,7 @@ class Fingerprint:
 
     @classmethod
     def load(cls, folder: Path) -> Fingerprint | None:
-        """Reads the fingerprint in a run's folder; None if it is missing or damaged.
-
-        Raises:
-            OSError: it cannot be read: perhaps later.
-        """
+        """Reads the fingerprint in a run's folder; None if it is missing or damaged."""
         try:
             values = read_json(folder / JOURNAL / FINGERPRINT)
             parts, digest = values.pop(_PARTS, None), values.pop(_DIGEST)
@@ -65,7 +61,6 @@ class Fingerprint:
         return Fingerprint({**self.values, "plan": plan})
 
     def save(self, folder: Path) -> None:
-        """Writes it to a run's folder."""
         (folder / JOURNAL).mkdir(parents=True, exist_ok=True)
         parts = {_PARTS: self.parts} if self.parts else {}
         content = {**self.values, **parts, _DIGEST: self.digest()}

@@ -30,7 +30,7 @@ import struct
 import uuid
 import zlib
 from collections.abc import Container, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +39,97 @@ import numpy as np
 from dist_eval.data.answers import AnswerColumns, BatchOutcome, RouteSegment
 from dist_eval.errors import RunError, translating_os_errors
 from dist_eval.process.files import write_atomically
-from dist_eval.runs.files import JOURNAL
-from dist_eval.runs.journal_folder import FAULTY_SUFFIX, SUFFIX, name_of_run
+from dist_eval.process.parsing import read_json
+from dist_eval.runs.files import FINGERPRINT, JOURNAL, RECORDED_PLAN
+from dist_eval.runs.fingerprint import Fingerprint
+
+SUFFIX, FAULTY_SUFFIX = ".batches", ".odd"
+"""Of a rank's finished batches, and of what marks a server as excluded (see `dist_eval.runs.journal`)."""
+
+_DAMAGE = (ValueError, KeyError, TypeError)  # What reading a damaged JSON file raises
+
+
+def has_batches(folder: Path) -> bool:
+    """Returns whether a run's folder holds finished batches."""
+    return any(path.stat().st_size for path in (folder / JOURNAL).glob(f"*{SUFFIX}"))
+
+
+def has_batches_of(folder: Path, run: Fingerprint) -> bool:
+    """Returns whether a run's folder holds finished batches that depend on just this, by the names of their files."""
+    with suppress(FileNotFoundError, *_DAMAGE):
+        as_recorded = run.with_plan(_recorded_plan(folder)["plan"])
+        if _has_files_of(folder, as_recorded):
+            return True
+    return _has_files_of(folder, run)
+
+
+def _has_files_of(folder: Path, run: Fingerprint) -> bool:
+    pattern = f"{name_of_run(run.digest())}-*{SUFFIX}"
+    return any(path.stat().st_size for path in (folder / JOURNAL).glob(pattern))
+
+
+def name_of_run(digest: str) -> str:
+    """Returns what the names of a run's files begin with, by the hash of what its results depend on."""
+    return f"run-{digest[:12]}"
+
+
+def _recorded_plan(folder: Path) -> dict[str, Any]:
+    return dict(read_json(folder / JOURNAL / RECORDED_PLAN))
+
+
+def recorded_cache_tokens(folder: Path) -> int | None:
+    """Returns for caches of how many tokens a run's batches were planned; None if that is still to be decided.
+
+    Raises:
+        RunError: there are batches, and what says how they were planned cannot be read.
+    """
+    try:
+        return int(_recorded_plan(folder)["session_tokens"])
+    except FileNotFoundError:
+        return 0 if has_batches(folder) else None
+    except (OSError, *_DAMAGE) as error:
+        if not has_batches(folder):
+            return None
+        raise RunError(
+            f"{folder / JOURNAL / RECORDED_PLAN}, which says how the finished batches were planned, is damaged "
+            f"({error!r}). Restore it, choose another --output, or start afresh with --overwrite."
+        ) from error
+
+
+def record_plan(folder: Path, cache_tokens: int, plan: str) -> None:
+    """Records for caches of how many tokens a run's batches are planned, and the digest of that plan.
+
+    Raises:
+        RunError: the file cannot be written.
+    """
+    path, content = folder / JOURNAL / RECORDED_PLAN, {"session_tokens": cache_tokens, "plan": plan}
+    with translating_os_errors(RunError, f"{path} cannot be written"):
+        write_atomically(path, json.dumps(content).encode())
+
+
+def require_recorded_plan(folder: Path, plan: str) -> None:
+    """Requires that a run's batches are still planned as they were.
+
+    Raises:
+        RunError: they are not: another version of dist_eval began the run.
+    """
+    try:
+        recorded = _recorded_plan(folder)["plan"]
+    except (OSError, *_DAMAGE):
+        return
+    if recorded != plan:
+        raise RunError(
+            f"{folder} holds a part of a run whose sessions another version of dist_eval planned. Finish it with that "
+            "version, choose another --output, or start afresh with --overwrite."
+        )
+
+
+def forget_journal(folder: Path) -> None:
+    """Removes the finished batches of a run's folder."""
+    for pattern in (f"*{SUFFIX}", f"*{FAULTY_SUFFIX}", FINGERPRINT, RECORDED_PLAN):
+        for path in (folder / JOURNAL).glob(pattern):
+            path.unlink(missing_ok=True)
+
 
 _MAGIC = b"deB1"
 _HEAD = struct.Struct("<4sI")
@@ -52,13 +141,10 @@ _WHOLE, _AUDITED = 2, 1
 
 
 class _Index:
-    """Where the record of each batch is: in arrays, because there may be millions.
-
-    Attributes:
-        worth: of each batch's record, uint8 of shape [batches]: 0 without one, else 1 and more (`_WHOLE`, `_AUDITED`).
-    """
+    """Where the record of each batch is: in arrays, because there may be millions."""
 
     def __init__(self, batches: int) -> None:
+        # of each batch's record: 0 without one, else 1 and more (`_WHOLE`, `_AUDITED`)
         self.worth = np.zeros(batches, dtype=np.uint8)
         self._files, self._offsets = np.zeros(batches, dtype=np.uint32), np.zeros(batches, dtype=np.int64)
         self._numbers: dict[Path, int] = {}
@@ -113,11 +199,7 @@ class Journal:
         self._told_last: Path | None = None  # the file that it was at
 
     def faulty_servers(self) -> frozenset[str]:
-        """Returns the excluded servers, whose answers do not count.
-
-        Raises:
-            RunError: the folder cannot be read.
-        """
+        """Returns the excluded servers, whose answers do not count."""
         with _readable(self._folder):
             found = self._folder.glob(f"{self._run}-odd-*{FAULTY_SUFFIX}")
             return frozenset(path.stem.removeprefix(f"{self._run}-odd-") for path in found)
@@ -134,16 +216,9 @@ class Journal:
             write_atomically(path, b"An audit found that other servers agree with each other, and not with this one.\n")
 
     def read(self, audited: Container[int] = ()) -> np.ndarray:
-        """Reads all files.
+        """Reads all files; returns which batches are finished, with a prediction for every example.
 
-        Args:
-            audited: batches that count as finished only if they were audited.
-
-        Returns:
-            Whether each batch is finished, with a prediction for every example; bool of shape [batches].
-
-        Raises:
-            RunError: a file cannot be read.
+        Those that are to be audited count only if they were.
         """
         self._index, self._faulty = _Index(len(self._sizes)), self.faulty_servers()
         with _readable(self._folder):
@@ -186,11 +261,7 @@ class Journal:
                         yield outcome
 
     def append(self, outcome: BatchOutcome) -> None:
-        """Writes a batch to the disk; once this returns, it survives even a power cut.
-
-        Raises:
-            RunError: the disk is full, or the file cannot be written.
-        """
+        """Writes a batch to the disk; once this returns, it survives even a power cut."""
         with _writable(self._path):
             if self._file is None:
                 self._make_folder()
@@ -208,7 +279,6 @@ class Journal:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def close(self) -> None:
-        """Closes this rank's file."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

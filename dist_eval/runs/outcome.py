@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dist_eval.errors import one_line
-from dist_eval.process.exit_status import COMPLETE, FAILED, STOPPED
 from dist_eval.process.parsing import parse_json
+from dist_eval.process.programs import COMPLETE, FAILED, STOPPED
 from dist_eval.runs.digests import NOT_AS_WRITTEN, is_intact
 from dist_eval.runs.files import JOURNAL, RESULTS, TUNING_RESULTS
 from dist_eval.schema import SCHEMA_VERSION

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,14 @@ from dist_eval.runs.files import JOURNAL
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.runs.folder_lock import last_holder, require_journal_of_ours, take_lock
 from dist_eval.runs.found_results import Claim, FoundResults, what_is_wrong
-from dist_eval.runs.journal_folder import forget_journal, has_batches, has_batches_of
+from dist_eval.runs.journal import forget_journal, has_batches, has_batches_of
 from dist_eval.runs.outcome import read_outcome
-from dist_eval.runs.redaction import without_peers
 from dist_eval.schema import SCHEMA_VERSION
+
+# A peer's address, or its ID alone. An address begins only where a path does: from each of its parts, a long path
+# without a peer would be searched to its end.
+_PEER = re.compile(r"(?<![\w.:/-])[\w.:/-]*/p2p/[1-9A-HJ-NP-Za-km-z]{40,}|\b(?:Qm|12D3Koo)[1-9A-HJ-NP-Za-km-z]{40,}")
+_NO_PEER = "(peer, not recorded)"
 
 
 class RunFolder:
@@ -39,23 +44,14 @@ class RunFolder:
         options: all options of the run, as they are recorded.
         overwrite: whether to start afresh, whatever the folder holds.
         peers: addresses of the swarm's peers, which are not recorded.
-
-    Attributes:
-        path: path of the folder.
-        options: all options of the run, as they are recorded.
-        holder: the leader of this run, as in the folder's lock; empty until it has opened the folder.
-        results_name: name of the file with the results.
-        records: reads them.
-        resume_source: what a resumed run continues from, for messages.
-        foreign_files: files that show, where `results_name` is missing, that the folder belongs to something else.
-        derived_files: files that are removed when the run begins, because they are made at its end.
     """
 
-    results_name: str
-    records: TypeAdapter[Any]
-    resume_source: str
+    results_name: str  # name of the file with the results
+    records: TypeAdapter[Any]  # reads them
+    resume_source: str  # what a resumed run continues from, for messages
+    # files that show, where `results_name` is missing, that the folder belongs to something else
     foreign_files: tuple[str, ...]
-    derived_files: tuple[str, ...] = ()
+    derived_files: tuple[str, ...] = ()  # files that are removed when the run begins, because they are made at its end
 
     def __init__(
         self, path: Path, options: RecordedOptions, *, overwrite: bool = False, peers: Sequence[str] = ()
@@ -63,7 +59,7 @@ class RunFolder:
         self.path, self.options = path, options
         self._overwrite, self._peers = overwrite, peers
         self._lock: int | None = None
-        self.holder = ""
+        self.holder = ""  # the leader of this run, as in the folder's lock; empty until it has opened the folder
         self._found = FoundResults()
         self._revisions: Revisions | None = None
 
@@ -112,11 +108,7 @@ class RunFolder:
                 self._write(self._started())
 
     def open_on_host(self) -> None:
-        """Prepares the folder on a further host, which may have one of its own; before the leader claims the folder.
-
-        Raises:
-            RunError: the folder cannot be written.
-        """
+        """Prepares the folder on a further host, which may have one of its own; before the leader claims the folder."""
         with translating_os_errors(RunError, f"The output folder {self.path} cannot be written"):
             require_journal_of_ours(self.path)
             if last_holder(self.path) != self.holder:  # else it is the leader's, who has done so
@@ -289,7 +281,7 @@ class RunFolder:
         Raises:
             OSError: the folder cannot be written any more.
         """
-        failure = RunFailure(message=without_peers(message, self._peers), rank=rank, host=host, transient=transient)
+        failure = self._failure(message, rank=rank, host=host, transient=transient)
         return self._end("failed", failure, coverage)
 
     def stop(
@@ -319,8 +311,14 @@ class RunFolder:
         if not may_restart:
             leave_stop_file(self.path)
         transient = transient and not asked_by_a_person(message)
-        failure = RunFailure(message=without_peers(message, self._peers), rank=rank, host=host, transient=transient)
+        failure = self._failure(message, rank=rank, host=host, transient=transient)
         return self._end("incomplete", failure, coverage)
+
+    def _failure(self, message: str, **known: Any) -> RunFailure:
+        """Returns what is recorded of the end of a run, without addresses of peers."""
+        for address in self._peers:
+            message = message.replace(address, _NO_PEER)
+        return RunFailure(message=_PEER.sub(_NO_PEER, message), **known)
 
     def _end(self, status: str, error: RunFailure, coverage: Mapping[str, int] | None) -> bool:
         if not self.is_ours or (results := self._read()) is None or results.status != "running":

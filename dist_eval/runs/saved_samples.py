@@ -1,7 +1,7 @@
 """`predictions.parquet`, the table of a run's samples: predictions, or generated texts.
 
 The fields of `SavedPredictions` are its columns, by name and in their order; what is written, read back and cut into
-chunks follows from them. Those of `SavedTexts`, whose metrics are columns, too, are listed in its methods. Predictions
+chunks follows from them. Those of `SavedTexts`, whose metrics are columns, too, follow from its `TYPES`. Predictions
 have lost their logits, but whatever is computed of them is equal to the last bit to what the run itself computed.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -79,12 +79,10 @@ class SavedPredictions:
 
     @property
     def num_labels(self) -> int:
-        """Width of the head."""
         return self.label.shape[1] if self.problem is REGRESSION else self.probabilities.shape[1]
 
     @property
     def problem(self) -> Problem:
-        """What kind of labels they are."""
         return problem_of(self.label.dtype)
 
     def probabilities_of(self, classes: Iterable[int]) -> Iterator[np.ndarray]:
@@ -93,7 +91,6 @@ class SavedPredictions:
             yield self.probabilities[:, number]
 
     def at(self, positions: np.ndarray | slice) -> SavedPredictions:
-        """Returns some predictions, by their positions here."""
         return SavedPredictions(**{name: column[positions] for name, column in self.columns().items()})
 
     def chunks(self) -> Iterator[SavedPredictions]:
@@ -114,35 +111,32 @@ class SavedTexts:
     answer: list[str | None] | None = None  # what --answer-pattern found in each; None without a pattern
     group: np.ndarray | None = None  # number of the group of each, int64 of shape [n]; None without groups
 
-    OWN_COLUMNS = ("index", "references", "text", "answer", "group")
-    """Names that no metric may have."""
+    TYPES: ClassVar[dict[str, pa.DataType]] = {
+        "index": pa.int64(),
+        "references": pa.list_(pa.string()),
+        "text": pa.string(),
+        "answer": pa.string(),
+        "group": pa.int64(),
+    }
+    """By names of columns that no metric may have."""
 
     def __len__(self) -> int:
         return len(self.text)
 
     @classmethod
     def from_table(cls, table: pa.Table) -> SavedTexts:
-        """Takes over columns that were read from a file."""
-        names = table.schema.names
-        columns = {name: table.column(name).to_pylist() for name in ("references", "text")}
-        return cls(
-            **columns,
-            index=_to_numpy(table.column("index")),
-            values={name: _to_numpy(table.column(name)) for name in names if name not in cls.OWN_COLUMNS},
-            answer=table.column("answer").to_pylist() if "answer" in names else None,
-            group=_to_numpy(table.column("group")) if "group" in names else None,
-        )
+        own: dict[str, Any] = {}
+        values: dict[str, np.ndarray] = {}
+        for name, column in zip(table.schema.names, table.columns, strict=True):
+            if name not in cls.TYPES:
+                values[name] = _to_numpy(column)
+            else:
+                own[name] = _to_numpy(column) if cls.TYPES[name] == pa.int64() else column.to_pylist()
+        return cls(**own, values=values)
 
     def at(self, places: slice) -> SavedTexts:
-        """Returns some texts, by their positions here."""
-        return SavedTexts(
-            index=self.index[places],
-            references=self.references[places],
-            text=self.text[places],
-            values={name: column[places] for name, column in self.values.items()},
-            answer=None if self.answer is None else self.answer[places],
-            group=None if self.group is None else self.group[places],
-        )
+        values = {name: column[places] for name, column in self.values.items()}
+        return SavedTexts(**{name: column[places] for name, column in self._own_columns().items()}, values=values)
 
     def numbers(self, name: str) -> list[int] | list[float]:
         """Returns the values of a metric, 0 or 1 for one that is true or false of a text."""
@@ -151,27 +145,17 @@ class SavedTexts:
 
     def table(self) -> dict[str, pa.Array]:
         """Returns the columns as they are written, without those that these texts do not have."""
-        columns = {
-            "index": pa.array(self.index, pa.int64()),
-            "references": pa.array(self.references, pa.list_(pa.string())),
-            "text": pa.array(self.text, pa.string()),
-            **{name: pa.array(column) for name, column in self.values.items()},
-        }
-        if self.answer is not None:
-            columns["answer"] = pa.array(self.answer, pa.string())
-        if self.group is not None:
-            columns["group"] = pa.array(self.group, pa.int64())
-        return columns
+        own = {name: pa.array(column, self.TYPES[name]) for name, column in self._own_columns().items()}
+        last: dict[str, Any] = {name: own.pop(name) for name in ("answer", "group") if name in own}
+        return {**own, **{name: pa.array(column) for name, column in self.values.items()}, **last}
+
+    def _own_columns(self) -> dict[str, Any]:
+        every = {name: getattr(self, name) for name in self.TYPES}
+        return {name: column for name, column in every.items() if column is not None}
 
 
 def write_predictions(path: Path, predictions: PredictionsLike, groups: np.ndarray | None = None) -> None:
-    """Writes one row for each prediction. Equal input gives equal bytes.
-
-    Args:
-        path: the file.
-        predictions: what it says.
-        groups: the group of each, int64 of shape [n]; None if there is to be no column for them.
-    """
+    """Writes one row for each prediction, with its group if there is one. Equal input gives equal bytes."""
     nothing = predictions.at(np.empty(0, dtype=np.int64))
     schema = _infer_schema(SavedPredictions.from_predictions(nothing, None if groups is None else groups[:0]).table())
 

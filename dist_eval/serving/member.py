@@ -20,8 +20,8 @@ from dist_eval.cluster.hosts import address_towards, interfaces, outward, resolv
 from dist_eval.errors import ConfigError, os_reason
 from dist_eval.options.config import add_peer_options
 from dist_eval.options.peers import read_peers, require_peer_addresses
-from dist_eval.process.arguments import ArgumentParser
 from dist_eval.process.files import PRIVATE, private_files
+from dist_eval.process.programs import ArgumentParser
 
 _WATCH_SECONDS, _BOOTSTRAP_SECONDS, _PROBE_SECONDS = 0.5, 5.0, 2.0
 PEERS = "peers.txt"

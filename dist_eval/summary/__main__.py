@@ -17,10 +17,8 @@ from typing import Any
 
 from dist_eval.cluster.run_lists import read_sweep
 from dist_eval.errors import ConfigError, EvaluationError, RunError, os_reason, print_error
-from dist_eval.process.arguments import ArgumentParser
-from dist_eval.process.exit_status import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS
 from dist_eval.process.files import BY_UMASK, write_atomically
-from dist_eval.process.output import run_program
+from dist_eval.process.programs import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS, ArgumentParser, run_program
 from dist_eval.runs.outcome import Outcome, read_outcome
 from dist_eval.summary.document import best_first, choose_metrics, describe_summary, to_records
 from dist_eval.tables import csv_text

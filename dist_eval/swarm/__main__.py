@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Any
 from dist_eval.cluster import slurm
 from dist_eval.cluster.hosts import interfaces, is_loopback, outward
 from dist_eval.errors import ConfigError, EvaluationError, SwarmError, os_reason, print_error
-from dist_eval.process.arguments import ArgumentParser
 from dist_eval.process.files import BY_UMASK, write_atomically
 from dist_eval.process.lifetime import temporary_files_in, workspace
 from dist_eval.process.logging_setup import silence_libraries
-from dist_eval.process.output import status_after_output, tolerate_broken_output
+from dist_eval.process.programs import ArgumentParser, status_after_output, tolerate_broken_output
 from dist_eval.serving import member
 from dist_eval.swarm import status
 from dist_eval.tables import format_count

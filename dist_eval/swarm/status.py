@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dist_eval.errors import SwarmError
 from dist_eval.options.config import add_peer_options
 from dist_eval.options.peers import all_peers
-from dist_eval.process.arguments import ArgumentParser
+from dist_eval.process.programs import ArgumentParser
 
 if TYPE_CHECKING:
     from dist_eval.swarm.coverage import SwarmCoverage

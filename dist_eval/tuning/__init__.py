@@ -2,7 +2,7 @@
 
     dist-eval tune --nproc-per-node 2 --model MODEL --dataset FILE --initial-peers ADDRESS...
 
-`tuner` runs a tuning, `epochs` its loop over epochs; `trainer` makes the updates, `checks` evaluates after each epoch,
-`display` shows the progress, `state` and `folder` save what an interrupted run resumes from. `config` has the options.
+`tuner` runs a tuning, `epochs` its loop over epochs; `trainer` makes the updates, `folder` saves what an interrupted
+run resumes from. `config` has the options.
 `convert` reads older, pickled exports (`exports`).
 """

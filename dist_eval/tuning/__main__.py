@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from dist_eval.cli import program
 from dist_eval.tuning.config import COMMAND, TuningConfig
 
-if TYPE_CHECKING:
-    from dist_eval.runs.run_folder import RunFolder
 
-
-def load(config: TuningConfig) -> tuple[program.RunFunction, type[RunFolder]]:
+def load(config: TuningConfig) -> program.Loaded:
     """Imports the run function of a tuning, and the class of its folder."""
     from dist_eval.tuning.folder import TuningFolder
     from dist_eval.tuning.tuner import tune

@@ -113,7 +113,6 @@ class TuningConfig(LearningOptions, DatasetRunConfig):
 
     @property
     def run_name(self) -> str:
-        """The names of dataset and mode."""
         return f"{super().run_name}-{self.tuning_mode}"
 
     @property

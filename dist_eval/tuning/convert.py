@@ -6,9 +6,7 @@ import argparse
 from pathlib import Path
 
 from dist_eval.errors import CheckpointError, EvaluationError, print_error, translating_os_errors
-from dist_eval.process.arguments import ArgumentParser
-from dist_eval.process.exit_status import COMPLETE, FAILED
-from dist_eval.process.output import run_program
+from dist_eval.process.programs import COMPLETE, FAILED, ArgumentParser, run_program
 from dist_eval.tables import format_count
 
 

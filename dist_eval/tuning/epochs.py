@@ -3,30 +3,117 @@
 from __future__ import annotations
 
 import math
+import sys
+import threading
 import time
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from dist_eval.data.dataset import TokenizedDataset
+from dist_eval.data.plan import plan_batches, shard_batches
 from dist_eval.data.tokenizers import load_tokenizer
 from dist_eval.distributed.collectives import all_gather, require_agreement
+from dist_eval.distributed.display import TimeLeft, display_on
+from dist_eval.distributed.stop import Stop, common_reason
+from dist_eval.errors import RunStopped
 from dist_eval.evaluation.context import RunContext
+from dist_eval.evaluation.scoring import gather, score
+from dist_eval.inference.forward import predict_batches
 from dist_eval.metrics.catalogue import lower_is_better
 from dist_eval.metrics.computing import Metrics
+from dist_eval.metrics.predictions import Predictions
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier
 from dist_eval.results.tuning import BestEpoch, EpochResults, TuningProgress, TuningRank
 from dist_eval.tracking import Trackers
-from dist_eval.tuning.checks import evaluate_classifier, require_no_stop
 from dist_eval.tuning.config import PROJECT, LearningOptions, TuningConfig
-from dist_eval.tuning.display import TuningDisplay
-from dist_eval.tuning.folder import BEST, LAST, TuningFolder
-from dist_eval.tuning.state import TuningState, pack_state, unpack_state, write_state
+from dist_eval.tuning.folder import BEST, LAST, TuningFolder, TuningState, pack_state, unpack_state, write_state
 from dist_eval.tuning.trainer import Trainer, global_batches, snapshot
+
+_NOTICE_SECONDS = 0.5
+
+
+class TuningDisplay:
+    """Shows the progress of a tuning."""
+
+    def __init__(self, total: int, done: int) -> None:
+        self._display, self._time_left = display_on(sys.stderr, total, "tuning", "update"), TimeLeft()
+        self._total, self._before, self._done = total, done, done
+        self._time_left.update(total - done, time.monotonic())
+
+    def updated(self, epoch: int, loss: float) -> None:
+        """Counts an update of an epoch (numbered from 0), with its mean loss in nats."""
+        self._done += 1
+        now = time.monotonic()
+        self._time_left.update(self._total - self._done, now)
+        details = f"epoch {epoch + 1}, loss {loss:.4f}"
+        self._display.show(self._done, self._before, self._time_left.seconds(now), details)
+
+    def say(self, text: str) -> None:
+        """Prints a line beside the progress."""
+        self._display.note(text)
+
+    @contextmanager
+    def watching(self, notice: Callable[[], str]) -> Iterator[None]:
+        """Shows notices from a thread for the time of the context; then closes the display."""
+        ended = threading.Event()
+
+        def watch() -> None:
+            while not ended.wait(_NOTICE_SECONDS):
+                if text := notice():
+                    self.say(text)
+
+        thread = threading.Thread(target=watch, name="notices", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join(2 * _NOTICE_SECONDS)
+            self._display.close()
+
+
+def evaluate_classifier(
+    context: RunContext[TuningConfig, TuningFolder],
+    base: BaseModelSpec,
+    classifier: Classifier,
+    data: TokenizedDataset,
+    *,
+    stopping: Callable[[], bool],
+) -> Metrics | None:
+    """Evaluates a classifier as an evaluation run does; every rank calls it."""
+    topology = context.topology
+    plan = plan_batches(data.lengths, token_budget=base.token_budget, extra_tokens=classifier.tuned.pre_seq_len)
+    numbers = shard_batches(len(plan), rank=topology.rank, world_size=topology.world_size)
+    outcomes = predict_batches(
+        classifier,
+        data,
+        plan,
+        numbers,
+        window=context.window(base),
+        stopping=stopping,
+        drain_timeout=context.config.stop_grace,
+    )
+    parts = [Predictions.empty(classifier.num_labels)]
+    for outcome in outcomes:
+        rows = plan.batch(outcome.batch)
+        parts.append(Predictions.from_answers(rows, np.asarray(data.labels)[rows], outcome.answers))
+    require_no_stop(context.stop, "during an evaluation")
+    gathered = gather(Predictions.concatenate(parts))
+    return score(gathered, len(data), classifier.tuned.label_names)[1] if topology.is_leader else None
+
+
+def require_no_stop(stop: Stop, when: str) -> None:
+    """Raises `RunStopped` on all ranks if any of them was asked to stop; every rank calls it."""
+    reason = common_reason(all_gather(stop.reason))
+    if reason:
+        stop.request(reason)
+        raise RunStopped(f"stopped {when}, because {reason}: start the same command again to resume from there", None)
 
 
 @dataclass
@@ -194,7 +281,6 @@ class Epochs:
         )
 
     def _describe(self, entry: EpochResults) -> str:
-        """Describes an epoch in one line."""
         loss = "undefined" if entry.loss is None else format(entry.loss, ".4f")
         line = f"epoch {entry.epoch} of {self.config.epochs}: loss {loss}"
         if not entry.metrics:

@@ -21,8 +21,7 @@ from dist_eval.data.plan import plan_batches
 from dist_eval.distributed.collectives import all_reduce_sum
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import EvaluationError, ModelOutputError
-from dist_eval.inference.in_flight import map_in_flight
-from dist_eval.inference.window import Window
+from dist_eval.inference.in_flight import Window, map_in_flight
 from dist_eval.model.checkpoint import ARCHITECTURE, TunedCheckpoint
 from dist_eval.model.classifier import Classifier
 from dist_eval.tuning.config import LearningOptions
@@ -141,7 +140,6 @@ class Trainer:
 
     @property
     def learning_rate(self) -> float:
-        """Learning rate of the next update."""
         return float(self._optimizer.param_groups[0]["lr"])
 
     def update(self, rows: np.ndarray, stopping: Callable[[], bool] = lambda: False) -> Update:
@@ -222,7 +220,6 @@ class Trainer:
         return {**{name: tensor.detach() for name, tensor in self._named.items()}, **moments}, rest
 
     def restore(self, tensors: dict[str, torch.Tensor], rest: dict[str, Any]) -> None:
-        """Restores what `state` returned."""
         moments: dict[int, dict[str, torch.Tensor]] = {}
         with torch.no_grad():
             for name, value in tensors.items():

@@ -7,8 +7,8 @@ from datetime import timedelta
 import psutil
 import pytest
 
-from dist_eval.cluster import bound_store
-from dist_eval.cluster.bound_store import open_store, own_address
+from dist_eval.cluster import agent
+from dist_eval.cluster.agent import open_store, own_address
 from dist_eval.cluster.hosts import resolve
 
 LOCAL = {"lo": ["127.0.0.1", "::1"], "docker0": ["172.17.0.1"], "eth0": ["10.9.0.2", "fd00::2"]}
@@ -48,8 +48,8 @@ NAMES = {
 def test_the_address_is_the_one_that_the_others_know(
     host: str, address: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bound_store, "interfaces", lambda: LOCAL)
-    monkeypatch.setattr(bound_store, "resolve", lambda name: NAMES[name] if name in NAMES else resolve(name))
+    monkeypatch.setattr(agent, "interfaces", lambda: LOCAL)
+    monkeypatch.setattr(agent, "resolve", lambda name: NAMES[name] if name in NAMES else resolve(name))
     assert own_address(host) == address
 
 

@@ -22,8 +22,8 @@ from pyarrow import parquet
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from dist_eval.data.dataset import tokenize_dataset
 from dist_eval.data.labelled_rows import LabelledRows, read_texts
-from dist_eval.data.tokenizing import tokenize_dataset
 from dist_eval.errors import DataError
 
 README = Path(__file__).parents[2] / "dist_eval" / "data" / "README.md"

@@ -8,8 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_eval.data.continuations import TokenizedContinuations, write_continuations
-from dist_eval.data.forwards import distinct_forwards
+from dist_eval.data.continuations import TokenizedContinuations, distinct_forwards, write_continuations
 
 TOKENS = st.lists(st.integers(1, 3), min_size=1, max_size=4)
 

@@ -21,10 +21,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from dist_eval import demo
-from dist_eval.data.dataset import TokenizedDataset
+from dist_eval.data.dataset import TokenizedDataset, tokenize_dataset
 from dist_eval.data.labelled_rows import LabelledRows
 from dist_eval.data.readers import ROWS_PER_BATCH
-from dist_eval.data.tokenizing import tokenize_dataset
 from dist_eval.errors import DataError
 
 DIGITS = AutoTokenizer.from_pretrained(demo.BASE_MODEL)

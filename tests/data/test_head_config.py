@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from dist_eval.data.head_config import class_names, problem_from
-from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL
+from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, class_names, problem_from
 from dist_eval.errors import CheckpointError
 from dist_eval.model.base_model_spec import read_target
 

@@ -19,9 +19,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from dist_eval.data.formats import translating_errors
+from dist_eval.data.formats import require_whole_quotes, translating_errors
 from dist_eval.data.readers import ROWS_PER_BATCH, open_rows
-from dist_eval.data.text_files import require_whole_quotes
 from dist_eval.errors import DataError
 
 Rows = list[tuple[str, str]]
@@ -325,7 +324,7 @@ def test_quotes_that_swallow_nothing_are_no_reason_to_refuse_a_tsv_file(tmp_path
 def test_quotes_that_would_be_lost_are_named_by_their_line(
     delimiter: str, field: str, before: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dist_eval.data.text_files._CHUNK_BYTES", 7)
+    monkeypatch.setattr("dist_eval.data.formats._CHUNK_BYTES", 7)
     rows = ["text,label", *['"a, ""b"",\tc",""'] * before]
     content = "\r\n".join([row.replace(",", delimiter) for row in rows] + [field + delimiter + "0", ""])
     message = error_of(write(tmp_path, "a.csv" if delimiter == "," else "a.tsv", content))
@@ -339,7 +338,7 @@ def test_quotes_that_are_kept_are_no_reason_to_refuse_a_file(
 ) -> None:
     path = Path(write(tmp_path_factory.mktemp("rows"), "a.csv", delimited(",", quoting=quoting)(rows)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dist_eval.data.text_files._CHUNK_BYTES", piece)
+        patch.setattr("dist_eval.data.formats._CHUNK_BYTES", piece)
         require_whole_quotes(path, ",")
 
 
@@ -359,8 +358,8 @@ TOO_LARGE = {
 def test_a_row_that_is_too_large_is_refused(
     name: str, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dist_eval.data.text_files.LARGEST_ROW_BYTES", 1 << 14)
-    monkeypatch.setattr("dist_eval.data.text_files._CHUNK_BYTES", 1 << 10)
+    monkeypatch.setattr("dist_eval.data.formats.LARGEST_ROW_BYTES", 1 << 14)
+    monkeypatch.setattr("dist_eval.data.formats._CHUNK_BYTES", 1 << 10)
     monkeypatch.setattr("dist_eval.data.formats._BLOCK_BYTES", (1 << 10, 1 << 14))
     compress = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress}[suffix]
     message = error_of(write(tmp_path, name + suffix, compress(TOO_LARGE[name].encode())))
@@ -387,7 +386,7 @@ def test_json_that_is_nested_deeply_is_refused_and_ends_no_process(
 
 @pytest.mark.parametrize("text", ["[" * 5000, '"' + "[" * 5000, "\\" + "{" * 5000, '\\"' + "[" * 5000])
 def test_brackets_in_json_texts_are_not_counted(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dist_eval.data.text_files._CHUNK_BYTES", 100)
+    monkeypatch.setattr("dist_eval.data.formats._CHUNK_BYTES", 100)
     rows = [(text, "0"), ("a", "1")] * 3
     assert read(write(tmp_path, "a.jsonl", json_lines(rows))) == rows
 

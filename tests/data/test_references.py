@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from dist_eval.data.prompted_rows import references_in
 from dist_eval.data.readers import RowSource
-from dist_eval.data.references import references_in
 from dist_eval.errors import DataError
 
 

@@ -7,7 +7,7 @@ import threading
 import pytest
 import torch.distributed as dist
 
-from dist_eval.distributed.limited_store import LimitedStore
+from dist_eval.distributed.rank_store import LimitedStore
 from dist_eval.errors import RunError
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_eval.distributed.time_left import TimeLeft, in_words
+from dist_eval.distributed.display import TimeLeft, in_words
 
 
 def estimate(work: list[tuple[float, int]], now: float | None = None) -> float | None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from samples import metrics_for
 
-from dist_eval.evaluation import results
+from dist_eval.evaluation import scoring
 from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.confusion import MOST_DENSE_CLASSES
 from dist_eval.metrics.predictions import Predictions
@@ -22,14 +22,14 @@ def metrics_of(label: list[int], prediction: list[int], classes: int) -> Metrics
 
 def test_every_cell_of_few_classes_is_written() -> None:
     metrics = metrics_for([f"class {number}" for number in range(MOST_DENSE_CLASSES)])
-    written = results.scores_of(metrics).confusion_matrix
+    written = scoring.scores_of(metrics).confusion_matrix
     assert isinstance(written, ConfusionMatrix)
     assert written.matrix == metrics.confusion.tolist()
 
 
 def test_of_more_classes_the_cells_with_examples_are_written() -> None:
     classes = MOST_DENSE_CLASSES + 1
-    scores = results.scores_of(metrics_of([256, 0, 7, 256, 0, 0], [256, 9, 3, 256, 0, 9], classes))
+    scores = scoring.scores_of(metrics_of([256, 0, 7, 256, 0, 0], [256, 9, 3, 256, 0, 9], classes))
     written = scores.confusion_matrix
     assert isinstance(written, SparseConfusionMatrix)
     assert written.cells == [(0, 0, 1), (0, 9, 2), (7, 3, 1), (256, 256, 2)]
@@ -40,7 +40,7 @@ def test_of_more_classes_the_cells_with_examples_are_written() -> None:
 
 
 def test_of_too_many_cells_those_with_the_most_examples_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(results, "MOST_CELLS", 2)
-    written = results.scores_of(metrics_of([256, 0, 7, 256, 0, 0, 0], [256, 9, 3, 256, 0, 9, 9], 300)).confusion_matrix
+    monkeypatch.setattr(scoring, "MOST_CELLS", 2)
+    written = scoring.scores_of(metrics_of([256, 0, 7, 256, 0, 0, 0], [256, 9, 3, 256, 0, 9, 9], 300)).confusion_matrix
     assert isinstance(written, SparseConfusionMatrix)
     assert (written.cells, written.omitted) == ([(0, 9, 3), (256, 256, 2)], 2)

@@ -10,7 +10,7 @@ from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, 
 from dist_eval.errors import ConfigError
 from dist_eval.evaluation.task import selection_of
 from dist_eval.options.config import EvaluationConfig
-from dist_eval.options.selection import SelectionOptions
+from dist_eval.options.groups import SelectionOptions
 
 BY_CONTENT = {
     *("model", "checkpoint", "dataset", "subset", "split", "text_column", "label_column", "labels", "strict", "demo"),

@@ -23,7 +23,7 @@ from dist_eval.distributed.stop import Stop
 from dist_eval.errors import RunError, RunStopped
 from dist_eval.evaluation import worker
 from dist_eval.evaluation.worker import BatchWorker, FailurePolicy, assign_batches
-from dist_eval.inference.window import Window
+from dist_eval.inference.in_flight import Window
 from dist_eval.runs.journal import Journal
 from dist_eval.swarm.routes import RouteRecord, SendOptions
 
@@ -96,16 +96,15 @@ def test_batches_answered_by_a_faulty_server_are_predicted_again(
     with process_group(ALONE, RankStore(ALONE), 60.0):
         own = work_of(classifier, data, plan, journal)
         assigned_batches = own.run(ALONE, stall_timeout=60.0)
-    found, failed, findings, precisions = own.collect(
-        assigned_batches, lambda rows, answers: {"index": rows, "logits": answers["logits"]}
-    )
+    work = own.work(ALONE, None)
+    output = own.collect(assigned_batches, lambda rows, answers: {"index": rows, "logits": answers["logits"]}, work)
+    found = output.columns
     assert sorted(assigned_batches.tolist()) == list(range(len(plan)))
     assert sorted(found["index"].tolist()) == list(range(ROWS))
     assert (found["logits"] == 1.0).all(), "a false answer counts"
-    assert (failed, findings.faulty) == ([], {FAULTY})
-    assert precisions == {"bfloat16", "float32"}, "of the answers that count, those of earlier starts included"
+    assert (output.failed, output.findings.faulty) == ([], {FAULTY})
+    assert output.precisions == {"bfloat16", "float32"}, "of the answers that count, those of earlier starts included"
     assert classifier.calls > len(plan) - 2
-    work = own.work(ALONE, None)
     assert work.resumed == plan.sizes[:2].sum()
     assert work.samples > ROWS - work.resumed
     journal.close()

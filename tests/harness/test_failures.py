@@ -16,8 +16,8 @@ pytest.importorskip("lm_eval", reason="the extra `harness` is not installed")
 from lm_eval.api.instance import Instance
 
 from dist_eval.harness.failures import Undefined
+from dist_eval.harness.language_model import StandInModel
 from dist_eval.harness.metrics import group_results, task_results
-from dist_eval.harness.stand_in import StandInModel
 from dist_eval.harness.tasks import LoadedTasks
 
 CODE = """

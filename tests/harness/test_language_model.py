@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_eval.data.answers import generation_columns, log_likelihood_columns
-from dist_eval.data.generated_text import text_of
+from dist_eval.data.generation import text_of
 from dist_eval.errors import ConfigError, DataError
 
 pytest.importorskip("lm_eval", reason="the extra `harness` is not installed")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_eval.inference.window import FIRST_SIZE, LARGEST_SIZE, Window, largest_window
+from dist_eval.inference.in_flight import FIRST_SIZE, LARGEST_SIZE, Window, largest_window
 
 
 def simulate(

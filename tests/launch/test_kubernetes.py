@@ -23,7 +23,7 @@ from dist_eval.doctor.config import DOCTOR
 from dist_eval.errors import ConfigError
 from dist_eval.options.commandline import parse_args
 from dist_eval.options.config import EvaluationConfig
-from dist_eval.process.exit_status import FAILED, STOPPED, STOPPED_BY_A_PERSON, WRONG_OPTIONS
+from dist_eval.process.programs import FAILED, STOPPED, STOPPED_BY_A_PERSON, WRONG_OPTIONS
 from dist_eval.swarm.__main__ import main as swarm_main
 from dist_eval.swarm.__main__ import parse_args as parse_swarm
 

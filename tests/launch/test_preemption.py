@@ -12,8 +12,8 @@ from conftest import TIMEOUT, Launcher, wait_for
 
 from dist_eval import demo
 from dist_eval.distributed.stop import STOP_FILE
-from dist_eval.process.exit_status import STOPPED, STOPPED_BY_A_PERSON
 from dist_eval.process.ports import free_ports
+from dist_eval.process.programs import STOPPED, STOPPED_BY_A_PERSON
 
 COPIES = 6
 

@@ -11,7 +11,7 @@ from conftest import FAMILIES
 from tiny_models import LAYERS, VOCABULARY
 
 from dist_eval.base_model.config import read_base_config
-from dist_eval.data.sharing_costs import CACHE_TOKENS
+from dist_eval.data.shared_prefixes import CACHE_TOKENS
 from dist_eval.errors import ModelOutputError
 from dist_eval.model.classifier import load_local_backbone
 from dist_eval.model.generation import Generator, end_tokens_of

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dist_eval.model.sampling import Draws, token_probabilities
+from dist_eval.model.generation import Draws, token_probabilities
 from dist_eval.results.inputs import Decoding
 
 

@@ -17,13 +17,13 @@ from dist_eval.base_model.architecture import Architecture
 from dist_eval.data.plan import SharedBeginning
 from dist_eval.errors import NoCacheError
 from dist_eval.model import session_pool
+from dist_eval.model.backbone import NO_PROMPTS, LocalBackbone, SoftPrompts
 from dist_eval.model.classifier import Classifier, load_local_backbone
-from dist_eval.model.local_backbone import LocalBackbone
-from dist_eval.model.session_pool import Prompts, SessionPool
+from dist_eval.model.session_pool import SessionPool
 from dist_eval.model.text_session import RecomputedTextSession, TextSession
 from dist_eval.swarm.routes import RouteRecord, SendOptions
 
-TOKENS, NO_PROMPTS = 64, Prompts()
+TOKENS = 64
 
 
 class CountedBackbone(LocalBackbone):
@@ -31,7 +31,7 @@ class CountedBackbone(LocalBackbone):
 
     opened: list[tuple[int, int]]
 
-    def session(self, rows: int, max_length: int, *prompts: torch.Tensor | None, **options: Any) -> TextSession:
+    def session(self, rows: int, max_length: int, *prompts: SoftPrompts, **options: Any) -> TextSession:
         self.opened.append((rows, max_length))
         return super().session(rows, max_length, *prompts, **options)
 
@@ -56,7 +56,7 @@ def alike(tokens: int, rows: int = 2) -> SharedBeginning:
 
 
 def outputs_of(
-    pool: SessionPool, ids: torch.Tensor, shared: SharedBeginning, prompts: Prompts = NO_PROMPTS
+    pool: SessionPool, ids: torch.Tensor, shared: SharedBeginning, prompts: SoftPrompts = NO_PROMPTS
 ) -> torch.Tensor:
     return pool.hidden_states(shared, ids, prompts, RouteRecord())
 
@@ -66,13 +66,13 @@ def test_outputs_are_those_of_forwards_and_nothing_stands_for_the_beginning(
     backbone: CountedBackbone, mode: str | None
 ) -> None:
     tuned = random_checkpoint(mode)
-    prompts = Prompts(tuned.prompts, tuned.deep_prompts)
+    prompts = SoftPrompts(tuned.prompts, tuned.deep_prompts)
     pool = SessionPool(backbone.session, 1)
     shared = len(prompts) + 10
     for rows, own in ((3, 6), (1, 6), (7, 5)):  # the last one takes several steps
         ids = texts(rows, own, seed=own)
         with torch.no_grad():
-            whole = backbone.hidden_states(ids, tuned.prompts, tuned.deep_prompts)
+            whole = backbone.hidden_states(ids, prompts)
         found = outputs_of(pool, ids, alike(shared, rows=2 if own == 6 else 3), prompts)
         assert found.shape == whole.shape
         assert torch.allclose(found[:, shared:], whole[:, shared:], atol=2e-5)
@@ -91,7 +91,7 @@ def test_contexts_are_sent_once_and_continued_in_turn(backbone: CountedBackbone,
         which = torch.tensor([context for context, count in enumerate(ways) for _ in range(count)])
         ids = torch.cat([contexts[which], torch.randint(0, 100, (len(which), 5), generator=draw)], dim=1)
         with torch.no_grad():
-            whole = backbone.hidden_states(ids, None, None)
+            whole = backbone.hidden_states(ids)
         found = outputs_of(pool, ids, SharedBeginning(common + 8, common, 3, TOKENS))
         assert torch.allclose(found[:, common + 8 :], whole[:, common + 8 :], atol=2e-5)
         assert found[:, : common + 8].isnan().all()
@@ -119,7 +119,7 @@ def test_a_session_is_left_to_those_who_wait_for_its_beginnings(
     pool, same, other = SessionPool(backbone.session, 1), texts(2, 6, seed=1), texts(2, 6, seed=2, common=11)
     wanted = session_pool._Beginnings(same[:1, :10].expand(2, -1), 10, TOKENS // 2)
     with ThreadPoolExecutor(2) as threads:
-        with pool._session(wanted, Prompts()):
+        with pool._session(wanted, NO_PROMPTS):
             later = [threads.submit(outputs_of, pool, other, alike(11))]
             assert wait_for(lambda: len(pool._waiting) == 1)
             later.append(threads.submit(outputs_of, pool, same, alike(10)))
@@ -138,14 +138,14 @@ def test_a_session_is_shared_by_threads_for_each_of_its_servers_and_closed_once_
     monkeypatch.setattr(RecomputedTextSession, "close", lambda session: closed.append(session))
     pool, ids = SessionPool(backbone.session, 2), texts(2, 6, seed=1)
     wanted = session_pool._Beginnings(ids[:1, :10].expand(2, -1), 10, TOKENS // 2)
-    with pool._session(wanted, Prompts()) as first:
-        with pytest.raises(ZeroDivisionError), pool._session(wanted, Prompts()) as second:
+    with pool._session(wanted, NO_PROMPTS) as first:
+        with pytest.raises(ZeroDivisionError), pool._session(wanted, NO_PROMPTS) as second:
             assert second is first
-            with pool._session(wanted, Prompts()) as third:
+            with pool._session(wanted, NO_PROMPTS) as third:
                 assert third is not first
             raise ZeroDivisionError
         assert not closed, "it is still used"
-        with pool._session(wanted, Prompts()) as other:
+        with pool._session(wanted, NO_PROMPTS) as other:
             assert other is third, "nobody gets one that has failed"
     assert closed == [first]
     assert [one.users for one in pool._open] == [0]
@@ -210,7 +210,7 @@ def test_without_room_a_batch_takes_a_plain_forward_and_says_so(
             monkeypatch.setattr(
                 backbone,
                 "hidden_states_after",
-                lambda shared, ids, *prompts, pool=pool: pool.hidden_states(shared, ids, Prompts(), prompts[-1]),
+                lambda shared, ids, *prompts, pool=pool: pool.hidden_states(shared, ids, NO_PROMPTS, prompts[-1]),
             )
         record = RouteRecord()
         found = classifier.logits(ids, lengths, options, record)

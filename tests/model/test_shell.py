@@ -41,7 +41,7 @@ def test_embeddings_norm_and_logits_are_those_of_the_whole_model(name: str, tmp_
         hidden = shell.final_norm(last[0].flatten(0, 1))
         torch.testing.assert_close(output.logits(hidden), expected, atol=1e-6 * float(expected.abs().max()), rtol=0)
         local = load_local_backbone(str(tmp_path))
-        torch.testing.assert_close(local.hidden_states(token_ids, None, None), last[0], atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(local.hidden_states(token_ids), last[0], atol=1e-6, rtol=1e-6)
 
 
 def test_an_output_embedding_in_the_file_is_used_whatever_the_config_says(tmp_path: Path) -> None:

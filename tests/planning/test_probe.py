@@ -17,7 +17,7 @@ from dist_eval.data.answers import RouteSegment, logits_columns
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import plan_batches
 from dist_eval.distributed.rank_store import Topology
-from dist_eval.inference.window import Window
+from dist_eval.inference.in_flight import Window
 from dist_eval.planning.probe import answers_wanted, expected_time, probe, spread_order
 from dist_eval.swarm.routes import RouteRecord, SendOptions
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dist_eval.process.arguments import ArgumentParser
+from dist_eval.process.programs import ArgumentParser
 
 
 def test_names_of_options_may_have_underscores_and_values_keep_theirs() -> None:

@@ -14,7 +14,7 @@ import dist_eval
 
 PROGRAM = """
 import sys
-from dist_eval.process.output import run_program
+from dist_eval.process.programs import run_program
 
 def main():
     with open(sys.argv[1], "w") as file:

@@ -20,8 +20,8 @@ from dist_eval.data.answers import BatchOutcome, RouteSegment, logits_columns, u
 from dist_eval.errors import RunError
 from dist_eval.runs.files import JOURNAL, RECORDED_PLAN
 from dist_eval.runs.fingerprint import Fingerprint
-from dist_eval.runs.journal import Journal
-from dist_eval.runs.journal_folder import (
+from dist_eval.runs.journal import (
+    Journal,
     forget_journal,
     has_batches,
     record_plan,

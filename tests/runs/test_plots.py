@@ -12,7 +12,7 @@ from samples import metrics_for, sections
 
 from dist_eval.analysis.options import AnalysisOptions, analyse
 from dist_eval.data.problem_types import MULTI_LABEL, PROBLEMS, SINGLE_LABEL
-from dist_eval.evaluation import results as written
+from dist_eval.evaluation import scoring as written
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.confusion import most_confused
 from dist_eval.metrics.metric_loading import synthetic_predictions

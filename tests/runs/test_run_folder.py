@@ -36,8 +36,7 @@ from dist_eval.report.page import report_on
 from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.runs.folder_lock import HOLDER_FILE, last_holder
-from dist_eval.runs.journal import Journal
-from dist_eval.runs.journal_folder import record_plan
+from dist_eval.runs.journal import Journal, record_plan
 from dist_eval.schema import SCHEMA_VERSION
 
 

@@ -65,8 +65,8 @@ def test_a_swarm_in_nf4_computes_with_the_weights_that_nf4_keeps(tmp_path: Path,
     ids = torch.randint(0, 64, (2, 7), generator=torch.Generator().manual_seed(0))
     with swarm_client.visiting(swarm):
         backbone = swarm_client.backbone(swarm)
-        found = backbone.hidden_states(ids, None, None)
+        found = backbone.hidden_states(ids)
         (span,) = backbone.requests.servers.spans()
     assert span.announced.precision == "float32 (nf4)"
-    expected = local.hidden_states(ids, None, None)
+    expected = local.hidden_states(ids)
     assert torch.allclose(found, expected, atol=1e-4 * float(expected.abs().max()))

@@ -16,6 +16,7 @@ from transformers.cache_utils import DynamicCache
 
 from dist_eval.base_model.architecture import Architecture
 from dist_eval.errors import NoCacheError, RefusedError
+from dist_eval.model.backbone import SoftPrompts
 from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.serving.session_cache import block_caches
 from dist_eval.swarm.coverage import look_up_coverage
@@ -90,7 +91,7 @@ def test_what_is_announced_is_admitted_and_no_token_more(backbone: SwarmBackbone
 def test_texts_that_only_grow_take_no_more_than_their_windows(backbone: SwarmBackbone) -> None:
     ids = torch.randint(0, 100, (1, CACHE_TOKENS), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        whole = backbone.hidden_states(ids, None, None)
+        whole = backbone.hidden_states(ids)
     with closing(backbone.session(1, CACHE_TOKENS, rolls_back=False)) as session:
         steps = [session.step(piece) for piece in ids.split([9, 1, 30, 1, 1, 558], dim=1)]
         half = LAYERS // 2
@@ -112,21 +113,20 @@ def test_a_session_may_be_as_long_as_the_model_has_positions_for(backbone: Swarm
 
 def test_a_text_that_is_too_long_for_a_request_takes_several(swarm: ForkedSwarm, swarm_client: SwarmClient) -> None:
     plain, backbone = (swarm_client.backbone(swarm, max_retries=0, request_tokens=tokens) for tokens in (None, 50))
-    prompts = random_checkpoint("deep_ptune")
+    tuned = random_checkpoint("deep_ptune")
+    prompts = SoftPrompts(tuned.prompts, tuned.deep_prompts)
     everything, before = free(backbone), backbone.requests.traffic().round_trips
     ids, route = torch.randint(0, 100, (2, 300), generator=torch.Generator().manual_seed(1)), RouteRecord()
     with torch.no_grad():
-        whole = plain.hidden_states(ids, prompts.prompts, prompts.deep_prompts)
-        found = backbone.hidden_states(ids, prompts.prompts, prompts.deep_prompts, record=route)
+        whole = plain.hidden_states(ids, prompts)
+        found = backbone.hidden_states(ids, prompts, record=route)
         torch.testing.assert_close(found, whole, atol=5e-5, rtol=0)
         assert backbone.requests.traffic().round_trips - before == 2, "a session for each text"
         assert [(segment.start, segment.end) for segment in route.route] == [(0, LAYERS)] * 2
         assert wait_for(lambda: free(backbone) == everything)
-        assert torch.equal(
-            backbone.hidden_states(ids[:, :50], None, None), plain.hidden_states(ids[:, :50], None, None)
-        )
+        assert torch.equal(backbone.hidden_states(ids[:, :50]), plain.hidden_states(ids[:, :50]))
         with pytest.raises(RefusedError, match=r"a text of 1500 tokens.* --cache-tokens 1500 or more") as caught:
-            backbone.hidden_states(torch.ones(1, 1500, dtype=torch.int64), None, None)
+            backbone.hidden_states(torch.ones(1, 1500, dtype=torch.int64))
     assert not caught.value.transient
 
 

@@ -15,9 +15,9 @@ from conftest import TIMEOUT, ForkedSwarm, SwarmClient, requests_of, results_of,
 from dist_eval import demo
 from dist_eval.base_model.architecture import Architecture
 from dist_eval.errors import ConfigError, SwarmError
+from dist_eval.model.backbone import LocalBackbone
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_locally
-from dist_eval.model.local_backbone import LocalBackbone
 from dist_eval.serving.private import PrivateSwarm
 from dist_eval.swarm.coverage import wait_until_covered
 

@@ -12,6 +12,7 @@ import torch
 from conftest import ForkedSwarm, SwarmClient
 from tiny_models import LAYERS, random_checkpoint
 
+from dist_eval.model.backbone import SoftPrompts
 from dist_eval.model.classifier import load_local_backbone
 from dist_eval.swarm.gradients import through_swarm
 from dist_eval.swarm.routes import RouteRecord
@@ -54,10 +55,10 @@ def test_sessions_go_to_another_server(
 ) -> None:
     backbone, local = swarm_client.backbone(swarm), load_local_backbone(str(tiny_models["llama"]))
     tuned, route = random_checkpoint("deep_ptune"), RouteRecord()
-    prompts = tuned.prompts, tuned.deep_prompts
+    prompts = SoftPrompts(tuned.prompts, tuned.deep_prompts)
     with torch.no_grad():
-        expected = local.hidden_states(torch.cat(pieces(), dim=1), *prompts)[:, -LENGTH:]
-    with closing(backbone.session(ROWS, LENGTH, *prompts)) as session:
+        expected = local.hidden_states(torch.cat(pieces(), dim=1), prompts)[:, -LENGTH:]
+    with closing(backbone.session(ROWS, LENGTH, prompts)) as session:
         found = torch.cat([session.step(piece, record=route) for piece in pieces()], dim=1)
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=0)
     assert {segment.peer for segment in route.route} == {*swarm.peers[1:]}
@@ -75,7 +76,7 @@ def test_without_another_server_texts_are_sent_in_forwards(
     assert backbone.room_for_sessions(1.0, LENGTH) == NO_ROOM
     route = RouteRecord()
     with torch.no_grad():
-        expected = local.hidden_states(torch.cat(pieces(), dim=1), None, None)
+        expected = local.hidden_states(torch.cat(pieces(), dim=1))
     with closing(backbone.session(ROWS, LENGTH)) as session:
         found = torch.cat([session.step(piece, record=route) for piece in pieces()], dim=1)
     torch.testing.assert_close(found, expected, atol=2e-5, rtol=0)

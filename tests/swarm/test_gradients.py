@@ -16,6 +16,7 @@ from conftest import FAMILIES, ForkedSwarm, SwarmClient, requests_of, wait_for
 from tiny_models import HIDDEN, LAYERS
 
 from dist_eval.errors import EvaluationError
+from dist_eval.model.backbone import SoftPrompts
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_locally
 from dist_eval.serving.private import PrivateSwarm
@@ -93,15 +94,17 @@ def test_prompts_are_sent_once_per_request_and_serialized_again_after_a_change(
     classifier = swarm_client.classifier(family_swarms["llama"], tuned)
     deep = tuned.deep_prompts.clone().requires_grad_()
     ids, _ = batch()
-    first = classifier.backbone.hidden_states(ids, tuned.prompts, deep)
+    first = classifier.backbone.hidden_states(ids, SoftPrompts(tuned.prompts, deep))
     numbers, prompts = ids.shape[0] * (5 + ids.shape[1]) * HIDDEN, LAYERS * 5 * HIDDEN
     assert requests_of(classifier).traffic().bytes_sent == 4 * (2 * numbers + prompts)
     with torch.no_grad():
         deep.add_(1.0)
-    second = classifier.backbone.hidden_states(ids, tuned.prompts, deep)
+    second = classifier.backbone.hidden_states(ids, SoftPrompts(tuned.prompts, deep))
     assert not torch.equal(first, second)
     with torch.no_grad():
-        assert torch.equal(second, classifier.backbone.hidden_states(ids, tuned.prompts, deep.detach().clone()))
+        assert torch.equal(
+            second, classifier.backbone.hidden_states(ids, SoftPrompts(tuned.prompts, deep.detach().clone()))
+        )
 
 
 def test_requests_too_large_for_servers_are_split_in_halves(

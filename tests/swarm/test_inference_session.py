@@ -104,7 +104,7 @@ def test_what_is_sent_again_is_in_the_same_pieces_but_for_single_tokens(
         sent.clear()
         for segment in session._segments():  # type: ignore[attr-defined]
             RemoteExpertWorker.run_coroutine(segment.close())
-        assert close_to(session.step(ids[:, 20:]), backbone.hidden_states(ids, None, None)[:, 20:])
+        assert close_to(session.step(ids[:, 20:]), backbone.hidden_states(ids)[:, 20:])
     assert sent == 2 * [10, 5, 2, 3, 4]
 
 
@@ -128,7 +128,7 @@ def test_servers_without_room_say_so_and_keep_nothing(
         session.step(some_ids())
     assert wait_for(lambda: free_cache(backbone) == before, 5)
     with torch.no_grad():
-        backbone.hidden_states(some_ids(), None, None)  # it still answers
+        backbone.hidden_states(some_ids())  # it still answers
 
 
 def test_a_long_step_takes_several_messages_a_few_of_which_are_on_the_way(
@@ -195,7 +195,7 @@ def test_a_server_that_stops_under_many_continuations_loses_none(
             found = session.continuations(ways, route)
         finally:
             os.killpg(group, signal.SIGCONT)
-        whole = [backbone.hidden_states(torch.cat([ids, way], dim=1), None, None)[:, LENGTH:] for way in ways]
+        whole = [backbone.hidden_states(torch.cat([ids, way], dim=1))[:, LENGTH:] for way in ways]
     assert {(segment.start, segment.end) for segment in route.route} == {(0, 4), (0, 2), (2, 4)}
     assert all(close_to(one, other) for one, other in zip(found, whole, strict=True))
 
@@ -249,7 +249,7 @@ def test_a_rolled_back_session_sends_only_what_is_new_and_forgets_what_was(backb
         assert torch.equal(one[number], other[number])
         assert torch.equal(one[number], ways[number])
     with torch.no_grad():
-        forward = backbone.hidden_states(torch.cat([prefix, texts[1]], dim=1), None, None)
+        forward = backbone.hidden_states(torch.cat([prefix, texts[1]], dim=1))
     assert close_to(one[1], forward[:, 300:])
 
 

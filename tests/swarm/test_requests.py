@@ -18,6 +18,7 @@ from conftest import TIMEOUT, ForkedSwarm, SwarmClient, requests_of, wait_for
 from tiny_models import HIDDEN, LAYERS
 
 from dist_eval.errors import ModelOutputError, OutageError, RefusedError, SwarmError
+from dist_eval.model.backbone import SoftPrompts
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_swarm_backbone, with_tuned_head
 from dist_eval.model.swarm_backbone import SwarmBackbone
@@ -113,8 +114,9 @@ def test_other_prompts_are_serialized_again(
     assert first.deep_prompts is not None and second.deep_prompts is not None
     backbone = swarm_client.classifier(family_swarms["llama"], first).backbone
     ids, _ = batch()
-    answers = [backbone.hidden_states(ids, first.prompts, deep) for deep in (first.deep_prompts, second.deep_prompts)]
-    again = backbone.hidden_states(ids, first.prompts, first.deep_prompts)
+    prompts = [SoftPrompts(first.prompts, deep) for deep in (first.deep_prompts, second.deep_prompts)]
+    answers = [backbone.hidden_states(ids, some) for some in prompts]
+    again = backbone.hidden_states(ids, prompts[0])
     assert not torch.equal(answers[0], answers[1])
     assert torch.equal(answers[0], again)
 

@@ -9,7 +9,7 @@ import torch
 
 from dist_eval.errors import RunError
 from dist_eval.results.tuning import EpochResults
-from dist_eval.tuning.state import TuningState, pack_state, unpack_state, write_state
+from dist_eval.tuning.folder import TuningState, pack_state, unpack_state, write_state
 
 EPOCH = EpochResults(epoch=1, loss=0.7, updates=9, seconds=1.5, metrics=None)
 STATE = TuningState(epoch=2, updates=7, loss_sum=0.1 + 0.2, examples=9, history=[EPOCH], best=0)

@@ -20,7 +20,7 @@ from dist_eval.base_model.config import read_base_config
 from dist_eval.distributed.collectives import process_group
 from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.errors import ModelOutputError
-from dist_eval.inference.window import Window
+from dist_eval.inference.in_flight import Window
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_locally
 from dist_eval.tuning import trainer as trainer_module

@@ -1,24 +1,51 @@
-"""What programs print, so that a terminal, a pipe or a disk that does not take it raises no error where it is printed.
+"""What all programs here have in common: the parser of their command lines, their exit statuses, and what they print.
 
-A character that the terminal's encoding lacks is printed as an escape. Where nothing can be written any more, the rest
-is dropped, and the program's end says so: a run is as complete as its folder says, but a program whose work is what it
-prints fails, unless who read it has read enough.
+A terminal, a pipe or a disk that does not take what is printed raises no error there. A character that the terminal's
+encoding lacks is printed as an escape. Where nothing can be written any more, the rest is dropped, and the program's
+end says so: a run is as complete as its folder says, but a program whose work is what it prints fails, unless who read
+it has read enough.
 """
 
 from __future__ import annotations
 
+import argparse
 import errno
 import io
 import os
 import select
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from dist_eval.errors import os_reason
-from dist_eval.process.exit_status import FAILED
+
+# exit statuses
+COMPLETE = 0
+FAILED = 1
+WRONG_OPTIONS = 2
+STOPPED_BY_A_PERSON = 3  # who decides whether to start the run again
+STOPPED = 75  # the same command resumes the run; what sysexits.h has for "try again"
+INTERRUPTED = 130
 
 _LAST_STANDARD_DESCRIPTOR = 2
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """Accepts options with underscores, too: `--num_fewshot` like `--num-fewshot`."""
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        words = [self._with_dashes(word) for word in (sys.argv[1:] if args is None else args)]
+        for word in words:
+            if (
+                word.endswith("=--") and word[:-3] in self._option_string_actions
+            ):  # Python 3.12 and older drop the value
+                self.error(f"{word}: a value -- cannot be given on a command line")
+        return super().parse_known_args(words, namespace)
+
+    def _with_dashes(self, word: str) -> str:
+        name, equals, value = word.partition("=")
+        dashed = name.replace("_", "-")
+        return dashed + equals + value if dashed in self._option_string_actions else word
 
 
 class _Output(io.FileIO):
