@@ -126,7 +126,8 @@ def complete(cases: dict[str, list[str]], tmp_path_factory: pytest.TempPathFacto
     folders = {problem: tmp_path_factory.mktemp("complete") / "out" for problem in OWN}
     for problem, output in folders.items():
         own = [f"sample_metrics:{name}" for name in OWN[problem]]
-        assert run_here("-m", "dist_eval", *cases[problem], "--metric", *own, "--output", str(output)) == 0
+        options = [*cases[problem], "--metric", *own, "--report", "none", "--output", str(output)]
+        assert run_here("-m", "dist_eval", *options) == 0
     return folders
 
 
@@ -159,7 +160,10 @@ def test_a_run_gives_the_same_to_the_last_byte_on_any_number_of_ranks(
     problem: str, cases: dict[str, list[str]], complete: dict[str, Path], evaluated: Runs, tmp_path: Path
 ) -> None:
     own = [f"sample_metrics:{name}" for name in OWN[problem]]
-    one, three = results_of(complete[problem]), evaluated(cases[problem], tmp_path, 3, "--metric", *own)
+    one, three = (
+        results_of(complete[problem]),
+        evaluated(cases[problem], tmp_path, 3, "--report", "none", "--metric", *own),
+    )
     assert (tmp_path / "predictions.parquet").read_bytes() == (complete[problem] / "predictions.parquet").read_bytes()
     for section in SECTIONS:
         assert json.dumps(one[section]) == json.dumps(three[section]), section
@@ -212,7 +216,7 @@ def test_a_complete_run_gives_further_metrics_without_a_forward(
     problem, output = "single_label_classification", tmp_path / "out"
     shutil.copytree(complete[problem], output)
     before = results_of(output)
-    after = evaluated(cases[problem], output, 1, "--metric", "sample_metrics:sure_loss")
+    after = evaluated(cases[problem], output, 1, "--report", "none", "--metric", "sample_metrics:sure_loss")
     assert after["finished"] == before["finished"]
     assert after["custom_metrics"] == [*before["custom_metrics"], "sure_loss"]
     assert after["metrics"].pop("sure_loss") == pytest.approx(after["metrics"]["log_loss"])

@@ -30,7 +30,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def arguments(data: Path, output: Path, *extra_options: str) -> list[str]:
     return [
         *("-m", "dist_eval", "--model", str(demo.BASE_MODEL), "--checkpoint", str(demo.CHECKPOINT)),
-        *("--dataset", str(data), "--backend", "local", "--output", str(output), *extra_options),
+        *("--dataset", str(data), "--backend", "local", "--report", "none"),
+        *("--output", str(output), *extra_options),
     ]
 
 

@@ -237,6 +237,7 @@ def test_a_run_with_a_liar_among_three_gives_the_honest_result(
     swarm: SwarmWithLiar, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     what = ["--checkpoint", str(demo.CHECKPOINT), "--dataset", str(demo.TEST_DATA), "--model", str(demo.BASE_MODEL)]
+    what += ["--report", "none"]
     where = ["--initial-peers", *swarm.initial_peers, "--dht-prefix", "doubtful"]
     audited, honest = tmp_path / "audited", tmp_path / "honest"
     assert run_here("-m", "dist_eval", *what, *where, "--audit", "0.3", "--output", str(audited)) == 0

@@ -74,7 +74,7 @@ def command(model: Path, dataset: Path, output: Path, *further: str) -> list[str
     return [
         *("-m", "dist_eval", "--model", str(model), "--dataset", str(dataset), "--label-column", "answers"),
         *("--prompt", "Question: {question}\\nAnswer:", "--generate", "--stop", "w"),
-        *("--max-new-tokens", str(NEW_TOKENS), "--output", str(output), *further),
+        *("--max-new-tokens", str(NEW_TOKENS), "--report", "none", "--output", str(output), *further),
     ]
 
 

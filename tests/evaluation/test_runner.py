@@ -142,6 +142,7 @@ def config_for(tmp_path: Path, **changes: Any) -> EvaluationConfig:
         "initial_peers": [DEAD_PEER],
         "swarm_timeout": 3.0,
         "output": str(tmp_path / "out"),
+        "report": "none",
     }
     return EvaluationConfig(**{**options, **changes})
 

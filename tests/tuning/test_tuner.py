@@ -85,7 +85,7 @@ def test_what_it_writes_can_be_evaluated_and_says_what_it_did(
     assert (alone / "best" / "tokenizer.json").read_bytes() == (demo.BASE_MODEL / "tokenizer.json").read_bytes()
     for name, epoch in (("last", notes["epochs"][-1]), ("best", best)):
         output = tmp_path / name
-        options = ["--checkpoint", str(alone / name), "--dataset", str(data["evaluation"]), "--backend", "local"]
+        options = ["--checkpoint", str(alone / name), "--dataset", str(data["evaluation"]), *LOCAL, "--report", "none"]
         assert run_here("-m", "dist_eval", *options, "--output", str(output)) == 0
         metrics = results_of(output)["metrics"]
         assert {key: metrics[key] for key in epoch["metrics"]} == epoch["metrics"]
