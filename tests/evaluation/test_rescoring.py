@@ -38,7 +38,7 @@ def predictions() -> Predictions:
 
 def complete(folder: Path, data: TokenizedDataset, **options: Any) -> dict[str, Any]:
     """Writes a complete run, or looks at one again."""
-    config = config_for(folder, **options)
+    config = config_for(folder, report="none", **options)
     run = folder_of(config)
     run.open()
     try:
