@@ -401,9 +401,13 @@ class Launcher:
 def run_here(*command: str) -> int:
     """Runs `-m dist_eval ...`, `.tuning`, `.harness` or `.planning` as one rank here, where all is imported already.
 
+    Its plots are empty files.
+
     Returns:
         The exit status.
     """
+    from samples import EvaluationFolder, FolderWithoutPlots
+
     from dist_eval import __main__ as evaluation
     from dist_eval.cli import program
     from dist_eval.harness import __main__ as harness
@@ -420,8 +424,13 @@ def run_here(*command: str) -> int:
         "dist_eval.harness": (harness.HARNESS, harness.load),
         "dist_eval.planning": (planning.PLAN, planning.load),
     }[module]
+
+    def load_without_plots(config: Any) -> tuple[Any, Any]:
+        run, folder_class = load(config)
+        return run, FolderWithoutPlots if folder_class is EvaluationFolder else folder_class
+
     with tempfile.TemporaryDirectory(prefix="own-") as scratch_dir:
-        return program.run(parse_args(options, command_line), Path(scratch_dir), None, load)
+        return program.run(parse_args(options, command_line), Path(scratch_dir), None, load_without_plots)
 
 
 def scalars_in(folder: Path) -> dict[str, float]:

@@ -40,6 +40,20 @@ def browser() -> Iterator[Any]:
         browser.close()
 
 
+@pytest.fixture(scope="module")
+def tabs(browser: Any) -> Any:
+    """A page for each way of looking at it: a new one takes longer than most of what tests do with it."""
+    made: dict[str, Any] = {}
+
+    def tab(**options: Any) -> Any:
+        name = repr(options)
+        if name not in made:
+            made[name] = browser.new_context(**options).new_page()
+        return made[name]
+
+    return tab
+
+
 class Made(dict[str, Path]):
     """Files or folders by kind, each made when it is first asked for."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,20 +52,15 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-def visit(browser: Any, pages: dict[str, Path]) -> Iterator[Open]:
-    contexts = []
-
+def visit(tabs: Any, pages: dict[str, Path]) -> Open:
     def open_page(kind: str, viewport: dict[str, int], media: str = "screen") -> Any:
-        contexts.append(browser.new_context(viewport=viewport))
-        page = contexts[-1].new_page()
+        page = tabs(viewport=viewport)
         page.goto(pages[kind].as_uri())
         page.evaluate("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
         page.emulate_media(media=media)
         return page
 
-    yield open_page
-    for context in contexts:
-        context.close()
+    return open_page
 
 
 def test_the_run_says_how_it_was_made(pages: dict[str, Path], visit: Open, tmp_path: Path) -> None:

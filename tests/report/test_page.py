@@ -60,20 +60,6 @@ class Visit:
         assert (self.requests, self.complaints) == (self.opened, [])
 
 
-@pytest.fixture(scope="module")
-def tabs(browser: Any) -> Any:
-    """A page for each way of looking at it: a new one takes longer than most of what tests do with it."""
-    made: dict[str, Any] = {}
-
-    def tab(**options: Any) -> Any:
-        name = repr(options)
-        if name not in made:
-            made[name] = browser.new_context(**options).new_page()
-        return made[name]
-
-    return tab
-
-
 @pytest.fixture
 def visit(tabs: Any, request: pytest.FixtureRequest) -> Iterator[Visit]:
     visit = Visit(tabs(**{"viewport": DESKTOP, **getattr(request, "param", {})}))
