@@ -118,12 +118,8 @@ def _table_lines(columns: Sequence[_Column], widths: Sequence[int]) -> list[str]
     return lines
 
 
-def markdown_table(rows: Sequence[Sequence[str]], formats: Sequence[str] = ()) -> list[str]:
-    """Returns the lines of a table in Markdown.
-
-    Args:
-        rows: the cells of each row, in which "|" is escaped; the first row is the header.
-        formats: as for `text_table`; of them the header's rule is made.
+def markdown_table(rows: Sequence[Sequence[str]], formats: Sequence[str]) -> list[str]:
+    """Returns the lines of a table in Markdown (see `text_table`); in cells, "|" is escaped already.
 
     Examples:
         >>> for line in markdown_table([["class", "n"], ["a", "12"]], ["<", ">"]):
@@ -133,7 +129,7 @@ def markdown_table(rows: Sequence[Sequence[str]], formats: Sequence[str] = ()) -
         | a | 12 |
     """
     head, *others = rows
-    rule = [_RULES[alignment] for alignment in formats or ["<"] * len(head)]
+    rule = [_RULES[alignment] for alignment in formats]
     return [f"| {' | '.join(map(printable, cells))} |" for cells in (head, rule, *others)]
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION
 from dist_eval.data.selection import positions_of
@@ -22,9 +23,6 @@ from dist_eval.results.record import MetricValues, Reasons
 from dist_eval.results.scores import Intervals, Slice, SliceKind
 from dist_eval.statistics import Interval, metric_intervals
 from dist_eval.tables import format_count
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 # the name of the slicing by number of tokens, in place of a column's name
 LENGTH = "length"
@@ -87,9 +85,6 @@ class Slicing:
 
 def _numbers(values: pa.Array) -> np.ndarray | None:
     """Parses texts as numbers, blank ones as NaN; returns None if one is not a finite number."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     trimmed = pc.utf8_trim_whitespace(values)
     try:
         numbers = pc.cast(pc.if_else(pc.equal(trimmed, ""), pa.scalar(None, pa.string()), trimmed), pa.float64())

@@ -17,8 +17,7 @@ from dist_eval.process.patching import gc_paused
 from dist_eval.process.programs import INTERRUPTED, status_after_output, tolerate_broken_output
 
 
-def examine(config: DoctorConfig) -> int:
-    """Runs this rank's part of the checks (see `dist_eval.doctor.examination.examine_run`)."""
+def _examine(config: DoctorConfig) -> int:
     with gc_paused():
         from dist_eval.doctor.examination import PROBE_PREFIX, examine_run
 
@@ -39,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     if not config.verbose:
         silence_libraries()
     try:
-        status = examine(config)
+        status = _examine(config)
     except KeyboardInterrupt:
         status = INTERRUPTED
     os._exit(status_after_output(status))  # threads that still wait for an answer must not delay the exit

@@ -27,6 +27,7 @@ from dist_eval.model.base_model_spec import BaseModelSpec, EvalTarget
 from dist_eval.model.language_model import CausalModel
 from dist_eval.options.groups import ModelOptions
 from dist_eval.process.files import samples_of
+from dist_eval.runs.environment import environment
 from dist_eval.tables import format_count
 
 _LEAST_FREE = 20 << 20
@@ -41,8 +42,6 @@ class Equal(NamedTuple):
 
 def check_versions() -> Equal:
     """Finds the versions of what results depend on."""
-    from dist_eval.runs.environment import environment
-
     found = environment()
     versions = {"python": found.python, **{name: str(version) for name, version in found.packages.items()}}
     shown = ", ".join(f"{name} {versions[name]}" for name in ("python", "torch", "petals"))

@@ -9,16 +9,12 @@ from dist_eval.report.document import Cell, Document, Number, Table
 from dist_eval.tables import output_width, text_table
 
 
-def render_text(document: Document, width: int | None = None) -> str:
+def render_text(document: Document) -> str:
     """Renders the summary of a document: its tables, and below them all else that is said.
 
-    Args:
-        document: what is shown.
-        width: most characters of a line of a table (see `text_table`), by default of standard output. What is said in
-            sentences is left to the terminal, so that a command in it can be copied.
+    What is said in sentences may be wider than standard output, so that a command in it can be copied.
     """
-    width = output_width() if width is None else width
-    blocks = [_table_lines(table, width) for section in document.sections for table in section.summary()]
+    blocks = [_table_lines(table) for section in document.sections for table in section.summary()]
     notes = [line for section in document.sections for line in section.notes]
     if document.facts_first:
         blocks = [[*document.facts], *blocks, notes]
@@ -27,12 +23,13 @@ def render_text(document: Document, width: int | None = None) -> str:
     return printable_lines("\n\n".join("\n".join(lines) for lines in blocks if lines))
 
 
-def _table_lines(table: Table, width: int) -> list[str]:
+def _table_lines(table: Table) -> list[str]:
     caption = table.values_caption or table.caption
     columns = [_format_column(table, column) for column in zip(*table.summary(), strict=True)]
+    rows = [table.columns, *zip(*columns, strict=True)]
     return [
         *([f"{caption}:"] if caption else []),
-        *text_table([table.columns, *zip(*columns, strict=True)], table.alignments, width=width, keys=table.keys),
+        *text_table(rows, table.alignments, width=output_width(), keys=table.keys),
         *table.omission(table.summary_rows),
         *([] if table.values_caption else table.notes),
     ]
