@@ -98,13 +98,9 @@ EVALUATION = Command(
 
 
 class OptionParser(ArgumentParser):
-    """A parser that raises a `ConfigError` for invalid options, and suggests similar names for unknown ones.
+    """A parser that raises a `ConfigError` for invalid options, and suggests similar names for unknown ones."""
 
-    Attributes:
-        foreign: what to do instead of options that another program has.
-    """
-
-    foreign: Mapping[str, str] = {}
+    foreign: Mapping[str, str] = {}  # what to do instead of options that another program has
 
     def error(self, message: str) -> NoReturn:
         """Raises a `ConfigError` where argparse would print and exit."""

@@ -292,15 +292,8 @@ class RunFolder:
     ) -> bool:
         """Marks the run as incomplete, and keeps torchrun's restarts from resuming it.
 
-        All else is as with `fail`.
-
-        Args:
-            message: the reason.
-            rank: the rank that was asked to stop.
-            host: its host.
-            coverage: what is done.
-            transient: whether a new start may get further although nothing is changed.
-            may_restart: torchrun may have interrupted the rank in order to restart it, so that it should resume.
+        All else is as with `fail`. With `may_restart`, torchrun may have interrupted the rank in order to restart it,
+        so that it should resume.
         """
         if not self.is_ours:
             return False
