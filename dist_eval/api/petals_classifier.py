@@ -158,7 +158,6 @@ def _only_safetensors() -> Iterator[None]:
 
 
 def _require_petals(model: str) -> None:
-    """Checks that Petals has its own classes for a model here."""
     if not has_packages_of_petals():
         raise ConfigError(
             f"Petals' own classes of models need its pinned packages of 2023, not transformers "

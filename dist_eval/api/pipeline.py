@@ -208,7 +208,6 @@ def _rows(labels: Any) -> int:
 
 
 def _average(everybody: Sequence[tuple[Sequence[Any], Sequence[int]]]) -> Any:
-    """Averages the losses of all ranks, weighted by samples."""
     losses = [loss for theirs, _ in everybody for loss in theirs]
     rows = [count for _, counts in everybody for count in counts]
     is_one = isinstance(losses[0], torch.Tensor)

@@ -259,7 +259,6 @@ def _shows_bars() -> bool:
 
 
 def _error_of(status: int, said: str, scratch_dir: Path, folder: Path) -> EvaluationError:
-    """Returns the error of the rank that failed."""
     message, name = said or f"The run ended with status {status}; what it said is above.", ""
     with suppress(OSError, ValueError, KeyError, TypeError):  # ranks that were killed have written none
         report = json.loads((scratch_dir / _REPORT).read_bytes())["message"]

@@ -157,7 +157,6 @@ def _name_value(axis: str, value: Any) -> str:
 
 
 def _to_words(options: Mapping[str, Value], path: Path) -> list[str]:
-    """Returns options as words of a command line."""
     words: list[str] = []
     for option, value in options.items():
         if option == "output":

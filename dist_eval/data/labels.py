@@ -116,7 +116,6 @@ class LabelReader(LabelColumn):
         return local[positions]
 
     def _integers(self, array: pa.Array, rows: np.ndarray) -> pa.Array:
-        """Returns whole numbers as integers, after checking that they are."""
         values = array.cast(pa.float64()).to_numpy()
         is_whole = (np.trunc(values) == values) & (np.abs(values) < _LARGEST_WHOLE)
         if not is_whole.all():

@@ -219,7 +219,6 @@ def _choose_split(name: str, splits: Any, split: str | None) -> Any:
 
 
 def _rows_of(name: str, loaded: Any, available: Sequence[str], columns: Sequence[str], *, is_path: bool) -> RowSource:
-    """Returns the rows of a `Dataset` or `IterableDataset`."""
     require_columns(name, columns, available)
     feature = (loaded.features or {}).get(columns[-1])
     names = getattr(getattr(feature, "feature", feature), "names", None)  # of a ClassLabel, or of a list of them
@@ -240,7 +239,6 @@ def _translating_all(name: str, batches: Iterator[pa.RecordBatch]) -> Iterator[p
 
 
 def _read_shards(shards: Sequence[Shard], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Reads files one after the other."""
     first = shards[0].path
     class_names = class_names_of(first, columns[-1])
     kinds: dict[str, tuple[str, Path]] = {}

@@ -265,7 +265,6 @@ def plan_with_shared_beginnings(
 
 
 def _parts(lengths: np.ndarray, beginnings: Beginnings, places: np.ndarray, costs: Costs) -> list[_Part]:
-    """Plans the texts for which sharing is worthwhile."""
     lengths, unused = lengths[places], beginnings.unused[places]
     least = np.minimum(unused, np.roll(unused, 1))
     least = np.minimum(least, _common_with_place_before(beginnings.common, places))

@@ -163,10 +163,7 @@ class Progress:
     def begin(self, done: int, counted: int, tokens_left: int) -> None:
         """Starts a round: `done` examples are finished, and `counted` have been reported so far.
 
-        Args:
-            done: examples that are finished.
-            counted: examples that have been reported so far.
-            tokens_left: of the batches that are not finished, counting padding.
+        The batches that are not finished have `tokens_left`, counting padding.
         """
         self._done_before, self._failed_before, self.failed = done - counted, self._failed_total, 0
         self._tokens_in_the_end = self._tokens_counted + tokens_left

@@ -257,7 +257,6 @@ def _answers_apart(first: np.ndarray, second: np.ndarray) -> float:
 
 
 def _differing_servers(route: Sequence[RouteSegment], other: Sequence[RouteSegment]) -> list[str]:
-    """Returns the servers of two routes on the blocks that have different servers."""
     blocks = {block for segment in route for block in range(segment.start, segment.end)}
     pairs = [(_server_at(route, block), _server_at(other, block)) for block in sorted(blocks)]
     return list(dict.fromkeys(peer for pair in pairs if pair[0] != pair[1] for peer in pair))

@@ -62,12 +62,7 @@ class RunOutput(Generic[Entry]):
         )
 
     def sections(self, plan: BatchPlan, swarm: Swarm | None) -> dict[str, Any]:
-        """Returns the sections of `results.json` that say how a run went, by name.
-
-        Args:
-            plan: the batches.
-            swarm: the servers that the run began with.
-        """
+        """Returns the sections of `results.json` that say how a run went, by name."""
         seconds = max(max(work.seconds for work in self.ranks), _SHORTEST_SECONDS)
         return {
             "plan": plan.summary(),

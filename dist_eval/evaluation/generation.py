@@ -281,6 +281,5 @@ class _GenerationRun:
 
 
 def _metrics_of(run: CompleteHarnessRun) -> list[str]:
-    """Returns the metrics that were asked for with `--metric`."""
     recorded: Any = run.config.get("metric")
     return recorded or []

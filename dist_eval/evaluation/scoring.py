@@ -82,7 +82,6 @@ def score(
 def _with_custom_metrics(
     metrics: Metrics, custom_metrics: Sequence[CustomMetric], predictions: PredictionsLike
 ) -> Metrics:
-    """Adds the values of custom metrics, computed from all predictions."""
     if not custom_metrics:  # probabilities take much memory
         return metrics
     custom = custom_results(custom_metrics, Inputs.of(predictions))

@@ -118,7 +118,6 @@ def reading(options: HarnessConfig, notices: Notices) -> Iterator[None]:
 
 
 def _load_file(options: HarnessConfig, path: Path, **how: Any) -> dict[str, Any]:
-    """Reads a task file that was indexed, with its functions."""
     config = _yaml_loader.load_yaml(path, resolve_func=False)
     if config.get("unsafe_code"):  # its functions may be unsafe to import
         require_confirmed(options, f"{path}: unsafe_code: this task")

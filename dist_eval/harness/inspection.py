@@ -79,7 +79,6 @@ def check_tasks(context: RequestContext) -> None:
 
 
 def _row(name: str, loaded: LoadedTasks, results: dict[str, Any]) -> tuple[str, ...]:
-    """Returns a line of what `--check` prints of a task."""
     requests = loaded.tasks[name].instances
     documents = len({request.doc_id for request in requests})
     metrics = dict.fromkeys(metric for metric, _, _ in read_metrics(results["results"][name]))

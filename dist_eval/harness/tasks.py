@@ -263,7 +263,6 @@ def _check_options(options: HarnessConfig, tasks: Mapping[str, Any]) -> None:
 
 
 def _add_tasks(tasks: dict[str, Any], found: Mapping[str, Any]) -> None:
-    """Adds tasks to others."""
     members = [task for group in found.get("groups", {}).values() for task in group.get_all_tasks()]
     for task in [*found["tasks"].values(), *members]:
         other = tasks.setdefault(task.task_name, task)

@@ -34,7 +34,6 @@ class Window:
 
     Args:
         fixed: a constant size; by default the size is adaptive.
-        first: size to begin with.
         largest: maximum size.
         timeout: of a request, in seconds; the window keeps batches below a quarter of it.
     """
@@ -43,12 +42,11 @@ class Window:
         self,
         fixed: int | None = None,
         *,
-        first: int = FIRST_SIZE,
         largest: int = LARGEST_SIZE,
         timeout: float = 60.0,
     ) -> None:
         self.largest = fixed or largest
-        self.size = fixed or min(first, largest)
+        self.size = fixed or min(FIRST_SIZE, largest)
         self._fixed, self._limit = fixed is not None, timeout * _SHARE_OF_TIMEOUT
         self._recent: deque[float] = deque(maxlen=_MINIMUM_OVER)
         self._since_change, self._retries, self._starting = 0, 0, True

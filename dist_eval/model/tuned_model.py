@@ -133,7 +133,6 @@ def load_layers(model: Any, folder: str | Path, layers: Collection[int] | None =
 
 
 def _tensors_of(model: Any, layer: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields name and a view of each tuned tensor of a layer."""
     config, base = model.config, model.transformer
     blocks, hidden = config.num_hidden_layers, config.hidden_size
     if layer == 0 and config.tuning_mode:

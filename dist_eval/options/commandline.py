@@ -98,13 +98,9 @@ EVALUATION = Command(
 
 
 class OptionParser(ArgumentParser):
-    """A parser that raises a `ConfigError` for invalid options, and suggests similar names for unknown ones.
+    """A parser that raises a `ConfigError` for invalid options, and suggests similar names for unknown ones."""
 
-    Attributes:
-        foreign: what to do instead of options that another program has.
-    """
-
-    foreign: Mapping[str, str] = {}
+    foreign: Mapping[str, str] = {}  # what to do instead of options that another program has
 
     def error(self, message: str) -> NoReturn:
         """Raises a `ConfigError` where argparse would print and exit."""
@@ -151,7 +147,7 @@ def build_parser(command: Command[Any] = EVALUATION) -> argparse.ArgumentParser:
     groups = {key: parser.add_argument_group(title, text) for key, (title, text) in titles.items()}
     hints = typing.get_type_hints(command.config)
     for field in dataclasses.fields(command.config):
-        scalar, _ = _scalar_type(hints[field.name])
+        scalar, is_list = _scalar_type(hints[field.name])
         default = " ".join(field.default_factory()) if callable(field.default_factory) else field.default
         help_text = field.metadata["help"]
         if scalar is bool:
@@ -168,6 +164,8 @@ def build_parser(command: Command[Any] = EVALUATION) -> argparse.ArgumentParser:
         if "choices" not in extra:
             extra["metavar"] = field.metadata["metavar"] or {int: "N", float: "X", str: field.name.upper()}[scalar]
         names = [flag(field.name), *map(flag, field.metadata["aliases"])]
+        if is_list:
+            extra["nargs"] = "+"
         group, settings = groups[field.metadata["group"]], {"type": scalar, "help": help_text, **extra}
         group.add_argument(*names, **settings)
         if settings.get("nargs") == "+":  # each value in the word of its option, so that it may begin with a dash

@@ -177,7 +177,6 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions, Genera
         "or the path of a metric of Hugging Face's evaluate; a prefix NAME= names the result. With --generate: f1, "
         "rouge_l, or package.module:name of a function of a text and its references",
         group="metrics",
-        nargs="+",
         action="extend",
         metavar="METRIC",
     )
@@ -210,7 +209,6 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions, Genera
         [],
         "also compute metrics for slices of the data: by these columns of the dataset, or by length in tokens (length)",
         group="metrics",
-        nargs="+",
         metavar="COLUMN",
     )
     group_column: str | None = option(
@@ -327,4 +325,4 @@ def add_peer_options(parser: argparse.ArgumentParser, **help_texts: str) -> None
     for name, default in (("initial_peers", []), ("peers_file", None)):
         shown = fields[name].metadata
         texts = {"metavar": shown["metavar"], "help": help_texts.get(name, shown["help"])}
-        parser.add_argument(flag(name), default=default, **texts, **shown["extra"])
+        parser.add_argument(flag(name), default=default, nargs=None if default is None else "+", **texts)

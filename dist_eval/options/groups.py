@@ -45,7 +45,7 @@ def option(
         least: smallest value, None without a limit.
         most: largest value, None without a limit.
         aliases: further names of the field, such as that which another command or tool has for it.
-        **extra: `choices`, `nargs`, `action` or `type`, passed to argparse.
+        **extra: `choices`, `action`, `type` or `nargs`, for argparse; a field of lists takes several words anyway.
 
     Returns:
         A dataclass field.
@@ -130,7 +130,6 @@ class DataOptions(Options):
         "CSV, TSV, JSON, JSONL or Parquet files, folders of them, or quoted patterns such as 'data/*.parquet'; or an "
         "Arrow folder, or a hub name",
         group="data",
-        nargs="+",
     )
     dataset_revision: str | None = option(
         None, "branch, tag or commit of a hub dataset (default: the newest)", group="data", metavar="NAME"
@@ -138,7 +137,7 @@ class DataOptions(Options):
     subset: str | None = option(None, "configuration of a hub dataset", group="data")
     split: str | None = option(None, "split of a hub dataset or Arrow folder", group="data")
     text_column: list[str] = option(
-        ["text"], "column with the text, or two columns for a pair", group="data", nargs="+", metavar="NAME"
+        ["text"], "column with the text, or two columns for a pair", group="data", metavar="NAME"
     )
     label_column: str = option(
         "label",
@@ -169,7 +168,7 @@ class SwarmOptions(Options):
     """The swarm, and how long to wait for it."""
 
     initial_peers: list[str] = option(
-        [], "addresses of a running swarm: /ip4/HOST/tcp/PORT/p2p/ID", group="where", nargs="+", metavar="ADDRESS"
+        [], "addresses of a running swarm: /ip4/HOST/tcp/PORT/p2p/ID", group="where", metavar="ADDRESS"
     )
     swarm: str | None = option(
         None,
@@ -313,7 +312,6 @@ class OutputOptions(Options):
         [],
         "experiment trackers to log to, whose libraries have to be installed",
         group="output",
-        nargs="+",
         choices=TRACKERS,
     )
     verbose: bool = option(False, "show the logs of Petals, hivemind and the servers, and tracebacks", group="output")
@@ -381,7 +379,6 @@ class PromptOptions(Options):
         [],
         "what may follow the prompt: the name of each class, in the order of their numbers, or NAME=WORD",
         group="prompt",
-        nargs="+",
         metavar="WORD",
     )
     label_delimiter: str | None = option(
@@ -405,7 +402,7 @@ class PromptOptions(Options):
         aliases=("num_fewshot",),
     )
     few_shot_from: str | list[str] | None = option(
-        None, "files with the columns of --dataset, other than it", group="prompt", nargs="+", metavar="FILE"
+        None, "files with the columns of --dataset, other than it", group="prompt", metavar="FILE"
     )
     few_shot_seed: int = option(0, "seed of that draw", group="prompt", metavar="SEED", least=0)
 
@@ -452,7 +449,6 @@ class GenerationOptions(Options):
         [],
         r"strings at the first of which a text ends, such as '\n'; so do the tokens that the model ends texts with",
         group="generation",
-        nargs="+",
         metavar="TEXT",
         type=with_escapes,
     )

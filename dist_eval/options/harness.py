@@ -85,6 +85,8 @@ def require_harness() -> None:
 
 PROGRAM = "dist-eval harness"
 
+_MAPPING: Any = {"group": "tasks", "nargs": "+", "metavar": "KEY=VALUE", "type": key_values, "action": MergeMappings}
+
 # What changes prompts or the metrics of answers; runs without them have the same fingerprints as before they existed
 _OF_RESULTS = (
     *("gen_kwargs", "system_instruction", "fewshot_as_multiturn", "samples", "metadata"),
@@ -104,10 +106,9 @@ class HarnessConfig(RunConfig):
         [],
         "tasks, groups or tags of the harness, patterns of their names, task files (YAML), or folders of them",
         group="tasks",
-        nargs="+",
         metavar="TASK",
     )
-    include_path: list[str] = option([], "folders with further task files", group="tasks", nargs="+", metavar="FOLDER")
+    include_path: list[str] = option([], "folders with further task files", group="tasks", metavar="FOLDER")
     num_fewshot: int | None = option(
         None,
         "examples in front of each question, except in tasks that want none (default: as each task says)",
@@ -145,11 +146,7 @@ class HarnessConfig(RunConfig):
     gen_kwargs: dict[str, Any] = option(
         {},
         "how texts are generated, over what tasks say: temperature=0.7,do_sample=true,max_gen_toks=64, or JSON",
-        group="tasks",
-        nargs="+",
-        metavar="KEY=VALUE",
-        type=key_values,
-        action=MergeMappings,
+        **_MAPPING,
     )
     think_end_token: str | None = option(
         None,
@@ -166,11 +163,7 @@ class HarnessConfig(RunConfig):
     metadata: dict[str, Any] = option(
         {},
         "passed to tasks that ask for it, such as max_seq_lengths=[4096,8192], or JSON",
-        group="tasks",
-        nargs="+",
-        metavar="KEY=VALUE",
-        type=key_values,
-        action=MergeMappings,
+        **_MAPPING,
     )
     confirm_run_unsafe_code: bool = option(
         False, "run tasks that execute the code that the model writes, on this host", group="tasks"

@@ -113,16 +113,7 @@ class EvaluationFolder(RunFolder):
             print_error(f"{name} could not be drawn ({error_summary(error)}); all numbers are in {RESULTS}.")
 
     def revise(self, results: CompleteRun, predictions: PredictionsLike, groups: np.ndarray | None) -> None:
-        """Replaces the results of a complete run, and the table of its predictions.
-
-        Args:
-            results: the whole content of `results.json`.
-            predictions: the same as before.
-            groups: the group of each prediction, int64 of shape [n]; None if examples are not grouped.
-
-        Raises:
-            RunError: they cannot be written.
-        """
+        """Replaces the whole results of a complete run, and the table of its predictions (see `complete`)."""
         with translating_os_errors(RunError, f"The results cannot be written to {self.path}"):
             write_predictions(self.path / PREDICTIONS, predictions, groups)
             self._write(results)

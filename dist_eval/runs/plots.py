@@ -187,7 +187,6 @@ def _draw_bins(axes: Any, bins: list[CalibrationBin], title: str) -> None:
 
 
 def _panels(count: int, side: float) -> tuple[Figure, list[Any]]:
-    """Creates a figure with a panel for each of the first labels or outputs."""
     from matplotlib.figure import Figure
 
     count = min(count, _PANELS)

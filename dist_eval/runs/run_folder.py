@@ -222,11 +222,9 @@ class RunFolder:
         return results is not None and results.status == "running"
 
     def _forget(self) -> None:
-        """Removes what a resumed run would continue from."""
         forget_journal(self.path)
 
     def _remove_derived(self) -> None:
-        """Removes what is made at the end of a run."""
         for path in self._derived():
             path.unlink(missing_ok=True)
 
@@ -235,7 +233,6 @@ class RunFolder:
         return [self.path / name for name in self.derived_files]
 
     def _started(self) -> RunHeader:
-        """Returns the results of a run that begins now."""
         started = RunHeader(
             schema_version=SCHEMA_VERSION,
             status="running",
@@ -249,7 +246,6 @@ class RunFolder:
         return self.records.validate_python(started.to_json())
 
     def _header(self) -> dict[str, Any]:
-        """Returns what is known of every run, by name of the field."""
         results = self._read() or self._started()
         return {name: getattr(results, name) for name in RunHeader.model_fields}
 
@@ -296,15 +292,8 @@ class RunFolder:
     ) -> bool:
         """Marks the run as incomplete, and keeps torchrun's restarts from resuming it.
 
-        All else is as with `fail`.
-
-        Args:
-            message: the reason.
-            rank: the rank that was asked to stop.
-            host: its host.
-            coverage: what is done.
-            transient: whether a new start may get further although nothing is changed.
-            may_restart: torchrun may have interrupted the rank in order to restart it, so that it should resume.
+        All else is as with `fail`. With `may_restart`, torchrun may have interrupted the rank in order to restart it,
+        so that it should resume.
         """
         if not self.is_ours:
             return False

@@ -213,7 +213,6 @@ def _infer_schema(table: Mapping[str, Any]) -> pa.Schema:
 
 
 def _write_table(path: Path, schema: pa.Schema, tables: Iterable[Mapping[str, Any]], **options: Any) -> None:
-    """Writes tables one after the other, each as a row group."""
     with replaced_atomically(path) as file, parquet.ParquetWriter(file, schema, **options) as writer:
         for table in tables:
             writer.write_batch(pa.record_batch([_to_arrow(table[name]) for name in schema.names], schema=schema))

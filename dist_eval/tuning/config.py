@@ -90,7 +90,7 @@ class TuningConfig(LearningOptions, DatasetRunConfig):
     num_labels: int | None = option(None, "number of classes (default: those in the data)", group="tuned")
 
     eval_dataset: str | list[str] | None = option(
-        None, "data to evaluate on after each epoch (default with --eval-split: --dataset)", group="data", nargs="+"
+        None, "data to evaluate on after each epoch (default with --eval-split: --dataset)", group="data"
     )
     eval_subset: str | None = option(None, "configuration of --eval-dataset", group="data")
     eval_split: str | None = option(None, "split of --eval-dataset", group="data")

@@ -170,7 +170,6 @@ class Epochs:
 
     @property
     def _updates(self) -> int:
-        """Number of updates in an epoch."""
         return -(-len(self.train) // self.config.examples_per_update)
 
     def _resume(self) -> TuningState:
@@ -183,7 +182,6 @@ class Epochs:
         return state
 
     def _run_epoch(self) -> None:
-        """Makes the remaining updates of the current epoch."""
         config, state = self.config, self._state
         batches = global_batches(len(self.train), config.examples_per_update, seed=config.seed, epoch=state.epoch)
         for rows in batches[state.updates :]:

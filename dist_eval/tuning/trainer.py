@@ -75,7 +75,6 @@ def snapshot(tuned: TunedCheckpoint) -> TunedCheckpoint:
 
 
 def _tensors_of(tuned: TunedCheckpoint) -> dict[str, Any]:
-    """Returns the tensors that a tuning mode has, by their names in `TunedCheckpoint`."""
     tensors = {"head": tuned.head, "prompts": tuned.prompts, "deep_prompts": tuned.deep_prompts}
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 

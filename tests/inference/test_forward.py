@@ -168,7 +168,8 @@ def test_no_more_batches_are_drawn_than_fit_into_the_window(dataset: TokenizedDa
 
 
 def test_the_window_grows_while_answers_do_not_slow_down(dataset: TokenizedDataset, plan: BatchPlan) -> None:
-    window, classifier = Window(first=2), Classifier(lambda call: time.sleep(0.05))
+    window, classifier = Window(), Classifier(lambda call: time.sleep(0.05))
+    window.size = 2
     assert len(list(predict_batches(classifier, dataset, plan, range(len(plan)), window=window))) == len(plan)
     assert window.size > 2
     assert classifier.most_active > 2

@@ -154,7 +154,7 @@ def test_a_session_is_shared_by_threads_for_each_of_its_servers_and_closed_once_
 def test_all_who_wait_for_a_session_hear_that_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     waiting = threading.Semaphore(0)
 
-    def full(rows: int, max_length: int, *prompts: torch.Tensor | None) -> TextSession:
+    def full(rows: int, max_length: int, prompts: SoftPrompts) -> TextSession:
         for _ in range(3):
             assert waiting.acquire(timeout=20)
         raise NoCacheError("the server is full")

@@ -18,6 +18,7 @@ from conftest import ForkedSwarm, SwarmClient, wait_for
 from tiny_models import LAYERS, random_checkpoint
 
 from dist_eval.errors import EvaluationError, NoCacheError, RefusedError
+from dist_eval.model.backbone import SoftPrompts
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import load_local_backbone
 from dist_eval.model.swarm_backbone import SwarmBackbone
@@ -58,9 +59,10 @@ def free_cache(backbone: SwarmBackbone) -> dict[str, int]:
 @pytest.mark.parametrize("mode", [None, "ptune", "deep_ptune"])
 def test_pieces_of_a_text_give_the_outputs_of_a_forward(backbone: SwarmBackbone, mode: str | None) -> None:
     tuned, ids = random_checkpoint(mode), some_ids()
+    prompts = SoftPrompts(tuned.prompts, tuned.deep_prompts)
     with torch.no_grad():
-        whole = backbone.hidden_states(ids, tuned.prompts, tuned.deep_prompts)[:, -LENGTH:]
-    with closing(backbone.session(ROWS, LENGTH, tuned.prompts, tuned.deep_prompts)) as session:
+        whole = backbone.hidden_states(ids, prompts)[:, -LENGTH:]
+    with closing(backbone.session(ROWS, LENGTH, prompts)) as session:
         pieces = [session.step(piece) for piece in torch.split(ids, [10, 1, 1, 12], dim=1)]
         assert session.position == LENGTH
         assert close_to(torch.cat(pieces, dim=1), whole)
@@ -76,8 +78,9 @@ def test_pieces_of_a_text_give_the_outputs_of_a_forward(backbone: SwarmBackbone,
 
 def test_a_session_in_this_process_gives_the_same(backbone: SwarmBackbone, tiny_models: dict[str, Path]) -> None:
     tuned, ids = random_checkpoint("deep_ptune"), some_ids()
+    prompts = SoftPrompts(tuned.prompts, tuned.deep_prompts)
     local = load_local_backbone(str(tiny_models["llama"]))
-    one, other = (host.session(ROWS, LENGTH, tuned.prompts, tuned.deep_prompts) for host in (local, backbone))
+    one, other = (host.session(ROWS, LENGTH, prompts) for host in (local, backbone))
     with closing(one) as here, closing(other) as there:
         for piece, start in ((ids[:, :0], None), (ids[:, :9], None), (ids[:, 9:], None), (ids[:, 4:7], 4)):
             assert close_to(here.step(piece, start), there.step(piece, start))
@@ -204,15 +207,16 @@ def test_a_server_that_is_killed_costs_what_it_was_sent_and_nothing_else(
     replicas_swarm: ForkedSwarm, swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
 ) -> None:
     tuned, ids = make_tuned("deep_ptune"), some_ids()
+    prompts = SoftPrompts(tuned.prompts, tuned.deep_prompts)
     classifier = swarm_client.classifier_on_all(replicas_swarm, tuned)
     backbone = classifier.backbone
     assert isinstance(backbone, SwarmBackbone)
     requests, everyone = backbone.requests, backbone.requests.servers.spans()
     whole_server = next(span for span in everyone if span.end - span.start == LAYERS)
     with torch.no_grad():
-        whole = backbone.hidden_states(ids, tuned.prompts, tuned.deep_prompts)[:, -LENGTH:]
+        whole = backbone.hidden_states(ids, prompts)[:, -LENGTH:]
     requests.servers.excluded = {str(span.peer) for span in everyone if span is not whole_server}
-    with closing(backbone.session(ROWS, LENGTH, tuned.prompts, tuned.deep_prompts)) as session:
+    with closing(backbone.session(ROWS, LENGTH, prompts)) as session:
         first = session.step(ids[:, :20])
         requests.servers.excluded = set()
         replicas_swarm.kill_server(2)

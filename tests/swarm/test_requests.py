@@ -65,7 +65,7 @@ def test_activations_are_sent_in_the_servers_dtype_and_no_bit_changes(
 ) -> None:
     classifier = swarm_client.classifier(bfloat16_swarm, make_tuned("deep_ptune"))
     ids, _ = batch()
-    ours = classifier.backbone.hidden_states(ids, classifier.tuned.prompts, classifier.tuned.deep_prompts)
+    ours = classifier.backbone.hidden_states(ids, classifier.prompts)
     traffic = requests_of(classifier).traffic()
     prompts = LAYERS * PROMPTS * HIDDEN  # once for all examples
     assert traffic.bytes_sent == 2 * (NUMBERS + prompts)
@@ -79,7 +79,7 @@ def test_float32_servers_get_float32_and_prompts_once(
 ) -> None:
     classifier = swarm_client.classifier(family_swarms["llama"], make_tuned("deep_ptune"))
     ids, _ = batch()
-    ours = classifier.backbone.hidden_states(ids, classifier.tuned.prompts, classifier.tuned.deep_prompts)
+    ours = classifier.backbone.hidden_states(ids, classifier.prompts)
     assert ours.isfinite().all()
     assert requests_of(classifier).traffic().bytes_sent == 4 * (2 * NUMBERS + LAYERS * PROMPTS * HIDDEN)
 
