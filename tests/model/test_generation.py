@@ -1,12 +1,10 @@
-"""Generated texts equal those of Hugging Face's `generate`, token by token."""
+"""Generated texts equal those of Hugging Face's `generate`, token by token, and draws follow its distribution."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pytest
-import torch
 from conftest import FAMILIES
 from tiny_models import LAYERS, VOCABULARY
 
@@ -14,7 +12,7 @@ from dist_eval.base_model.config import read_base_config
 from dist_eval.data.shared_prefixes import CACHE_TOKENS
 from dist_eval.errors import ModelOutputError
 from dist_eval.model.classifier import load_local_backbone
-from dist_eval.model.generation import Generator, end_tokens_of
+from dist_eval.model.generation import Draws, Generator, end_tokens_of, token_probabilities
 from dist_eval.model.language_model import LanguageModel
 from dist_eval.model.output_embedding import OutputEmbedding
 from dist_eval.results.inputs import Decoding
@@ -24,6 +22,9 @@ if TYPE_CHECKING:
     from conftest import SwarmClient
 
     from dist_eval.serving.private import PrivateSwarm
+import numpy as np
+import pytest
+import torch
 
 LENGTHS = [3, 9, 9, 1, 5, 17]
 NEW_TOKENS = 12
@@ -172,3 +173,25 @@ def test_the_model_s_own_tokens_end_a_text(tmp_path: Path) -> None:
     assert end_tokens_of(str(tmp_path), config, Letters()) == [2, 7]
     GenerationConfig(eos_token_id=[5, 9]).save_pretrained(tmp_path)
     assert end_tokens_of(str(tmp_path), config, Letters()) == [2, 5, 9]
+
+
+@pytest.mark.parametrize("top_k", [0, 1, 7, 400])
+@pytest.mark.parametrize("top_p", [0.01, 0.5, 0.9, 1.0])
+def test_probabilities_are_those_of_transformers(top_k: int, top_p: float) -> None:
+    from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    logits = 3 * torch.randn(20, 60, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    expected = TemperatureLogitsWarper(0.7)(None, logits)
+    if top_k:
+        expected = TopKLogitsWarper(top_k)(None, expected)
+    expected = TopPLogitsWarper(top_p)(None, expected).softmax(dim=1)
+    found = token_probabilities(logits, Decoding(max_new_tokens=1, temperature=0.7, top_k=top_k, top_p=top_p))
+    torch.testing.assert_close(found, expected)
+
+
+def test_draws_follow_the_probabilities_and_never_take_what_has_none() -> None:
+    probabilities = torch.tensor([[0.0, 0.5, 0.0, 0.3, 0.2, 0.0]], dtype=torch.float64).expand(20_000, -1)
+    drawn = Draws(3, list(range(20_000))).tokens(probabilities, list(range(20_000)))
+    shares = np.bincount(drawn.numpy(), minlength=6) / 20_000
+    assert shares == pytest.approx([0.0, 0.5, 0.0, 0.3, 0.2, 0.0], abs=0.02)
+    assert shares[[0, 2, 5]].tolist() == [0.0, 0.0, 0.0]
