@@ -110,6 +110,7 @@ def test_the_example_of_own_metrics_runs_as_written(
 def test_a_run_from_a_program_and_what_reads_its_predictions_print_what_the_readmes_say(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    pytest.importorskip("duckdb")
     monkeypatch.chdir(tmp_path)
     exec(EXAMPLES[FROM_PYTHON], {})
     Path("runs/digits").rename("runs/demo")

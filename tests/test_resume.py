@@ -14,7 +14,7 @@ from conftest import TIMEOUT, Launcher, results_of, run_here, wait_for
 
 from dist_eval import demo
 
-ROWS_REPEATED = 2
+ROWS_REPEATED = 4
 SECTIONS = ("metrics", "undefined", "intervals", "per_class", "confusion_matrix", "coverage", "data", "plan")
 
 

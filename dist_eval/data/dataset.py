@@ -1,6 +1,6 @@
 """A tokenized dataset: examples with stable positions, and labels as class ids or numbers.
 
-One rank of each host tokenizes, into a folder that the others memory-map (see `dist_eval.data.dataset`): an Arrow
+One rank of each host tokenizes, into a folder that the others memory-map (see `tokenize_dataset`): an Arrow
 file with the token ids, and two arrays.
 """
 

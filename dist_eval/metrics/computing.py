@@ -1,7 +1,9 @@
 """Predictions → confusion matrix → metrics. Needs no process group and no model.
 
 A metric that is undefined for the data (the recall of a class without examples, the AUC of one class) is `None`, and
-`undefined` gives the reason; it is never replaced by 0.
+`undefined` gives the reason; it is never replaced by 0. Averages are over all labels, or over the classes that
+occur. If the precision (never predicted), recall (no examples) or F1 of one of them is undefined, scikit-learn counts
+it as 0, whereas here the average is undefined, and the reason states the value under that convention.
 """
 
 from __future__ import annotations

@@ -55,9 +55,7 @@ class SavedPredictions:
             columns["probabilities"] = np.empty((len(columns["label"]), 0))
             for name in ("label", "prediction"):
                 columns[name] = columns[name].reshape(len(columns[name]), -1)
-        for field in fields(cls):
-            if field.default is MISSING and field.name not in columns:
-                raise ValueError(f"it has no column {field.name!r}, so another version wrote it")
+        _require_columns(cls, columns)
         return cls(**columns)
 
     def columns(self) -> dict[str, np.ndarray]:
@@ -132,6 +130,7 @@ class SavedTexts:
                 values[name] = _to_numpy(column)
             else:
                 own[name] = _to_numpy(column) if cls.TYPES[name] == pa.int64() else column.to_pylist()
+        _require_columns(cls, {**own, "values": values})
         return cls(**own, values=values)
 
     def at(self, places: slice) -> SavedTexts:
@@ -152,6 +151,12 @@ class SavedTexts:
     def _own_columns(self) -> dict[str, Any]:
         every = {name: getattr(self, name) for name in self.TYPES}
         return {name: column for name, column in every.items() if column is not None}
+
+
+def _require_columns(of: type[SavedPredictions | SavedTexts], columns: Mapping[str, Any]) -> None:
+    for field in fields(of):
+        if field.default is MISSING and field.name not in columns:
+            raise ValueError(f"it has no column {field.name!r}, so another version wrote it")
 
 
 def write_predictions(path: Path, predictions: PredictionsLike, groups: np.ndarray | None = None) -> None:
@@ -181,6 +186,7 @@ def read_predictions(path: Path) -> SavedPredictions:
 
     Raises:
         OSError: there is no such file, or none that can be read.
+        ValueError: it lacks a column.
     """
     return SavedPredictions.from_table(parquet.read_table(path))
 
@@ -204,6 +210,7 @@ def read_texts(path: Path) -> SavedTexts:
 
     Raises:
         OSError: there is no such file, or none that can be read.
+        ValueError: it lacks a column.
     """
     return SavedTexts.from_table(parquet.read_table(path))
 

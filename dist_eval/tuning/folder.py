@@ -4,6 +4,10 @@ tuning.json    options, versions, epochs, and how the tuning ended (see `dist_ev
 best/          the checkpoint of the best epoch, only with evaluation data
 last/          the checkpoint of the last finished epoch
 journal/       state.safetensors and fingerprint.json: what a resumed run reads
+
+The state has the tuned tensors and AdamW's moments, and everything else as JSON in its header. The order of the
+examples follows from the seed and the epoch, and nothing else is random once tuning has begun: no generator's state is
+saved.
 """
 
 from __future__ import annotations

@@ -41,6 +41,12 @@ def free_cache(swarm: PrivateSwarm, swarm_client: SwarmClient) -> list[int]:
     return sorted(swarm_client.backbone(swarm).requests.servers.free_cache().values())
 
 
+def with_several_words(options: list[str]) -> list[str]:
+    words = [f"{digit}=<{digit}><{(digit + 1) % 10}>" for digit in range(10)]
+    first, second = options.index("--label-words") + 1, options.index("--label-delimiter")
+    return [*options[:first], *words, *options[second:], "--limit", "20"]
+
+
 def assert_same_bytes(one: Path, other: Path) -> None:
     assert (one / PREDICTIONS).read_bytes() == (other / PREDICTIONS).read_bytes()
 
@@ -122,9 +128,7 @@ def test_soft_prompts_are_computed_once(demo_swarm: PrivateSwarm, tmp_path: Path
 
 @pytest.mark.parametrize("examples", [0, pytest.param(3, marks=pytest.mark.slow)])
 def test_prompts_before_several_words_are_computed_once(options: list[str], examples: int, tmp_path: Path) -> None:
-    words = [f"{digit}=<{digit}><{(digit + 1) % 10}>" for digit in range(10)]
-    first, second = options.index("--label-words") + 1, options.index("--label-delimiter")
-    command = [*options[:first], *words, *options[second:], "--limit", "20"]
+    command = with_several_words(options)
     if not examples:
         few_shot = command.index("--few-shot")
         del command[few_shot : few_shot + 4]
@@ -135,3 +139,14 @@ def test_prompts_before_several_words_are_computed_once(options: list[str], exam
     assert 4 * one["plan"]["real_tokens"] < plain["plan"]["real_tokens"]
     assert one["plan"]["real_tokens"] + one["sessions"]["saved_tokens"] <= plain["plan"]["padded_tokens"]
     assert_close(tmp_path / "one", tmp_path / "plain")
+
+
+@pytest.mark.slow
+def test_prompts_before_several_words_give_the_same_bytes_on_two_ranks(
+    options: list[str], launcher: Launcher, tmp_path: Path
+) -> None:
+    command = with_several_words(options)
+    assert run_here(*command, "--output", str(tmp_path / "one")) == 0
+    result = launcher.run(*command, "--output", str(tmp_path / "two"), ranks=2)
+    assert result.returncode == 0, result.stderr
+    assert_same_bytes(tmp_path / "one", tmp_path / "two")

@@ -56,12 +56,15 @@ def test_texts_are_readable_by_pandas_and_come_back(tmp_path: Path) -> None:
     assert again.table() == texts.table() and again.numbers("exact_match") == [0, 1]
 
 
-@pytest.mark.parametrize("column", ["index", "label", "prediction", "loss", "probabilities"])
+@pytest.mark.parametrize("column", ["index", "label", "prediction", "loss", "probabilities", "references", "text"])
 def test_a_table_without_a_column_names_it(tmp_path: Path, column: str) -> None:
-    write_predictions(tmp_path / "p.parquet", predictions_of([0, 1], [0, 1], 2))
-    parquet.write_table(parquet.read_table(tmp_path / "p.parquet").drop_columns([column]), tmp_path / "p.parquet")
+    path, read = tmp_path / "p.parquet", read_texts if column in ("references", "text") else read_predictions
+    write_predictions(path, predictions_of([0, 1], [0, 1], 2))
+    if read is read_texts:
+        write_texts(path, SavedTexts(np.array([3]), [["a"]], ["a"], {}))
+    parquet.write_table(parquet.read_table(path).drop_columns([column]), path)
     with pytest.raises(ValueError, match=f"it has no column '{column}'"):
-        read_predictions(tmp_path / "p.parquet")
+        read(path)
 
 
 @pytest.mark.parametrize("problem", PROBLEMS)
