@@ -44,7 +44,7 @@ from dist_eval.metrics.metric_loading import load_text_metrics, name_of_spec
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.language_model import CausalModel
 from dist_eval.options.config import EvaluationConfig
-from dist_eval.options.groups import PromptOptions
+from dist_eval.options.prompts import PromptOptions
 from dist_eval.results.harness import HarnessFiles, HarnessResults, PromptedDataset, TaskResults
 from dist_eval.results.inputs import Decoding, FailedExample
 from dist_eval.results.record import Reasons

@@ -29,7 +29,8 @@ from dist_eval.model.label_words import LabelWords
 from dist_eval.model.output_embedding import OutputEmbedding
 from dist_eval.model.pretrained_classifier import PretrainedClassifier
 from dist_eval.options.config import EvaluationConfig
-from dist_eval.options.groups import DataOptions, ModelOptions, PromptOptions, SelectionOptions
+from dist_eval.options.groups import DataOptions, ModelOptions, SelectionOptions
+from dist_eval.options.prompts import PromptOptions
 from dist_eval.results.inputs import SelectionMethod, SelectionSummary
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.statistics.sampling import examples_for_precision

@@ -21,10 +21,8 @@ from dist_eval.data.revisions import HubKind
 from dist_eval.errors import ConfigError
 from dist_eval.options.groups import (
     DataOptions,
-    GenerationOptions,
     ModelOptions,
     OutputOptions,
-    PromptOptions,
     RankOptions,
     SelectionOptions,
     SwarmOptions,
@@ -33,6 +31,7 @@ from dist_eval.options.groups import (
     unwrap_single,
 )
 from dist_eval.options.peers import all_peers
+from dist_eval.options.prompts import GenerationOptions, PromptOptions
 
 # what --generate does not go with
 _OF_CLASSIFIERS = ("label_delimiter", "length_normalization", "audit", "labels", "stratify")
