@@ -24,7 +24,7 @@ PARSERS = {name: parser_of(program) for name, program in COMMANDS.items()}
 PARSERS |= {f"swarm {name}": build() for name, (build, _) in COMMANDS_OF_SWARM.items()}
 # What is public says the docstring of the package
 MODULES = ("dist_eval", *(f"dist_eval.{name}" for name in ("demo", "errors", "schema", "statistics")))
-LAUNCH = [f"launch/{name}/README" for name in ("swarm", "multinode", "slurm", "kubernetes", "petals-2.2")]
+LAUNCH = [f"launch/{name}/README" for name in ("swarm", "multinode", "slurm", "kubernetes")]
 SECTIONS = {
     "Evaluating": [f"dist_eval/{name}/README" for name in ("data", "model", "metrics", "harness", "tuning", "api")],
     "Results": [f"dist_eval/{name}/README" for name in ("runs", "report", "statistics", "analysis")],

@@ -1,7 +1,7 @@
 """`python -m benchmarks.eval_batch`: `PetalsPipeline.eval_batch` compared with DeepSpeed's.
 
 The same model, micro-batches and loss go through DeepSpeed's `PipelineEngine` with two stages, each a process with one
-thread (gloo, on the CPU), and through a swarm of two servers with one thread each, with Petals' own class of the model.
+thread (gloo, on the CPU), and through a swarm of two servers with one thread each.
 Where DeepSpeed is not installed (`uv run --with deepspeed ...`) it is left out.
 """
 
@@ -41,7 +41,7 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
 
         def ours(name: str, in_flight: int | None) -> Contender:
             where = {"initial_peers": swarm.initial_peers, "dht_prefix": model.dht_prefix, "in_flight": in_flight}
-            return Contender(name, lambda: _run("with_petals", scratch_dir, count, petals=True, **task, **where))
+            return Contender(name, lambda: _run("with_petals", scratch_dir, count, **task, **where))
 
         contenders = [ours(OURS, None), ours(ONE_BY_ONE, 1)]
         if importlib.util.find_spec("deepspeed"):

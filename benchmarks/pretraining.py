@@ -54,7 +54,7 @@ def pretrain(folder: Path, corpus: Corpus, size: Size, *, epochs: int) -> None:
             optimizer.step()
             schedule.step()
         print(f"  pretraining: epoch {epoch + 1} of {epochs}, loss {loss.item():.3f}", flush=True)
-    model.save_pretrained(folder, safe_serialization=True)
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 

@@ -19,7 +19,7 @@ from dist_eval.process.lifetime import end_session
 
 LOG = "log.txt"
 _ROOT = Path(__file__).parents[1]
-_PETALS = "launch/petals-2.2"
+_PETALS = "benchmarks/petals-2.2"
 _TIMEOUT, _LINES_SHOWN = 1800.0, 50  # torchrun itself takes some 20
 
 
@@ -34,7 +34,7 @@ def running(
         *arguments: of Python.
         ranks: how many processes torchrun starts; None for one without torchrun.
         threads: of each process.
-        petals: in the environment of Petals' own classes of models.
+        petals: in the environment of Petals' release, which has no dist_eval (see `alternatives/petals_models.py`).
     """
     torchrun = [] if ranks is None else ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
     with (folder / LOG).open("ab") as log:
@@ -132,7 +132,7 @@ def run_dist_eval(
 
 @functools.cache
 def petals_python() -> str:
-    """Returns the interpreter of `launch/petals-2.2`; uv builds that environment if it is not there yet.
+    """Returns the interpreter of `benchmarks/petals-2.2`; uv builds that environment if it is not there yet.
 
     Raises:
         BenchmarkError: uv is not installed, or could not build it.
@@ -144,7 +144,7 @@ def petals_python() -> str:
     # of the environment that this process runs in
     own = ("VIRTUAL_ENV", "UV_PROJECT_ENVIRONMENT", "UV_PYTHON")
     done = subprocess.run(
-        ["uv", "run", "--all-extras", "--project", _PETALS, "python", "-c", "import sys; print(sys.executable)"],
+        ["uv", "run", "--project", _PETALS, "python", "-c", "import sys; print(sys.executable)"],
         cwd=_ROOT,
         env={name: value for name, value in os.environ.items() if name not in own},
         stdin=subprocess.DEVNULL,

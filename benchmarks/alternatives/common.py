@@ -9,12 +9,13 @@ import csv
 import os
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+
+from benchmarks.alternatives.petals_models import load_classifier, load_language_model
 
 _Answer = TypeVar("_Answer")
 
@@ -59,16 +60,9 @@ class Task:
         ]
         return rows, tokenizer
 
-    def open_model(self) -> AbstractContextManager[Any]:
-        """Opens Petals' own classifier with the tuned prompts and head.
-
-        Open it before a process group: it forks, and the fork must not inherit connections.
-        """
-        from dist_eval.api.petals_classifier import open_petals_classifier
-
-        return open_petals_classifier(
-            self.model, self.initial_peers, checkpoint=self.checkpoint, dht_prefix=self.dht_prefix
-        )
+    def load_model(self, scratch_dir: Path) -> Any:
+        """Loads Petals' own classifier with the tuned prompts and head; do so before a process group is opened."""
+        return load_classifier(self.model, self.checkpoint, self.initial_peers, self.dht_prefix, scratch_dir)
 
 
 def logits_of(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
@@ -89,19 +83,7 @@ def causal_model(model: str, initial_peers: list[str], dht_prefix: str, scratch_
 
         torch.set_num_threads(len(os.sched_getaffinity(0)))
         return AutoModelForCausalLM.from_pretrained(model)
-    from dist_eval.swarm.hivemind_compat import prepare_hivemind
-
-    prepare_hivemind(sockets=scratch_dir)
-    import petals
-
-    return petals.AutoDistributedModelForCausalLM.from_pretrained(
-        model,
-        initial_peers=initial_peers,
-        dht_prefix=dht_prefix,
-        show_route=False,
-        torch_dtype=torch.float32,
-        use_chunked_forward=False,  # of no effect in float32; "auto" imports what has no wheel for Python 3.12
-    )
+    return load_language_model(model, initial_peers, dht_prefix, scratch_dir)
 
 
 def timed(action: Callable[[], _Answer]) -> tuple[_Answer, float]:

@@ -58,10 +58,11 @@ def with_petals(
     in_flight: int | None,
 ) -> dict[str, Any]:
     """Evaluates micro-batches with `PetalsPipeline`, whose stages are the servers of a swarm."""
-    from dist_eval import PetalsPipeline, open_petals_classifier
+    from dist_eval import AutoDistributedModelForSequenceClassification, PetalsPipeline
 
     pairs = _read(micro_batches)
-    with open_petals_classifier(base, initial_peers, checkpoint=tuned, dht_prefix=dht_prefix) as model:
+    settings: dict[str, Any] = {"initial_peers": initial_peers, "checkpoint": tuned, "dht_prefix": dht_prefix}
+    with AutoDistributedModelForSequenceClassification.from_pretrained(base, **settings) as model:
         pipeline = PetalsPipeline(model, _LOSS, micro_batches=len(pairs), in_flight=in_flight)
 
         def evaluate(**options: Any) -> Any:

@@ -18,23 +18,23 @@ def classify(scratch_dir: Path, **task: Any) -> dict[str, Any]:
 
     settings = Task(**task)
     dataset, tokenizer = settings.tokenized()
-    with settings.open_model() as model:
-        accelerator = Accelerator(cpu=True)
-        collate = DataCollatorWithPadding(tokenizer)
-        loader = accelerator.prepare(DataLoader(dataset, batch_size=settings.batch_size, collate_fn=collate))
+    model = settings.load_model(scratch_dir)
+    accelerator = Accelerator(cpu=True)
+    collate = DataCollatorWithPadding(tokenizer)
+    loader = accelerator.prepare(DataLoader(dataset, batch_size=settings.batch_size, collate_fn=collate))
 
-        def predict(batch: dict[str, torch.Tensor]) -> torch.Tensor:
-            with torch.no_grad():
-                return logits_of(model, batch["input_ids"], batch["attention_mask"]).argmax(dim=-1)
+    def predict(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        with torch.no_grad():
+            return logits_of(model, batch["input_ids"], batch["attention_mask"]).argmax(dim=-1)
 
-        def predict_all() -> list[int]:
-            predictions: list[int] = []
-            for batch in loader:
-                gathered, _ = accelerator.gather_for_metrics((predict(batch), batch["labels"]))
-                predictions += gathered.tolist()
-            return predictions
+    def predict_all() -> list[int]:
+        predictions: list[int] = []
+        for batch in loader:
+            gathered, _ = accelerator.gather_for_metrics((predict(batch), batch["labels"]))
+            predictions += gathered.tolist()
+        return predictions
 
-        predict(collate(dataset[: settings.batch_size]))
-        predictions, seconds = timed(predict_all)
-        accelerator.end_training()
+    predict(collate(dataset[: settings.batch_size]))
+    predictions, seconds = timed(predict_all)
+    accelerator.end_training()
     return {"seconds": seconds, "answers": predictions}

@@ -22,23 +22,23 @@ def classify(scratch_dir: Path, **task: Any) -> dict[str, Any]:
     """Classifies the dataset of a task."""
     settings = Task(**task)
     dataset, _ = settings.tokenized()
-    with settings.open_model() as model:
-        ranks = int(os.environ.get("WORLD_SIZE", "1"))
-        if ranks > 1:
-            dist.init_process_group("gloo")
-        sampler: Any = DistributedSampler(dataset, shuffle=False) if ranks > 1 else SequentialSampler(dataset)
-        loader = DataLoader(dataset, batch_size=settings.batch_size, sampler=sampler)
+    model = settings.load_model(scratch_dir)
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    if ranks > 1:
+        dist.init_process_group("gloo")
+    sampler: Any = DistributedSampler(dataset, shuffle=False) if ranks > 1 else SequentialSampler(dataset)
+    loader = DataLoader(dataset, batch_size=settings.batch_size, sampler=sampler)
 
-        def predict(batch: dict[str, torch.Tensor]) -> list[int]:
-            with torch.no_grad():
-                logits = logits_of(model, batch["input_ids"], batch["attention_mask"])
-            return logits.argmax(dim=-1).tolist()
+    def predict(batch: dict[str, torch.Tensor]) -> list[int]:
+        with torch.no_grad():
+            logits = logits_of(model, batch["input_ids"], batch["attention_mask"])
+        return logits.argmax(dim=-1).tolist()
 
-        predict({name: column[:_WARM_UP_ROWS] for name, column in next(iter(loader)).items()})
-        predictions, seconds = timed(lambda: [label for batch in loader for label in predict(batch)])
-        if ranks > 1:
-            predictions = _gather(predictions, ranks, len(dataset))
-            dist.destroy_process_group()
+    predict({name: column[:_WARM_UP_ROWS] for name, column in next(iter(loader)).items()})
+    predictions, seconds = timed(lambda: [label for batch in loader for label in predict(batch)])
+    if ranks > 1:
+        predictions = _gather(predictions, ranks, len(dataset))
+        dist.destroy_process_group()
     return {"seconds": seconds, "answers": predictions}
 
 

@@ -36,19 +36,17 @@ def classify(scratch_dir: Path, **task: Any) -> dict[str, Any]:
     _bridge_accelerate()
     settings = Task(**task)
     dataset, tokenizer = settings.tokenized()
-    with settings.open_model() as model:
-        arguments = TrainingArguments(
-            output_dir=str(scratch_dir),
-            per_device_eval_batch_size=settings.batch_size,
-            use_cpu=True,
-            disable_tqdm=True,
-            report_to=[],
-        )
-        trainer: Any = Trainer(
-            model=WithoutMask(model), args=arguments, data_collator=DataCollatorWithPadding(tokenizer)
-        )
-        trainer.predict(dataset[: settings.batch_size])
-        output, seconds = timed(lambda: trainer.predict(dataset))
+    model = settings.load_model(scratch_dir)
+    arguments = TrainingArguments(
+        output_dir=str(scratch_dir),
+        per_device_eval_batch_size=settings.batch_size,
+        use_cpu=True,
+        disable_tqdm=True,
+        report_to=[],
+    )
+    trainer: Any = Trainer(model=WithoutMask(model), args=arguments, data_collator=DataCollatorWithPadding(tokenizer))
+    trainer.predict(dataset[: settings.batch_size])
+    output, seconds = timed(lambda: trainer.predict(dataset))
     return {"seconds": seconds, "answers": output.predictions.argmax(axis=-1).tolist()}
 
 

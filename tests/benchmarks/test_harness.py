@@ -95,5 +95,5 @@ def test_a_function_is_called_in_a_process_of_its_own(tmp_path: Path) -> None:
 
 def test_without_uv_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(BenchmarkError, match=r"packages of launch/petals-2\.2, which uv installs: pip install uv\.$"):
+    with pytest.raises(BenchmarkError, match=r"packages of benchmarks/petals-2\.2, which uv installs: pip install uv"):
         petals_python.__wrapped__()
