@@ -12,13 +12,11 @@ The names are imported on first use, so that importing the package is fast.
 
 from __future__ import annotations
 
-import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dist_eval.api.evaluate import evaluate
-    from dist_eval.api.petals_classifier import open_petals_classifier
     from dist_eval.api.pipeline import PetalsPipeline
     from dist_eval.api.run import run, run_tasks
     from dist_eval.errors import EvaluationError
@@ -28,10 +26,6 @@ if TYPE_CHECKING:
     from dist_eval.options.config import EvaluationConfig
     from dist_eval.results.inputs import Coverage
     from dist_eval.serving.private import PrivateSwarm
-
-# Petals pins a transformers that uses names which torch has since deprecated: users cannot do anything about that
-for _name in ("utils._pytree._register_pytree_node", "jit.script"):
-    warnings.filterwarnings("ignore", f"`torch.{_name}` is deprecated", FutureWarning)
 
 _MODULES = {
     "Coverage": "results.inputs",
@@ -44,7 +38,6 @@ _MODULES = {
     "TunedCheckpoint": "model.checkpoint",
     "compute_metrics": "metrics.computing",
     "evaluate": "api.evaluate",
-    "open_petals_classifier": "api.petals_classifier",
     "prove_coverage": "metrics.predictions",
     "run": "api.run",
     "run_tasks": "api.run",
@@ -61,7 +54,6 @@ __all__ = [
     "TunedCheckpoint",
     "compute_metrics",
     "evaluate",
-    "open_petals_classifier",
     "prove_coverage",
     "run",
     "run_tasks",

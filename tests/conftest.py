@@ -33,7 +33,6 @@ from dist_eval.errors import SwarmError
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_swarm_backbone, with_tuned_head
 from dist_eval.model.swarm_backbone import SwarmBackbone
-from dist_eval.process.interpreter import has_packages_of_petals
 from dist_eval.process.lifetime import workspace
 from dist_eval.process.logging_setup import silence_libraries
 from dist_eval.process.patching import gc_paused
@@ -55,17 +54,17 @@ torch.set_num_threads(1)  # a worker of xdist for each core: more threads would 
 TIMEOUT = 400.0
 FAMILIES = ("llama", "bloom", "falcon")
 
-SHARED_SWARMS = {name: name for name in ("family_swarms", "demo_swarm")} | {"petals_classifier": "family_swarms"}
-"""What serves each of these fixtures."""
+SHARED_SWARMS = ("family_swarms", "demo_swarm")
+"""Fixtures that tests share."""
 
-HEAVIEST = ("launch/test_multinode.py", "launch/test_petals_2_2.py", "launch/test_slurm.py", "benchmarks/test_chaos.py")
+HEAVIEST = ("launch/test_multinode.py", "launch/test_slurm.py", "benchmarks/test_chaos.py")
 """Files that need 3 to 5 GiB each."""
 
 
 def shared_swarm(file: Path) -> str | None:
     """Returns the shared swarm that a file of tests uses."""
     words = {*re.findall(r"\w+", file.read_text(encoding="utf-8"))}
-    return next((swarm for fixture, swarm in SHARED_SWARMS.items() if fixture in words), None)
+    return next((swarm for swarm in SHARED_SWARMS if swarm in words), None)
 
 
 class BySwarm(LoadFileScheduling):
@@ -90,7 +89,7 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
             spec.python = fork_server().command
 
 
-STARTERS = ("launcher", "preloaded_ranks", "swarm_client", "petals_classifier", "by_world_size", "replicas")
+STARTERS = ("launcher", "preloaded_ranks", "swarm_client", "by_world_size", "replicas")
 """Fixtures that start processes; so do those whose names end with swarm or swarms."""
 
 
@@ -102,10 +101,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if any(name in STARTERS or re.search("swarms?$", name) for name in getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.processes)
-        if "petals_classifier" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.petals_models)
-        if item.get_closest_marker("petals_models") and not has_packages_of_petals():
-            item.add_marker(pytest.mark.skip(reason="needs the environment of launch/petals-2.2"))
     starters = {
         item.path
         for item in items
@@ -271,21 +266,6 @@ def family_swarms(tiny_models: dict[str, Path]) -> Iterator[dict[str, PrivateSwa
 
 
 @pytest.fixture(scope="module")
-def petals_classifier(family_swarms: dict[str, PrivateSwarm], swarm_client: SwarmClient) -> Any:
-    """A deep_ptune classifier as Petals' users load it, with random prompts and head."""
-    from dist_eval.api.petals_classifier import load_petals_classifier
-
-    swarm = family_swarms["llama"]
-    torch.manual_seed(3)
-    settings = {"tuning_mode": "deep_ptune", "pre_seq_len": 3, "num_labels": 3}
-    model = load_petals_classifier(swarm.model, swarm_client.join(swarm), dht_prefix=swarm.dht_prefix, **settings)
-    for module in (model.transformer.intermediate_prompt_embeddings, model.transformer.prompt_embeddings, model.score):
-        torch.nn.init.normal_(module.weight, std=0.5)
-    model.config.pad_token_id = 0
-    return model
-
-
-@pytest.fixture(scope="module")
 def demo_swarm() -> Iterator[PrivateSwarm]:
     """A swarm of two servers for the embedded example's base model."""
     swarm = ForkedSwarm(str(demo.BASE_MODEL), num_blocks=4, dht_prefix=demo.BASE_MODEL.name, spans=[(0, 2), (2, 4)])
@@ -295,13 +275,11 @@ def demo_swarm() -> Iterator[PrivateSwarm]:
 class ForkedSwarm(PrivateSwarm):
     """A swarm whose servers are forked (see `forkserver`): they start in a second, and share most of their memory."""
 
-    python = sys.executable
-
     def _name(self, number: int) -> str:
         return f"{SERVER}{self._ports[number][0]}"
 
     def start_server(self, number: int) -> None:
-        server = fork_server(self.python)
+        server = fork_server()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(private, "PYTHON", [server.command])
             for name, value in {**server.environment, NAME: self._name(number)}.items():
@@ -311,7 +289,7 @@ class ForkedSwarm(PrivateSwarm):
     def group(self, number: int) -> int:
         """Waits for a server to be forked; returns its process group, to which signals can be sent."""
         found: set[int] = set()
-        assert wait_for(lambda: found.update(fork_server(self.python).group(self._name(number))) or found)
+        assert wait_for(lambda: found.update(fork_server().group(self._name(number))) or found)
         return found.pop()
 
     def kill_server(self, number: int) -> None:
@@ -319,7 +297,7 @@ class ForkedSwarm(PrivateSwarm):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.group(number), signal.SIGKILL)
         super().kill_server(number)
-        assert wait_for(lambda: not fork_server(self.python).group(self._name(number)))
+        assert wait_for(lambda: not fork_server().group(self._name(number)))
 
 
 @dataclass

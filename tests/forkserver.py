@@ -67,17 +67,15 @@ class ForkServer:
 
     Args:
         folder: for its socket.
-        python: the interpreter.
     """
 
-    def __init__(self, folder: Path, python: str) -> None:
+    def __init__(self, folder: Path) -> None:
         address = folder / "forkserver"
         self.command = str(folder / "python")
-        Path(self.command).write_text(f'#!/bin/sh\nexec {python} -I -S {__file__} stand-in {address} "$@"\n')
+        Path(self.command).write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {__file__} stand-in {address} "$@"\n')
         os.chmod(self.command, 0o700)
-        first = os.environ.get(FIRST, python) if python == sys.executable else python
         self._process = subprocess.Popen(
-            [first, __file__, "serve", str(address)],
+            [os.environ.get(FIRST, sys.executable), __file__, "serve", str(address)],
             env={**os.environ, "OMP_NUM_THREADS": "1"},
             stdout=subprocess.PIPE,
             start_new_session=True,  # so that it ends with us
@@ -109,13 +107,13 @@ class ForkServer:
 
 
 @functools.cache
-def fork_server(python: str = sys.executable) -> ForkServer:
+def fork_server() -> ForkServer:
     """The fork server of this worker, started when it is first needed.
 
     It is cached here because pytest and the tests import a conftest each.
     """
     folder = Path(tempfile.mkdtemp(prefix="f-"))
-    server = ForkServer(folder, python)
+    server = ForkServer(folder)
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     atexit.register(server.end)
     return server
@@ -171,7 +169,7 @@ def serve(address: str) -> list[str]:
         from dist_eval.swarm.hivemind_compat import prepare_hivemind
 
         prepare_hivemind(sockets=Path(address).parent)
-        from dist_eval.serving.server import import_server
+        from dist_eval.serving.petals_server import import_server
 
         import_server()
         for name in MODULES:

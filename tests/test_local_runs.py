@@ -74,7 +74,7 @@ def cases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
         )
         model = BertForSequenceClassification(config)
         torch.nn.init.normal_(model.classifier.weight, std=2.0)
-        model.save_pretrained(folder / "model", safe_serialization=True)
+        model.save_pretrained(folder / "model")
         tokenizer.save_pretrained(folder / "model")
         with (folder / "data.csv").open("w", newline="") as file:
             writer = csv.writer(file)

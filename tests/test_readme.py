@@ -54,7 +54,6 @@ def test_every_example_is_tested() -> None:
     assert sum(text.count("```py") for text in TEXTS.values()) == len(EXAMPLES), "one is fenced in another way"
 
 
-@pytest.mark.petals_models  # which all of them open
 @pytest.mark.parametrize("place", PROGRAMS, ids=lambda place: f"{Path(place[0]).parent.name}-{place[1]}")
 def test_a_program_prints_what_the_readme_says(place: tuple[str, int], launcher: Launcher) -> None:
     program = PROGRAMS[place]

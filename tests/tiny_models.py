@@ -1,9 +1,8 @@
-"""Random base models, small enough for any test: `python tests/tiny_models.py FOLDER NAME...` writes some of them."""
+"""Random base models, small enough for any test."""
 
 from __future__ import annotations
 
 import inspect
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +112,7 @@ def save_tiny_models(folder: Path, *names: str) -> dict[str, Path]:
     for name in names:
         model = make_tiny_model(name)
         model = model.base_model if name == "bloom" else model  # as those on the hub are, and servers with 2.2 need it
-        model.save_pretrained(folder / name, safe_serialization=True)  # the default since transformers 4.35
+        model.save_pretrained(folder / name)
     return {name: folder / name for name in names}
 
 
@@ -136,7 +135,3 @@ def random_checkpoint(
         label_names=[f"class-{i}" for i in range(labels)],
         architecture={"model_type": model_type, "hidden_size": hidden, "num_hidden_layers": layers},
     )
-
-
-if __name__ == "__main__":
-    save_tiny_models(Path(sys.argv[1]), *sys.argv[2:])

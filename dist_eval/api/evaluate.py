@@ -1,16 +1,13 @@
 """The usual evaluation loop as one call: `evaluate(model, eval_dataloader)`.
 
 It avoids the usual mistakes of hand-written loops: each example counts once on any number of ranks, metrics are
-computed over all examples instead of averaged over batches or ranks, texts end where their mask ends, and the model's
-mode is restored. A model hosted on a Petals swarm is evaluated as by `python -m dist_eval`: a window of batches in
-flight, prompts sent once per request.
+computed over all examples instead of averaged over batches or ranks, and the model's mode is restored.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -19,19 +16,14 @@ from torch import nn
 
 from dist_eval.api.loaders import LoaderShard, shard_loader
 from dist_eval.distributed.collectives import all_gather, group_of_program, require_agreement
-from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import DataError, ModelOutputError, RunError, error_summary
 from dist_eval.evaluation.scoring import Gathered, gather, score
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.model.user_model import (
     evaluation_mode,
     fingerprint_of,
-    is_on_swarm,
-    logits_from_swarm,
     logits_of,
     names_taken,
-    rows_named,
-    texts_of,
     without_wrapper,
 )
 
@@ -54,14 +46,12 @@ def evaluate(
     used if there is one; otherwise a group is opened for the time of the call. Not thread-safe.
 
     Args:
-        model: a Petals `Distributed*ForSequenceClassification`, a Hugging Face classifier, or any module whose output
-            has `logits` of shape [batch, num_labels]. Its mode (`train`, `eval`) and the grad mode are restored, also
-            after an error.
+        model: a Hugging Face classifier, or any module whose output has `logits` of shape [batch, num_labels]. Its mode
+            (`train`, `eval`) and the grad mode are restored, also after an error.
         eval_dataloader: yields mappings of names to tensors: `labels`, int64 of shape [batch], and arguments of the
-            model's `forward`, such as `input_ids` and `attention_mask` of shape [batch, length]. A model on Petals
-            takes these two, padded on the right. Other entries, such as the texts themselves, are ignored. Every rank
-            passes the same data: it is sharded here.
-        device: device that the batches are moved to, for a model that is not on Petals.
+            model's `forward`, such as `input_ids` and `attention_mask` of shape [batch, length]. Other entries, such as
+            the texts themselves, are ignored. Every rank passes the same data: it is sharded here.
+        device: device that the batches are moved to.
         return_predictions: whether to add the predicted classes in dataset order.
 
     Returns:
@@ -72,11 +62,10 @@ def evaluate(
 
     Raises:
         ConfigError: the DataLoader leaves examples out or repeats them, or its batches lack labels; or the model is
-            sharded over the ranks, or a Petals model with a custom head or forward.
-        DataError: a label is not one of the model's classes, or a text is padded on the left, or masked inside.
+            sharded over the ranks.
+        DataError: a label is not one of the model's classes.
         ExactnessError: ranks have different models or data, or the examples were not covered exactly once.
         ModelOutputError: the logits are not finite or have a wrong shape.
-        SwarmError: the swarm did not answer.
         RunError: another rank failed.
 
     Examples:
@@ -92,7 +81,7 @@ def evaluate(
     with group_of_program() as topology, evaluation_mode(model):
         require_agreement({"model": fingerprint_of(model)})
         shard = shard_loader(eval_dataloader, rank=topology.rank, world_size=topology.world_size, gather=all_gather)
-        local = raise_on_all_ranks(lambda: _predictions(model, shard, torch.device(device), topology))
+        local = raise_on_all_ranks(lambda: _predictions(model, shard, torch.device(device)))
         width = max(all_gather(0 if local is None else local.num_labels))
         count = shard.count()
         if not count:
@@ -128,33 +117,18 @@ Answer = tuple[np.ndarray, torch.Tensor, torch.Tensor]
 """Positions in the dataset, labels and logits of a batch."""
 
 
-def _predictions(model: nn.Module, shard: LoaderShard, device: torch.device, topology: Topology) -> Predictions | None:
+def _predictions(model: nn.Module, shard: LoaderShard, device: torch.device) -> Predictions | None:
     """Predicts this rank's shard; None if it is empty."""
-    on_swarm = is_on_swarm(model)
-    with closing(_from_swarm(model, shard, topology) if on_swarm else _from_module(model, shard, device)) as answers:
-        parts = [_part(*answer) for answer in answers]
+    parts = [_part(*answer) for answer in _answers(model, shard, device)]
     return Predictions.concatenate(parts) if parts else None
 
 
-def _from_module(model: nn.Module, shard: LoaderShard, device: torch.device) -> Generator[Answer, None, None]:
+def _answers(model: nn.Module, shard: LoaderShard, device: torch.device) -> Iterator[Answer]:
     takes = names_taken(model)
     for positions, batch in shard.batches:
         inputs = {name: value for name, value in batch.items() if name != "labels" and takes(name, value)}
         outputs = model(**{k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()})
         yield positions, torch.as_tensor(batch["labels"]), logits_of(outputs)
-
-
-def _from_swarm(model: Any, shard: LoaderShard, topology: Topology) -> Generator[Answer, None, None]:
-    def texts() -> Iterator[tuple[tuple[np.ndarray, torch.Tensor], torch.Tensor, torch.Tensor]]:
-        for positions, batch in shard.batches:
-            names = [rows_named(positions[row : row + 1]) for row in range(len(positions))]
-            yield (positions, torch.as_tensor(batch["labels"])), *texts_of(batch, pad, names.__getitem__)
-
-    pad = model.config.pad_token_id
-    answers = logits_from_swarm(model, texts(), topology, name=lambda key: rows_named(key[0]))
-    with closing(answers):
-        for (positions, labels), logits in answers:
-            yield positions, labels, logits
 
 
 def _part(positions: np.ndarray, labels: torch.Tensor, logits: torch.Tensor) -> Predictions:

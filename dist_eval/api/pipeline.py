@@ -1,4 +1,4 @@
-"""`eval_batch` on a swarm, with the semantics of DeepSpeed's `PipelineEngine`, forward only.
+"""`eval_batch` with the semantics of DeepSpeed's `PipelineEngine`, forward only.
 
 The servers of a swarm are the stages, and the ranks are data-parallel replicas of the whole pipeline. Known defects of
 DeepSpeed are corrected: averages are weighted by samples, so that a smaller last micro-batch has the weight of its
@@ -7,10 +7,8 @@ examples; logits are returned for all micro-batches, in order; and the module's 
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,17 +17,9 @@ from torch import nn
 
 from dist_eval.api.evaluate import raise_on_all_ranks
 from dist_eval.distributed.collectives import all_gather, group_of_program
-from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import ConfigError, DataError
 from dist_eval.model.tuned_model import load_layers, save_layers
-from dist_eval.model.user_model import (
-    evaluation_mode,
-    is_on_swarm,
-    logits_from_swarm,
-    logits_of,
-    texts_of,
-    without_wrapper,
-)
+from dist_eval.model.user_model import evaluation_mode, logits_of, without_wrapper
 
 LossFunction = Callable[[Any, Any], Any]
 Tensors = torch.Tensor | tuple[torch.Tensor, ...]
@@ -39,8 +29,7 @@ class PetalsPipeline:
     """A model hosted on a swarm, evaluated in micro-batches that are in its stages at the same time.
 
     Args:
-        model: a Petals `Distributed*ForSequenceClassification`, or any module that is called with a micro-batch's
-            inputs.
+        model: a classifier, or any module that is called with a micro-batch's inputs.
         loss_fn: called with a micro-batch's outputs and labels; returns its mean loss, a scalar tensor, or a list of
             several. Without it the outputs are used as the loss.
         micro_batches: default number of micro-batches that `eval_batch` takes from an iterator.
@@ -92,9 +81,8 @@ class PetalsPipeline:
         Raises:
             StopIteration: the iterators of all ranks are exhausted.
             ConfigError: an argument has an invalid value, or outputs of different shapes were to be averaged.
-            DataError: a micro-batch is neither a pair nor a mapping, or its inputs do not suit a model on Petals.
-            ModelOutputError: the logits are not finite.
-            SwarmError: the swarm did not answer.
+            DataError: a micro-batch is neither a pair nor a mapping.
+            ModelOutputError: an output with names has no logits.
             RunError: another rank failed.
         """
         count = self.micro_batches if num_micro_batches is None else num_micro_batches
@@ -109,9 +97,9 @@ class PetalsPipeline:
                 "first micro-batches: give iter(...) of it."
             )
         model = without_wrapper(self.module)
-        with group_of_program() as topology, evaluation_mode(model):
+        with group_of_program(), evaluation_mode(model):
             all_gather(None)  # a barrier: no rank begins before the others have finished their previous work
-            taken = raise_on_all_ranks(lambda: self._forward(model, itertools.islice(data_iter, count), topology))
+            taken = raise_on_all_ranks(lambda: _forward(model, itertools.islice(data_iter, count)))
             losses = raise_on_all_ranks(lambda: [self._loss(*pair) if compute_loss else pair[0] for pair in taken])
             samples = raise_on_all_ranks(lambda: [_rows(labels) for _, labels in taken])
             everybody = all_gather((_on_cpu(losses), samples)) if reduce_output else [(losses, samples)]
@@ -135,41 +123,10 @@ class PetalsPipeline:
         loss = self.loss_fn(outputs, labels)
         return torch.as_tensor(loss) if isinstance(loss, (int, float)) else loss
 
-    def _forward(self, model: Any, micro_batches: Iterable[Any], topology: Topology) -> list[tuple[Tensors, Any]]:
-        """Returns outputs and labels of each micro-batch, in order."""
-        pairs = map(_pair, micro_batches)
-        if not is_on_swarm(model):
-            return [(_outputs(model, inputs), labels) for inputs, labels in pairs]
 
-        def texts() -> Iterator[tuple[tuple[int, Any], torch.Tensor, torch.Tensor]]:
-            for number, (inputs, labels) in enumerate(pairs):
-                name = functools.partial("Micro-batch {}, text {}".format, number)
-                yield (number, labels), *texts_of(_named(inputs), pad, name)
-
-        pad = model.config.pad_token_id
-        answers = logits_from_swarm(
-            model, texts(), topology, in_flight=self._in_flight, name=lambda key: f"Micro-batch {key[0]}"
-        )
-        with closing(answers):
-            found = sorted(((number, logits, labels) for (number, labels), logits in answers), key=lambda item: item[0])
-        return [(_to_device_of(labels, logits), labels) for _, logits, labels in found]
-
-
-def _named(inputs: Any) -> Mapping[str, Any]:
-    """Names positional inputs `input_ids` and `attention_mask`."""
-    if isinstance(inputs, Mapping):
-        return inputs
-    values = _as_tuple(inputs)
-    if len(values) > 2:
-        raise DataError(
-            f"A micro-batch has {len(values)} inputs. A model on Petals takes input_ids, alone or followed by an "
-            "attention_mask; others need names, in a mapping."
-        )
-    return dict(zip(("input_ids", "attention_mask"), values, strict=False))
-
-
-def _to_device_of(labels: Any, logits: torch.Tensor) -> torch.Tensor:
-    return logits.to(labels.device) if isinstance(labels, torch.Tensor) else logits
+def _forward(model: nn.Module, micro_batches: Iterable[Any]) -> list[tuple[Tensors, Any]]:
+    """Returns outputs and labels of each micro-batch, in order."""
+    return [(_outputs(model, inputs), labels) for inputs, labels in map(_pair, micro_batches)]
 
 
 def _on_cpu(losses: Sequence[Any]) -> list[Any]:

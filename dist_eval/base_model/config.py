@@ -18,7 +18,6 @@ from typing import Any
 
 from dist_eval.data.problem_types import require_plausible_width
 from dist_eval.errors import CheckpointError, one_line
-from dist_eval.process.interpreter import has_packages_of_petals
 from dist_eval.process.parsing import read_json
 
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads")
@@ -216,9 +215,7 @@ def read_base_config(model: str, revision: str | None = None) -> Any:
     """
     from dist_eval.base_model.architecture import Architecture
 
-    config = read_config(model, "base model", revision)
-    # where Petals' own models are used, Petals itself says which it has
-    return config if has_packages_of_petals() else Architecture(config, model).config
+    return Architecture(read_config(model, "base model", revision), model).config
 
 
 def read_config(model: str, what: str, revision: str | None = None) -> Any:
@@ -251,8 +248,8 @@ def read_config(model: str, what: str, revision: str | None = None) -> Any:
         where = "folder" if Path(model).exists() else "folder or hub model"
         raise CheckpointError(f"The {what} {model} cannot be read as a {where}: {one_line(error)}") from error
     require_keys_read(raw, config, f"{model}/config.json")
-    decoder = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
-    for key, part in raw.items():  # a model of several parts has a config of each; since transformers 4.45
+    decoder = config.get_text_config(decoder=True)
+    for key, part in raw.items():  # a model of several parts has a config of each
         if isinstance(part, dict) and decoder is not config and getattr(config, key, None) is decoder:
             require_keys_read(part, decoder, f"{model}/config.json: {key}")
     return config
@@ -310,7 +307,7 @@ def has_sessions(config: Any) -> bool:
     """Whether servers can keep what is needed of a text to continue it, so that it may take several requests."""
     from dist_eval.base_model.architecture import Architecture
 
-    return not has_packages_of_petals() and Architecture(config).has_attention_cache
+    return Architecture(config).has_attention_cache
 
 
 def session_tokens(config: Any) -> int:

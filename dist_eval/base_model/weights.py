@@ -175,14 +175,13 @@ def _is_plain(file: Any) -> bool:
     return isinstance(file, str) and file == Path(file).name
 
 
-def load_pretrained(model_class: Any, name: str, *, what: str, optional: tuple[str, ...] = (), **kwargs: Any) -> Any:
+def load_pretrained(model_class: Any, name: str, *, what: str, **kwargs: Any) -> Any:
     """Loads a model in float32 and eval mode.
 
     Args:
         model_class: has `from_pretrained`.
         name: folder or hub name.
         what: its name in messages.
-        optional: names of modules that need no weights.
         **kwargs: for `from_pretrained`.
 
     Raises:
@@ -195,7 +194,7 @@ def load_pretrained(model_class: Any, name: str, *, what: str, optional: tuple[s
         with without_warnings():
             model, info = model_class.from_pretrained(
                 name,
-                torch_dtype=torch.float32,
+                dtype=torch.float32,
                 use_safetensors=True,
                 output_loading_info=True,
                 ignore_mismatched_sizes=True,  # they are an error below
@@ -206,12 +205,11 @@ def load_pretrained(model_class: Any, name: str, *, what: str, optional: tuple[s
             f"The weights of {what[0].lower() + what[1:]} cannot be loaded (only safetensors are read): "
             f"{one_line(error)}"
         ) from error
-    missing = [key for key in info["missing_keys"] if not {*key.split(".")} & {*optional}]
     for key, found, wanted in info["mismatched_keys"]:
         raise CheckpointError(
             f"{what}: {key} has shape {list(found)} in its file, but its config asks for {list(wanted)}."
         )
-    if missing:
+    if missing := sorted(info["missing_keys"]):
         raise CheckpointError(f"{what} lacks weights for {', '.join(missing[:5])}.")
     return model.eval()
 

@@ -127,7 +127,7 @@ def pretrain(folder: Path) -> None:
             schedule.step()
         print(f"pretraining: epoch {epoch + 1} of {PRETRAIN_EPOCHS}, loss {loss.item():.3f}", flush=True)
     model.config._name_or_path = ""
-    model.save_pretrained(folder, safe_serialization=True)
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 

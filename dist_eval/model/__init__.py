@@ -4,5 +4,5 @@
 compute, `backends` chooses between them. `language_model` and `label_words` need no tuned head: `output_embedding`
 turns hidden states into log-likelihoods. `generation` continues prompts, token by token.
 `text_session` sends texts in chunks, `session_pool` those that begin alike. `tuned_model` and `user_model` are for
-Petals models of other programs.
+models of other programs.
 """

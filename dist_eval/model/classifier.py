@@ -9,7 +9,7 @@ Both backends share everything but the transformer blocks. Two things differ fro
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,14 +20,9 @@ from dist_eval.data.answers import logits_columns
 from dist_eval.data.revisions import pinned
 from dist_eval.model.backbone import Backbone, LocalBackbone, ModelOnBackbone, SoftPrompts
 from dist_eval.model.checkpoint import TunedCheckpoint, fingerprint
-from dist_eval.model.shell import Shell, load_base_model, prompted
+from dist_eval.model.shell import Shell, load_base_model
 from dist_eval.model.swarm_backbone import SwarmBackbone
-from dist_eval.model.tuned_model import tuned_tensors_of
-from dist_eval.swarm.router import Router
 from dist_eval.swarm.routes import ANY_ROUTE, RouteRecord, SendOptions
-
-if TYPE_CHECKING:
-    from dist_eval.swarm.requests import SwarmRequests
 
 _FINGERPRINT_ROWS = 64
 
@@ -121,49 +116,6 @@ def with_tuned_head(backbone: Backbone, model: str, tuned: TunedCheckpoint) -> C
     found = base_fingerprint(backbone.word_embeddings, backbone.final_norm)
     tuned.require_base(model, backbone.config, found)
     return Classifier(backbone, tuned)
-
-
-def classifier_of(model: Any, requests: SwarmRequests | None = None, *, seed: int = 0) -> Classifier:
-    """Builds a classifier from a loaded Petals model, with a copy of its current tuned tensors.
-
-    Do not close it: the model owns the DHT node.
-    """
-    from dist_eval.options.groups import SwarmOptions
-    from dist_eval.swarm.directory import ServerDirectory
-    from dist_eval.swarm.requests import SwarmRequests
-
-    base, config = model.transformer, model.config
-    manager = base.h.sequence_manager
-    if requests is None:
-        # Petals counts attempts
-        max_retries = config.max_retries - 1 if config.max_retries else SwarmOptions.max_retries
-        requests = SwarmRequests(
-            ServerDirectory(
-                manager.dht,
-                config.dht_prefix,
-                config.num_hidden_layers,
-                config.active_adapter,
-                allowed_servers=manager.allowed_servers,
-                blocked_servers=manager.blocked_servers,
-            ),
-            config,
-            request_timeout=config.request_timeout,
-            max_retries=max_retries,
-            router=Router(seed),
-        )
-        requests.start()
-    return Classifier(SwarmBackbone(PetalsShell(base), manager.dht, requests), tuned_tensors_of(model))
-
-
-class PetalsShell:
-    """What a model of Petals' own classes computes in its process; as `dist_eval.model.shell.Shell`."""
-
-    def __init__(self, model: Any) -> None:
-        self.config, self.word_embeddings, self.final_norm = model.config, model.word_embeddings, model.ln_f
-        self._norm, self.has_attention_cache = model.word_embeddings_layernorm, True
-
-    def embedded(self, input_ids: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
-        return self._norm(prompted(self.word_embeddings, input_ids, prompts))
 
 
 def base_fingerprint(word_embeddings: nn.Embedding, final_norm: nn.Module) -> str:

@@ -25,7 +25,7 @@ from dist_eval.options.config import EvaluationConfig, RunConfig
 from dist_eval.options.groups import flag
 from dist_eval.printable import printable_lines
 from dist_eval.process.files import is_utf8
-from dist_eval.process.interpreter import require_current_packages, require_docstrings
+from dist_eval.process.interpreter import require_docstrings
 from dist_eval.process.parsing import parse_yaml
 from dist_eval.process.programs import WRONG_OPTIONS, ArgumentParser
 
@@ -194,7 +194,6 @@ def parse_args(
         ConfigError: an option is unknown, of the wrong type, out of range, missing or contradictory.
     """
     require_docstrings()
-    require_current_packages()
     if not arguments:
         raise ConfigError(command.nothing_asked)
     require_utf8(arguments)

@@ -11,7 +11,6 @@ from dist_eval.base_model.architecture import Architecture
 from dist_eval.base_model.config import read_base_config
 from dist_eval.base_model.weights import INDEX_FILE, ModelWeights
 from dist_eval.errors import CheckpointError, ConfigError, one_line
-from dist_eval.process.interpreter import has_packages_of_petals
 from dist_eval.serving.block_memory import format_bytes
 from dist_eval.tables import format_count
 
@@ -30,8 +29,7 @@ def download_blocks(
         say: is told how much there is to download, if there is anything.
 
     Returns:
-        The commit, by which servers find the files without asking the hub; None for a folder, and `revision` where
-        Petals' own code reads the weights.
+        The commit, by which servers find the files without asking the hub; None for a folder.
 
     Raises:
         CheckpointError: there is no such model or revision, its files cannot be downloaded, or it has no safetensors.
@@ -41,8 +39,6 @@ def download_blocks(
         if revision:
             raise ConfigError(f"--revision {revision} is one of a model on a hub, but {model} is a folder.")
         return None
-    if has_packages_of_petals():
-        return revision
     commit = Path(_snapshot(model, revision, ["config.json", INDEX_FILE])).name
     architecture = Architecture(read_base_config(model, commit), model)
     weights = ModelWeights(model, architecture, commit)

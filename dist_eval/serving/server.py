@@ -2,8 +2,7 @@
 
 It is Petals' server with a few changes: hivemind's missing names are put back, no package index is asked for a newer
 version, a first peer that is itself just starting is waited for, and the server ends with the process that started it.
-On current packages its blocks are those of transformers (`petals_server.py`); on those that Petals was made for it has
-its own.
+Its blocks are those of transformers (`petals_server.py`).
 """
 
 from __future__ import annotations
@@ -11,25 +10,11 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
-from dist_eval.process.interpreter import has_packages_of_petals
 from dist_eval.process.lifetime import die_with_parent, helpers_die_with_us
 
 WAIT_SECONDS = 120.0
 _RETRY_SECONDS, _PROBE_SECONDS = 0.5, 2.0
-
-
-def import_server() -> Any:
-    """Imports Petals' server, as the installed packages need it; before, hivemind is to be prepared."""
-    if has_packages_of_petals():
-        from petals.cli import run_server
-
-        run_server.validate_version = lambda: None  # it asks a package index, without a time limit
-        return run_server
-    from dist_eval.serving import petals_server
-
-    return petals_server.import_server()
 
 
 def main() -> None:
@@ -39,6 +24,8 @@ def main() -> None:
     from dist_eval.swarm.hivemind_compat import prepare_hivemind
 
     prepare_hivemind(sockets=workspace)
+    from dist_eval.serving.petals_server import import_server
+
     run_server = import_server()
     from hivemind.p2p import P2PDaemonError
 

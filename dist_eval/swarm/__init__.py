@@ -12,7 +12,9 @@ which also starts what is in `dist_eval.serving`.
 """
 
 import os
+import warnings
 
 # By default hivemind shares tensors between processes through named files, which a killed process leaves in /dev/shm.
 # It reads this variable once, when it is first imported, which only this package does.
 os.environ.setdefault("HIVEMIND_MEMORY_SHARING_STRATEGY", "file_descriptor")
+warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", FutureWarning)  # it uses that when it is imported

@@ -16,11 +16,10 @@ from typing import Any
 from dist_eval.process.lifetime import die_with_parent
 
 _MOVED = {
-    "p2p": ("P2P", "P2PContext", "PeerID"),
+    "p2p": ("P2PContext", "PeerID"),
     "utils.timed_storage": ("MAX_DHT_TIME_DISCREPANCY_SECONDS", "TimedStorage", "get_dht_time"),
     "utils.logging": ("get_logger",),
-    "utils.nested": ("nested_compare", "nested_flatten", "nested_pack"),
-    "utils.asyncio": ("anext",),
+    "utils.nested": ("nested_flatten", "nested_pack"),
     "utils.serializer": ("MSGPackSerializer",),
     "utils.tensor_descr": ("BatchTensorDescriptor", "TensorDescriptor"),
     "compression.serialization": (

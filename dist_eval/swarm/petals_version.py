@@ -79,5 +79,4 @@ def _is_first_falcon(config: Any) -> bool:
 
 
 def _rope_type(config: Any) -> str:
-    parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    return str(parameters.get("rope_type", parameters.get("type", "default")))
+    return str((getattr(config, "rope_parameters", None) or {}).get("rope_type", "default"))

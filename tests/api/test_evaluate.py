@@ -1,4 +1,4 @@
-"""`evaluate(model, eval_dataloader)` on one process, under torchrun, and on a swarm."""
+"""`evaluate(model, eval_dataloader)` on one process and under torchrun."""
 
 from __future__ import annotations
 
@@ -190,77 +190,6 @@ def texts(rows: int = 10, pad: int = 0, side: str = "right") -> list[dict[str, t
             }
         )
     return found
-
-
-def by_hand(model: Any) -> torch.Tensor:
-    """Petals' own forward, text by text, without padding: what the model says about each."""
-    with torch.no_grad():
-        rows = [text["input_ids"][text["attention_mask"] == 1].unsqueeze(0) for text in texts()]
-        return torch.cat([model(input_ids=row).logits for row in rows]).argmax(1)
-
-
-def test_a_model_on_petals_reads_padded_batches_with_a_mask(petals_classifier: Any) -> None:
-    petals_classifier.train()
-    for pad in (0, 7):  # also where the padding looks like a token of a text
-        result = evaluate(petals_classifier, DataLoader(texts(pad=pad), 4), return_predictions=True)
-        assert result["predictions"].tolist() == by_hand(petals_classifier).tolist()
-    assert petals_classifier.training
-    petals_classifier.config.pad_token_id = 0
-    without_mask = [{k: v for k, v in text.items() if k != "attention_mask"} for text in texts(pad=0)]
-    result = evaluate(petals_classifier, DataLoader(without_mask, 4), return_predictions=True)
-    assert result["predictions"].tolist() == by_hand(petals_classifier).tolist()
-
-
-def test_a_large_batch_is_sent_in_parts(petals_classifier: Any) -> None:
-    many = [{"input_ids": torch.full((50,), 5), "labels": torch.tensor(0)} for _ in range(70)]
-    many += [{"input_ids": torch.full((50,), 6), "labels": torch.tensor(0)}]
-    result = evaluate(petals_classifier, DataLoader(many, 71), return_predictions=True)
-    with torch.no_grad():
-        expected = [int(petals_classifier(torch.full((1, 50), token)).logits.argmax()) for token in (5, 6)]
-    assert result["predictions"].tolist() == [expected[0]] * 70 + [expected[1]]
-
-
-def test_a_petals_model_that_is_not_petals_own_any_more_is_refused(petals_classifier: Any) -> None:
-    head, hidden = petals_classifier.score, petals_classifier.config.hidden_size
-    try:
-        petals_classifier.score = nn.Linear(hidden, 3)
-        with pytest.raises(ConfigError, match=r"its head is Linear.* instead of a linear layer without bias"):
-            evaluate(petals_classifier, DataLoader(texts(), 4))
-    finally:
-        petals_classifier.score = head
-    with head.register_forward_hook(lambda *_: None), pytest.raises(ConfigError, match="hooks change"):
-        evaluate(petals_classifier, DataLoader(texts(), 4))
-
-    class Own(type(petals_classifier)):  # type: ignore[misc]
-        def forward(self, *args: Any, **kwargs: Any) -> Any:
-            return super().forward(*args, **kwargs)
-
-    kind, petals_classifier.__class__ = type(petals_classifier), Own
-    try:
-        with pytest.raises(ConfigError, match="Own overrides forward"):
-            evaluate(petals_classifier, DataLoader(texts(), 4))
-    finally:
-        petals_classifier.__class__ = kind
-
-
-def test_what_was_tuned_since_counts(petals_classifier: Any) -> None:
-    before = evaluate(petals_classifier, DataLoader(texts(), 4))["loss"]
-    with torch.no_grad():
-        petals_classifier.transformer.intermediate_prompt_embeddings.weight.mul_(-1)
-    after = evaluate(petals_classifier, DataLoader(texts(), 4), return_predictions=True)
-    assert after["loss"] != before
-    assert after["predictions"].tolist() == by_hand(petals_classifier).tolist()
-
-
-def test_left_padding_and_holes_are_refused_on_petals(petals_classifier: Any) -> None:
-    with pytest.raises(DataError, match=r"Example [048] .* padded on the left.*padding_side = 'right'"):
-        evaluate(petals_classifier, DataLoader(texts(side="left"), 4))
-    empty = texts(rows=2)
-    empty[1]["attention_mask"] = torch.zeros(9, dtype=torch.int64)
-    with pytest.raises(DataError, match=r"Example 1 has no token"):
-        evaluate(petals_classifier, DataLoader(empty, 4))
-    with pytest.raises(DataError, match="no 'input_ids', only labels"):
-        evaluate(petals_classifier, [{"labels": torch.tensor([0])}])
 
 
 def small_classifier() -> nn.Module:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import Launcher
-from tiny_models import LAYERS
+from tiny_models import HIDDEN, LAYERS, VOCABULARY
 from torch import nn
 
 from dist_eval import PetalsPipeline
@@ -21,6 +21,7 @@ sys.path.insert(0, str(WORKERS))
 from pipeline_worker import micro_batches, model  # noqa: E402
 
 CROSS_ENTROPY = nn.CrossEntropyLoss()
+PROMPTS = 3
 
 
 def joint_loss(ranks: int) -> float:
@@ -132,44 +133,36 @@ def test_impossible_options_and_micro_batches_are_named() -> None:
         pipeline_of().eval_batch(iter([]))
 
 
-def test_micro_batches_go_through_a_swarm_in_order(petals_classifier: Any) -> None:
-    generator = torch.Generator().manual_seed(1)
-    batches = [
-        (torch.randint(1, 100, (rows, length), generator=generator), torch.randint(0, 3, (rows,), generator=generator))
-        for rows, length in ((4, 6), (4, 9), (1, 3))
-    ]
-    pipeline = PetalsPipeline(petals_classifier, CROSS_ENTROPY, micro_batches=3)
-    loss, logits = pipeline.eval_batch(iter(batches), return_logits=True)
-    with torch.no_grad():
-        rows = [row.unsqueeze(0) for ids, _ in batches for row in ids]
-        expected = torch.cat([petals_classifier(input_ids=row).logits for row in rows])
-    assert torch.allclose(logits, expected, atol=1e-4)
-    assert loss.item() == pytest.approx(CROSS_ENTROPY(expected, torch.cat([y for _, y in batches])).item(), abs=1e-5)
+def tuned_classifier() -> Any:
+    """A classifier of transformers with soft prompts where Petals has them."""
+    from transformers import LlamaConfig, LlamaForSequenceClassification
 
-    with pytest.raises(DataError, match="has 3 inputs"):
-        pipeline.eval_batch(iter([((batches[0][0], batches[0][0], batches[0][0]), batches[0][1])]))
-    mask = torch.tensor([[1, 1, 1, 0]])
-    padded = [((torch.tensor([[5, 6, 7, 0]]), mask), torch.tensor([0]))]
-    mapped = [{"input_ids": torch.tensor([[5, 6, 7, 9]]), "attention_mask": mask, "labels": torch.tensor([0])}]
-    plain = [(torch.tensor([[5, 6, 7]]), torch.tensor([0]))]
-    losses = [pipeline.eval_batch(iter(data)).item() for data in (padded, mapped, plain)]
-    assert losses[0] == losses[1] == pytest.approx(losses[2], abs=1e-5)
+    torch.manual_seed(3)
+    sizes = {"num_hidden_layers": LAYERS, "num_attention_heads": 4, "intermediate_size": 96}
+    config = LlamaConfig(hidden_size=HIDDEN, vocab_size=VOCABULARY, num_labels=3, **sizes)
+    config.tuning_mode = "deep_ptune"
+    model = LlamaForSequenceClassification(config)
+    base = model.model
+    base.prompt_embeddings = nn.Embedding(PROMPTS, HIDDEN)
+    base.intermediate_prompt_embeddings = nn.Embedding(PROMPTS, LAYERS * HIDDEN)
+    model.transformer = model.swarm_base = base  # its names in models of Petals and of swarms
+    return model
 
 
-def test_tuned_tensors_travel_layer_by_layer(petals_classifier: Any, tmp_path: Path) -> None:
-    pipeline, base = PetalsPipeline(petals_classifier), petals_classifier.transformer
-    tuned = (base.prompt_embeddings, base.intermediate_prompt_embeddings, petals_classifier.score)
+def test_tuned_tensors_travel_layer_by_layer(tmp_path: Path) -> None:
+    model = tuned_classifier()
+    pipeline, base = PetalsPipeline(model), model.model
+    tuned = (base.prompt_embeddings, base.intermediate_prompt_embeddings, model.score)
     before = [module.weight.detach().clone() for module in tuned]
     written = pipeline.save_state_dict(tmp_path)
     assert [path.name for path in written] == [f"layer_{i:02d}-model_states.safetensors" for i in range(LAYERS + 2)]
     with torch.no_grad():
         for module in tuned:
             module.weight.zero_()
-    hidden = petals_classifier.config.hidden_size
     assert pipeline.load_state_dir(tmp_path, layers=[2]) == [2]
     deep = base.intermediate_prompt_embeddings.weight
-    assert torch.equal(deep[:, hidden : 2 * hidden], before[1][:, hidden : 2 * hidden])
-    assert not deep[:, :hidden].any() and not deep[:, 2 * hidden :].any() and not tuned[0].weight.any()
+    assert torch.equal(deep[:, HIDDEN : 2 * HIDDEN], before[1][:, HIDDEN : 2 * HIDDEN])
+    assert not deep[:, :HIDDEN].any() and not deep[:, 2 * HIDDEN :].any() and not tuned[0].weight.any()
     assert pipeline.load_state_dir(tmp_path) == list(range(LAYERS + 2))
     for module, weight in zip(tuned, before, strict=True):
         assert torch.equal(module.weight, weight)
@@ -185,4 +178,3 @@ def test_tuned_tensors_travel_layer_by_layer(petals_classifier: Any, tmp_path: P
         pipeline.load_state_dir(tmp_path)
     with pytest.raises(CheckpointError, match=r"layers 0 to 5, not 6 to 6"):
         pipeline.load_state_dir(tmp_path, layers=[6])
-    tuned[0].weight.data.copy_(before[0])

@@ -427,7 +427,7 @@ def test_a_model_without_a_head_is_refused(
     from transformers import LlamaModel
 
     shutil.copytree(models["llama"], tmp_path / "headless")
-    LlamaModel.from_pretrained(models["llama"]).save_pretrained(tmp_path / "headless", safe_serialization=True)
+    LlamaModel.from_pretrained(models["llama"]).save_pretrained(tmp_path / "headless")
     capfd.readouterr()
     arguments = ["--model", str(tmp_path / "headless"), "--output", str(tmp_path / "out")]
     assert run_here(*DIGITS[:4], *arguments, *LOCAL) == 1

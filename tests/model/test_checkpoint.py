@@ -243,7 +243,7 @@ def save_with_transformers(folder: Path, *, shard: str = "10GB", **config: Any) 
     torch.manual_seed(0)
     sizes = {"vocab_size": 31, "hidden_size": HIDDEN, "intermediate_size": 8, "num_hidden_layers": LAYERS}
     model = LlamaForSequenceClassification(LlamaConfig(**sizes, num_attention_heads=2, **config))
-    model.save_pretrained(folder, safe_serialization=True, max_shard_size=shard)
+    model.save_pretrained(folder, max_shard_size=shard)
     return model.score.weight.detach()
 
 

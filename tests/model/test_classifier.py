@@ -161,9 +161,7 @@ def test_other_weights_of_the_same_size_are_an_error(
     tuned = replace(make_tuned(None), base_fingerprint=fingerprint)
     load_locally(str(tiny_models["llama"]), tuned)
     torch.manual_seed(7)
-    LlamaForCausalLM(LlamaConfig.from_pretrained(tiny_models["llama"])).save_pretrained(
-        tmp_path, safe_serialization=True
-    )
+    LlamaForCausalLM(LlamaConfig.from_pretrained(tiny_models["llama"])).save_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match="other fingerprint"):
         load_locally(str(tmp_path), tuned)
 

@@ -110,7 +110,7 @@ def test_weights_of_other_dtypes_are_computed_with_in_float32(dtype: torch.dtype
         vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
     )
     model = LlamaForCausalLM(config).to(dtype)
-    model.save_pretrained(tmp_path, safe_serialization=True, max_shard_size="1KB")  # several files, and their index
+    model.save_pretrained(tmp_path, max_shard_size="1KB")  # several files, and their index
     output = OutputEmbedding(str(tmp_path), AutoConfig.from_pretrained(tmp_path))
     weight = model.lm_head.weight.detach().to(torch.float32)
     assert torch.equal(output.rows([49, 0]), weight[[49, 0]])
@@ -126,6 +126,6 @@ def test_a_model_without_a_language_model_head_is_an_error(tmp_path: Path) -> No
     config = LlamaConfig(
         vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
     )
-    LlamaModel(config).save_pretrained(tmp_path, safe_serialization=True)
+    LlamaModel(config).save_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match="has no language-model head"):
         OutputEmbedding(str(tmp_path), config)

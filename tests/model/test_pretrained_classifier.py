@@ -63,7 +63,7 @@ def saved(folder: Path, family: str, **changes: Any) -> Path:
     for parameter in model.parameters():
         if parameter.ndim > 1:
             torch.nn.init.normal_(parameter, std=0.3)
-    model.save_pretrained(folder, safe_serialization=True)
+    model.save_pretrained(folder)
     return folder
 
 
@@ -168,7 +168,7 @@ def test_a_head_that_is_missing_is_an_error(tmp_path: Path) -> None:
     from transformers import BertConfig, BertModel
 
     config = BertConfig(**FAMILIES["BertConfig"], num_labels=3)
-    BertModel(config).save_pretrained(tmp_path, safe_serialization=True)
+    BertModel(config).save_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match=r"lacks weights for classifier\."):
         load_full_model(full(tmp_path), CPU)
 

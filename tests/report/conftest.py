@@ -122,7 +122,7 @@ def real_run(
     sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
     heads = {"id2label": dict(enumerate(names)), "problem_type": problem}
     config = BertConfig(vocab_size=len(tokenizer), initializer_range=spread, **sizes, **heads)
-    BertForSequenceClassification(config).save_pretrained(folder / "model", safe_serialization=True)
+    BertForSequenceClassification(config).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
     with (folder / "data.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([("text", "label"), *rows])

@@ -9,11 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from dist_eval.process.interpreter import has_packages_of_petals
 from dist_eval.serving import server_tasks
 from dist_eval.serving.server_tasks import _Chain, run_backward, run_forward
-
-pytestmark = pytest.mark.skipif(has_packages_of_petals(), reason="today's servers need today's packages")
 
 BLOCKS, HIDDEN = 6, 8
 

@@ -47,7 +47,7 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> str:
         if "lora_B" in name:  # zero by default: the adapter would change nothing
             torch.nn.init.normal_(tensor, std=0.3)
     folder = tmp_path_factory.mktemp("adapters") / "lora"
-    model.save_pretrained(folder, safe_serialization=True)
+    model.save_pretrained(folder)
     return str(folder)
 
 
