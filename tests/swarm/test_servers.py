@@ -1,4 +1,4 @@
-"""What is said while requests wait for servers."""
+"""Which servers are used, and what is said while requests wait for them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from transformers import AutoConfig
 
-from dist_eval.errors import OutageError
+from dist_eval.errors import OutageError, SwarmError
+from dist_eval.results.work import Announcement
 from dist_eval.swarm import servers as module
 from dist_eval.swarm.attempts import NoServer
+from dist_eval.swarm.petals_version import ANNOUNCED
+from dist_eval.swarm.routes import Span
 from dist_eval.swarm.servers import SwarmServers
 
 
@@ -74,3 +78,19 @@ def test_what_was_not_said_has_no_end_either_and_after_giving_up_an_outage_is_sa
         outage.said_within(1)
     outage.begin()
     assert len(outage.said_within(1)) == 1
+
+
+def servers_of(config: dict[str, Any], *spans: Span) -> SwarmServers:
+    directory: Any = SimpleNamespace(num_blocks=4, dht_prefix="model", spans=lambda: spans, start=lambda timeout: None)
+    nothing: Any = None
+    return SwarmServers(directory, AutoConfig.for_model(**config), nothing, outage_timeout=120.0, rejoin=lambda: None)
+
+
+def test_servers_that_would_compute_something_else_are_not_used_beside_those_that_do_not() -> None:
+    release, today = (Span(version, 0, 4, Announcement(version=version)) for version in ("2.2.0.post1", ANNOUNCED))
+    assert servers_of({"model_type": "llama"}, release, today).spans() == [release, today]
+    servers = servers_of({"model_type": "qwen3"}, release, today)
+    servers.start(1.0)
+    assert servers.spans() == [today]
+    with pytest.raises(SwarmError, match="compute something else: this model needs servers with `dist-eval swarm`"):
+        servers_of({"model_type": "qwen3"}, release).start(1.0)
