@@ -15,7 +15,7 @@ from dist_eval.metrics.calibration import CalibrationError, Confidences
 from dist_eval.metrics.catalogue import OF_OUTPUT, Source, formulas
 from dist_eval.metrics.confusion import ClassCounts, class_addends, confusion_of
 from dist_eval.metrics.predictions import PredictionsLike
-from dist_eval.metrics.ranking import AreasUnderCurves, AveragePrecisions
+from dist_eval.metrics.ranking import AreasUnderCurves, AveragePrecisions, ranking_scores
 from dist_eval.metrics.statistic import OfRows, Statistic, Sums, most_resamples_of_calls
 from dist_eval.metrics.units import Units
 
@@ -76,8 +76,8 @@ def statistics_of_classes(
     names = ("roc_auc",) if classes == 2 else ("roc_auc_ovr_macro", "roc_auc_ovr_weighted")
 
     def scores() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for number, probability in zip(ranked, predictions.probabilities_of(ranked), strict=True):
-            yield label == number, probability
+        for number, column in zip(ranked, ranking_scores(predictions, ranked), strict=True):
+            yield label == number, column
 
     yield AreasUnderCurves(units or alone, scores, len(ranked), names)
 
@@ -99,7 +99,7 @@ def _statistics_of_labels(predictions: PredictionsLike, units: Units) -> Iterato
     yield Sums(units, [brier, ones], _mean_brier)
 
     def scores() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        yield from zip(label.T, predictions.probabilities_of(range(labels)), strict=True)
+        yield from zip(label.T, ranking_scores(predictions, range(labels)), strict=True)
 
     yield AreasUnderCurves(units, scores, labels, ("roc_auc_macro", "roc_auc_weighted"))
     names = ("average_precision_macro", "average_precision_weighted")

@@ -1,17 +1,99 @@
-"""Ranking metrics: areas under ROC curves, and average precisions."""
+"""Ranking metrics: areas under ROC curves, and average precisions; and the scores that they rank examples by.
+
+Examples are ranked by log-odds instead of probabilities, which are all 1 in float64 from log-odds of 37 on, and which
+differ by rounding between examples whose logits have the same differences.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
+from dist_eval.data.problem_types import SINGLE_LABEL
+from dist_eval.metrics.predictions import PredictionsLike, rows_of_a_chunk
 from dist_eval.metrics.statistic import Statistic, influence_of
 from dist_eval.metrics.units import Units
 
 # yields for each class which examples belong to it, bool of shape [n], and its scores, float64 of shape [n]
 Columns = Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]]
+
+
+def ranking_scores(predictions: PredictionsLike, classes: Iterable[int]) -> Iterator[np.ndarray]:
+    """Yields numbers that order the examples as their log-odds of each class do, of shape [n].
+
+    Predictions that were saved without logits are ordered by their probabilities.
+    """
+    logits: np.ndarray | None = getattr(predictions, "logits", None)
+    if logits is None or (predictions.problem is SINGLE_LABEL and predictions.num_labels < 2):
+        return predictions.probabilities_of(classes)
+    if predictions.problem is SINGLE_LABEL:
+        return _ranks_by_log_odds(logits, classes)
+    return (logits[:, number] for number in classes)  # those of a label are its log-odds
+
+
+def probabilities_rank_alike(predictions: PredictionsLike) -> bool:
+    """Returns whether the probabilities of each class or label order the examples as its log-odds do."""
+    classes = range(predictions.num_labels)
+    columns = zip(ranking_scores(predictions, classes), predictions.probabilities_of(classes), strict=True)
+    return all(_is_same_order(scores, probabilities) for scores, probabilities in columns)
+
+
+def _ranks_by_log_odds(logits: np.ndarray, classes: Iterable[int]) -> Iterator[np.ndarray]:
+    """Yields the order of the examples by log z_k - log Σ exp z_j over the other classes j.
+
+    Examples are equal exactly if their logits have the same differences: these are exact in float64, and the sums are
+    taken of sorted logits. A remainder keeps what a large difference of the two largest logits would absorb.
+    """
+    first, second, after_first, after_second = _largest(logits)
+    gap = np.exp(second - first)
+    for number in classes:
+        value = _finite(logits[:, number])
+        is_first, is_second = value == first, value == second
+        margin = value - np.where(is_first, second, first)  # to the largest of the others
+        rest = np.where(is_second, after_first, gap + after_first - np.exp(value - first))
+        remainder = -np.log1p(np.where(is_first, after_second, rest))
+        odds = margin + remainder
+        part = odds - margin
+        lost = (margin - (odds - part)) + (remainder - part)  # by rounding that sum
+        yield _ranks(odds, lost) if lost.any() and _has_ties(odds) else odds
+
+
+def _largest(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Returns each row's two largest logits, and the sum of exponentials of all others relative to each of the two."""
+    parts = []
+    step = rows_of_a_chunk(logits.shape[1])
+    for start in range(0, len(logits), step):
+        sorted_logits = np.sort(_finite(logits[start : start + step]), axis=1)
+        first, second, others = sorted_logits[:, -1], sorted_logits[:, -2], sorted_logits[:, :-2]
+        sums = (np.exp(others - largest[:, np.newaxis]).sum(axis=1) for largest in (first, second))
+        parts.append(np.stack([first, second, *sums]))
+    first, second, after_first, after_second = np.concatenate([np.empty((4, 0)), *parts], axis=1)
+    return first, second, after_first, after_second
+
+
+def _finite(logits: np.ndarray) -> np.ndarray:
+    return np.nan_to_num(logits).astype(np.float64)  # the difference of two infinite ones would be none
+
+
+def _has_ties(values: np.ndarray) -> bool:
+    return bool((np.diff(np.sort(values)) == 0).any())
+
+
+def _ranks(*keys: np.ndarray) -> np.ndarray:
+    """Returns ranks by the first key, and where it is equal by the next one; equal examples have the same rank."""
+    order = np.lexsort(keys[::-1])
+    is_above = np.any([np.diff(key[order], prepend=-np.inf) > 0 for key in keys], axis=0)
+    ranks = np.empty(len(order))
+    ranks[order] = np.cumsum(is_above)
+    return ranks
+
+
+def _is_same_order(first: np.ndarray, second: np.ndarray) -> bool:
+    order = np.argsort(first)
+    steps = np.diff(second[order])
+    return bool((steps >= 0).all()) and np.array_equal(np.diff(first[order]) > 0, steps > 0)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 The fields of `SavedPredictions` are its columns, by name and in their order; what is written, read back and cut into
 chunks follows from them. Those of `SavedTexts`, whose metrics are columns, too, follow from its `TYPES`. Predictions
-have lost their logits, but whatever is computed of them is equal to the last bit to what the run itself computed.
+have lost their logits, unless probabilities would rank the examples otherwise; so whatever is computed of them is equal
+to the last bit to what the run itself computed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pyarrow import parquet
 
 from dist_eval.data.problem_types import REGRESSION, SINGLE_LABEL, Problem, problem_of
 from dist_eval.metrics.predictions import PredictionsLike, rows_of_a_chunk
+from dist_eval.metrics.ranking import probabilities_rank_alike
 from dist_eval.process.files import replaced_atomically
 
 _ROWS_AT_ONCE = 1 << 16
@@ -38,13 +40,18 @@ class SavedPredictions:
     # float64 of shape [n, num_labels]; of a regression, which has none, of shape [n, 0], and not in the table
     probabilities: np.ndarray
     group: np.ndarray | None = None  # number of the group of each example, int64 of shape [n]; None without groups
+    # float32 of shape [n, num_labels]; None where probabilities rank the examples as logits do (`ranking_scores`)
+    logits: np.ndarray | None = None
 
     @classmethod
-    def from_predictions(cls, predictions: PredictionsLike, group: np.ndarray | None = None) -> SavedPredictions:
-        """Takes over predictions, and their groups if they have any."""
+    def from_predictions(
+        cls, predictions: PredictionsLike, group: np.ndarray | None = None, logits: np.ndarray | None = None
+    ) -> SavedPredictions:
+        """Takes over predictions, and their groups and logits if they are to be kept."""
         none = np.empty((len(predictions), 0))
         probabilities = none if predictions.problem is REGRESSION else predictions.probabilities
-        return cls(predictions.index, predictions.label, predictions.prediction, predictions.loss, probabilities, group)
+        of_model = predictions.label, predictions.prediction, predictions.loss, probabilities
+        return cls(predictions.index, *of_model, group, logits)
 
     @classmethod
     def from_table(cls, table: pa.Table | pa.RecordBatch) -> SavedPredictions:
@@ -161,14 +168,21 @@ def _require_columns(of: type[SavedPredictions | SavedTexts], columns: Mapping[s
 
 def write_predictions(path: Path, predictions: PredictionsLike, groups: np.ndarray | None = None) -> None:
     """Writes one row for each prediction, with its group if there is one. Equal input gives equal bytes."""
-    nothing = predictions.at(np.empty(0, dtype=np.int64))
-    schema = _infer_schema(SavedPredictions.from_predictions(nothing, None if groups is None else groups[:0]).table())
+    keeps_logits = predictions.problem is not REGRESSION and not probabilities_rank_alike(predictions)
+
+    def table_of(part: PredictionsLike, group: np.ndarray | None) -> Mapping[str, np.ndarray]:
+        logits = getattr(part, "logits", None) if keeps_logits else None
+        return SavedPredictions.from_predictions(part, group, logits).table()
+
+    schema = _infer_schema(
+        table_of(predictions.at(np.empty(0, dtype=np.int64)), None if groups is None else groups[:0])
+    )
 
     def tables() -> Iterator[Mapping[str, np.ndarray]]:
         start = 0
         for chunk in predictions.chunks():  # the probabilities take more memory than the predictions themselves
             of_chunk = None if groups is None else groups[start : start + len(chunk)]
-            yield SavedPredictions.from_predictions(chunk, of_chunk).table()
+            yield table_of(chunk, of_chunk)
             start += len(chunk)
 
     _write_table(
