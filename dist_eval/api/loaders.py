@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
-import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
+from dist_eval.api.row_digest import digest_of, digest_of_rows
 from dist_eval.data.plan import shard_batches
 from dist_eval.errors import ConfigError, ExactnessError, RunError, one_line
 from dist_eval.tables import format_count
@@ -34,6 +34,18 @@ _KEPT_ARGUMENTS = (
     "prefetch_factor",
 )
 
+_SETTINGS = ("seed", "epoch", "shuffle", "drop_last")  # of a DistributedSampler, and of most that shard as it does
+_RANKS_NAMED = 6
+
+_DIFFERENCES = (
+    "are of different kinds. Give the whole dataset on every rank: it is sharded here, or by a DistributedSampler on "
+    "all ranks.",
+    "have different datasets: other rows, or the same rows in another order. Give every rank the whole dataset in the "
+    "same order: draw and shuffle with the same seed on all ranks.",
+    "have samplers that draw different examples. Give every rank the same ones: they are sharded here, or by a "
+    "DistributedSampler on all ranks.",
+)
+
 
 @dataclass(frozen=True)
 class LoaderShard:
@@ -49,7 +61,7 @@ class LoaderShard:
 def shard_loader(loader: Iterable[Any], *, rank: int, world_size: int, gather: Gather) -> LoaderShard:
     """Takes one rank's share of the batches of a DataLoader; every rank calls it."""
     failure = batches = sampler = None
-    is_sharded, digest = False, ""
+    is_sharded, of_rows, of_members = False, "", ""
     try:
         sampler = _sampler_of(loader)
         is_sharded = hasattr(sampler, "num_replicas") and hasattr(sampler, "rank")
@@ -60,9 +72,9 @@ def shard_loader(loader: Iterable[Any], *, rank: int, world_size: int, gather: G
             )
         if sampler is not None:
             batches = _index_batches(loader)
-            digest = _digest_of(cast(Any, loader).dataset)
+            of_rows = digest_of_rows(cast(Any, loader).dataset) if world_size > 1 else ""
             if not (is_sharded or isinstance(sampler, RandomSampler)):  # which may draw a random subset
-                digest += hashlib.sha256(np.unique(_joined(batches)).tobytes()).hexdigest()
+                of_members = hashlib.sha256(np.unique(_joined(batches)).tobytes()).hexdigest()
         elif getattr(loader, "drop_last", False):
             raise ConfigError(
                 "The eval_dataloader has drop_last=True, so the metrics might not be those of all examples: give it "
@@ -72,23 +84,23 @@ def shard_loader(loader: Iterable[Any], *, rank: int, world_size: int, gather: G
         failure = error
     # if the order is random, ranks may draw differently: rank 0's order is used on all
     is_shared = sampler is not None and (is_sharded or (rank == 0 and not _is_in_order(loader)))
-    kind = (batches is None, is_sharded, digest)
-    everybody = gather((failure and one_line(failure), kind, batches if is_shared else None))
+    kind = (batches is None, is_sharded)
+    settings = {name: getattr(sampler, name) for name in _SETTINGS if is_sharded and hasattr(sampler, name)}
+    own = (kind, of_rows, of_members)
+    everybody = gather((failure and one_line(failure), own, batches if is_shared else None, settings))
     if failure is not None:
         raise failure
     for other, (text, *_) in enumerate(everybody):
         if text:
             raise RunError(f"Rank {other} failed: {text}")
-    if len({kind for _, kind, _ in everybody}) > 1:
-        raise ExactnessError(
-            "The eval_dataloaders of the ranks are of different kinds, or over different examples. Give the whole "
-            "dataset on every rank: it is sharded here, or by a DistributedSampler on all ranks."
-        )
+    for found, what in zip(zip(*(theirs for _, theirs, *_ in everybody), strict=True), _DIFFERENCES, strict=True):
+        if len({*found}) > 1:
+            raise ExactnessError(f"The eval_dataloaders of the ranks {what}")
     if batches is None:
         return _shard_of_stream(loader, rank, world_size, gather)
-    shared = [theirs for _, _, theirs in everybody]
+    shared = [theirs for *_, theirs, _ in everybody]
     if is_sharded:
-        return _shard_of_sharded(loader, batches, shared, rank)
+        return _shard_of_sharded(loader, batches, shared, [settings for *_, settings in everybody], rank)
     return _shard_of_plain(loader, sampler, shared[0] or batches, rank, world_size)
 
 
@@ -96,21 +108,6 @@ def _is_in_order(loader: Any) -> bool:
     """Returns whether a DataLoader draws the same batches on every rank without communication."""
     sampler = loader.batch_sampler
     return type(sampler) is BatchSampler and isinstance(sampler.sampler, SequentialSampler)
-
-
-def _digest_of(dataset: Any) -> str:
-    """Hashes a dataset's length and some of its rows, to distinguish datasets, such as different shards of one."""
-    digest = hashlib.sha256(str(len(dataset)).encode())
-    for index in sorted({0, len(dataset) // 2, len(dataset) - 1} if len(dataset) else ()):
-        row = dataset[index]
-        for name in ("labels", "label", "input_ids"):
-            if isinstance(row, Mapping) and name in row:
-                digest.update(_bytes_of(row[name]))
-    return digest.hexdigest()
-
-
-def _bytes_of(value: Any) -> bytes:
-    return np.asarray(value.cpu() if isinstance(value, torch.Tensor) else value).tobytes()
 
 
 def _sampler_of(loader: Iterable[Any]) -> Any:
@@ -149,7 +146,11 @@ def _shard_of_plain(
 
 
 def _shard_of_sharded(
-    loader: Any, batches: Sequence[np.ndarray], everybody: Sequence[Sequence[np.ndarray]], rank: int
+    loader: Any,
+    batches: Sequence[np.ndarray],
+    everybody: Sequence[Sequence[np.ndarray]],
+    settings: Sequence[Mapping[str, Any]],
+    rank: int,
 ) -> LoaderShard:
     total = len(loader.dataset)
     seen = np.zeros(total, dtype=bool)
@@ -164,8 +165,27 @@ def _shard_of_sharded(
     for theirs in everybody[rank + 1 :]:
         seen[_joined(theirs)] = True
     if not seen.all():
+        _require_same_settings(settings)
+        drawn = sum(map(len, map(_joined, everybody)))
+        if drawn >= total:
+            raise ExactnessError(
+                f"The samplers of the ranks draw {format_count(drawn, 'example')} together, but only {seen.sum()} of "
+                f"the {total}: their shards overlap. Have them shuffle alike on all ranks, or not at all."
+            )
         raise _left_out(int(total - seen.sum()))
     return LoaderShard(_Zipped(positions, _only(loader, batches)), lambda: total)
+
+
+def _require_same_settings(of_ranks: Sequence[Mapping[str, Any]]) -> None:
+    for name in of_ranks[0]:
+        values = [settings.get(name) for settings in of_ranks]
+        if any(value != values[0] for value in values):
+            shown = ", ".join(f"{value!r} on rank {rank}" for rank, value in enumerate(values[:_RANKS_NAMED]))
+            advice = "Call set_epoch with the same number" if name == "epoch" else f"Give the same {name}"
+            raise ExactnessError(
+                f"The eval_dataloaders' samplers differ in {name} ({shown}), so that their shards overlap and leave "
+                f"examples out. {advice} on all ranks."
+            )
 
 
 def _shard_of_stream(loader: Iterable[Any], rank: int, world_size: int, gather: Gather) -> LoaderShard:
@@ -177,8 +197,8 @@ def _shard_of_stream(loader: Iterable[Any], rank: int, world_size: int, gather: 
             counts = [rows for rows, _ in everybody]
             raise ExactnessError(
                 f"The eval_dataloader yields other examples on other ranks ({', '.join(map(str, counts[:6]))} of them "
-                "on ranks 0, 1, ...): all ranks must read the same ones, in the same order. If the dataset or what "
-                "wraps the DataLoader shards or shuffles by itself, let it not."
+                "on ranks 0, 1, ...): all ranks must read the same ones, in the same order. Disable sharding and "
+                "shuffling in the dataset or its wrapper."
             )
         return stream.rows
 
@@ -205,9 +225,7 @@ class _Stream:
     def __iter__(self) -> Iterator[tuple[np.ndarray, Any]]:
         for number, batch in enumerate(self._loader):
             rows = rows_of(batch)
-            for name in ("labels", "input_ids"):
-                if name in batch:
-                    self.digest.update(_bytes_of(batch[name]))
+            self.digest.update(digest_of(batch))
             if number % self._world_size == self._rank:
                 yield np.arange(self.rows, self.rows + rows), batch
             self.rows += rows

@@ -177,7 +177,7 @@ def _rotary(values: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-_ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_CONFIG = "adapter_config.json"
 _PETALS_TOKENS, _PETALS_TOKENS_MULTI_QUERY = 2048, 8192
 
 
@@ -263,10 +263,10 @@ def _require_no_adapter(model: str, what: str, revision: str | None) -> None:
         "_raise_exceptions_for_missing_entries": False,
         "_raise_exceptions_for_connection_errors": False,
     }
-    if found := cached_file(model, _ADAPTER_CONFIG, revision=revision, **quiet):
+    if found := cached_file(model, ADAPTER_CONFIG, revision=revision, **quiet):
         base = json.loads(Path(found).read_text(encoding="utf-8")).get("base_model_name_or_path")
         raise CheckpointError(
-            f"The {what} {model} is or holds a LoRA adapter ({_ADAPTER_CONFIG}), made for {base}. Name the model "
+            f"The {what} {model} is or holds a LoRA adapter ({ADAPTER_CONFIG}), made for {base}. Name the model "
             "without it, and the adapter with --adapter where servers hold it; or save the model with the adapter "
             "merged into its weights (merge_and_unload), and name that folder."
         )

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from dist_eval.base_model.config import require_same_base
+from dist_eval.base_model.config import ADAPTER_CONFIG, require_same_base
 from dist_eval.base_model.weights import INDEX_FILE, WEIGHTS_FILE, read_index
 from dist_eval.data.problem_types import SINGLE_LABEL, Problem, class_names, problem_from, require_plausible_width
 from dist_eval.errors import CheckpointError, one_line
@@ -30,6 +30,13 @@ PROMPTS = "prompt_embeddings.weight"
 DEEP_PROMPTS = "intermediate_prompt_embeddings.weight"
 _TUNED = {HEAD, "score.bias", PROMPTS, DEEP_PROMPTS}
 
+ADAPTER_TENSOR = re.compile(r"\b(lora|ia3|hada|lokr|b?oft|vera|vblora|fourierft|hra|bone|shira|c3a)_")
+"""In names of tensors that PEFT's adapters add to a base model's layers."""
+
+MERGE = (
+    "Merge it into its base model with peft (merge_and_unload), save the whole with save_pretrained, and evaluate that "
+    "with --backend local --model FOLDER"
+)
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _FIELD_TYPES = {
     "model_type": str,
@@ -249,6 +256,8 @@ def _read_config(folder: Path) -> dict[str, Any]:
         advice = f" If it is a name on a hub: `hf download {folder} --local-dir FOLDER`." if is_hub_name else ""
         raise CheckpointError(f"The checkpoint folder {folder} does not exist.{advice}")
     path = folder / CONFIG_FILE
+    if (folder / ADAPTER_CONFIG).is_file():
+        raise _adapter_error(folder)
     try:
         config = read_json(path)
     except FileNotFoundError as error:
@@ -271,6 +280,18 @@ def _read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def _adapter_error(folder: Path) -> CheckpointError:
+    try:
+        config = dict(read_json(folder / ADAPTER_CONFIG))
+    except (OSError, ValueError, TypeError):
+        config = {}
+    kind, base = config.get("peft_type", "PEFT"), config.get("base_model_name_or_path")
+    return CheckpointError(
+        f"{folder} holds an adapter ({kind}) of PEFT{f' for {base}' if base else ''}, which is no checkpoint with a head "
+        f"and prompts. {MERGE}; or name it with --adapter where the swarm's servers hold it."
+    )
+
+
 def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
     """Reads the tuned tensors by name without the model's prefix, from one or several files."""
     from safetensors import SafetensorError, safe_open
@@ -291,7 +312,7 @@ def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
                     short = ".".join(name.split(".")[-2:])
                     if short in tensors:
                         raise CheckpointError(f"The checkpoint {folder} holds more than one {short!r}.")
-                    if short in _TUNED or "lora_" in name:
+                    if short in _TUNED or ADAPTER_TENSOR.search(name):
                         tensors[short if short in _TUNED else name] = file.get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{path} is damaged or no safetensors file: {one_line(error)}") from error

@@ -20,7 +20,15 @@ from torch import nn
 from dist_eval.base_model.config import read_base_config
 from dist_eval.data.problem_types import default_problem
 from dist_eval.errors import CheckpointError, one_line, os_reason
-from dist_eval.model.checkpoint import ARCHITECTURE, DEEP_PROMPTS, HEAD, PROMPTS, TunedCheckpoint
+from dist_eval.model.checkpoint import (
+    ADAPTER_TENSOR,
+    ARCHITECTURE,
+    DEEP_PROMPTS,
+    HEAD,
+    MERGE,
+    PROMPTS,
+    TunedCheckpoint,
+)
 
 _ALLOWED: list[Any] = [nn.Embedding, nn.Linear]
 # Names of tensors in exports, by their name in a checkpoint
@@ -36,11 +44,23 @@ _BIAS = f"bias of {HEAD}"
 def convert(
     files: Sequence[Path], model: str, label_names: Sequence[str] | None = None
 ) -> tuple[TunedCheckpoint, list[str]]:
-    """Reads older exports."""
+    """Reads older exports.
+
+    Returns:
+        The checkpoint, and the names of the tensors that are no part of it.
+
+    Raises:
+        CheckpointError: a file cannot be read, the tensors form no checkpoint, or there is an adapter among them.
+    """
     base, left = read_base_config(model), []
     found: dict[str, torch.Tensor] = {}
     for path in files:
         for name, tensor in _tensors((path.stem,), _load(path), base):
+            if ADAPTER_TENSOR.search(".".join(name)):
+                raise CheckpointError(
+                    f"{path}: {'.'.join(name)} is of an adapter in the base model's layers, which a checkpoint cannot "
+                    f"hold, and without it the classifier would be another one. {MERGE}."
+                )
             role = _role_of(name)
             if role is None:
                 left.append(".".join(name))

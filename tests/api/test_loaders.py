@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,9 +24,11 @@ from torch.utils.data import (
     SequentialSampler,
     Subset,
     SubsetRandomSampler,
+    TensorDataset,
 )
 
 from dist_eval.api.loaders import shard_loader
+from dist_eval.api.row_digest import digest_of_rows
 from dist_eval.errors import ConfigError, ExactnessError, RunError
 
 
@@ -226,12 +230,120 @@ def test_data_that_are_sharded_already_are_an_error() -> None:
         examples = Examples(20)
         return DataLoader(examples, 2, sampler=DistributedSampler(examples, 2, rank) if rank else None)
 
+    causes = {
+        own_stream: "other examples on other ranks",
+        own_subset: "have different datasets",
+        own_sampler: "samplers that draw different examples",
+        other_order: "other examples on other ranks",
+        mixed: "are of different kinds",
+    }
+
     def act(rank: int, gather: Callable[[Any], list[Any]]) -> None:
-        for make in (own_stream, own_subset, own_sampler, other_order, mixed):
-            with pytest.raises(ExactnessError, match=r"(other examples on other|are of different kinds)"):
+        for make, cause in causes.items():
+            with pytest.raises(ExactnessError, match=cause):
                 shard = shard_loader(make(rank), rank=rank, world_size=2, gather=gather)
                 list(shard.batches)
                 shard.count()
+
+    on_all_ranks(2, act)
+
+
+def rows_as_tuples(order: list[int]) -> Any:
+    return [(torch.tensor([1, 2, index]), index % 2) for index in order]
+
+
+def rows_as_mappings(order: list[int]) -> Any:
+    return [{"labels": index % 2, "pixels": np.full((2, 2), index)} for index in order]
+
+
+def rows_as_texts(order: list[int]) -> Any:
+    return [SimpleNamespace(text=f"text {index}", labels=index % 2) for index in order]
+
+
+def rows_as_tensors(order: list[int]) -> Any:
+    return TensorDataset(torch.tensor(order).float().bfloat16(), torch.tensor(order) % 2)
+
+
+def labels_only(rows: Any) -> dict[str, torch.Tensor]:
+    return {"labels": torch.zeros(len(rows))}
+
+
+@pytest.mark.parametrize("rows_in", [rows_as_tuples, rows_as_mappings, rows_as_texts, rows_as_tensors])
+@pytest.mark.parametrize("loader", ["plain", "random", "distributed", "stream"])
+@settings(max_examples=6, deadline=None)
+@given(st.integers(0, 999))
+def test_data_in_another_order_on_another_rank_are_noticed_in_any_form(rows_in: Any, loader: str, seed: int) -> None:
+    """Labels alone, of two classes, are often the same in another order."""
+
+    def make(rank: int) -> Any:
+        order = [*range(20)]
+        random.Random(seed).shuffle(order)
+        if rank:
+            random.Random(f"another {seed}").shuffle(order)
+        data, options = rows_in(order), {"batch_size": 4, "collate_fn": labels_only}
+        if loader == "stream":
+            batches = DataLoader(data, 4, collate_fn=lambda rows: {**labels_only(rows), "rows": rows})
+            return list(batches)
+        if loader == "distributed":
+            return DataLoader(data, sampler=DistributedSampler(data, 2, rank), **options)
+        return DataLoader(data, shuffle=loader == "random", **options)
+
+    def act(rank: int, gather: Callable[[Any], list[Any]]) -> None:
+        with pytest.raises(ExactnessError, match=r"(have different datasets|other examples on)"):
+            shard = shard_loader(make(rank), rank=rank, world_size=2, gather=gather)
+            list(shard.batches)
+            shard.count()
+
+    on_all_ranks(2, act)
+    assert digest_of_rows(rows_in([*range(20)])) == digest_of_rows(rows_in([*range(20)]))
+
+
+def test_rows_that_differ_at_each_reading_are_not_compared() -> None:
+    class Augmented(Examples):
+        def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+            return {"labels": torch.tensor(index), "pixels": torch.randn(3)}
+
+    pairs, _ = seen_by(lambda _: DataLoader(Augmented(9), 2), 2)
+    assert pairs == [(i, i) for i in range(9)]
+
+
+@pytest.mark.parametrize(
+    ("setting", "advice"),
+    [("seed", "Give the same seed on all ranks"), ("epoch", "Call set_epoch with the same number on all ranks")],
+)
+def test_samplers_that_shuffle_differently_are_refused_with_the_setting(setting: str, advice: str) -> None:
+    examples = Examples(20)
+
+    def act(rank: int, gather: Callable[[Any], list[Any]]) -> None:
+        sampler = DistributedSampler(examples, 2, rank, shuffle=True, seed=rank if setting == "seed" else 0)
+        sampler.set_epoch(rank if setting == "epoch" else 0)
+        with pytest.raises(ExactnessError, match=rf"differ in {setting} \(0 on rank 0, 1 on rank 1\).*{advice}"):
+            shard_loader(DataLoader(examples, 2, sampler=sampler), rank=rank, world_size=2, gather=gather)
+
+    on_all_ranks(2, act)
+
+
+def test_shards_that_overlap_without_a_known_setting_are_refused_as_such() -> None:
+    class Own:
+        """Shards by a way of its own, which is wrong."""
+
+        num_replicas, drop_last = 2, False
+
+        def __init__(self, rank: int) -> None:
+            self.rank = rank
+
+        def __iter__(self) -> Iterator[int]:
+            return iter(range(10))
+
+        def __len__(self) -> int:
+            return 10
+
+    def act(rank: int, gather: Callable[[Any], list[Any]]) -> None:
+        with pytest.raises(
+            ExactnessError, match="draw 20 examples together, but only 10 of the 20: their shards overl"
+        ):
+            loader = DataLoader(Examples(20), 2, sampler=Own(rank))
+            shard_loader(loader, rank=rank, world_size=2, gather=gather)
 
     on_all_ranks(2, act)
 

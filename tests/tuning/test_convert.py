@@ -145,6 +145,46 @@ def test_tensors_that_form_no_checkpoint_are_an_error(
         convert(saved(tmp_path, export=make(parts)), MODEL)
 
 
+def peft_model(kind: str) -> Any:
+    """A classifier with an adapter of PEFT in its layers, and a head of its own."""
+    import peft
+    from transformers import LlamaConfig, LlamaForSequenceClassification
+
+    config = LlamaConfig(
+        vocab_size=31,
+        hidden_size=HIDDEN,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_labels=CLASSES,
+    )
+    modules: dict[str, Any] = {"task_type": "SEQ_CLS", "target_modules": ["q_proj", "v_proj"]}
+    adapters = {
+        "LORA": lambda: peft.LoraConfig(r=2, **modules),
+        "IA3": lambda: peft.IA3Config(feedforward_modules=[], **modules),
+        "OFT": lambda: peft.OFTConfig(oft_block_size=8, **modules),
+    }
+    return peft.get_peft_model(LlamaForSequenceClassification(config), adapters[kind]())
+
+
+@pytest.mark.parametrize("kind", ["LORA", "IA3", "OFT"])
+@pytest.mark.parametrize("whole", [True, False], ids=["whole model", "adapter"])
+def test_a_classifier_with_an_adapter_is_refused_instead_of_losing_it(kind: str, whole: bool, tmp_path: Path) -> None:
+    import peft
+
+    model = peft_model(kind)
+    tensors = model.state_dict() if whole else peft.get_peft_model_state_dict(model)
+    with pytest.raises(CheckpointError, match=rf"export\.pt: .*{kind.lower()}_.* is of an adapter.*merge_and_unload"):
+        convert(saved(tmp_path, export=tensors), MODEL)
+
+
+@pytest.mark.parametrize("kind", ["LORA", "IA3"])
+def test_a_folder_of_peft_as_checkpoint_says_what_it_is(kind: str, tmp_path: Path) -> None:
+    peft_model(kind).save_pretrained(tmp_path / "adapter")
+    with pytest.raises(CheckpointError, match=rf"adapter holds an adapter \({kind}\) of PEFT.*merge_and_unload"):
+        TunedCheckpoint.load(tmp_path / "adapter")
+
+
 def test_a_module_that_was_tampered_with_is_an_error(parts: dict[str, Any], tmp_path: Path) -> None:
     parts["score"]._parameters = {"weight": "none"}
     with pytest.raises(CheckpointError, match="a Linear without a weight"):
