@@ -104,9 +104,28 @@ class EvaluationRun(ComparedRun):
     def prepare(cls, runs: Sequence[EvaluationRun], custom_metrics: Sequence[CustomMetric]) -> list[EvaluationRun]:
         """Returns runs on the rows that they have in common, with custom metrics computed from their predictions."""
         first, *others = _on_common_rows(runs)
+        others = [other.with_classes_of(first) for other in others]
         for other in others:
             _require_comparable(first, other)
         return [run.with_custom_metrics(custom_metrics) for run in (first, *others)]
+
+    def with_classes_of(self, first: EvaluationRun) -> EvaluationRun:
+        """Returns this run with its classes in the order of another run's, if both have the same names.
+
+        Recorded values of custom metrics, which may be about a class by its number, are left out.
+        """
+        names, rows = first.results.label_names, {row.label: row for row in self.results.per_class}
+        own = self.results.label_names
+        if own == names or len(rows) < len(own) or rows.keys() != {*names}:
+            return self
+        custom = {*self.results.custom_metrics}
+        revised = {
+            "per_class": [rows[name] for name in names],
+            "custom_metrics": [],
+            "metrics": {name: value for name, value in self.metrics.items() if name not in custom},
+        }
+        predictions = self.predictions.with_classes([own.index(name) for name in names])
+        return replace(self, results=self.results.model_copy(update=revised), predictions=predictions)
 
     def with_custom_metrics(self, metrics: Sequence[CustomMetric]) -> EvaluationRun:
         """Returns this run with custom metrics and their intervals, computed from its predictions."""

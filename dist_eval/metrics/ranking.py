@@ -35,6 +35,8 @@ def ranking_scores(predictions: PredictionsLike, classes: Iterable[int]) -> Iter
 
 def probabilities_rank_alike(predictions: PredictionsLike) -> bool:
     """Returns whether the probabilities of each class or label order the examples as its log-odds do."""
+    if not len(predictions):
+        return True
     classes = range(predictions.num_labels)
     columns = zip(ranking_scores(predictions, classes), predictions.probabilities_of(classes), strict=True)
     return all(_is_same_order(scores, probabilities) for scores, probabilities in columns)

@@ -287,8 +287,8 @@ def _adapter_error(folder: Path) -> CheckpointError:
         config = {}
     kind, base = config.get("peft_type", "PEFT"), config.get("base_model_name_or_path")
     return CheckpointError(
-        f"{folder} holds an adapter ({kind}) of PEFT{f' for {base}' if base else ''}, which is no checkpoint with a head "
-        f"and prompts. {MERGE}; or name it with --adapter where the swarm's servers hold it."
+        f"{folder} holds an adapter ({kind}) of PEFT{f' for {base}' if base else ''}, not a checkpoint with a head and "
+        f"prompts. {MERGE}; or name it with --adapter where the swarm's servers hold it."
     )
 
 

@@ -8,8 +8,8 @@ to the last bit to what the run itself computed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -97,6 +97,19 @@ class SavedPredictions:
 
     def at(self, positions: np.ndarray | slice) -> SavedPredictions:
         return SavedPredictions(**{name: column[positions] for name, column in self.columns().items()})
+
+    def with_classes(self, order: Sequence[int]) -> SavedPredictions:
+        """Renumbers the classes, labels or outputs: number i becomes what number `order[i]` is now."""
+        if self.problem is SINGLE_LABEL:
+            numbers = np.argsort(order)
+            changes = {"label": numbers[self.label], "prediction": numbers[self.prediction]}
+        else:
+            changes = {"label": self.label[:, order], "prediction": self.prediction[:, order]}
+        if self.problem is not REGRESSION:
+            changes["probabilities"] = self.probabilities[:, order]
+        if self.logits is not None:
+            changes["logits"] = self.logits[:, order]
+        return replace(self, **changes)
 
     def chunks(self) -> Iterator[SavedPredictions]:
         """Cuts the predictions into chunks of bounded size."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -51,17 +52,25 @@ def _coverage_of(outcome: Outcome) -> Coverage | None:
 def on_same_data(run: Results, other: Results) -> bool:
     """Returns whether the metrics of two runs can be compared.
 
-    A prompt is part of the texts whose digest is recorded, so with one the columns decide. Runs on tasks always can be
-    compared: a metric's name has that of its task. Generated texts can if their references are the same.
+    A prompt is part of the texts whose digest is recorded, and labels are by their numbers. So with a prompt, and where
+    models have the same classes in another order, the columns decide, and the numbers of examples by class. Runs on
+    tasks always can be compared: a metric's name has that of its task. Generated texts can if their references are the
+    same.
     """
     if isinstance(run, CompleteRun) and isinstance(other, CompleteRun):
         has_prompt = run.model.prompt is not None or other.model.prompt is not None
-        is_same = run.data.text_digest == other.data.text_digest or (has_prompt and run.data.has_texts_of(other.data))
+        by_columns = has_prompt or _have_classes_in_another_order(run, other)
+        is_same = run.data.text_digest == other.data.text_digest or (by_columns and run.data.has_texts_of(other.data))
         return run.problem_type == other.problem_type and run.data.selection == other.data.selection and is_same
     if not (isinstance(run, CompleteHarnessRun) and isinstance(other, CompleteHarnessRun)):
         return False
     references = (each.dataset and each.dataset.references_digest for each in (run, other))
     return len({*references}) == 1
+
+
+def _have_classes_in_another_order(run: CompleteRun, other: CompleteRun) -> bool:
+    first, second = ([(row.label, getattr(row, "support", None)) for row in each.per_class] for each in (run, other))
+    return first != second and Counter(first) == Counter(second)
 
 
 def _on_other_data(outcomes: Sequence[Outcome]) -> tuple[Outcome | None, list[Outcome]]:

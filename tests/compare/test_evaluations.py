@@ -18,9 +18,10 @@ from dist_eval.compare.__main__ import main
 from dist_eval.compare.comparison import compare
 from dist_eval.compare.evaluations import EvaluationRun
 from dist_eval.compare.tables import describe_comparisons
-from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, Problem
+from dist_eval.data.problem_types import MULTI_LABEL, PROBLEMS, REGRESSION, Problem
 from dist_eval.errors import RunError
 from dist_eval.metrics.computing import compute_metrics
+from dist_eval.metrics.custom_metrics import CustomMetric
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.results.inputs import Coverage
 from dist_eval.statistics import wilson
@@ -111,6 +112,43 @@ def test_a_sample_of_other_data_is_refused(
     assert "their data differ" in capsys.readouterr().err
 
 
+ORDER = [2, 0, 1]
+
+
+def reordered(found: Predictions) -> Predictions:
+    """What a model with the same classes in another order predicts for the same examples."""
+    logits = found.logits[:, ORDER]
+    label = np.argsort(ORDER)[found.label] if found.label.ndim == 1 else found.label[:, ORDER]
+    return Predictions.from_logits(found.index, label, logits, found.problem)
+
+
+def first_class(guesses: np.ndarray, labels: np.ndarray, _: Any) -> float:
+    return float(np.mean((guesses == 0) == (labels == 0)))
+
+
+@pytest.mark.parametrize("skill", [1.6, 200.0], ids=["probabilities", "logits"])
+@pytest.mark.parametrize("problem", PROBLEMS.values(), ids=PROBLEMS)
+def test_models_with_the_same_classes_in_another_order_are_compared_by_names(
+    tmp_path: Path, problem: Problem, skill: float
+) -> None:
+    models = predictions(1.0, problem=problem), predictions(skill, 1, problem=problem)
+    custom = [CustomMetric("own", "m:own", lambda inputs: first_class(*inputs.arguments()))]
+    names = [NAMES[number] for number in ORDER]
+    plain, other = (
+        run_of(tmp_path / "plain", models[1], custom=custom),
+        run_of(tmp_path / "other", reordered(models[1]), names, custom=custom, text_digest="others"),
+    )
+    first = EvaluationRun.load(run_of(tmp_path / "first", models[0], custom=custom))
+    expected, found = (compare([first, EvaluationRun.load(each)], resamples=99)[0] for each in (plain, other))
+    assert "own" in expected.differences and "own" not in found.differences
+    assert list(found.changes()) == list(expected.changes())
+    assert found.facts == pytest.approx(expected.facts, rel=1e-12)
+    for name, difference in found.differences.items():
+        assert difference.value == pytest.approx(expected.differences[name].value, abs=1e-12), name
+    (again,) = compare([first, EvaluationRun.load(other)], custom_metrics=custom, resamples=99)
+    assert again.differences["own"].value == expected.differences["own"].value
+
+
 @pytest.mark.parametrize("outputs", [1, 3])
 @pytest.mark.parametrize("problem", [MULTI_LABEL, REGRESSION], ids=lambda problem: problem.name)
 def test_runs_of_other_problems_are_read_back_as_they_were(problem: Problem, outputs: int, tmp_path: Path) -> None:
@@ -164,7 +202,7 @@ def failing(found: Predictions) -> Predictions:
     ("second", "names", "data", "words"),
     [
         (predictions(1.6), NAMES, DEV, "their data differ, test.csv (300"),
-        (predictions(1.6), ["neg", "pos", "neutral"], {}, "the classes differ"),
+        (predictions(1.6), ["neg", "pos", "other"], {}, "the classes differ"),
         (failing(predictions(1.6)), NAMES, {}, "3 examples, such as number 0, failed in one of them only"),
         (
             predictions(1.6, problem=REGRESSION),

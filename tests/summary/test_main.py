@@ -309,6 +309,18 @@ def test_a_prompt_makes_no_other_data(tmp_path: Path) -> None:
     assert on_same_data(first, prompted)
 
 
+def test_the_same_classes_in_another_order_make_no_other_data(tmp_path: Path) -> None:
+    run(tmp_path).complete(PREDICTIONS, sections())
+    first = read_results(tmp_path)
+    changes = {"data": first.data.model_copy(update={"text_digest": "by other numbers"})}
+    other = first.model_copy(update={**changes, "per_class": first.per_class[::-1]})
+    assert on_same_data(first, other) and on_same_data(other, first)
+    rows = [row.model_copy(update={"support": 2}) for row in other.per_class]
+    assert not on_same_data(first, other.model_copy(update={"per_class": rows}))
+    texts = changes["data"].model_copy(update={"column_digests": {"text": "another"}})
+    assert not on_same_data(first, other.model_copy(update={"data": texts}))
+
+
 def test_files_beside_folders_are_no_runs(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (runs / "runs.html").touch()
     assert main([str(runs / "good"), str(runs / "runs.html")]) == 0
