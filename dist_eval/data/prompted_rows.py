@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from dist_eval.data.chat import Frame
 from dist_eval.data.columns import column_writer, read_column
 from dist_eval.data.generation import write_prompts
 from dist_eval.data.labelled_rows import LabelledRows, draw_positions, text_bytes
@@ -87,6 +88,7 @@ class PromptedRows:
     tokenizer: Any
     folder: Path  # where the token ids and the extra columns are written
     before: str = ""  # examples before each prompt
+    frame: Frame | None = None  # what stands around both; None for nothing
     selected: SelectedRows | None = None  # which rows; None for all
     extra_columns: Sequence[str] = ()
     source: RowSource = field(init=False)  # the rows
@@ -123,7 +125,8 @@ class PromptedRows:
                 write_columns([batch.column(name) for name in self.extra_columns])
                 if self.before:
                     prompts = [join_texts([self.before, prompt], begin) for prompt in prompts]
-                prompts = [prompt + self.template.space for prompt in prompts]
+                around = self.frame.around if self.frame else str
+                prompts = [around(prompt + self.template.space) for prompt in prompts]
                 self._digest.update(json.dumps(prompts).encode())
                 tokenized, begun = token_ids(self.tokenizer, prompts)
                 self.with_begin += int(begun.sum())

@@ -7,6 +7,7 @@ import string
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dist_eval.data.chat import Frame
 from dist_eval.errors import ConfigError, DataError
 
 _END = re.compile(r"\s*\S{1,64}\s*\Z")
@@ -81,7 +82,9 @@ class PromptedWords:
         template: the prompt of a row.
         words: the word of each class, of one or more tokens.
         tokenizer: a Hugging Face tokenizer.
-        delimiter: text between prompt and word; None for the template's own white space, or else a space.
+        delimiter: text between prompt and word; None for the template's own white space, or else a space. After a chat
+            template there is none by default: its own end is followed by the word.
+        frame: what stands around each prompt; by default nothing.
 
     Attributes:
         words: the word of each class, with the white space that belongs to it.
@@ -92,18 +95,35 @@ class PromptedWords:
         ConfigError: a word has no tokens of its own after the prompt, or has unknown ones.
     """
 
-    def __init__(self, template: Template, words: Sequence[str], tokenizer: Any, delimiter: str | None = None) -> None:
+    def __init__(
+        self,
+        template: Template,
+        words: Sequence[str],
+        tokenizer: Any,
+        delimiter: str | None = None,
+        frame: Frame | None = None,
+    ) -> None:
         self.template, self.before, self._tokenizer = template, "", tokenizer
+        self.frame = frame or Frame(tokenizer)
         self._begin = tokenizer.bos_token or ""
+        # an example before a prompt, in the same message, has the word as it is written
+        between = (template.space or " ") if delimiter is None else template.space + delimiter
+        self._examples = [between + word for word in words]
+        self._fixed_end, space = template.end, template.space
+        if self.frame.is_chat:
+            self._fixed_end = self.frame.tail.rstrip()
+            space = self.frame.tail[len(self._fixed_end) :]
         if delimiter is not None:
-            ways = [(template.space, delimiter)]
+            ways = [(space, delimiter)]
+        elif space or self.frame.is_chat:
+            ways = [(space, ""), ("", space)]
         else:
-            ways = [(template.space, ""), ("", template.space)] if template.space else [("", " ")]
+            ways = [("", " ")]
         for space, own in ways:
             self._space, self.words = space, [own + word for word in words]
-            end = _end_of((template.end or _STAND_IN) + space)
+            end = _end_of((self._fixed_end or _STAND_IN) + space)
             try:
-                self.tokens = self._tokens_after(end, "the end of --prompt" if template.end else "a prompt")
+                self.tokens = self._tokens_after(end, self._where_end)
                 break
             except ConfigError:
                 if (space, own) == ways[-1]:
@@ -116,11 +136,17 @@ class PromptedWords:
                     "if it is the space before it, another --label-delimiter."
                 )
 
+    @property
+    def _where_end(self) -> str:
+        if self.frame.is_chat:
+            return "the end of the chat template"
+        return "the end of --prompt" if self.template.end else "a prompt"
+
     def tokens_before(self) -> int:
-        """Returns the number of tokens of `before`."""
+        """Returns the number of tokens of `before`, in its frame."""
         from dist_eval.data.tokenizers import token_ids
 
-        return len(token_ids(self._tokenizer, [self.before])[0][0])
+        return len(token_ids(self._tokenizer, [self.frame.around(self.before)])[0][0])
 
     def put_before(self, texts: Sequence[str], between: str) -> None:
         """Puts examples before the prompt of every row; of all these, only the first one begins a text (BOS)."""
@@ -129,8 +155,7 @@ class PromptedWords:
     def with_words(self, columns: Sequence[Sequence[str]], classes: Sequence[int]) -> list[str]:
         """Returns the prompts of labelled rows, each with the word of its class."""
         return [
-            prompt + self._space + self.words[number]
-            for prompt, number in zip(self.template.fill(columns), classes, strict=True)
+            prompt + self._examples[number] for prompt, number in zip(self.template.fill(columns), classes, strict=True)
         ]
 
     def render(self, columns: Sequence[Sequence[str]], first_row: int, where: Callable[[int], str]) -> list[str]:
@@ -147,14 +172,17 @@ class PromptedWords:
         texts = self.template.fill(columns)
         if self.before:
             texts = [join_texts([self.before, text], self._begin) for text in texts]
-        texts = [text + self._space for text in texts]
-        if not _CONSTANT_END.search(self.template.end):
+        texts = [self._framed(text) + self._space for text in texts]
+        if not _CONSTANT_END.search(self._fixed_end):
             for row, text in enumerate(texts):
                 end = _end_of(text)
                 if end not in self._known:
                     self._require_same(end, f"the prompt of {where(first_row + row)}")
                     self._known.add(end)
         return texts
+
+    def _framed(self, text: str) -> str:
+        return self.frame.around(text + self.template.space).rstrip() if self.frame.is_chat else self.frame.around(text)
 
     def _require_same(self, end: str, where: str) -> None:
         try:

@@ -38,7 +38,7 @@ from dist_eval.evaluation.rescoring import (
     keep_recorded_analysis,
     read_table,
 )
-from dist_eval.evaluation.task import examples_before, require_room_after, selection_identity, selection_of
+from dist_eval.evaluation.task import examples_before, frame_of, require_room_after, selection_identity, selection_of
 from dist_eval.evaluation.worker import FailurePolicy
 from dist_eval.metrics.metric_loading import load_text_metrics, name_of_spec
 from dist_eval.model.base_model_spec import BaseModelSpec
@@ -93,7 +93,9 @@ class GenerationTask:
         self._few_shot_rows, self._before = examples_before(
             config.select(PromptOptions), config.label_column, self._template, self.tokenizer
         )
-        tokens = len(token_ids(self.tokenizer, [self._before])[0][0]) if self._before else 0
+        self._frame = frame_of(config.select(PromptOptions), self.tokenizer)
+        framed = self._frame.around(self._before)
+        tokens = len(token_ids(self.tokenizer, [framed])[0][0]) if self._before else 0
         require_room_after(config.few_shot, tokens, self.longest_prompt, " beside --max-new-tokens")
 
     @property
@@ -120,6 +122,7 @@ class GenerationTask:
             self.tokenizer,
             folder,
             before=self._before,
+            frame=self._frame,
             selected=select_rows(selection, data) if selection else None,
             extra_columns=columns_asked_for(config.slice_by, config.group_column),
         )
@@ -135,7 +138,7 @@ class GenerationTask:
         """Returns what the results depend on besides the token ids, by names for error messages."""
         values = {
             "tokenizer": tokenizer_digest(self.tokenizer),
-            "--prompt": str(self._config.prompt),
+            "--prompt": self._frame.around(self._template.text),
             **({"few-shot examples": str(self._few_shot_digest)} if self._before else {}),
             **selection_identity(self.rows.selection),
             "dataset": self.rows.digest(),
@@ -150,7 +153,7 @@ class GenerationTask:
         return PromptedDataset(
             source=rows.source.name,
             is_path=rows.source.is_path,
-            template=self._template.text,
+            template=self._frame.around(self._template.text),
             reference_column=self._config.label_column,
             references_digest=rows.references_digest(),
             selection=rows.selection,

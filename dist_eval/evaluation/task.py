@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_eval.base_model.config import read_base_config
+from dist_eval.data.chat import Frame
 from dist_eval.data.dataset import TokenizedDataset, tokenize_dataset
 from dist_eval.data.labelled_rows import LabelledRows, draw_examples
 from dist_eval.data.plan import BatchPlan
@@ -44,7 +45,8 @@ def label_words_of(model: str, options: PromptOptions, data: DataOptions) -> Lab
     if Path(model).is_dir():  # a hub's is read once the model is loaded
         OutputEmbedding(model, config)
     names, words = zip(*(split_name(item) for item in options.label_words), strict=True)
-    prompted = PromptedWords(template, words, load_tokenizer(model), options.label_delimiter)
+    tokenizer = load_tokenizer(model)
+    prompted = PromptedWords(template, words, tokenizer, options.label_delimiter, frame_of(options, tokenizer))
     rows: list[int] = []
     if options.few_shot:
         source = LabelledRows(
@@ -54,6 +56,11 @@ def label_words_of(model: str, options: PromptOptions, data: DataOptions) -> Lab
         shown = [prompted.with_words([[text] for text in texts], [number])[0] for texts, number in examples]
         prompted.put_before(shown, BETWEEN_EXAMPLES)
     return LabelWords(model, config, prompted, list(names), options.length_normalization, rows)
+
+
+def frame_of(options: PromptOptions, tokenizer: Any) -> Frame:
+    """Returns what the options put around each prompt."""
+    return Frame(tokenizer, options.system_instruction, is_chat=options.apply_chat_template)
 
 
 def examples_before(

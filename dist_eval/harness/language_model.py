@@ -15,6 +15,7 @@ from lm_eval.models.utils import handle_stop_sequences, has_bos_prefix, normaliz
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 from pydantic import ValidationError
 
+from dist_eval.data.chat import render_chat, template_fault
 from dist_eval.data.generation import text_of
 from dist_eval.errors import ConfigError, DataError, one_line
 from dist_eval.results.inputs import Decoding
@@ -306,11 +307,11 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         except TemplateError as error:
             kept = [message for message in chat_history if message["role"] != "system"]
             if len(kept) == len(chat_history):
-                raise _bad_template(error) from error
+                raise template_fault(error) from error
             try:
                 text = self._templated(kept, add_generation_prompt)
             except TemplateError:
-                raise _bad_template(error) from error
+                raise template_fault(error) from error
             self._say(
                 f"The chat template takes no system message ({one_line(error)}): descriptions of tasks are left out, "
                 "as with the harness' own backend."
@@ -327,23 +328,8 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         return text[: end + len(begun)]
 
     def _templated(self, chat_history: list[dict[str, str]], add_generation_prompt: bool) -> str:
-        try:
-            return str(
-                self.tokenizer.apply_chat_template(
-                    chat_history,
-                    tokenize=False,
-                    add_generation_prompt=add_generation_prompt,
-                    **self._template_options,
-                )
-            )
-        except TemplateError:
-            raise
-        except Exception as error:  # of a template's own expressions
-            raise _bad_template(error) from error
-
-
-def _bad_template(error: Exception) -> ConfigError:
-    return ConfigError(f"--apply-chat-template: the tokenizer's chat template fails: {one_line(error)}")
+        options = {"add_generation_prompt": add_generation_prompt, **self._template_options}
+        return render_chat(self.tokenizer, chat_history, **options)
 
 
 def _tokens_of(answer: np.void) -> list[int]:

@@ -95,7 +95,7 @@ class LabelWords:
     def summary(self) -> PromptSummary:
         """Returns the part `prompt` of the section `model` of `results.json`."""
         return PromptSummary(
-            template=self.prompted.template.text,
+            template=self.prompted.frame.around(self.prompted.template.text),
             words=self.prompted.words,
             tokens=self.tokens,
             length_normalization=self.normalization,

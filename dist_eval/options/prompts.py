@@ -58,6 +58,17 @@ class PromptOptions(Options):
         None, "files with the columns of --dataset, other than it", group="prompt", metavar="FILE"
     )
     few_shot_seed: int = option(0, "seed of that draw", group="prompt", metavar="SEED", least=0)
+    apply_chat_template: bool = option(
+        False,
+        "put each prompt, with the examples before it, as the user's message into the tokenizer's chat template",
+        group="prompt",
+    )
+    system_instruction: str | None = option(
+        None,
+        "text before the examples and the prompt, with a chat template as system message",
+        group="prompt",
+        metavar="TEXT",
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -80,6 +91,10 @@ class PromptOptions(Options):
             )
         if self.prompt is None and self.few_shot:
             raise ConfigError("--few-shot puts examples before a --prompt, which is missing.")
+        if self.prompt is None and self.apply_chat_template:
+            raise ConfigError("--apply-chat-template puts a --prompt into a conversation, which is missing.")
+        if self.prompt is None and self.system_instruction:
+            raise ConfigError("--system-instruction stands before a --prompt, which is missing.")
         if len(self.label_words) == 1:
             raise ConfigError(f"--label-words names only {self.label_words[0]!r}: there is nothing to choose from.")
         if bool(self.few_shot) != bool(self.few_shot_from):

@@ -107,7 +107,7 @@ class PromptedDataset(Record):
     is_path: bool
     """Whether the name is a file or folder, not a hub name, or data in memory."""
     template: str
-    """Text of the prompt, with names of columns in braces."""
+    """Text of the prompt, with names of columns in braces, within the system instruction or chat template."""
     reference_column: str
     """The column with the references that texts were compared with."""
     references_digest: str

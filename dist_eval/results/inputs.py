@@ -139,7 +139,7 @@ class PromptSummary(Record):
     """How a language model was asked for the classes."""
 
     template: str
-    """Text of the prompt, with names of columns in braces."""
+    """Text of the prompt, with names of columns in braces, within the system instruction or chat template."""
     words: list[str]
     """Word of each class, with the white space before it."""
     tokens: list[list[Count]]

@@ -9,6 +9,7 @@ branch write (`petals.data_structures`: `ServerInfo.to_tuple` and `ModelInfo.to_
 from __future__ import annotations
 
 import functools
+import reprlib
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, Literal
 
@@ -25,7 +26,7 @@ MOST_BLOCKS = 1000
 _FASTEST, _SLOWEST = 1e8, 1e-3  # Plausible speeds, in tokens per second through a block
 
 _MOST_CACHE_TOKENS = 2**40
-_LONGEST_NAME, _LONGEST_IDENTIFIER, _MOST_ADAPTERS = 100, 1000, 100
+_LONGEST_NAME, _LONGEST_IDENTIFIER, _MOST_ADAPTERS, _LONGEST_REASON = 100, 1000, 100, 200
 # Code of hivemind's extension of msgpack for tuples, and how deep they may be nested: each level takes 40 KiB of the
 # decoder's stack, so that 250 of them end a process that follows them
 _TUPLE, _MOST_NESTED = 0x40, 4
@@ -99,21 +100,35 @@ class ServerInfo(_Announced):
     inference_schema: Any = None  # describes the tensors of a step of a session, in any way
 
 
-def read_server(value: Any, block: int) -> ServerRecord | None:
-    """Reads what a server announces for a block."""
+class Implausible(Exception):
+    """A record is dropped; the message says why."""
+
+
+def read_server(value: Any, block: int) -> ServerRecord:
+    """Reads what a server announces for a block; raises `Implausible`."""
     match value:
         case (int(state), throughput, *rest) if 0 <= state < len(_STATES) and not isinstance(state, bool):
             fields = rest[0] if rest else {}
         case _:
-            return None
+            raise Implausible("the record is not a state, a throughput and a map")
     if not isinstance(fields, Mapping):
-        return None
+        raise Implausible("the record is not a state, a throughput and a map")
     if fields.get("forward_rps") == 0:
         fields = {**fields, "forward_rps": None}  # not measured
-    record = _validated(ServerRecord, {**fields, "state": _STATES[state], "throughput": throughput})
-    if record is None or record.start_block is None or record.end_block is None:
-        return record
-    return record if record.start_block <= block < record.end_block else None
+    try:
+        record = ServerRecord.model_validate({**fields, "state": _STATES[state], "throughput": throughput})
+    except ValidationError as error:
+        raise Implausible(_reason(error)) from error
+    start, end = record.start_block, record.end_block
+    if start is not None and end is not None and not start <= block < end:
+        raise Implausible("a record of a block is of a server that holds other blocks")
+    return record
+
+
+def _reason(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    where, what = ".".join(map(str, first["loc"])), first["msg"][:1].lower() + first["msg"][1:]
+    return printable(f"{where} is {reprlib.repr(first['input'])}: {what}" if where else what, _LONGEST_REASON)
 
 
 def read_model(prefix: Any, value: Any) -> tuple[str, int] | None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import concurrent.futures
 import functools
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dist_eval.errors import SwarmError
@@ -19,7 +20,7 @@ from dist_eval.swarm.reachability import BETWEEN_CONTACTS
 from dist_eval.tables import format_count, output_width, text_table
 
 _POLL_SECONDS, _PING_SECONDS, _MODELS_SECONDS = 0.25, 2.5, 5.0
-_ADAPTERS_NAMED = 5
+_ADAPTERS_NAMED, _REASONS_NAMED = 5, 3
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,8 @@ class SwarmCoverage:
     num_blocks: int  # blocks of the model
     servers: tuple[ServerSpan, ...]  # all announced servers, by first block
     adapter: str | None = None  # a LoRA adapter, if only servers that hold it count
-    dropped: int = 0  # how many more records there are, which are implausible
+    # why there are more records, which are implausible, and how many
+    dropped: Counter[str] = field(default_factory=Counter)
     unreachable: frozenset[str] = frozenset()  # identities of online servers that did not answer this host
 
     @property
@@ -71,7 +73,7 @@ class SwarmCoverage:
             missing_blocks=self.missing,
             replicas_per_block=self.replicas,
             servers=list(self.servers),
-            dropped_records=self.dropped,
+            dropped_records=self.dropped.total(),
         )
 
     def describe(self) -> str:
@@ -101,7 +103,7 @@ class SwarmCoverage:
         lines += [f"  {line}" for line in text_table(rows, width=output_width() - len("  "))]
         lines += filter(None, (mixed_precisions(self.online), mixed_versions(self.online)))
         if self.dropped:
-            lines.append(f"dropped records, which no honest server writes: {self.dropped}")
+            lines.append(f"dropped, because they are implausible: {_reasons(self.dropped)}")
         if self.adapter is not None:
             lines.append(f"counting only servers with the adapter {self.adapter}:")
         lines.append("replicas per block: " + ranges_by_value(self.replicas))
@@ -109,6 +111,13 @@ class SwarmCoverage:
         if self.out_of_reach:
             lines.append(f"not reachable from here: every server of blocks {format_ranges(self.out_of_reach)}")
         return printable_lines("\n".join(lines))
+
+
+def _reasons(dropped: Counter[str]) -> str:
+    """Says how many records were dropped, and the most frequent reasons."""
+    named = [f"{reason} ({count})" for reason, count in dropped.most_common(_REASONS_NAMED)]
+    named += ["..."] * (len(dropped) > _REASONS_NAMED)
+    return f"{format_count(dropped.total(), 'record')}: {'; '.join(named)}"
 
 
 def format_ranges(numbers: Sequence[int]) -> str:
@@ -282,12 +291,19 @@ def adapter_fault(coverage: SwarmCoverage, *, is_over: bool) -> str:
 
 def _missing_message(coverage: SwarmCoverage, models: dict[str, int], timeout: float, timeout_option: str) -> str:
     prefix, total = coverage.dht_prefix, coverage.num_blocks
+    dropped = f" Its DHT has implausible records of them, which were dropped, {_reasons(coverage.dropped)}."
+    dropped = dropped if coverage.dropped else ""
     if len(coverage.missing) < total or any(s.state == "joining" for s in coverage.servers):
         return (
             f"No online server holds blocks {format_ranges(coverage.missing)} of {prefix} (0-{total - 1}) after "
-            f"{timeout:g} s. Start servers for them, or wait longer with {timeout_option}."
+            f"{timeout:g} s.{dropped} Start servers for them, or wait longer with {timeout_option}."
         )
-    message = f"The swarm serves no block of {prefix!r} after {timeout:g} s."
+    message = f"The swarm serves no block of {prefix!r} after {timeout:g} s.{dropped}"
+    if prefix in models:
+        return (
+            f"{message} It announces the model, but no server of it: start servers, or wait longer with "
+            f"{timeout_option}."
+        )
     if models:
         served = ", ".join(f"{name} ({format_count(blocks, 'block')})" for name, blocks in sorted(models.items())[:5])
         return f"{message} It serves {served}: give this model's name in the swarm with --dht-prefix."

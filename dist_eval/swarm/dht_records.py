@@ -13,11 +13,12 @@ import concurrent.futures
 import functools
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dist_eval.errors import SwarmError
-from dist_eval.swarm.announcements import MOST_BLOCKS, ServerRecord, read_model, read_server, unpack
+from dist_eval.swarm.announcements import MOST_BLOCKS, Implausible, ServerRecord, read_model, read_server, unpack
 
 _MODELS = "_petals.models"
 _DICTIONARY = 0x50  # hivemind's extension of msgpack for a value with subkeys
@@ -39,7 +40,7 @@ class BlockRecords(NamedTuple):
     """What is announced for a model's blocks."""
 
     blocks: Sequence[Mapping[str, ServerRecord]]  # for each block, the records of its servers by peer id
-    dropped: int  # how many more records there are, which are implausible
+    dropped: Counter[str]  # why there are more records, which are implausible, and how many
 
     def spans(self) -> list[HeldSpan]:
         """Returns the blocks of each server, by first block.
@@ -96,11 +97,21 @@ def read_models(dht: Any, timeout: float) -> Models:
 def plausible_servers(found: Sequence[Sequence[tuple[Any, Any]]]) -> BlockRecords:
     """Sorts out what was found for a model's blocks."""
     blocks: list[dict[str, ServerRecord]] = []
+    dropped: Counter[str] = Counter()
     for block, values in enumerate(found):
-        records = ((peer, read_server(value, block)) for peer, value in values if is_peer_id(peer))
-        plausible = ((peer, record) for peer, record in records if record is not None)
-        blocks.append(dict(itertools.islice(plausible, _MOST_SERVERS)))  # the oldest come first
-    return BlockRecords(blocks, sum(map(len, found)) - sum(map(len, blocks)))
+        records: dict[str, ServerRecord] = {}
+        for peer, value in values:
+            try:
+                if not is_peer_id(peer):
+                    raise Implausible("a record is not of a peer id")
+                record = read_server(value, block)
+                if len(records) == _MOST_SERVERS:  # the oldest come first
+                    raise Implausible(f"more than {_MOST_SERVERS} servers announce a block")
+                records[peer] = record
+            except Implausible as error:
+                dropped[str(error)] += 1
+        blocks.append(records)
+    return BlockRecords(blocks, dropped)
 
 
 def plausible_models(found: Sequence[tuple[Any, Any]]) -> Models:

@@ -17,6 +17,7 @@ from dist_eval.results.work import Announcement
 from dist_eval.serving.petals_server import import_server
 from dist_eval.swarm.announcements import (
     MOST_BLOCKS,
+    Implausible,
     ServerRecord,
     announcement_of,
     mixed_precisions,
@@ -107,13 +108,14 @@ HONEST = ServerRecord(state="online", throughput=1.0, start_block=0, end_block=4
 )  # fmt: skip
 def test_implausible_records_are_dropped(value: Any) -> None:
     assert read_server(ONLINE, block=1) == HONEST
-    assert read_server(value, block=1) is None
+    with pytest.raises(Implausible) as caught:
+        read_server(value, block=1)
+    assert 0 < len(str(caught.value)) < 250 and str(caught.value).isprintable()
 
 
 def test_a_name_is_cut_and_cleaned_and_unknown_fields_are_ignored() -> None:
     fields = {"public_name": "\x1b]0;owned\x07" + "x" * 1_000_000, "forward_rps": 0, "next_pings": 5, "news": [1]}
     record = read_server([2, 1, fields], block=0)
-    assert record is not None
     assert record.public_name is not None and record.public_name.startswith("\\x1b]0;owned\\x07xxx")
     assert len(record.public_name) < 200
     assert record.forward_rps is None
@@ -145,8 +147,10 @@ def test_nested_values_are_not_followed() -> None:
 
 @given(records, st.integers(0, MOST_BLOCKS - 1))
 def test_any_record_is_read_as_one_that_is_typed_and_bounded_or_dropped(value: Any, block: int) -> None:
-    record = read_server(value, block)
-    if record is None:
+    try:
+        record = read_server(value, block)
+    except Implausible as error:
+        assert str(error).isprintable()
         return
     assert record.state in ("offline", "joining", "online")
     assert 0 <= record.throughput <= 1e8

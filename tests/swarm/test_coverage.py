@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import time
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from conftest import SwarmClient
+from foreign_records import peer_id
 
 from dist_eval.errors import SwarmError
 from dist_eval.results.work import ServerSpan
 from dist_eval.serving.private import PrivateSwarm
 from dist_eval.swarm.coverage import (
     SwarmCoverage,
+    _missing_message,
     adapter_fault,
     format_ranges,
     look_up_coverage,
@@ -130,6 +135,30 @@ def test_only_servers_with_the_adapter_count(servers: list[ServerSpan], missing:
     assert not words or "No online server holds the adapter 'lora'" in fault
     waits = any("lora" in (server.adapters or ()) for server in servers)
     assert adapter_fault(coverage, is_over=False) == ("" if waits else fault)
+
+
+async def announce_as_too_fast(prefix: str, _dht: Any, node: Any) -> None:
+    """Announces a server of two blocks that claims a speed which no server has."""
+    record = [2, 1.0, {"start_block": 0, "end_block": 2, "forward_rps": 4e9}]
+    for block in range(2):
+        await node.store(f"{prefix}.{block}", record, time.time() + 60.0, subkey=peer_id(1))
+
+
+def test_records_that_were_dropped_are_named_with_the_reason(
+    demo_swarm: PrivateSwarm, swarm_client: SwarmClient
+) -> None:
+    dht = swarm_client.join(demo_swarm)
+    dht.run_coroutine(functools.partial(announce_as_too_fast, "fast"))
+    reason = "2 records: forward_rps is 4000000000.0: input should be less than or equal to 100000000"
+    with pytest.raises(SwarmError) as caught:
+        wait_until_covered(dht, "fast", 2, timeout=1.0)
+    assert "serves no block of 'fast' after 1 s." in str(caught.value) and reason in str(caught.value)
+    coverage = look_up_coverage(dht, "fast", 2)
+    assert coverage.summary().dropped_records == 2
+    assert f"dropped, because they are implausible: {reason}" in coverage.describe()
+    # as if its model was announced, too
+    message = _missing_message(coverage, {"fast": 2}, 1.0, "--swarm-timeout")
+    assert reason in message and "It serves" not in message and "announces the model, but no server" in message
 
 
 def test_the_coverage_of_a_real_swarm(demo_swarm: PrivateSwarm, swarm_client: SwarmClient) -> None:

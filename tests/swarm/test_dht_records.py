@@ -51,7 +51,7 @@ def test_records_are_joined_to_the_blocks_of_servers(
 def test_the_oldest_records_are_kept_if_there_are_too_many() -> None:
     found = plausible_servers([[(peer_id(number), record(2)) for number in range(3000)]])
     assert list(found.blocks[0]) == [peer_id(number) for number in range(500)]
-    assert found.dropped == 2500
+    assert found.dropped == {"more than 500 servers announce a block": 2500}
     assert plausible_models([(f"model-{number}", {"num_blocks": 4}) for number in range(99)]).dropped == 49
 
 
@@ -95,7 +95,7 @@ def test_whatever_a_node_answers_is_read_as_bounded_and_typed_spans(answers: lis
         found.append([(subkey, SafeSerializer.loads(item.value)) for subkey, item in values])
     servers = plausible_servers(found)
     kept = sum(map(len, servers.blocks))
-    assert kept + servers.dropped == sum(map(len, found))
+    assert kept + servers.dropped.total() == sum(map(len, found))
     spans = servers.spans()
     assert len({span.peer for span in spans}) == len(spans)
     assert all(0 <= span.start < span.end <= len(answers) and is_peer_id(span.peer) for span in spans)
@@ -131,7 +131,7 @@ def test_a_run_and_the_status_of_a_swarm_survive_foreign_records(
     status = launcher.run("-m", "dist_eval.swarm", "status", "--initial-peers", *peers)
     assert (status.returncode, status.stderr) == (0, "")
     assert "base: 4 blocks, 1 server\n" in status.stdout
-    assert "dropped records, which no honest server writes: 11" in status.stdout
+    assert "dropped, because they are implausible: 11 records: " in status.stdout
     assert "dropped models, which no honest server announces: 3" in status.stdout
     assert "\x1b" not in status.stdout
     options = ["--checkpoint", str(demo.CHECKPOINT), "--model", str(demo.BASE_MODEL), "--dataset", str(demo.TEST_DATA)]

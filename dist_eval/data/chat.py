@@ -1,0 +1,90 @@
+"""What stands around each prompt: a system instruction, or the tokenizer's chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+
+from dist_eval.errors import ConfigError, one_line
+
+_CONTENT = "0prompt0"  # no template changes it
+
+
+def render_chat(tokenizer: Any, messages: Sequence[dict[str, str]], **options: Any) -> str:
+    """Puts a conversation into a tokenizer's chat template.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer.
+        messages: each with a `role` (system, user or assistant) and `content`.
+        options: of the tokenizer's `apply_chat_template`.
+
+    Raises:
+        jinja2.TemplateError: the template refuses the conversation.
+        ConfigError: the template fails otherwise.
+    """
+    try:
+        return str(tokenizer.apply_chat_template(list(messages), tokenize=False, **options))
+    except TemplateError:
+        raise
+    except Exception as error:  # of a template's own expressions
+        raise template_fault(error) from error
+
+
+def template_fault(error: Exception) -> ConfigError:
+    """Returns the error of a chat template that fails."""
+    return ConfigError(f"--apply-chat-template: the tokenizer's chat template fails: {one_line(error)}")
+
+
+class Frame:
+    """What stands around each prompt, as the lm-evaluation-harness frames a question and its examples.
+
+    Without a chat template the system instruction is text in front. With one, it is the system message, the prompt with
+    the examples before it is the user's message, and the template ends with what begins the answer.
+
+    Args:
+        tokenizer: a Hugging Face tokenizer.
+        system_instruction: its text; empty for none.
+        is_chat: whether to apply the chat template.
+
+    Attributes:
+        tail: what the chat template puts after a prompt; empty without one.
+
+    Raises:
+        ConfigError: there is no such chat template, it takes no system message, or it does not show the prompt.
+    """
+
+    def __init__(self, tokenizer: Any, system_instruction: str | None = None, *, is_chat: bool = False) -> None:
+        self._tokenizer, self._system, self.is_chat, self.tail = tokenizer, system_instruction or "", is_chat, ""
+        if not is_chat:
+            return
+        if not tokenizer.chat_template:
+            raise ConfigError(
+                "--apply-chat-template: the model's tokenizer has no chat template. Name a model that was tuned for "
+                "chats, or leave the option out."
+            )
+        before, shown, self.tail = self.around(_CONTENT).rpartition(_CONTENT)
+        if not shown:
+            raise ConfigError("--apply-chat-template: the tokenizer's chat template does not show the user's message.")
+        if self._system and self._system.strip() not in before:
+            raise self._no_system_message("it does not show one")
+
+    def around(self, text: str) -> str:
+        """Frames a prompt with the examples before it."""
+        if not self.is_chat:
+            return self._system + text.removeprefix(self._tokenizer.bos_token or "") if self._system else text
+        messages = [{"role": "user", "content": text}]
+        if self._system:
+            messages.insert(0, {"role": "system", "content": self._system})
+        try:
+            return render_chat(self._tokenizer, messages, add_generation_prompt=True)
+        except TemplateError as error:
+            raise (self._no_system_message(one_line(error)) if self._system else template_fault(error)) from error
+
+    @staticmethod
+    def _no_system_message(why: str) -> ConfigError:
+        return ConfigError(
+            f"--system-instruction: the tokenizer's chat template takes no system message ({why}). Write it into "
+            "--prompt instead."
+        )
