@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -81,14 +80,3 @@ def test_answers_are_those_of_the_harness_own_backend(
         assert template == (f"<s>{shown}" if is_chat else f"{SYSTEM}Question: {{question}}\nAnswer:")
         assert run_here(*command, "--report", "none", "--system-instruction", "another") == 1
         assert "prompt and label words" in capfd.readouterr().err
-
-
-def test_the_options_need_a_prompt_and_a_template(
-    tiny_models: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    data = tmp_path / "data.jsonl"
-    data.write_text(json.dumps({"text": "river", "label": 0}))
-    command = ["-m", "dist_eval", "--dataset", str(data), "--backend", "local", "--model", str(tiny_models["llama"])]
-    for option in (["--apply-chat-template"], ["--system-instruction", SYSTEM]):
-        assert run_here(*command, *option) == 2
-        assert f"{option[0]} " in (said := capfd.readouterr().err) and "--prompt" in said

@@ -96,6 +96,8 @@ prompts = {
     "few_shot": st.integers(1, 100),
     "few_shot_from": st.just("train.csv"),
     "few_shot_seed": st.integers(0, 1000),
+    "apply_chat_template": st.booleans(),
+    "system_instruction": words,
 }
 prompted_runs = st.builds(
     lambda what, where: {**what, **where},

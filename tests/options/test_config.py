@@ -86,6 +86,9 @@ def test_a_prompt_names_the_columns_and_may_be_in_a_file(tmp_path: Path) -> None
     assert EvaluationConfig(**config.to_dict()) == config
 
 
+UNPROMPTED = {"prompt": None, "label_words": [], "checkpoint": "tuned"}
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -97,6 +100,11 @@ def test_a_prompt_names_the_columns_and_may_be_in_a_file(tmp_path: Path) -> None
         ({"prompt": "{text}", "model": None}, "--model is missing: the language model that --prompt is for"),
         ({"prompt": "{a} {b}", "text_column": ["c"]}, "--prompt names the columns of the texts itself"),
         ({"prompt": "{text}", "few_shot_seed": -1}, "--few-shot-seed must be at least 0, not -1"),
+        (
+            {**UNPROMPTED, "apply_chat_template": True},
+            "--apply-chat-template puts a --prompt into a conversation, which",
+        ),
+        ({**UNPROMPTED, "system_instruction": "Be brief."}, "--system-instruction stands before a --prompt, which is"),
     ],
 )
 def test_a_prompt_that_cannot_be_used_is_refused(options: dict[str, Any], words: str) -> None:
