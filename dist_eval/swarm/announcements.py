@@ -131,19 +131,22 @@ def _reason(error: ValidationError) -> str:
     return printable(f"{where} is {reprlib.repr(first['input'])}: {what}" if where else what, _LONGEST_REASON)
 
 
-def read_model(prefix: Any, value: Any) -> tuple[str, int] | None:
-    """Reads what a swarm announces of a model."""
-    is_name = isinstance(prefix, str) and prefix.isprintable() and 0 < len(prefix) <= _LONGEST_IDENTIFIER
-    model = _validated(_Model, value) if is_name else None
-    return None if model is None else (prefix, model.num_blocks)
+def read_model(prefix: Any, value: Any) -> tuple[str, int]:
+    """Reads what a swarm announces of a model; raises `Implausible`."""
+    if not (isinstance(prefix, str) and prefix.isprintable() and 0 < len(prefix) <= _LONGEST_IDENTIFIER):
+        raise Implausible("a name of a model is empty, too long, or not printable text")
+    try:
+        return prefix, _Model.model_validate(value).num_blocks
+    except ValidationError as error:
+        raise Implausible(f"{printable(prefix, _LONGEST_NAME)}: {_reason(error)}") from error
 
 
 def read_info(packed: bytes) -> ServerInfo:
     """Reads a server's answer to `rpc_info` for a block."""
-    info: ServerInfo | None = _validated(ServerInfo, unpack(packed, extensions={_TENSOR: bytes}))
-    if info is None:
-        raise WrongAnswer("no plausible size of the free cache")
-    return info
+    try:
+        return ServerInfo.model_validate(unpack(packed, extensions={_TENSOR: bytes}))
+    except ValidationError as error:
+        raise WrongAnswer("no plausible size of the free cache") from error
 
 
 def unpack(packed: bytes, *, extensions: Mapping[int, Any] | None = None) -> Any:
@@ -180,13 +183,6 @@ def mixed_versions(servers: Iterable[Announcement]) -> str:
     """Says which different versions of Petals servers run; empty if it is the same one."""
     names = sorted({server.version or "unknown" for server in servers})
     return f"Servers run different versions of Petals ({', '.join(names)})." if len(names) > 1 else ""
-
-
-def _validated(kind: Any, value: Any) -> Any:
-    try:
-        return kind.model_validate(value)
-    except ValidationError:
-        return None
 
 
 @functools.lru_cache

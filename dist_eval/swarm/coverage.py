@@ -103,7 +103,7 @@ class SwarmCoverage:
         lines += [f"  {line}" for line in text_table(rows, width=output_width() - len("  "))]
         lines += filter(None, (mixed_precisions(self.online), mixed_versions(self.online)))
         if self.dropped:
-            lines.append(f"dropped, because they are implausible: {_reasons(self.dropped)}")
+            lines.append(f"dropped, because they are implausible: {format_dropped(self.dropped, 'record')}")
         if self.adapter is not None:
             lines.append(f"counting only servers with the adapter {self.adapter}:")
         lines.append("replicas per block: " + ranges_by_value(self.replicas))
@@ -113,11 +113,11 @@ class SwarmCoverage:
         return printable_lines("\n".join(lines))
 
 
-def _reasons(dropped: Counter[str]) -> str:
+def format_dropped(dropped: Counter[str], what: str) -> str:
     """Says how many records were dropped, and the most frequent reasons."""
     named = [f"{reason} ({count})" for reason, count in dropped.most_common(_REASONS_NAMED)]
     named += ["..."] * (len(dropped) > _REASONS_NAMED)
-    return f"{format_count(dropped.total(), 'record')}: {'; '.join(named)}"
+    return f"{format_count(dropped.total(), what)}: {'; '.join(named)}"
 
 
 def format_ranges(numbers: Sequence[int]) -> str:
@@ -291,7 +291,9 @@ def adapter_fault(coverage: SwarmCoverage, *, is_over: bool) -> str:
 
 def _missing_message(coverage: SwarmCoverage, models: dict[str, int], timeout: float, timeout_option: str) -> str:
     prefix, total = coverage.dht_prefix, coverage.num_blocks
-    dropped = f" Its DHT has implausible records of them, which were dropped, {_reasons(coverage.dropped)}."
+    dropped = (
+        f" Its DHT has implausible records of them, which were dropped, {format_dropped(coverage.dropped, 'record')}."
+    )
     dropped = dropped if coverage.dropped else ""
     if len(coverage.missing) < total or any(s.state == "joining" for s in coverage.servers):
         return (

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import functools
-import itertools
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -69,7 +68,7 @@ class Models(NamedTuple):
     """What is announced of models."""
 
     blocks: dict[str, int]  # number of blocks by DHT prefix
-    dropped: int  # how many more records there are, which are implausible or too many
+    dropped: Counter[str]  # why there are more records, which are implausible or too many, and how many
 
 
 def read_blocks(dht: Any, dht_prefix: str, num_blocks: int, timeout: float) -> BlockRecords:
@@ -101,24 +100,37 @@ def plausible_servers(found: Sequence[Sequence[tuple[Any, Any]]]) -> BlockRecord
     for block, values in enumerate(found):
         records: dict[str, ServerRecord] = {}
         for peer, value in values:
+            if not is_peer_id(peer):
+                dropped["a record is not of a peer id"] += 1
+                continue
             try:
-                if not is_peer_id(peer):
-                    raise Implausible("a record is not of a peer id")
                 record = read_server(value, block)
-                if len(records) == _MOST_SERVERS:  # the oldest come first
-                    raise Implausible(f"more than {_MOST_SERVERS} servers announce a block")
-                records[peer] = record
             except Implausible as error:
-                dropped[str(error)] += 1
+                dropped[f"...{peer[-8:]}: {error}"] += 1
+                continue
+            if len(records) < _MOST_SERVERS:  # the oldest come first
+                records[peer] = record
+            else:
+                dropped[f"more than {_MOST_SERVERS} servers announce a block"] += 1
         blocks.append(records)
     return BlockRecords(blocks, dropped)
 
 
 def plausible_models(found: Sequence[tuple[Any, Any]]) -> Models:
     """Sorts out what was found of models."""
-    models = filter(None, (read_model(prefix, value) for prefix, value in found))
-    blocks = dict(itertools.islice(models, _MOST_MODELS))
-    return Models(blocks, len(found) - len(blocks))
+    blocks: dict[str, int] = {}
+    dropped: Counter[str] = Counter()
+    for prefix, value in found:
+        try:
+            name, count = read_model(prefix, value)
+        except Implausible as error:
+            dropped[str(error)] += 1
+            continue
+        if len(blocks) < _MOST_MODELS:
+            blocks[name] = count
+        else:
+            dropped[f"more than {_MOST_MODELS} models are announced"] += 1
+    return Models(blocks, dropped)
 
 
 @functools.lru_cache(maxsize=10_000)

@@ -8,6 +8,7 @@ import functools
 import json
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -86,7 +87,7 @@ class Status(NamedTuple):
 
     models: list[SwarmCoverage]
     not_looked_up: list[str]  # models for which there was no time
-    dropped_models: int  # announced models that no honest server announces
+    dropped_models: Counter[str]  # why announced models are implausible, and how many
     asked: frozenset[str] = frozenset()  # identities of the servers that were asked whether they answer this host
 
     @property
@@ -103,14 +104,16 @@ class Status(NamedTuple):
         return {
             "models": [_summary_of(model, self.asked) for model in self.models],
             "not_looked_up": self.not_looked_up,
-            "dropped_models": self.dropped_models,
+            "dropped_models": self.dropped_models.total(),
         }
 
     def describe(self) -> str:
         """Returns a text table for each model."""
         texts = [model.describe() for model in self.models]
         if self.dropped_models:
-            texts.insert(0, f"dropped models, which no honest server announces: {self.dropped_models}")
+            from dist_eval.swarm.coverage import format_dropped
+
+            texts.insert(0, f"dropped, because they are implausible: {format_dropped(self.dropped_models, 'model')}")
         if self.not_looked_up:
             names = ", ".join(self.not_looked_up[:_MODELS_NAMED])
             more = ", ..." if len(self.not_looked_up) > _MODELS_NAMED else ""
@@ -131,7 +134,8 @@ def _look_up(dht: Any, arguments: argparse.Namespace) -> Status:
     from dist_eval.swarm.coverage import look_up_coverage, measure_distances
     from dist_eval.swarm.dht_records import read_models
 
-    config, dropped = read_base_config(arguments.model) if arguments.model else None, 0
+    config = read_base_config(arguments.model) if arguments.model else None
+    dropped: Counter[str] = Counter()
     if config is not None:
         prefix = arguments.dht_prefix or default_dht_prefix(arguments.model, config)
         models = {prefix: config.num_hidden_layers}

@@ -123,12 +123,14 @@ def test_a_name_is_cut_and_cleaned_and_unknown_fields_are_ignored() -> None:
 
 @pytest.mark.parametrize("value", [None, 4, {}, {"num_blocks": 0}, {"num_blocks": 300_000_000}, {"num_blocks": "4"}])
 def test_implausible_models_are_dropped(value: Any) -> None:
-    assert read_model("base", value) is None
+    with pytest.raises(Implausible, match="^base: "):
+        read_model("base", value)
 
 
 @pytest.mark.parametrize("prefix", ["", 4, None, "a\nb", "a" * 1001])
 def test_implausible_names_of_models_are_dropped(prefix: Any) -> None:
-    assert read_model(prefix, {"num_blocks": 4}) is None
+    with pytest.raises(Implausible, match="a name of a model"):
+        read_model(prefix, {"num_blocks": 4})
 
 
 @pytest.mark.parametrize("left", ["9" * 400, -1, 1e300, None, True, 2**60])
