@@ -290,11 +290,10 @@ def adapter_fault(coverage: SwarmCoverage, *, is_over: bool) -> str:
 
 
 def _missing_message(coverage: SwarmCoverage, models: dict[str, int], timeout: float, timeout_option: str) -> str:
-    prefix, total = coverage.dht_prefix, coverage.num_blocks
-    dropped = (
-        f" Its DHT has implausible records of them, which were dropped, {format_dropped(coverage.dropped, 'record')}."
-    )
-    dropped = dropped if coverage.dropped else ""
+    prefix, total, dropped = coverage.dht_prefix, coverage.num_blocks, ""
+    if coverage.dropped:
+        found = format_dropped(coverage.dropped, "record")
+        dropped = f" What its servers announce is implausible, and was dropped, {found}."
     if len(coverage.missing) < total or any(s.state == "joining" for s in coverage.servers):
         return (
             f"No online server holds blocks {format_ranges(coverage.missing)} of {prefix} (0-{total - 1}) after "

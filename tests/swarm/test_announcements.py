@@ -123,7 +123,7 @@ def test_a_name_is_cut_and_cleaned_and_unknown_fields_are_ignored() -> None:
 
 @pytest.mark.parametrize("value", [None, 4, {}, {"num_blocks": 0}, {"num_blocks": 300_000_000}, {"num_blocks": "4"}])
 def test_implausible_models_are_dropped(value: Any) -> None:
-    with pytest.raises(Implausible, match="^base: "):
+    with pytest.raises(Implausible, match=r"^base: "):
         read_model("base", value)
 
 
