@@ -6,7 +6,7 @@ import itertools
 import re
 import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -63,15 +63,14 @@ class LabelColumn(ABC):
 
 
 class LabelReader(LabelColumn):
-    """Maps the label column to class ids, in one consistent interpretation.
+    """Maps the label column to class ids, in one interpretation, whatever the format: 5, 5.0 and "5" mean the same.
 
-    The interpretation depends on the column's type and the head's names, never on which values happen to occur:
-
-    - Numbers (in JSON, Parquet, Arrow) are class numbers.
     - Numbers with declared names (ClassLabel of `datasets`) stand for their names, unless the head has only the default
       names `LABEL_0`, `LABEL_1`, ...
-    - Text that is the name of a class stands for that class, any other text that is a number for that number. If the
-      two could differ for some value, the column is ambiguous, and `--labels` has to decide.
+    - The name of a class stands for that class, any other number for the class with that number.
+    - Where a class is called by a number that is not its own, the column as a whole holds names or class numbers: names
+      if all its values are names, or else numbers if all are numbers. Where all are both, they are names, except if
+      none of the names is beyond the class numbers, or if only some rows are read: then `--labels` has to decide.
     - What is written otherwise is read, and counted as normalized, where it can mean only one class: a name with blanks
       around it, or with accents as characters of their own; and 5.0 for 5, as pandas writes integers of a column in
       which a value was missing.
@@ -137,17 +136,13 @@ class LabelReader(LabelColumn):
         """Whether a label is written as the name or the number of its class."""
         name = self._names[number]
         may_differ_in_case = bool(self._declared) or self._are_truths
-        return text in (name, str(number)) or (may_differ_in_case and text.casefold() == name.casefold())
+        is_same = text in (name, str(number)) or (may_differ_in_case and text.casefold() == name.casefold())
+        return is_same or self._are_numbers
 
     @property
     def values(self) -> list[str]:
         """The distinct values seen by `codes`, as text."""
         return list(self._code)
-
-    @property
-    def holds_numbers(self) -> bool:
-        """Whether the column holds numbers instead of text."""
-        return self._are_numbers
 
     def _as_text(self, value: Any) -> str:
         """Converts a value to text; a number with a declared name becomes that name."""
@@ -159,45 +154,55 @@ class LabelReader(LabelColumn):
         return str(value)
 
     def _class_of(self, text: str) -> int:
-        may_be_decimal = self._how == "numbers" or not self._has_decimal_names
-        number = whole_number(text) if may_be_decimal else integer_text(text)
-        number = number if number is not None and 0 <= number < len(self._names) else None
+        by_name = self._how == "names" or (self._how == "auto" and (bool(self._declared) or self._holds_names))
         if text in self._nameless:
             chosen = None
-        elif self._how == "names" or (self._declared and self._how == "auto"):
+        elif by_name:
             chosen = self._by_name(text)
-        elif self._how == "numbers" or self._are_numbers:
-            chosen = number
-        elif self._is_ambiguous:
+        elif self._how == "numbers" or self._renumbers or self._are_numbers:
+            chosen = self._by_number(text)
+        else:
+            name = self._by_name(text)
+            chosen = name if name is not None else self._by_number(text)
+        if chosen is None:
+            raise self._unknown(text)
+        return chosen
+
+    def _by_number(self, text: str) -> int | None:
+        may_be_decimal = self._how == "numbers" or not self._has_decimal_names
+        number = whole_number(text) if may_be_decimal else integer_text(text)
+        return number if number is not None and 0 <= number < len(self._names) else None
+
+    @cached_property
+    def _renumbers(self) -> bool:
+        """Whether a class has a number as its name that is not its own."""
+        return any(whole_number(name) not in (None, number) for number, name in enumerate(self._names))
+
+    @cached_property
+    def _has_decimal_names(self) -> bool:
+        """Whether such a number is written as 5.0."""
+        return self._renumbers and any(_WHOLE.fullmatch(name.strip()) for name in self._names)
+
+    @cached_property
+    def _holds_names(self) -> bool:
+        """Whether the column holds names where these are numbers of other classes."""
+        if not self._renumbers:
+            return False
+        are_numbers = all(self._by_number(text) is not None for text in self._code)
+        if not are_numbers or not all(map(self._classes_called, self._code)):
+            return not are_numbers
+        classes = (None, *range(len(self._names)))
+        is_reordered = all(whole_number(name) in classes for name in self._names)
+        if is_reordered or self._source.selected is not None:
             raise DataError(
                 f"{self._source.name}: column {self._column!r} is ambiguous, because the head's classes have numbers "
                 f"as names which are not their own ({', '.join(self._names[:5])}, ... for 0, 1, ...). Say with "
                 "--labels names or --labels numbers which are meant."
             )
-        else:
-            name = self._by_name(text)
-            chosen = name if name is not None else number
-        if chosen is None:
-            raise self._unknown(text)
-        return chosen
-
-    @cached_property
-    def _is_ambiguous(self) -> bool:
-        return any(integer_text(name) not in (None, number) for number, name in enumerate(self._names))
-
-    @cached_property
-    def _has_decimal_names(self) -> bool:
-        """Whether a class has a number such as 5.0 as its name, which is not its own."""
-        return any(whole_number(name) not in (None, number) for number, name in enumerate(self._names))
+        return True
 
     def _by_name(self, text: str) -> int | None:
-        matches = [number for number, name in enumerate(self._names) if name == text]
-        if not matches and (self._declared or self._are_truths):  # whose names may differ in case
-            matches = [n for n, name in enumerate(self._names) if name.casefold() == text.casefold()]
-        if not matches and text.strip():
-            whole = _WHOLE.fullmatch(text.strip())
-            meant = (_bare(text), whole[1] if whole else _bare(text))
-            matches = [n for n, name in enumerate(self._names) if _bare(name) in meant]
+        matches = self._classes_called(text)
         if len(matches) > 1:
             raise self._problem(
                 self._first_row[text],
@@ -206,12 +211,28 @@ class LabelReader(LabelColumn):
             )
         return matches[0] if matches else None
 
+    def _classes_called(self, text: str) -> list[int]:
+        """Returns the classes whose name a label is, by the strictest comparison by which there are any."""
+        return next((classes[key] for form, classes in self._forms if (key := form(text)) in classes), [])
+
+    @cached_property
+    def _forms(self) -> list[tuple[Callable[[str], Any], dict[Any, list[int]]]]:
+        """The ways in which labels are compared with names, each with the classes by that form of their names."""
+        may_differ_in_case = bool(self._declared) or self._are_truths
+        forms: list[Callable[[str], Any]] = [str, *([str.casefold] if may_differ_in_case else []), _bare, whole_number]
+        found: list[tuple[Callable[[str], Any], dict[Any, list[int]]]] = [(form, {}) for form in forms]
+        for form, classes in found:
+            for number, name in enumerate(self._names):
+                if form is str or form(name) not in (None, ""):
+                    classes.setdefault(form(name), []).append(number)
+        return found
+
     def _unknown(self, text: str) -> DataError:
         shown = ", ".join(self._names[:10]) + (", ..." if len(self._names) > 10 else "")
         what = _short(text) if text else "empty"
         message = f"is {what}, but the head knows only the classes {shown} (0 to {len(self._names) - 1})."
-        if self._are_numbers and text in self._names:
-            message += f" If {text} is meant as a name, say --labels names."
+        if self._renumbers and self._how == "auto" and self._by_number(text) is not None:
+            message += f" If {text} is a class number, say --labels numbers."
         alike = [name for name in self._names if name.casefold() == text.strip().casefold()]
         if alike:
             message += f" If {alike[0]!r} is meant, write it so."
@@ -247,13 +268,14 @@ def find_classes(source: RowSource, column: str, how: str = "auto", count: int |
     if not row:
         raise DataError(f"{source.name} has no rows: there is nothing to learn from.")
     texts = reader.values
-    numbers = [number for number in map(whole_number, texts) if number is not None and number >= 0]
-    if how == "names" or (how == "auto" and len(numbers) < len(texts) and not reader.holds_numbers):
+    numbers = [-1 if (number := whole_number(text)) is None else number for text in texts]
+    if how == "names" or (how == "auto" and any(whole_number(text) is None for text in texts)):
         return _counted(sorted({text.strip() or text for text in texts}), source, column, count)
-    if len(numbers) < len(texts):
-        invalid = next(text for text in texts if (whole_number(text) or 0) < 0 or whole_number(text) is None)
+    if min(numbers) < 0:
+        invalid = next(text for text, number in zip(texts, numbers, strict=True) if number < 0)
+        advice = " Say --labels names if it is the name of a class." if how == "auto" else ""
         raise DataError(
-            f"{source.name}: column {column!r} holds the label {_short(invalid)}, which is not a class number."
+            f"{source.name}: column {column!r} holds the label {_short(invalid)}, which is not a class number.{advice}"
         )
     highest = max(numbers)
     found = {*numbers}
@@ -297,7 +319,6 @@ def _short(text: str) -> str:
 
 
 SEPARATOR = "|"
-_AMBIGUOUS_WIDTH = 2  # With more classes, a 0/1 vector repeats a value, so it cannot be a list of class numbers
 
 
 def open_labels(
@@ -372,11 +393,11 @@ class Targets(_ListColumn):
 class LabelSets(_ListColumn):
     """Reads which labels each row has.
 
-    Several labels are text separated by `|` ("sport|politics", empty for none), or a list in JSON, Parquet or Arrow. In
-    a list, text means names or numbers of classes (as in `LabelReader`), integers are class numbers, and booleans and
-    floats are a 0/1 vector with a value for each class, in the head's order. A list of integers is also read as a 0/1
-    vector if it cannot be class numbers, because it would contain a class twice; if it could be either, `--labels
-    vectors` or `--labels numbers` has to decide.
+    Several labels are text separated by `|` ("sport|politics", empty for none), or a list in JSON, Parquet or Arrow.
+    They are names or numbers of classes (as in `LabelReader`), or a 0/1 vector with a value for each class, in the
+    head's order. Lists of booleans and floats are vectors. Integers and text are vectors if they cannot be labels,
+    because a class would be there twice, which the first row shows; with two classes, the first row that can be only
+    one of both does. If there is none, `--labels vectors` or `--labels numbers` has to decide.
     """
 
     def __init__(self, source: RowSource, column: str, label_names: Sequence[str], how: str = "auto") -> None:
@@ -386,6 +407,7 @@ class LabelSets(_ListColumn):
         self._names_with_separator = [name for name in label_names if SEPARATOR in name]
         self._lists: list[tuple[np.ndarray, np.ndarray]] = []
         self._are_vectors: bool | None = True if how == "vectors" else None if how == "auto" else False
+        self._undecided: list[tuple[pa.Array, np.ndarray, int]] = []
 
     def codes(self, array: pa.Array, first_row: int) -> np.ndarray:
         """Keeps the labels of a chunk until `ids`; returns the positions of its rows, int64 of shape [rows]."""
@@ -398,21 +420,24 @@ class LabelSets(_ListColumn):
                 "which stands between labels in text. Give lists, in JSON or Parquet."
             )
         flat, counts = self._parts(array, first_row)
-        rows = np.repeat(np.arange(first_row, first_row + len(counts)), counts)
-        if self._is_vector(array, flat, counts, rows, first_row):
-            self._add_vectors(flat, counts, first_row)
-        else:
-            codes = self._classes.codes(flat, first_row, rows=rows) if len(flat) else np.empty(0, dtype=np.int32)
-            self._lists.append((rows, codes))
+        self._decide(array, flat, counts, first_row)
+        self._undecided.append((flat, counts, first_row))
+        if self._are_vectors is not None:
+            self._add_undecided(self._add_vectors if self._are_vectors else self._add_labels)
         return np.arange(first_row, first_row + len(counts))
 
     def ids(self, codes: np.ndarray) -> np.ndarray:
         """Returns which labels each row has, bool of shape [n, classes]."""
+        for _, counts, first_row in self._undecided:
+            if len(counts):
+                raise self._problem(
+                    first_row, "could be class numbers or a 0/1 vector: say --labels numbers or --labels vectors."
+                )
         labels = np.zeros((len(codes), self._width), dtype=np.bool_)
-        every = np.concatenate([code for _, code in self._lists])
-        numbers = every.astype(np.int64) if self._are_vectors or not len(every) else self._classes.ids(every)
+        every = np.concatenate([np.empty(0, dtype=np.int64), *(code for _, code in self._lists)])
+        numbers = every if self._are_vectors or not len(every) else self._classes.ids(every)
         self.normalized = self._classes.normalized
-        rows = np.concatenate([row for row, _ in self._lists])
+        rows = np.concatenate([np.empty(0, dtype=np.int64), *(row for row, _ in self._lists)])
         labels[rows, numbers] = True
         if int(labels.sum()) < len(rows):
             cells = rows * self._width + numbers
@@ -422,29 +447,35 @@ class LabelSets(_ListColumn):
             raise self._problem(row, f"names a class twice.{hint}")
         return labels
 
-    def _is_vector(self, array: pa.Array, flat: pa.Array, counts: np.ndarray, rows: np.ndarray, first_row: int) -> bool:
-        """Whether lists are 0/1 vectors; the first list decides for all."""
-        if pa.types.is_string(flat.type) or pa.types.is_null(flat.type):
-            return bool(self._are_vectors)
-        if pa.types.is_boolean(flat.type) or pa.types.is_floating(flat.type):
+    def _decide(self, array: pa.Array, flat: pa.Array, counts: np.ndarray, first_row: int) -> None:
+        """Finds out whether cells are 0/1 vectors, from their type or the first one that can be only one of both."""
+        kind = flat.type
+        if pa.types.is_boolean(kind) or pa.types.is_floating(kind):
             if self._how in ("names", "numbers"):
                 raise self._kind(array, f"which --labels {self._how} cannot mean.")
+            if self._are_vectors is False and len(flat):
+                raise self._problem(first_row, "is a 0/1 vector, but rows before it hold names or numbers of classes.")
             self._are_vectors = True
-        elif not pa.types.is_integer(flat.type):
+        elif not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_null(kind)):
             raise self._kind(array, "labels are class numbers or names.")
-        elif self._how == "auto" and len(counts):
-            values = flat.to_numpy()
-            is_bit = np.isin(values, (0, 1))
-            bits = np.bincount(rows[is_bit] - first_row, minlength=len(counts))
-            could_be = (counts == self._width) & (bits == counts)
-            if self._width <= _AMBIGUOUS_WIDTH and could_be.any():
-                raise self._problem(
-                    first_row + int(could_be.argmax()),
-                    "could be class numbers or a 0/1 vector: say --labels numbers or --labels vectors.",
-                )
-            if self._are_vectors is None:
-                self._are_vectors = bool(could_be[0])
-        return bool(self._are_vectors)
+        elif self._are_vectors is None:
+            bits, rows = _bits_in(flat), np.repeat(np.arange(len(counts)), counts)
+            zeros, ones = (np.bincount(rows[bits == bit], minlength=len(counts)) for bit in (0, 1))
+            could_be_vector = (counts == self._width) & (zeros + ones == counts)
+            could_be_labels = (zeros <= 1) & (ones <= (self._width > 1))
+            is_decided = ~(could_be_vector & could_be_labels)
+            if is_decided.any():
+                self._are_vectors = bool(could_be_vector[is_decided.argmax()])
+
+    def _add_undecided(self, add: Callable[[pa.Array, np.ndarray, int], None]) -> None:
+        for flat, counts, first_row in self._undecided:
+            add(flat, counts, first_row)
+        self._undecided.clear()
+
+    def _add_labels(self, flat: pa.Array, counts: np.ndarray, first_row: int) -> None:
+        rows = np.repeat(np.arange(first_row, first_row + len(counts)), counts)
+        if len(flat):
+            self._lists.append((rows, self._classes.codes(flat, first_row, rows=rows)))
 
     def _add_vectors(self, flat: pa.Array, counts: np.ndarray, first_row: int) -> None:
         wrong = np.flatnonzero(counts != self._width)
@@ -460,6 +491,14 @@ class LabelSets(_ListColumn):
             raise self._problem(row, f"holds {flat[int(bad[0])].as_py()!r:.80}; a vector of labels has 0 and 1 only.")
         rows, classes = np.nonzero(values.reshape(-1, self._width))
         self._lists.append((rows + first_row, classes))
+
+
+def _bits_in(flat: pa.Array) -> np.ndarray:
+    """Returns 0 or 1 for values that are written so, -1 for others, int64 of shape [values]."""
+    encoded = flat.cast(pa.string()).dictionary_encode()
+    numbers = [whole_number(text) for text in encoded.dictionary.to_pylist()]
+    bits = np.asarray([number if number in (0, 1) else -1 for number in numbers] or [-1], dtype=np.int64)
+    return bits[encoded.indices.to_numpy()] if len(flat) else np.empty(0, dtype=np.int64)
 
 
 def _is_number(kind: pa.DataType) -> bool:

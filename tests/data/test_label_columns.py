@@ -44,6 +44,11 @@ def sets(*chunks: Any, **options: Any) -> list[list[int]]:
         ([[" sport | weather ", "  "], ["politics"]], {}),
         ([["0|2", "", "1"]], {}),
         ([["1|0|1", "0|0|0", "0|1|0"]], {"how": "vectors"}),
+        ([["1|0|1"], ["0 | 0 | 0", "0|1|0"]], {}),
+        ([["1.0|0.0|1.0", "0|0|0", "0|1|0"]], {}),
+        ([[["1", "0", "1"], ["0", "0", "0"], ["0", "1", "0"]]], {}),
+        ([["1|3", "", "2"]], {"names": ["1", "2", "3"]}),
+        ([[[1, 3], [], [2]]], {"names": ["1", "2", "3"]}),
         ([[["weather", "sport"], [], ["politics"]]], {}),
         ([[["0", "2"], [], ["1"]]], {"how": "numbers"}),
         ([[[0, 2], [], [1]]], {}),
@@ -60,9 +65,35 @@ def test_all_ways_to_write_sets_of_labels(chunks: Any, options: Any) -> None:
     assert sets(*chunks, **options) == [[0, 2], [], [1]]
 
 
+PAIRS = {"text": "|".join, "lists of text": list, "integers": lambda words: list(map(int, words))}
+TWO = ["a", "b"]
+
+
+@pytest.mark.parametrize("spelled", PAIRS.values(), ids=PAIRS)
+def test_two_values_for_two_classes_are_labels_or_a_vector_as_some_row_shows(spelled: Any) -> None:
+    def chunk(*cells: str) -> pa.Array:
+        values = [spelled(list(cell)) for cell in cells]
+        return pa.array(values, pa.array([spelled(["0"])]).type)
+
+    assert sets(chunk("10", "01"), chunk("11", "00"), names=TWO) == [[0], [1], [0, 1], []]
+    assert sets(chunk("10"), chunk("1", "", "01"), names=TWO) == [[0, 1], [1], [], [0, 1]]
+    assert sets(chunk("10", "01"), names=TWO, how="vectors") == [[0], [1]]
+    assert sets(chunk("10", "01"), names=TWO, how="numbers") == [[0, 1], [0, 1]]
+    with pytest.raises(DataError, match=r"row 0 .* could be class numbers or a 0/1 vector: say --labels numbers or"):
+        sets(chunk("10"), chunk("01"), names=TWO)
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"), [(["1", "0"], [[0], []]), ([[1], [0]], [[0], []]), ([["a"], []], [[0], []])]
+)
+def test_of_one_class_a_one_is_a_vector(cells: list[Any], expected: list[list[int]]) -> None:
+    assert sets(cells, names=["a"]) == expected
+
+
 @pytest.mark.parametrize(
     ("chunks", "words", "options"),
     [
+        ([[[0, 2]], [[1.0, 0.0, 1.0]]], "row 1 (counted from 0): the label in column 'label' is a 0/1 vector, but", {}),
         ([["sport", "sport|chess"]], "row 1 (counted from 0): the label in column 'label' is 'chess'", {}),
         ([["sport"], ["politics||sport"]], "row 1 (counted from 0): the label in column 'label' is empty", {}),
         (

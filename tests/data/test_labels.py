@@ -1,21 +1,24 @@
-"""The label column: what a value means follows from its kind and the head's names, never from the other values."""
+"""The label column: what a value means follows from the head's names, in one way for the whole column."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
+import pandas
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
+from dist_eval.data.in_memory import write_parquet
 from dist_eval.data.labels import LabelReader, find_classes, integer_text, whole_number
 from dist_eval.data.readers import ROWS_PER_BATCH, RowSource, open_rows
 from dist_eval.errors import DataError
@@ -78,11 +81,17 @@ def outcome_of(*chunks: Any, **options: Any) -> list[int] | None:
         return None
 
 
+def is_renumbered(names: Sequence[str]) -> bool:
+    """Whether a class has a number as its name that is not its own."""
+    return any(whole_number(name) not in (None, number) for number, name in enumerate(names))
+
+
 @settings(max_examples=400)
 @given(column=columns, names=some_names, declared=st.none() | some_names, how=hows, data=st.data())
-def test_what_a_value_means_never_depends_on_the_other_values(
+def test_what_a_value_means_never_depends_on_the_other_values_where_names_are_no_numbers_of_others(
     column: list[Any], names: list[str], declared: list[str] | None, how: str, data: st.DataObject
 ) -> None:
+    assume(how != "auto" or declared or not is_renumbered(names))
     options: dict[str, Any] = {"names": names, "declared": declared, "how": how}
     cut = data.draw(st.integers(0, len(column)))
     chunks = [pa.array(part, pa.array(column).type) for part in (column[:cut], column[cut:])]
@@ -96,24 +105,76 @@ def test_what_a_value_means_never_depends_on_the_other_values(
         assert together == [outcome[0] for outcome in alone if outcome]
 
 
-@settings(max_examples=200)
-@given(
-    numbers=st.lists(st.integers(-2, 6), min_size=1, max_size=8), names=some_names.filter(lambda n: len({*n}) == len(n))
+numbered_names = st.one_of(
+    st.lists(st.integers(-2, 6).map(str), min_size=1, max_size=5, unique=True),
+    st.lists(st.integers(-2, 6).map("{}.0".format), min_size=1, max_size=5, unique=True),
+    st.lists(st.sampled_from(["neg", "pos", "0", "1", "2", "3"]), min_size=1, max_size=4, unique=True),
 )
-def test_integers_are_class_numbers_whatever_the_classes_are_called(numbers: list[int], names: list[str]) -> None:
-    inside = all(0 <= number < len(names) for number in numbers)
-    for how in ("auto", "numbers"):
-        assert outcome_of(numbers, names=names, how=how) == (numbers if inside else None)
 
 
-@settings(max_examples=200)
-@given(texts=st.lists(any_text | st.sampled_from(STARS), min_size=1, max_size=8), names=some_names)
-def test_text_that_is_a_class_name_means_that_class_or_nothing(texts: list[str], names: list[str]) -> None:
-    for text, found in zip(texts, [outcome_of([text], names=names) for text in texts], strict=True):
-        if found is not None and text in names:
-            assert found == [names.index(text)]
-        elif found is not None:
-            assert found == [whole_number(text)]
+@settings(max_examples=400)
+@given(numbers=st.lists(st.integers(-2, 6), min_size=1, max_size=8), names=numbered_names)
+def test_integers_mean_the_same_in_every_spelling_and_the_same_in_a_column(
+    numbers: list[int], names: list[str]
+) -> None:
+    found = outcome_of(numbers, names=names)
+    assert found in (
+        None,
+        outcome_of(numbers, names=names, how="names"),
+        outcome_of(numbers, names=names, how="numbers"),
+    )
+    assert found == outcome_of([f" {number} " for number in numbers], names=names)
+    assert found == outcome_of(pa.array(numbers, pa.float64()), names=names)
+    assert found == outcome_of(*([number] for number in numbers), names=names)
+
+
+@pytest.mark.parametrize("spelled", [int, str, float, "{}.0".format], ids=["integers", "text", "floats", "decimals"])
+@pytest.mark.parametrize(
+    ("names", "values", "classes"),
+    [
+        (STARS, [1, 2, 3, 4, 5], [0, 1, 2, 3, 4]),
+        (STARS, [4, 1, 2], [3, 0, 1]),  # no 0, so that they are taken for names
+        (STARS, [0, 1, 4], [0, 1, 4]),  # 0 is no name
+        (["-1", "0", "1"], [0, 1, -1], [1, 2, 0]),
+        (["-1", "0", "1"], [0, 1], [1, 2]),
+        (["-1", "0", "1"], [2, 0, 1], [2, 0, 1]),
+        (["10", "20", "30"], [20, 10], [1, 0]),
+        (["10", "20", "30"], [2, 0], [2, 0]),
+        (["neg", "0"], [1, 0], [1, 0]),
+    ],
+)
+def test_numbers_are_names_if_all_are_and_else_class_numbers(
+    spelled: Callable[[int], Any], names: list[str], values: list[int], classes: list[int]
+) -> None:
+    assert classes_of([spelled(value) for value in values], names=names) == classes
+
+
+@pytest.mark.parametrize("spelled", [int, str, float], ids=["integers", "text", "floats"])
+@pytest.mark.parametrize("names", [["3", "2", "1", "0"], ["1", "0"], ["neg", "0"], ["1", "2", "other"]])
+def test_labels_are_ambiguous_where_every_name_is_a_class_number(spelled: Any, names: list[str]) -> None:
+    values = [spelled(int(name)) for name in names if name.isdecimal()]
+    message = error_of(values, names=names)
+    assert message.startswith("test.parquet: column 'label' is ambiguous")
+    assert ", ".join(names) in message
+    assert "--labels names or --labels numbers" in message
+    assert outcome_of(values, names=names, how="names") is not None
+    assert outcome_of(values, names=names, how="numbers") is not None
+
+
+@pytest.mark.parametrize("labels", [[1, 2], ["1", "2"]])
+def test_some_rows_do_not_decide_whether_labels_are_names(labels: list[Any]) -> None:
+    some = RowSource("test.csv", iter(()), selected=np.arange(9))
+    with pytest.raises(DataError, match="ambiguous"):
+        mapped(some, [pa.array(labels)], STARS, "auto")
+    assert mapped(some, [pa.array([*labels, type(labels[0])(5)])], STARS, "auto") == [0, 1, 4]
+    assert mapped(some, [pa.array([*labels, type(labels[0])(0)])], STARS, "auto") == [1, 2, 0]
+
+
+def test_names_and_class_numbers_do_not_stand_in_one_column() -> None:
+    message = error_of(["5", "0"], names=STARS)
+    assert "row 1 (counted from 0): the label in column 'label' is '0'" in message
+    assert "If 0 is a class number, say --labels numbers." in message
+    assert "--labels" not in error_of([1, 7], names=STARS)
 
 
 @pytest.mark.parametrize(
@@ -156,30 +217,9 @@ def test_a_label_keeps_its_meaning_in_every_chunk() -> None:
     assert [names[number] for number in found] == labels
 
 
-@pytest.mark.parametrize("numbers", [[0, 1, 2, 3, 4], [1, 2, 3, 4], [4], [0]])
-def test_integers_are_never_the_names_of_stars(numbers: list[int]) -> None:
-    assert classes_of(numbers, names=STARS) == numbers
-
-
-def test_an_integer_beyond_the_head_may_have_been_meant_as_a_name() -> None:
-    message = error_of([1, 2, 3, 4, 5], names=STARS)
-    assert "row 4 (counted from 0): the label in column 'label' is '5'" in message
-    assert "If 5 is meant as a name, say --labels names." in message
-    assert "--labels" not in error_of([1, 7], names=STARS)
-
-
 def test_integers_are_names_with_the_option_names() -> None:
     assert classes_of([1, 2, 3, 4, 5], names=STARS, how="names") == [0, 1, 2, 3, 4]
     assert "row 1 (counted from 0): the label in column 'label' is '0'" in error_of([1, 0], names=STARS, how="names")
-
-
-@pytest.mark.parametrize("labels", [["1", "2"], ["0", "1", "2"], ["4"], ["0"], ["5"]])
-@pytest.mark.parametrize("names", [STARS, ["3", "2", "1", "0"], ["neg", "0"], ["10", "20", "30"]])
-def test_text_is_ambiguous_where_names_are_the_numbers_of_others(labels: list[str], names: list[str]) -> None:
-    message = error_of(labels, names=names)
-    assert message.startswith("test.parquet: column 'label' is ambiguous")
-    assert ", ".join(names) in message
-    assert "--labels names or --labels numbers" in message
 
 
 @pytest.mark.parametrize(
@@ -355,7 +395,7 @@ def test_what_can_mean_only_one_class_is_read_and_counted(
     [
         ("0.0", ["1.0", "2.0"]),  # the number 0, or a name that is not there
         (" pos", ["pos ", "pos"]),
-        ("1.0", STARS),
+        ("1.0", ["1", "0"]),
         ("1.5", ["neg", "pos"]),
         ("  ", ["neg", "pos"]),
         ("POS", ["neg", "pos"]),
@@ -380,8 +420,6 @@ def test_a_number_that_is_no_class_names_the_row(labels: list[float], words: str
 
 
 def class_labels(names: list[str], numbers: list[int]) -> Any:
-    import datasets
-
     features = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=names)})
     return datasets.Dataset.from_dict({"text": ["a"] * len(numbers), "label": numbers}, features=features)
 
@@ -432,8 +470,6 @@ def test_an_unlabelled_row_of_a_dataset_is_no_class(tmp_path: Path, save: Any) -
 
 
 def test_a_split_of_a_folder_keeps_its_names(tmp_path: Path) -> None:
-    import datasets
-
     saved = class_labels(["pos", "neg"], [1, 0])
     datasets.DatasetDict({"train": saved, "test": saved.select([1])}).save_to_disk(str(tmp_path / "saved"))
     assert classes_in(str(tmp_path / "saved"), ["neg", "pos"], split="train") == [0, 1]
@@ -446,15 +482,21 @@ def test_integers_of_a_parquet_file_without_names_are_class_numbers(tmp_path: Pa
     assert classes_in(str(tmp_path / "plain.parquet"), STARS) == [2, 0]
 
 
-def test_the_same_stars_mean_the_same_as_numbers_and_not_as_text(tmp_path: Path) -> None:
-    (tmp_path / "stars.csv").write_text("text,label\na,1\nb,3\n")
-    (tmp_path / "stars.jsonl").write_text('{"text": "a", "label": 1}\n{"text": "b", "label": 3}\n')
-    assert classes_in(str(tmp_path / "stars.jsonl"), STARS) == [1, 3]
-    assert classes_in(str(tmp_path / "stars.jsonl"), STARS, "names") == [0, 2]
-    with pytest.raises(DataError, match="ambiguous"):
-        classes_in(str(tmp_path / "stars.csv"), STARS)
-    assert classes_in(str(tmp_path / "stars.csv"), STARS, "names") == [0, 2]
-    assert classes_in(str(tmp_path / "stars.csv"), STARS, "numbers") == [1, 3]
+@pytest.mark.parametrize("stars", [[1, 3, 5], [1, 3]])
+def test_the_same_stars_mean_the_same_in_every_format(stars: list[int], tmp_path: Path) -> None:
+    rows = [{"text": "a", "label": number} for number in stars]
+    (tmp_path / "stars.csv").write_text("text,label\n" + "".join(f"a,{number}\n" for number in stars))
+    (tmp_path / "stars.tsv").write_text("text\tlabel\n" + "".join(f"a\t{number}\n" for number in stars))
+    (tmp_path / "stars.json").write_text(json.dumps(rows))
+    (tmp_path / "stars.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "stars.parquet")
+    write_parquet(rows, tmp_path / "mappings.parquet")
+    pandas.DataFrame(rows).astype({"label": float}).to_parquet(tmp_path / "floats.parquet")
+    datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "saved"))
+    for path in map(str, tmp_path.iterdir()):
+        assert classes_in(path, STARS) == [number - 1 for number in stars]
+        assert classes_in(path, STARS, "names") == [number - 1 for number in stars]
+        assert 5 in stars or classes_in(path, STARS, "numbers") == stars
 
 
 @pytest.mark.parametrize(("first", "later"), [("1", 1), (1, "1")], ids=["text first", "numbers first"])
@@ -529,7 +571,8 @@ def test_declared_names_are_the_classes_also_those_that_do_not_occur() -> None:
         ([0, 1, 10**17], {}, "class numbers up to 100000000000000000, but no 2"),
         ([0, 1, 2], {"count": 2}, "holds the class number 2, but --num-labels 2 allows only 0 to 1"),
         (["a", "b"], {"count": 3}, "has 2 classes, but --num-labels says 3"),
-        ([0, -1], {}, "holds the label '-1', which is not a class number"),
+        ([0, -1], {}, "holds the label '-1', which is not a class number. Say --labels names if"),
+        (["0", "-1"], {}, "holds the label '-1', which is not a class number. Say --labels names if"),
         (["0", "x"], {"how": "numbers"}, "holds the label 'x', which is not a class number"),
         ([0.5, 1.0], {}, "labels are class numbers or names"),
     ],
