@@ -412,8 +412,10 @@ def class_names_of(path: Path, column: str) -> list[str] | None:
         metadata = parquet.read_schema(path).metadata or {}
         features = parse_json(metadata.get(b"huggingface", b"{}"))["info"]["features"]
         feature = features[column]
-        return list(feature.get("feature", feature)["names"])  # of a ClassLabel, or of a list of them
-    except (pa.ArrowInvalid, OSError, ValueError, KeyError, TypeError, AttributeError):
+        is_list = isinstance(feature, list)  # as older versions of `datasets` write a list of something
+        item = feature[0] if is_list else feature.get("feature", feature)
+        return list(item["names"])
+    except (pa.ArrowInvalid, OSError, ValueError, LookupError, TypeError, AttributeError):
         return None  # the actual reader reports what is wrong
 
 

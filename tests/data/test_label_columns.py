@@ -203,11 +203,18 @@ def test_lists_in_files_of_every_kind(kind: str, tmp_path: Path) -> None:
     assert of_file(path) == [[0, 2], [], [1]]
 
 
-def test_declared_names_of_lists_in_parquet(tmp_path: Path) -> None:
-    import datasets
+CLASSES = {"num_classes": 3, "names": ["politics", "weather", "sport"], "id": None, "_type": "ClassLabel"}
+DECLARED = {
+    "datasets 4": {"feature": CLASSES, "_type": "List"},
+    "large": {"feature": CLASSES, "_type": "LargeList"},
+    "datasets 2": {"feature": CLASSES, "length": -1, "id": None, "_type": "Sequence"},
+    "as a list": [CLASSES],
+}
 
-    names = datasets.Sequence(datasets.ClassLabel(names=["politics", "weather", "sport"]))
-    features = datasets.Features({"text": datasets.Value("string"), "label": names})
-    rows = [{"text": "a", "label": ["sport"]}, {"text": "b", "label": []}]
-    datasets.Dataset.from_list(rows, features=features).to_parquet(str(tmp_path / "data.parquet"))
-    assert of_file(tmp_path / "data.parquet") == [[0], []]
+
+@pytest.mark.parametrize("feature", DECLARED.values(), ids=DECLARED)
+def test_declared_names_of_lists_in_parquet_of_any_version_of_datasets(feature: Any, tmp_path: Path) -> None:
+    metadata = {"huggingface": json.dumps({"info": {"features": {"label": feature}}})}
+    rows = pa.table({"text": ["a", "b"], "label": [[2, 1], []]}).replace_schema_metadata(metadata)
+    parquet.write_table(rows, tmp_path / "data.parquet")
+    assert of_file(tmp_path / "data.parquet") == [[0, 2], []]

@@ -545,6 +545,7 @@ def test_a_parquet_file_written_by_datasets_keeps_the_names_of_its_classes(tmp_p
         {"huggingface": b'{"info": {}}'},
         {"huggingface": b'{"info": {"features": null}}'},
         {"huggingface": b'{"info": {"features": {"label": null}}}'},
+        {"huggingface": b'{"info": {"features": {"label": []}}}'},
         {"huggingface": b'{"info": {"features": {"label": {"names": null}}}}'},
         {"huggingface": b'{"info": {"features": {"label": {"dtype": "int64", "_type": "Value"}}}}'},
         {"huggingface": b'{"info": {"features": {"other": {"names": ["a", "b"], "_type": "ClassLabel"}}}}'},
