@@ -270,7 +270,11 @@ KINDS = (
         lambda s: s.labels("1", "eleven"),
     ),
     Kind("labels true and false", "is 'True', but the head knows only the classes", lambda s: s.labels(True, False)),
-    Kind("labels of mixed types", "Column(/label) changed from number to string in row 1", lambda s: s.labels(1, "1")),
+    Kind(
+        "labels of mixed types",
+        "row 1 (counted from 0): column 'label' cannot be read (",
+        lambda s: s.labels(1, "1"),
+    ),
     # texts
     Kind(
         "a text that is null",

@@ -1,8 +1,9 @@
 """Files of the known formats → Arrow record batches with the requested columns.
 
-Text files are read as text: no type or missing value is inferred, so that a sentence "NA" or "007" is left unchanged.
-They may be something else than their name says, not UTF-8, or damaged: readers of CSV and JSON pass over some of it, or
-are ended by it, so that the files are looked at before. Rows are counted from 0, without a header.
+CSV is read as text: no type or missing value is inferred, so that a sentence "NA" or "007" is left unchanged. A column
+of JSON has the type of all its values (see `python_columns`).
+Text files may be something else than their name says, not UTF-8, or damaged: readers of CSV and JSON pass over some of
+it, or are ended by it, so that the files are looked at before. Rows are counted from 0, without a header.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import codecs
 import functools
 import io
 import itertools
+import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dist_eval.data.files import COMPRESSIONS, format_of
+from dist_eval.data.python_columns import MixedValuesError, PythonColumn
 from dist_eval.errors import DataError, one_line, translating_os_errors
 from dist_eval.process.parsing import DEEPEST, nesting, parse_json
 
@@ -322,37 +326,13 @@ def _csv_header(path: Path, delimiter: str) -> list[str]:
     return header
 
 
-def _read_json_lines(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    from pyarrow import json as pa_json
-
-    # without a schema, texts that look like dates would become dates
-    require_flat_json(path)
-    first = _first_object(path)
-    kinds: dict[str, pa.DataType] = {}
-    for column in columns:
-        value = first.get(column)
-        if isinstance(value, str):
-            kinds[column] = pa.string()
-        elif isinstance(value, list) and value and isinstance(value[0], str):
-            kinds[column] = pa.list_(pa.string())
-    parse = pa_json.ParseOptions(explicit_schema=pa.schema(list(kinds.items())))
-
-    def read(block_size: int) -> Iterator[pa.RecordBatch]:
-        options = pa_json.ReadOptions(use_threads=False, block_size=block_size)
-        for batch in pa_json.open_json(path, read_options=options, parse_options=parse):
-            require_columns(str(path), columns, list(dict.fromkeys([*first, *batch.schema.names])))
-            yield batch.select(columns)
-
-    yield from _with_growing_blocks(path, read)
-
-
 def _read_json(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
     head = next((text for chunk in read_chunks(path) if (text := chunk.removeprefix(b"\xef\xbb\xbf").lstrip())), b"")
-    if not head:
-        return
-    if not head.startswith(b"["):  # one object per line, whatever the suffix
-        yield from _read_json_lines(path, columns)
-        return
+    if head:  # else one object per line, whatever the suffix
+        yield from (_read_json_array if head.startswith(b"[") else _read_json_lines)(path, columns)
+
+
+def _read_json_array(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
     with pa.input_stream(path, compression="detect") as stream:
         content = stream.read(_LARGEST_ARRAY_BYTES + 1)
     if len(content) > _LARGEST_ARRAY_BYTES:
@@ -364,33 +344,138 @@ def _read_json(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
         rows = parse_json(content.decode("utf-8-sig"), object_pairs_hook=_object)
     except ValueError as error:
         raise DataError(f"{path} is no valid JSON: {error}") from error
-    for number, row in enumerate(rows):
-        if not isinstance(row, dict):
-            raise DataError(f"{path}, row {number}: should be an object with columns, not {row!r:.80}.")
-    require_columns(str(path), columns, list(rows[0]) if rows else columns)
-    arrays = []
-    for column in columns:
+    kinds = {name: PythonColumn() for name in columns}
+    names = _look_at(path, _pieces((0, row) for row in rows), kinds)
+    require_columns(str(path), columns, names or columns)
+    yield from _python_batches(path, _pieces((0, row) for row in rows), kinds)
+
+
+def _read_json_lines(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    """Reads the file twice: Arrow takes a column's type from its first rows, and dates for what looks like one."""
+    from pyarrow import json as pa_json
+
+    require_flat_json(path)
+    kinds = {name: PythonColumn() for name in columns}
+    problem: ValueError | None = None
+    try:
+        names = _look_at(path, _pieces(_objects(path)), kinds)
+    except ValueError as error:
+        problem = error
+    else:
+        require_columns(str(path), columns, names or columns)
+        if any(kind.is_text_of_numbers for kind in kinds.values()):
+            yield from _python_batches(path, _pieces(_objects(path)), kinds)
+            return
+    known = {name: kind.type for name, kind in kinds.items() if problem is None or not pa.types.is_null(kind.type)}
+    parse = pa_json.ParseOptions(
+        explicit_schema=pa.schema(list(known.items())), unexpected_field_behavior="infer" if problem else "ignore"
+    )
+
+    def read(block_size: int) -> Iterator[pa.RecordBatch]:
+        options = pa_json.ReadOptions(use_threads=False, block_size=block_size)
+        for batch in pa_json.open_json(path, read_options=options, parse_options=parse):
+            require_columns(str(path), columns, batch.schema.names)
+            yield batch.select(columns)
+
+    yield from _with_growing_blocks(path, read)
+    if problem is not None:  # usually Arrow has said before which row it is
+        raise DataError(f"{path} is no valid JSON: {problem}") from problem
+
+
+def _objects(path: Path) -> Iterator[tuple[int, Any]]:
+    """Yields the values in JSON lines, each with its size in characters; a value may go over several lines."""
+    parts: list[str] = []
+    depth = 0
+    for line in read_lines(path):
+        parts.append(line)
+        if len(parts) > 1:
+            depth = nesting(line.encode(), depth)[1]
+            if depth > 0:
+                continue
         try:
-            arrays.append(pa.array([row.get(column) for row in rows]))
-        except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError, UnicodeEncodeError) as error:
-            raise DataError(f"{path}: column {column!r} cannot be read ({one_line(error)}).") from error
-    yield pa.RecordBatch.from_arrays(arrays, names=columns)
+            yield from _values_in("".join(parts))
+        except ValueError:
+            depth = nesting(line.encode())[1]
+            if len(parts) > 1 or depth <= 0:
+                raise
+        else:
+            parts.clear()
+    yield from _values_in("".join(parts))
+
+
+def _values_in(text: str) -> list[tuple[int, Any]]:
+    values, end = [], 0
+    while rest := text[end:].lstrip():
+        begin = len(text) - len(rest)
+        value, end = _DECODER.raw_decode(text, begin)
+        values.append((end - begin, value))
+    return values
+
+
+def _pieces(rows: Iterable[tuple[int, Any]]) -> Iterator[list[Any]]:
+    piece, size = [], 0
+    try:
+        for length, row in rows:
+            piece.append(row)
+            size += length
+            if len(piece) == ROWS_PER_BATCH or size >= _CHUNK_BYTES:
+                yield piece
+                piece, size = [], 0
+    except ValueError:  # of the next row
+        yield piece
+        raise
+    if piece:
+        yield piece
+
+
+def _look_at(path: Path, pieces: Iterable[list[Any]], kinds: Mapping[str, PythonColumn]) -> list[str]:
+    """Finds out the kinds of columns; returns the names of all columns that rows have."""
+    names: dict[str, None] = {}
+    first = 0
+    for piece in pieces:
+        for number, row in enumerate(piece, start=first):
+            if not isinstance(row, dict):
+                raise DataError(f"{path}, row {number}: should be an object with columns, not {row!r:.80}.")
+            if not row.keys() <= names.keys():
+                names.update(dict.fromkeys(row))
+        for name, kind in kinds.items():
+            with _naming_the_row(path, name, first):
+                kind.add([row.get(name) for row in piece])
+        first += len(piece)
+    return list(names)
+
+
+def _python_batches(
+    path: Path, pieces: Iterable[list[Any]], kinds: Mapping[str, PythonColumn]
+) -> Iterator[pa.RecordBatch]:
+    first = 0
+    for piece in pieces:
+        arrays = []
+        for name, kind in kinds.items():
+            with _naming_the_row(path, name, first):
+                arrays.append(kind.array([row.get(name) for row in piece]))
+        yield pa.RecordBatch.from_arrays(arrays, names=list(kinds))
+        first += len(piece)
+
+
+@contextmanager
+def _naming_the_row(path: Path, column: str, first: int) -> Iterator[None]:
+    try:
+        yield
+    except MixedValuesError as error:
+        row = f"{path}, row {first + error.position} (counted from 0)"
+        raise DataError(f"{row}: column {column!r} cannot be read ({error}).") from error
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    names = [name for name, _ in pairs]
-    if len(set(names)) < len(names):
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
         raise ValueError(f"an object has {next(n for n in names if names.count(n) > 1)!r} more than once")
-    return dict(pairs)
+    return found
 
 
-def _first_object(path: Path) -> dict[str, Any]:
-    line = next((line for line in read_lines(path) if line.strip()), "{}")
-    try:
-        first = parse_json(line)
-    except ValueError:  # the actual reader reports what is wrong
-        return {}
-    return first if isinstance(first, dict) else {}
+_DECODER = json.JSONDecoder(object_pairs_hook=_object)
 
 
 def _read_parquet(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:

@@ -6,7 +6,6 @@ their attributes.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,13 @@ import pyarrow as pa
 
 from dist_eval.data.files import format_of, names_of
 from dist_eval.data.formats import ROWS_PER_BATCH, plain_batch, require_columns
+from dist_eval.data.python_columns import REFUSED, MixedValuesError, PythonColumn
 from dist_eval.errors import DataError, RunError, one_line, translating_os_errors
 from dist_eval.tables import format_count
 
 _NAME = "data in memory"
 _MARK = b"dist_eval"  # in the metadata of the file: it is gone once the run is done, so results name the data otherwise
 _COLUMNS_NAMED, _LONGEST_COLUMN = 6, 40
-
-# What Arrow raises for a value that does not go with the others of its column
-_REFUSED = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
 def is_in_memory(dataset: Any) -> bool:
@@ -55,7 +52,7 @@ def write_parquet(dataset: Any, path: Path) -> None:
         ):
             for batch in map(plain_batch, reader):
                 writer.write_batch(batch)
-    except _REFUSED as error:
+    except REFUSED as error:
         raise DataError(f"{path.stem} cannot be read as a table: {one_line(error)}") from error
 
 
@@ -126,19 +123,13 @@ def _columns_of_rows(rows: list[Any], name: str) -> dict[Any, Any]:
 
 
 def _array(values: Any, column: Any, name: str) -> pa.Array:
-    try:
+    if hasattr(values, "dtype") and values.dtype != object:
         return pa.array(values, from_pandas=True)
-    except _REFUSED as error:
-        known = list(values)
-        row = bisect_left(range(len(known)), True, key=lambda row: _is_refused(known[: row + 1]))
-        raise DataError(
-            f"{name}, row {row} (counted from 0): column {column!r} cannot be read ({one_line(error)})."
-        ) from error
-
-
-def _is_refused(values: list[Any]) -> bool:
+    known, kind = list(values), PythonColumn(nan_is_null=True)
     try:
-        pa.array(values, from_pandas=True)
-    except _REFUSED:
-        return True
-    return False
+        kind.add(known)
+        return kind.array(known)
+    except MixedValuesError as error:
+        raise DataError(
+            f"{name}, row {error.position} (counted from 0): column {column!r} cannot be read ({error})."
+        ) from error

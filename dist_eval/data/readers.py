@@ -270,7 +270,7 @@ def _read_shards(shards: Sequence[Shard], columns: Sequence[str]) -> Iterator[pa
 
 
 def _kind(data_type: pa.DataType) -> str:
-    """Returns what a column holds, in words; empty if it holds nothing."""
+    """Returns what a column holds, in words; empty if it holds nothing, or lists of nothing."""
     if pa.types.is_null(data_type):
         return ""
     if pa.types.is_string(data_type):
@@ -278,7 +278,8 @@ def _kind(data_type: pa.DataType) -> str:
     if pa.types.is_integer(data_type) or pa.types.is_floating(data_type) or pa.types.is_decimal(data_type):
         return "numbers"
     if pa.types.is_list(data_type):
-        return f"lists of {_kind(data_type.value_type) or 'nothing'}"
+        of_what = _kind(data_type.value_type)
+        return f"lists of {of_what}" if of_what else ""
     return str(data_type)
 
 

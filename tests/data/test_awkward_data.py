@@ -140,7 +140,9 @@ KINDS = (
         {"a.jsonl": lines(("good", "pos")) + '{"text": "bad"}\n'},
     ),
     Kind(
-        "an integer of 31 digits", "is 1e+30; labels are class numbers or names.", {"a.jsonl": lines(("good", 10**30))}
+        "an integer of 31 digits",
+        "is '1000000000000000000000000000000', but the head knows only the classes",
+        {"a.jsonl": lines(("good", 10**30))},
     ),
     Kind(
         "labels in lists of one",

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import datetime
+import json
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from dist_eval.data.columns import column_writer, group_numbers, read_column
+from dist_eval.data.in_memory import write_parquet
+from dist_eval.data.readers import open_rows
 from dist_eval.errors import DataError
 
 
@@ -43,6 +47,28 @@ def test_columns_of_lists_are_rejected(tmp_path: Path) -> None:
 def test_equal_names_are_one_group() -> None:
     numbers = group_numbers(pa.array(["x", "y", "x", "z"]), "doc", "test.csv, row {} (counted from 0)".format)
     assert len(set(numbers.tolist())) == 3 and numbers[0] == numbers[2]
+
+
+@pytest.mark.parametrize("first", [2**53, 2**63, 2**64, 10**30])
+@pytest.mark.parametrize("last", [0, -1, 0.5, None])
+@pytest.mark.parametrize("name", ["a.csv", "a.json", "a.jsonl", "frame.parquet"])
+def test_groups_with_large_integers_as_names_stay_apart(name: str, first: int, last: Any, tmp_path: Path) -> None:
+    """Integers beyond 64-bit floats, or beyond 64 bits, and one number of another kind beside them."""
+    groups = [*range(first, first + 100), *([] if last is None else [last])]
+    rows = [{"text": "a", "doc": group} for group in groups]
+    path = tmp_path / name
+    if name == "a.csv":
+        path.write_text("text,doc\n" + "".join(f"a,{group}\n" for group in groups))
+    elif name == "frame.parquet":
+        write_parquet(rows, path)
+    else:
+        path.write_text(json.dumps(rows) if name == "a.json" else "\n".join(map(json.dumps, rows)))
+    with column_writer(tmp_path, name, ["doc"]) as write:
+        for batch in open_rows(str(path), ["doc"]).batches:
+            write([batch.column(0)])
+    column = read_column(tmp_path, "doc")
+    assert len({*group_numbers(column, "doc", str)}) == len(groups)
+    assert column.to_pylist() == [str(group) for group in groups]
 
 
 @pytest.mark.parametrize("missing", [None, "", "  "])
