@@ -104,16 +104,18 @@ def read_grid(path: Path) -> Grid:
         raise ConfigError(f"{path} is no valid YAML: {error}.") from error
     if not isinstance(content, dict) or not isinstance(content.get("grid"), dict) or not content["grid"]:
         raise ConfigError(f"{path} has no `grid:` with the options that vary, such as `seed: [0, 1, 2]`.")
-    shared = _named(content)
-    command, axes_of_values = shared.pop("command", "run"), _named(shared.pop("grid"))
+    shared = _named(content, str(path))
+    command, axes_of_values = shared.pop("command", "run"), _named(shared.pop("grid"), f"{path}, grid")
     if command not in _COMMANDS:
         raise ConfigError(f"{path}: command is one of {', '.join(_COMMANDS)}, not {command!r}.")
     axes = {axis: _read_axis(axis, values, path) for axis, values in axes_of_values.items()}
     entries: dict[str, Entry] = {}
     for combination in itertools.product(*(values.items() for values in axes.values())):
         values = dict(zip(axes, (value for value, _ in combination), strict=True))
-        options = shared.copy()
+        options: dict[str, Value] = shared.copy()
         for _, own in combination:
+            if both := options.keys() & own.keys():
+                raise ConfigError(f"{path}: {min(both)} is given twice for the run {'-'.join(values.values())}.")
             options |= own
         name = "-".join(values.values())
         if name.startswith("-"):
@@ -129,6 +131,8 @@ def _read_axis(axis: str, values: Any, path: Path) -> dict[str, dict[str, Value]
     """Returns the options of each value of an axis, by its name."""
     if isinstance(values, dict):
         named = {str(name): value for name, value in values.items()}
+        if len(named) < len(values):
+            raise ConfigError(f"{path}: two values of {axis} have one name.")
     elif isinstance(values, list):
         named = {_name_value(axis, value): value for value in values}
         if len(named) < len(values):
@@ -137,12 +141,21 @@ def _read_axis(axis: str, values: Any, path: Path) -> dict[str, dict[str, Value]
         named = {}
     if not named:
         raise ConfigError(f"{path}: {axis} should be a list of values, or of names with values, not {values!r}.")
-    return {name: _named(value) if isinstance(value, dict) else {axis: value} for name, value in named.items()}
+    return {
+        name: _named(value, f"{path}, {axis}") if isinstance(value, dict) else {axis: value}
+        for name, value in named.items()
+    }
 
 
-def _named(options: Mapping[Any, Any]) -> dict[str, Any]:
+def _named(options: Mapping[Any, Any], where: str) -> dict[str, Any]:
     """Returns options by their name on the command line, without its dashes in front."""
-    return {str(name).lstrip("-").replace("_", "-"): value for name, value in options.items()}
+    named: dict[str, Any] = {}
+    for spelled, value in options.items():
+        name = str(spelled).lstrip("-").replace("_", "-")
+        if name in named:
+            raise ConfigError(f"{where}: {name} is given twice.")
+        named[name] = value
+    return named
 
 
 def _name_value(axis: str, value: Any) -> str:
@@ -166,6 +179,11 @@ def _to_words(options: Mapping[str, Value], path: Path) -> list[str]:
         if isinstance(value, dict):
             raise ConfigError(f"{path}: {option} should have a value, not options of its own.")
         if isinstance(value, list) and len(value) > 1:
+            for item in value:
+                if isinstance(item, bool) or not isinstance(item, str | int | float):
+                    raise ConfigError(
+                        f"{path}: {option} has {item!r} in a list: put words such as yes and no in quotes."
+                    )
             first, *others = texts = [str(item) for item in value]
             if any(text.startswith("-") for text in texts):  # would be options
                 words += [f"--{option}={first}", *(f"--{option}+={text}" for text in others)]

@@ -26,7 +26,7 @@ from dist_eval.options.groups import flag
 from dist_eval.printable import printable_lines
 from dist_eval.process.files import is_utf8
 from dist_eval.process.interpreter import require_docstrings
-from dist_eval.process.parsing import parse_yaml
+from dist_eval.process.parsing import ExponentText, parse_yaml
 from dist_eval.process.programs import WRONG_OPTIONS, ArgumentParser
 
 Config = TypeVar("Config", bound=RunConfig)
@@ -246,13 +246,28 @@ def convert_options(given: Mapping[Any, Any], config: type[RunConfig], where: st
     hints, values = typing.get_type_hints(config), {}
     extras = {field.name: field.metadata["extra"] for field in dataclasses.fields(config)}
     aliases = {alias: field.name for field in dataclasses.fields(config) for alias in field.metadata["aliases"]}
+    spelled: dict[str, Any] = {}
     for key, value in given.items():
         name = str(key).lstrip("-").replace("-", "_")
         name = aliases.get(name, name)
+        if spelled.setdefault(name, key) != key:
+            raise ConfigError(f"{where}: {spelled[name]!r} and {key!r} are one option: give it once.")
         if name not in hints:
             raise ConfigError(f"{where}: there is no option {key!r}." + _suggestion(flag(name), map(flag, hints)))
         values[name] = _convert(where, name, value, hints[name], extras[name])
     return values
+
+
+_QUOTE = " Put it in quotes: YAML takes words such as yes, no, on and off for true or false, and digits for numbers."
+
+
+def _with_numbers(value: Any) -> Any:
+    """Returns a value of YAML with the numbers of YAML 1.2."""
+    if isinstance(value, ExponentText):
+        return float(value)
+    if isinstance(value, dict):
+        return {key: _with_numbers(item) for key, item in value.items()}
+    return [_with_numbers(item) for item in value] if isinstance(value, list) else value
 
 
 def _convert(where: str, name: str, value: Any, annotation: Any, extra: dict[str, Any]) -> Any:
@@ -264,17 +279,21 @@ def _convert(where: str, name: str, value: Any, annotation: Any, extra: dict[str
             return extra["type"](value)
         except argparse.ArgumentTypeError as error:
             raise ConfigError(f"{where}: {name}: {error}.") from error
+    if scalar is dict:
+        value = _with_numbers(value)
     items = value if is_list and isinstance(value, list) else [value]
+    items = [float(item) if scalar is float and isinstance(item, ExponentText) else item for item in items]
     for item in items:
         accepted = (int, float) if scalar is float else (scalar,)
         if not isinstance(item, accepted) or (isinstance(item, bool) and scalar is not bool):
-            raise ConfigError(f"{where}: {name} should be of type {scalar.__name__}, not {item!r:.80}.")
+            advice = _QUOTE if scalar is str and where.startswith("--config") else ""
+            raise ConfigError(f"{where}: {name} should be of type {scalar.__name__}, not {item!r:.80}.{advice}")
     if not all(map(is_utf8, items)):
         raise ConfigError(f"{where}: {name} is not UTF-8: {value!r}.")
     choices = extra.get("choices")
     if choices and any(item not in choices for item in items):
         raise ConfigError(f"{where}: {name} should be one of {', '.join(choices)}, not {value!r}.")
-    return [scalar(item) for item in items] if is_list else scalar(value)
+    return [scalar(item) for item in items] if is_list else scalar(items[0])
 
 
 def end_for_wrong_options(error: ConfigError) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from pathlib import Path
@@ -14,6 +15,7 @@ DEEPEST = 200
 
 _MOST_VALUES = 100_000
 
+_EXPONENT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$")
 _ESCAPED = re.compile(rb"\\.", re.DOTALL)
 _STEPS, _NO_STEPS = bytes.maketrans(b"[{]}", b"\1\1\xff\xff"), bytes(set(range(256)) - set(b"[]{}"))
 
@@ -57,23 +59,58 @@ def read_json(path: Path) -> Any:
     return parse_json(path.read_text(encoding="utf-8"))
 
 
+class ExponentText(str):
+    """A number such as 2e-5, which is one in YAML 1.2, but text in YAML 1.1: its reader knows which one is meant."""
+
+
+@functools.cache
+def _loader() -> Any:
+    import yaml
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        """Marks what is a number in YAML 1.2 only."""
+
+    Loader.add_implicit_resolver("!exponent", _EXPONENT, list("-+.0123456789"))
+    Loader.add_constructor("!exponent", lambda loader, node: ExponentText(loader.construct_scalar(node)))
+    return Loader
+
+
 def parse_yaml(content: str) -> Any:
-    """Parses YAML of plain values.
+    """Parses YAML of plain values; numbers that YAML 1.1 does not know are `ExponentText`.
 
     Raises:
-        ValueError: it is malformed, or too large or too deeply nested once its aliases are written out.
+        ValueError: it is malformed, has a key twice, or is too large or too deeply nested once its aliases are written
+            out.
     """
     import yaml
 
     try:
-        loader = yaml.SafeLoader(content)  # looks for characters that YAML does not allow
+        loader = _loader()(content)  # looks for characters that YAML does not allow
         node = loader.get_single_node()
         require_small(node)
+        _require_distinct_keys(node)
         return None if node is None else loader.construct_document(node)
     except yaml.YAMLError as error:
         raise ValueError(one_line(error)) from error
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def _require_distinct_keys(root: Any) -> None:
+    nodes, known = [root] if root is not None else [], {id(root)}
+    while nodes:
+        node = nodes.pop()
+        parts = node.value if isinstance(node.value, list) else []
+        lines: dict[tuple[str, str], int] = {}
+        for key, _ in (part for part in parts if isinstance(part, tuple)):
+            name, line = (key.tag, str(key.value)), key.start_mark.line + 1
+            if name in lines:
+                where = f"line {line}" if lines[name] == line else f"lines {lines[name]} and {line}"
+                raise ValueError(f"it has {key.value!r} twice, in {where}")
+            lines[name] = line
+        within = [node for part in parts for node in (part if isinstance(part, tuple) else (part,))]
+        nodes += [node for node in within if id(node) not in known]
+        known.update(map(id, within))
 
 
 def require_small(root: Any) -> None:

@@ -31,9 +31,16 @@ _LAST_STANDARD_DESCRIPTOR = 2
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """Accepts options with underscores, too: `--num_fewshot` like `--num-fewshot`."""
+    """Accepts options with underscores, too: `--num_fewshot` like `--num-fewshot`; rejects a value given twice."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        for name in (None, "store"):
+            self.register("action", name, _StoreOnce)
+        self.given: dict[str, str] = {}  # how each option was spelled, by its name
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        self.given.clear()
         words = [self._with_dashes(word) for word in (sys.argv[1:] if args is None else args)]
         for word in words:
             if (
@@ -46,6 +53,20 @@ class ArgumentParser(argparse.ArgumentParser):
         name, equals, value = word.partition("=")
         dashed = name.replace("_", "-")
         return dashed + equals + value if dashed in self._option_string_actions else word
+
+
+class _StoreOnce(argparse._StoreAction):
+    """Stores the value of an option, which may be given once: a second value would replace the first one."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        if option_string is not None:
+            if before := parser.given.get(self.dest):
+                which = (
+                    f"{before} is given twice" if before == option_string else f"{before} and {option_string} are one"
+                )
+                parser.error(f"{which}: give it once{', with all its values' if self.nargs == '+' else ''}.")
+            parser.given[self.dest] = option_string
+        super().__call__(parser, namespace, values, option_string)
 
 
 class _Output(io.FileIO):

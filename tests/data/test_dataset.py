@@ -312,12 +312,12 @@ def test_equal_examples_and_only_they_have_equal_digests(tokenize: Tokenize) -> 
     assert tokenize([("good film", 1), ("bad", 0)]).facts.digest == digests["original"]
 
 
-@pytest.mark.parametrize(("labels", "classes"), [("names", [2, 1, 1]), ("numbers", [1, 2, 2])])
+@pytest.mark.parametrize(("labels", "classes"), [("names", [2, 0, 0]), ("numbers", [1, 2, 2])])
 def test_the_labels_option_is_obeyed(tokenize: Tokenize, labels: str, classes: list[int]) -> None:
     content = "text,label\ngood,1\nbad,2\nfilm,2\n"
-    assert tokenize(content, label_names=["3", "2", "1"], labels=labels).labels.tolist() == classes
+    assert tokenize(content, label_names=["2", "0", "1"], labels=labels).labels.tolist() == classes
     with pytest.raises(DataError, match=r"test\.csv: column 'label' is ambiguous.*--labels"):
-        tokenize(content, label_names=["3", "2", "1"])
+        tokenize(content, label_names=["2", "0", "1"])
 
 
 def test_labels_stay_with_their_texts_in_every_chunk(tokenize: Tokenize) -> None:

@@ -235,6 +235,45 @@ def test_of_a_switch_and_its_opposite_the_last_one_counts(name: str) -> None:
         assert getattr(parse_args([*options, on, off]), name) is False
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--limit", "5", "--limit", "6"],
+        ["--max_length", "5", "--max-length=6"],
+        ["--text-column", "a", "--text-column", "b"],
+        ["--config", "a.yaml", "--config", "b.yaml"],
+    ],
+)
+def test_an_option_that_is_given_twice_is_refused(words: list[str]) -> None:
+    with pytest.raises(ConfigError, match=r"--(limit|max-length|text-column|config) is given twice: give it once"):
+        parse_args([*command_line(LOCAL), *words])
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("limit: 5\nlimit: 6\n", "it has 'limit' twice, in lines 1 and 2"),
+        ("max-length: 5\nmax_length: 6\n", "'max-length' and 'max_length' are one option: give it once"),
+        ("few-shot: 5\nnum_fewshot: 6\n", "'few-shot' and 'num_fewshot' are one option: give it once"),
+    ],
+)
+def test_an_option_that_the_file_gives_twice_is_refused(content: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"run\.yaml.*{words}"):
+        parse_args(["--config", yaml_file(tmp_path, content), *command_line(LOCAL)])
+
+
+@pytest.mark.parametrize("text", ["9e-1", "9E-1", "+9.e-1", ".9e0", "0.9"])
+def test_numbers_of_newer_yaml_are_numbers(text: str, tmp_path: Path) -> None:
+    path = yaml_file(tmp_path, f"confidence: {text}\nsplit: 12e5\noutput: {text}x\n")
+    assert read_yaml(Path(path)) == {"confidence": 0.9, "split": "12e5", "output": f"{text}x"}
+
+
+@pytest.mark.parametrize("value", ["[no, yes]", "[1, 2]", "no", "2024-01-31"])
+def test_words_that_yaml_takes_for_something_else_should_be_quoted(value: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"label_words should be of type str, not .*\. Put it in quotes: YAML takes"):
+        read_yaml(Path(yaml_file(tmp_path, f"label-words: {value}\n")))
+
+
 @pytest.mark.parametrize("name", ["--no-in-flight", "--no-dataset", "--no-config"])
 def test_only_switches_have_an_opposite(name: str) -> None:
     with pytest.raises(ConfigError, match=f"There is no option {name}"):

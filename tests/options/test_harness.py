@@ -137,3 +137,10 @@ def test_wrong_options_are_one_sentence(changes: dict[str, Any], message: str) -
     with pytest.raises(ConfigError) as caught:
         HarnessConfig(**{"tasks": ["a"], **LOCAL, **changes})
     assert str(caught.value).startswith(message)
+
+
+def test_numbers_of_newer_yaml_within_mappings_are_numbers(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("gen-kwargs: {temperature: 9e-1, until: ['1e5', x]}\nmetadata: {a: [1e3]}\n")
+    config = parsed("--config", str(tmp_path / "run.yaml"))
+    assert config.gen_kwargs == {"temperature": 0.9, "until": ["1e5", "x"]}
+    assert config.metadata == {"a": [1000.0]}

@@ -11,7 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_eval.process.parsing import DEEPEST, nesting, parse_json, parse_yaml, read_json
+from dist_eval.process.parsing import DEEPEST, ExponentText, nesting, parse_json, parse_yaml, read_json
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.text('[]{}"\\', max_size=9),
@@ -78,3 +78,28 @@ def test_yaml_that_cannot_be_read_is_an_error_in_one_line(text: str) -> None:
     with pytest.raises(ValueError) as error:
         parse_yaml(text)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["2e-5", "9e-1", "1.5E3", "+1.e5", "-.5e+2"])
+def test_what_is_a_number_in_newer_yaml_only_is_marked(text: str) -> None:
+    plain, quoted = parse_yaml(f"[{text}, '{text}']")
+    assert (plain, type(plain)) == (text, ExponentText)
+    assert (quoted, type(quoted)) == (text, str)
+
+
+@pytest.mark.parametrize("text", ["1e", "e5", "1e5x", "0x1e5", "1-e5"])
+def test_other_words_of_digits_are_not_marked(text: str) -> None:
+    assert type(parse_yaml(text)) is not ExponentText
+
+
+@pytest.mark.parametrize(
+    "content", ["a: 1\nb: 2\na: 1", "x: [{a: 1, 'a': 2}]", "x: {1: a, 1: b}", "{a: &y {b: 1, b: 2}, c: *y}"]
+)
+def test_a_key_that_stands_twice_is_refused(content: str) -> None:
+    with pytest.raises(ValueError, match=r"it has '(a|b|1)' twice, in lines? \d"):
+        parse_yaml(content)
+
+
+def test_a_key_may_override_a_merged_one() -> None:
+    text = "a: &x {b: 1}\nc: &y {<<: *x, b: 2}\nd: {<<: *y, b: 3}\ne: *y\n"
+    assert parse_yaml(text) == {"a": {"b": 1}, "c": {"b": 2}, "d": {"b": 3}, "e": {"b": 2}}
