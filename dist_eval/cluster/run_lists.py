@@ -112,11 +112,12 @@ def read_grid(path: Path) -> Grid:
     entries: dict[str, Entry] = {}
     for combination in itertools.product(*(values.items() for values in axes.values())):
         values = dict(zip(axes, (value for value, _ in combination), strict=True))
-        options: dict[str, Value] = shared.copy()
+        varied: dict[str, Value] = {}
         for _, own in combination:
-            if both := options.keys() & own.keys():
+            if both := varied.keys() & own.keys():
                 raise ConfigError(f"{path}: {min(both)} is given twice for the run {'-'.join(values.values())}.")
-            options |= own
+            varied |= own
+        options = {**shared, **varied}
         name = "-".join(values.values())
         if name.startswith("-"):
             name = f"{next(iter(axes))}={name}"

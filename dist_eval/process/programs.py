@@ -61,10 +61,9 @@ class _StoreOnce(argparse._StoreAction):
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         if option_string is not None:
             if before := parser.given.get(self.dest):
-                which = (
-                    f"{before} is given twice" if before == option_string else f"{before} and {option_string} are one"
-                )
-                parser.error(f"{which}: give it once{', with all its values' if self.nargs == '+' else ''}.")
+                which = "is given twice" if before == option_string else f"and {option_string} are one option"
+                more = ", with all its values" if self.nargs == "+" else ""
+                parser.error(f"{before} {which}: give it once{more}.")
             parser.given[self.dest] = option_string
         super().__call__(parser, namespace, values, option_string)
 

@@ -140,7 +140,6 @@ def test_a_value_that_command_lines_would_lose_is_refused() -> None:
         ("grid: {max-length: [1], max_length: [2]}\n", "grid: max-length is given twice"),
         ("grid: {seed: [0]}\nin-flight: 1\nin_flight: 2\n", "in-flight is given twice"),
         ("grid: {few: {few: {limit: 5}}, limit: [6, 7]}\n", "limit is given twice for the run few-limit=6"),
-        ("grid: {seed: [0, 1]}\nseed: 2\n", "seed is given twice for the run seed=0"),
         ("grid: {seed: [0]}\nlabel-words: [no, yes]\n", "label-words has False in a list: put words"),
     ],
 )

@@ -137,7 +137,7 @@ def test_every_program_prints_through_it() -> None:
     [
         (["--limit", "1", "--limit=2"], "--limit is given twice: give it once."),
         (["--limit", "1", "--limit", "1"], "--limit is given twice: give it once."),
-        (["--max_rows", "1", "--limit", "2"], "--max-rows is --limit: give it once."),
+        (["--max_rows", "1", "--limit", "2"], "--max-rows and --limit are one option: give it once."),
         (["--names", "a", "--names", "b"], "--names is given twice: give it once, with all its values."),
     ],
 )
