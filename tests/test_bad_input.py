@@ -518,8 +518,14 @@ def test_it_is_told_in_one_clear_message_and_nothing_is_lost(
 ) -> None:
     scratch_dir, scene = tmp_path / "own", Scene(tmp_path)
     scratch_dir.mkdir()
-    model = ["--model", str(demo.BASE_MODEL), "--checkpoint", str(demo.CHECKPOINT), "--backend", "local"]
-    options = [*model, *kind.make(scene), "--output", str(scene.output)]
+    given = kind.make(scene)
+    defaults = {
+        "--model": str(demo.BASE_MODEL),
+        "--checkpoint": str(demo.CHECKPOINT),
+        "--backend": "local",
+        "--output": str(scene.output),
+    }
+    options = [*given, *(word for name, value in defaults.items() if name not in given for word in (name, value))]
     before = contents(tmp_path)
     with kind.around(scene) if kind.around else nullcontext():
         status = end_of(options, scratch_dir)
