@@ -3,7 +3,8 @@
 Any model that `transformers` loads with `AutoModelForSequenceClassification`: encoders (BERT, RoBERTa, DeBERTa),
 decoders with a head (Llama, GPT-2), encoder-decoders (BART). Families differ in how they handle padding, find the last
 token and count positions. So nothing is padded here: the texts of a batch go through the model in groups of equal
-length. A plan sorts texts by length, so the groups are nearly as large as the batches.
+length. A plan sorts texts by length, so the groups are nearly as large as the batches. Where a head cannot take several
+texts at once, each goes alone: BART's and T5's need as many end tokens in each, most decoders' an id for padding.
 
 A text gets the inputs that its own tokenizer makes of it alone, token types and mask included, and a model that has not
 seen another text: some change while they compute. BigBird, for one, turns its sparse attention off for good at the
@@ -104,9 +105,6 @@ class FullClassifier(AnsweringModel):
         self.columns = logits_columns(self.num_labels)
         self._one_at_a_time = threading.Lock()  # some families keep values for the last length
         self._takes = inspect.signature(model.forward).parameters
-        if hasattr(model, "score"):
-            # decoders' heads find the last token by the padding id; nothing is padded, so no token may match it
-            model.config.pad_token_id = -1
         parts = (part for module in model.modules() for part in (vars(module), module._modules, module._buffers))
         self._initial = [(part, dict(part)) for part in parts]
 
@@ -124,6 +122,14 @@ class FullClassifier(AnsweringModel):
         return {"logits": logits}
 
     def _of_equal_length(self, tokens: torch.Tensor) -> torch.Tensor:
+        if len(tokens) > 1:
+            try:
+                return self._of_texts(tokens)
+            except ModelOutputError:  # the answer to a text does not depend on the others
+                return torch.cat([self._of_texts(text) for text in tokens.split(1)])
+        return self._of_texts(tokens)
+
+    def _of_texts(self, tokens: torch.Tensor) -> torch.Tensor:
         input_ids, types = ids_and_types(tokens)
         others = {"attention_mask": torch.ones_like(input_ids), "token_type_ids": types}
         others = {name: value for name, value in others.items() if name in self._takes and value is not None}

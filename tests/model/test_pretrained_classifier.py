@@ -51,6 +51,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
     "LongformerConfig": {**SMALL, **WIDTHS, "attention_window": 8, "pad_token_id": 1, "max_position_embeddings": 66},
 }
+HALF = {"encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+END = 2
+WITH_END_TOKENS: dict[str, dict[str, Any]] = {
+    "BartConfig": {**HALF, "vocab_size": VOCABULARY, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1},
+    "T5Config": {
+        **{"vocab_size": VOCABULARY, "d_model": 16, "d_ff": 24, "d_kv": 8, "num_layers": 1, "num_heads": 2},
+        **{"decoder_start_token_id": 0, "eos_token_id": END},
+    },
+    "CTRLConfig": {"vocab_size": VOCABULARY, "n_embd": 16, "dff": 24, "n_layer": 1, "n_head": 2, "pad_token_id": None},
+}
+FAMILIES_TOO = FAMILIES | WITH_END_TOKENS
 
 
 def saved(folder: Path, family: str, **changes: Any) -> Path:
@@ -58,7 +69,7 @@ def saved(folder: Path, family: str, **changes: Any) -> Path:
     import transformers
 
     torch.manual_seed(1)
-    config = getattr(transformers, family)(**{**FAMILIES[family], "num_labels": 3, **changes})
+    config = getattr(transformers, family)(**{**FAMILIES_TOO[family], "num_labels": 3, **changes})
     model = transformers.AutoModelForSequenceClassification.from_config(config)
     for parameter in model.parameters():
         if parameter.ndim > 1:
@@ -79,8 +90,6 @@ def alone(folder: Path, ids: torch.Tensor, lengths: list[int]) -> torch.Tensor:
 
     def of_text(input_ids: torch.Tensor) -> torch.Tensor:
         model = AutoModelForSequenceClassification.from_pretrained(folder).eval()  # anew: some remember other texts
-        if hasattr(model, "score"):
-            model.config.pad_token_id = None  # without it a model takes the last token, which is right for one text
         torch.manual_seed(0)
         return model(input_ids=input_ids).logits
 
@@ -103,6 +112,34 @@ def test_the_logits_of_a_text_do_not_depend_on_its_batch(family: str, tmp_path: 
     torch.testing.assert_close(again, expected[:3])
     assert logits.dtype == torch.float32
     assert (logits.std(dim=0) > 1e-3).all(), "all texts get the same answer"
+
+
+@pytest.mark.parametrize("family", ["LlamaConfig", "GPT2Config"])
+def test_a_text_ends_where_the_model_itself_finds_its_end(family: str, tmp_path: Path) -> None:
+    """Of texts that end with the padding id, alone and padded: the model was trained on what stands before it."""
+    from transformers import AutoModelForSequenceClassification
+
+    folder, lengths = saved(tmp_path, family, pad_token_id=END, eos_token_id=END), [19, 19, 7, 7, 3]
+    ids = torch.randint(3, VOCABULARY, (len(lengths), max(lengths)), generator=torch.Generator().manual_seed(2))
+    for row, length in enumerate(lengths):
+        ids[row, length - 1 :] = END
+    logits = load_full_model(full(folder), CPU).answer(ids, torch.tensor(lengths))["logits"]
+    torch.testing.assert_close(logits, alone(folder, ids, lengths))
+    mask = (torch.arange(ids.shape[1]) < torch.tensor(lengths)[:, None]).long()
+    with torch.no_grad():
+        padded = AutoModelForSequenceClassification.from_pretrained(folder)(input_ids=ids, attention_mask=mask).logits
+    torch.testing.assert_close(logits, padded, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", WITH_END_TOKENS)
+def test_texts_that_a_head_does_not_take_together_go_alone(family: str, tmp_path: Path) -> None:
+    folder, lengths = saved(tmp_path, family), [9, 9, 9, 6, 6]
+    ids = torch.randint(3, VOCABULARY, (len(lengths), max(lengths)), generator=torch.Generator().manual_seed(2))
+    for row, length in enumerate(lengths):
+        ids[row, length - 1 :] = END
+    ids[1, 4] = END  # as if the text said so
+    logits = load_full_model(full(folder), CPU).answer(ids, torch.tensor(lengths))["logits"]
+    torch.testing.assert_close(logits, alone(folder, ids, lengths))
 
 
 def with_tokenizer(folder: Path, *, class_last: bool) -> Any:
@@ -150,8 +187,6 @@ def test_a_text_gets_the_inputs_that_its_own_tokenizer_makes(family: str, column
     for row, texts in enumerate(rows):
         inputs = tokenizer(*texts[: len(columns)], truncation=True, max_length=max_length, return_tensors="pt")
         assert inputs["input_ids"].shape[1] == lengths[row]
-        if hasattr(model, "score"):
-            model.config.pad_token_id = None
         with torch.no_grad():
             torch.testing.assert_close(logits[row], model(**inputs).logits[0])
 
