@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from dist_eval.base_model.weights import file_of
 from dist_eval.data.problem_types import require_plausible_width
 from dist_eval.errors import CheckpointError, one_line
 from dist_eval.process.parsing import read_json
@@ -177,7 +178,8 @@ def _rotary(values: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_CONFIG, _TOKENIZER_CONFIG = "adapter_config.json", "tokenizer_config.json"
+_POSITIONS = ("max_position_embeddings", "max_seq_len")  # the latter is MPT's
 _PETALS_TOKENS, _PETALS_TOKENS_MULTI_QUERY = 2048, 8192
 
 
@@ -287,6 +289,34 @@ def read_config_file(model: str, revision: str | None = None) -> dict[str, Any]:
         return dict(read_json(Path(found)))
     except Exception as error:  # OSError, ValueError, and errors of the hub's client
         raise CheckpointError(f"The config of {model} cannot be read: {one_line(error)}") from error
+
+
+def max_positions(config: Any) -> int | None:
+    """Returns how many tokens a model has positions for, or its decoder; None if there is no limit."""
+    decoder = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
+    for part in (config, decoder):
+        for key in _POSITIONS:
+            positions = getattr(part, key, None)
+            if isinstance(positions, int) and positions > 0:  # some families say -1 for no limit
+                return positions
+    return None
+
+
+def tokenizer_limit(place: str, revision: str | None = None) -> int | None:
+    """Returns how many tokens the tokenizer of a folder or hub model cuts texts to by itself (`model_max_length`).
+
+    Raises:
+        CheckpointError: its config cannot be read.
+    """
+    found = file_of(place, _TOKENIZER_CONFIG, revision)
+    if found is None:
+        return None
+    try:
+        values = dict(read_json(found))
+    except (ValueError, TypeError, OSError) as error:
+        raise CheckpointError(f"{found} cannot be read: {one_line(error)}") from error
+    limit = values.get("model_max_length", values.get("max_len"))  # the name in files of transformers 2
+    return int(limit) if isinstance(limit, int | float) and limit >= 1 else None
 
 
 def max_request_tokens(config: Any) -> int:

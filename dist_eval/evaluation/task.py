@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,7 +26,7 @@ from dist_eval.errors import ConfigError, RunError, translating_os_errors
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.custom_metrics import CustomMetric
 from dist_eval.metrics.metric_loading import load_metrics, synthetic_predictions
-from dist_eval.model.base_model_spec import BaseModelSpec, EvalTarget, read_target
+from dist_eval.model.base_model_spec import BaseModelSpec, EvalTarget, read_target, tokenizer_place
 from dist_eval.model.label_words import LabelWords
 from dist_eval.model.output_embedding import OutputEmbedding
 from dist_eval.model.pretrained_classifier import PretrainedClassifier
@@ -35,6 +36,7 @@ from dist_eval.options.prompts import PromptOptions
 from dist_eval.results.inputs import SelectionMethod, SelectionSummary
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.statistics.sampling import examples_for_precision
+from dist_eval.tables import format_count
 
 BETWEEN_EXAMPLES = "\n\n"
 
@@ -233,9 +235,9 @@ def write_dataset(
         CheckpointError: there is no tokenizer.
         RunError: the folder cannot be written.
     """
-    own_tokenizer = target.folder is not None and (target.folder / "tokenizer_config.json").exists()
-    place = str(target.folder) if own_tokenizer else base.name
-    also = "" if own_tokenizer or not target.folder else f" (the checkpoint {target.folder} has none of its own)"
+    place = tokenizer_place(base.name, target)
+    has_own = target.folder is None or place == str(target.folder)
+    also = "" if has_own else f" (the checkpoint {target.folder} has none of its own)"
     tokenizer = load_tokenizer(place, also)
     prompted = target.prompted if isinstance(target, LabelWords) else None
     if prompted:
@@ -254,7 +256,7 @@ def write_dataset(
     selected = select_rows(selection, data) if selection else None
     advice = "Nothing was lost. Free some space, or name another place with the environment variable TMPDIR."
     with translating_os_errors(RunError, f"The tokenized dataset cannot be written to {folder}", advice):
-        tokenize_dataset(
+        written = tokenize_dataset(
             data,
             folder,
             tokenizer=tokenizer,
@@ -266,4 +268,11 @@ def write_dataset(
             extra_columns=extra_columns,
             render=prompted.render if prompted else None,
             selected=selected,
+        )
+    if base.is_cut_by_tokenizer and written.facts.truncated:
+        print(
+            f"notice: {format_count(written.facts.truncated, 'text is', 'texts are')} cut to {base.max_length} tokens, "
+            f"the model_max_length of the tokenizer in {place}. The model itself takes more: --max-length N.",
+            file=sys.stderr,
+            flush=True,
         )

@@ -13,10 +13,12 @@ from dist_eval.base_model.config import (
     default_cache_tokens,
     default_dht_prefix,
     has_sessions,
+    max_positions,
     max_request_tokens,
     read_base_config,
     read_config,
     read_config_file,
+    tokenizer_limit,
 )
 from dist_eval.base_model.weights import weight_map
 from dist_eval.data.revisions import pinned
@@ -68,6 +70,8 @@ class BaseModelSpec:
     # tokens of sessions for which servers of the run's own need room; None if their default will do
     cache_tokens: int | None = None
     adapter: str | None = None  # name of a LoRA adapter that the servers add to it, or None
+    # whether `max_length` is that of the tokenizer, and the model has positions for more
+    is_cut_by_tokenizer: bool = False
 
     @classmethod
     def read(cls, options: ModelOptions, tuned: ModelTarget, *, with_gradients: bool = False) -> BaseModelSpec:
@@ -91,6 +95,8 @@ class BaseModelSpec:
             weight_map(name)
         accepted = None if options.backend == "local" else options.server_max_tokens or max_request_tokens(base)
         max_length = _max_length(options.max_length, tuned, base, accepted, can_be_longer=not with_gradients)
+        limit = (None if options.max_length else _tokenizer_limit(name, tuned)) or max_length
+        is_cut, max_length = limit < max_length, min(limit, max_length)
         longest = max_length + tuned.extra_tokens
         in_sessions = accepted is not None and longest > accepted
         return cls(
@@ -102,6 +108,7 @@ class BaseModelSpec:
             cache_tokens=max(_LONG_TEXTS * longest, default_cache_tokens(base)) if in_sessions else None,
             token_budget=min(options.token_budget, accepted or options.token_budget),
             adapter=_adapter(options, tuned),
+            is_cut_by_tokenizer=is_cut,
         )
 
     def identity(self) -> dict[str, str]:
@@ -162,6 +169,20 @@ def _adapter(options: ModelOptions, tuned: ModelTarget) -> str | None:
     return adapter
 
 
+def tokenizer_place(base: str, tuned: ModelTarget) -> str:
+    """Returns the folder or hub model whose tokenizer is used: the checkpoint's own, or that of the base model."""
+    folder = tuned.folder
+    return str(folder) if folder is not None and (folder / "tokenizer_config.json").exists() else base
+
+
+def _tokenizer_limit(base: str, tuned: ModelTarget) -> int | None:
+    """Returns what the tokenizer of a classifier cuts texts to; prompts are cut by the model's positions alone."""
+    if not isinstance(tuned, TunedCheckpoint | PretrainedClassifier):
+        return None
+    place = tokenizer_place(base, tuned)
+    return tokenizer_limit(place, pinned("model", place))
+
+
 def _kind_of_tokens(tuned: ModelTarget) -> str:
     return "tokens of label words" if isinstance(tuned, LabelWords) else "prompt tokens"
 
@@ -170,7 +191,7 @@ def _max_length(asked: int | None, tuned: ModelTarget, base: Any, accepted: int 
     is_longer = bool(asked and accepted and asked + tuned.extra_tokens > accepted)
     in_session = is_longer and can_be_longer and has_sessions(base)
     limits = [(accepted, "servers accept in one request")] if accepted and not in_session else []
-    if (positions := getattr(base, "max_position_embeddings", None) or 0) > 0:  # some families say -1 for no limit
+    if positions := max_positions(base):
         before_text = (base.pad_token_id or 0) + 1 if base.model_type in _POSITIONS_AFTER_PAD else 0
         limits.append((positions - before_text, "the base model has positions for"))
     if not limits:

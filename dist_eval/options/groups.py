@@ -219,8 +219,8 @@ class ModelOptions(Options):
     )
     max_length: int | None = option(
         None,
-        "longest text in tokens; longer ones are truncated and counted (default: what servers accept in one request; "
-        "texts of more take several, up to what the model has positions for)",
+        "longest text in tokens; longer ones are truncated and counted (default: what servers accept in one request or "
+        "a classifier's tokenizer takes; texts of more take several, up to what the model has positions for)",
         group="data",
         least=1,
     )

@@ -56,12 +56,22 @@ END = 2
 WITH_END_TOKENS: dict[str, dict[str, Any]] = {
     "BartConfig": {**HALF, "vocab_size": VOCABULARY, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1},
     "T5Config": {
-        **{"vocab_size": VOCABULARY, "d_model": 16, "d_ff": 24, "d_kv": 8, "num_layers": 1, "num_heads": 2},
-        **{"decoder_start_token_id": 0, "eos_token_id": END},
+        "vocab_size": VOCABULARY,
+        "d_model": 16,
+        "d_ff": 24,
+        "d_kv": 8,
+        "num_layers": 1,
+        "num_heads": 2,
+        "decoder_start_token_id": 0,
+        "eos_token_id": END,
     },
     "CTRLConfig": {"vocab_size": VOCABULARY, "n_embd": 16, "dff": 24, "n_layer": 1, "n_head": 2, "pad_token_id": None},
 }
-FAMILIES_TOO = FAMILIES | WITH_END_TOKENS
+SETTINGS = {
+    **FAMILIES,
+    **WITH_END_TOKENS,
+    "MptConfig": {"vocab_size": VOCABULARY, "d_model": 16, "n_layers": 1, "n_heads": 2, "max_seq_len": 40},
+}
 
 
 def saved(folder: Path, family: str, **changes: Any) -> Path:
@@ -69,7 +79,7 @@ def saved(folder: Path, family: str, **changes: Any) -> Path:
     import transformers
 
     torch.manual_seed(1)
-    config = getattr(transformers, family)(**{**FAMILIES_TOO[family], "num_labels": 3, **changes})
+    config = getattr(transformers, family)(**{**SETTINGS[family], "num_labels": 3, **changes})
     model = transformers.AutoModelForSequenceClassification.from_config(config)
     for parameter in model.parameters():
         if parameter.ndim > 1:
@@ -266,7 +276,37 @@ def test_weights_that_differ_anywhere_have_another_digest(tmp_path: Path) -> Non
     assert full(folder).digest() != before
 
 
-@pytest.mark.parametrize(("family", "longest"), [("BertConfig", 40), ("RobertaConfig", 40), ("XLNetConfig", None)])
+@pytest.mark.parametrize("limit", [None, 16, 10**30])
+def test_texts_are_cut_as_their_tokenizer_does_and_that_is_said(
+    limit: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, longest = saved(tmp_path, "BertConfig"), min(limit or 40, 40)
+    tokenizer = with_tokenizer(folder, class_last=False)
+    if limit is not None:
+        tokenizer.model_max_length = limit
+        tokenizer.save_pretrained(folder)
+    (tmp_path / "rows.csv").write_text(f"text,label\n{'abcdefgh' * 7},0\nabc,1\n")
+    options: dict[str, Any] = {"model": str(folder), "dataset": str(tmp_path / "rows.csv"), "backend": "local"}
+
+    def write(**further: Any) -> TokenizedDataset:
+        config = EvaluationConfig(**options, **further)
+        base = BaseModelSpec.read(config, full(folder))
+        write_dataset(tmp_path, config.select(DataOptions), base, full(folder))
+        return TokenizedDataset(tmp_path)
+
+    data = write()
+    theirs = tokenizer("abcdefgh" * 7, truncation=True, max_length=longest)["input_ids"]
+    assert data.input_ids(0).tolist() == theirs and len(theirs) == longest
+    assert (data.facts.truncated, data.facts.max_length) == (1, longest)
+    said = f"notice: 1 text is cut to 16 tokens, the model_max_length of the tokenizer in {folder}. The model itself"
+    assert (said in capsys.readouterr().err) == (limit == 16)
+    assert write(max_length=20).lengths[0] == 20, "what is asked for counts"
+    assert "notice" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("family", "longest"), [("BertConfig", 40), ("RobertaConfig", 40), ("XLNetConfig", None), ("MptConfig", 40)]
+)
 def test_texts_may_be_as_long_as_there_are_positions(family: str, longest: int | None, tmp_path: Path) -> None:
     folder = saved(tmp_path, family)
     options: dict[str, Any] = {"model": str(folder), "dataset": "x.csv", "backend": "local"}
