@@ -36,6 +36,10 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         "llama",
         {**_GROUPED, "rope_parameters": {**_LLAMA31, "rope_theta": 5e5, "original_max_position_embeddings": 32}},
     ),
+    "dynamic": (
+        "llama",
+        {**_GROUPED, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
+    ),
     "wide": ("llama", {**_GROUPED, "hidden_size": 512, "num_hidden_layers": 1, "num_key_value_heads": 4}),
     "bloom": ("bloom", _BLOOM),
     "falcon": ("falcon", {**_COMMON, "num_kv_heads": 2, "new_decoder_architecture": True, "alibi": False}),
@@ -90,13 +94,24 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
 """Type and settings of each model. "grouped" has grouped-query attention; "llama31" the rotary embeddings of Llama 3.1,
 but for texts of 32 tokens; the requests of "wide" take Petals' streaming path."""
 
+ROPE_SWITCH = 12
+_LONGROPE: dict[str, Any] = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0] * 8,
+    "long_factor": [float(factor) for factor in range(1, 9)],
+    "original_max_position_embeddings": ROPE_SWITCH,
+}
+LONGROPE = ("phi3", {**_GROUPED, "rope_parameters": _LONGROPE, "original_max_position_embeddings": ROPE_SWITCH})
+"""A model whose rotary embeddings are others for texts of more than `ROPE_SWITCH` tokens: "longrope"."""
+
 
 def make_tiny_model(name: str) -> Any:
-    """Makes a random language model, one of `DECODERS`."""
+    """Makes a random language model, one of `DECODERS`, or "longrope"."""
     from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    model_type, settings = DECODERS[name]
+    model_type, settings = LONGROPE if name == "longrope" else DECODERS[name]
     kind = CONFIG_MAPPING[model_type]
     read = {*inspect.signature(kind).parameters, *kind.attribute_map}  # configs keep whatever else they are given
     settings = {key: value for key, value in settings.items() if key in read}

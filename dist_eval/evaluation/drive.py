@@ -150,7 +150,8 @@ def decide_plan(
     together may take a `share` of the servers' free memory.
     """
     plain = make_plan(0)
-    if context.config.backend != "petals" or not isinstance(model, ModelOnBackbone):
+    can_share = context.config.backend == "petals" and base.shares_beginnings
+    if not can_share or not isinstance(model, ModelOnBackbone):
         return plain
     folder, backbone = context.folder.path, model.backbone
 

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from dist_eval.base_model.architecture import Architecture
+from dist_eval.base_model.rope import RopeSwitch
 from dist_eval.data.answers import AnswerColumns, RouteSegment
 from dist_eval.data.plan import SharedBeginning
 from dist_eval.data.shared_prefixes import CACHE_TOKENS, rows_in_cache
@@ -169,35 +170,58 @@ class ModelOnBackbone(AnsweringModel):
         self, backbone: Backbone, hidden_size: int, columns: AnswerColumns, prompts: SoftPrompts = NO_PROMPTS
     ) -> None:
         self.backbone, self.columns, self.prompts = backbone, columns, prompts
-        self._host, self._hidden_size = backbone, hidden_size
+        self._host, self._hidden_size, self._rope = backbone, hidden_size, RopeSwitch(backbone.config)
 
     def forwards(self, input_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         """Returns the token ids that are sent for a batch, int64 of shape [forwards, length]."""
         return input_ids
 
     def hidden_states(
-        self, input_ids: torch.Tensor, options: SendOptions = ANY_ROUTE, record: RouteRecord | None = None
+        self,
+        input_ids: torch.Tensor,
+        lengths: torch.Tensor,
+        options: SendOptions = ANY_ROUTE,
+        record: RouteRecord | None = None,
     ) -> torch.Tensor:
         """Runs the base model after the prompts (see `Backbone.hidden_states`), and checks the outputs' shape.
 
-        A shared beginning has no outputs; without room to keep it, it is computed like the rest.
+        `lengths` has the number of real tokens of each text, int64 of shape [batch]. A shared beginning has no outputs;
+        without room to keep it, it is computed like the rest.
         """
         prompts, record = self.prompts, record or RouteRecord()
-        hidden, parts = None, [input_ids]
+        hidden, rows = None, len(input_ids)
         if options.shared is not None:
             try:
                 hidden = self.backbone.hidden_states_after(options.shared, input_ids, prompts, record)
             except NoCacheError:
                 record.fell_back = True
                 # what shares a beginning may be too large for one forward
-                parts = [*torch.split(input_ids, rows_in_cache(len(prompts) + input_ids.shape[1], CACHE_TOKENS))]
+                rows = rows_in_cache(len(prompts) + input_ids.shape[1], CACHE_TOKENS)
         if hidden is None:
-            forward = partial(self.backbone.hidden_states, avoided=options.avoided, record=record)
-            hidden = torch.cat([forward(part, prompts) for part in parts])
+            forward = partial(self.backbone.hidden_states, prompts=prompts, avoided=options.avoided, record=record)
+            parts = zip(input_ids.split(rows), lengths.split(rows), strict=True)
+            hidden = torch.cat([self._with_own_frequencies(forward, *part) for part in parts])
         expected = (len(input_ids), len(prompts) + input_ids.shape[1], self._hidden_size)
         if tuple(hidden.shape) != expected:
             raise ModelOutputError(f"The model answered with shape {list(hidden.shape)} instead of {list(expected)}.")
         return hidden
+
+    def _with_own_frequencies(
+        self, forward: Callable[[torch.Tensor], torch.Tensor], input_ids: torch.Tensor, lengths: torch.Tensor
+    ) -> torch.Tensor:
+        """Runs texts in one forward, or in several if their rotary embeddings differ; outputs behind a text are 0."""
+        before, width = len(self.prompts), input_ids.shape[1]
+        kinds = torch.tensor([self._rope.kind(before + length) for length in lengths.tolist()])
+        if bool((kinds == self._rope.kind(before + width)).all()):
+            return forward(input_ids)
+        outputs = []
+        for kind in kinds.unique():
+            rows = (kinds == kind).nonzero().squeeze(1)
+            longest = int(lengths[rows].max())
+            found = forward(input_ids[rows, :longest])
+            outputs.append((rows, torch.nn.functional.pad(found, (0, 0, 0, width - longest))))
+        order = torch.cat([rows for rows, _ in outputs]).argsort()
+        return torch.cat([found for _, found in outputs])[order]
 
 
 class LocalBackbone(Backbone):

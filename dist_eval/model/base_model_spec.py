@@ -20,6 +20,7 @@ from dist_eval.base_model.config import (
     read_config_file,
     tokenizer_limit,
 )
+from dist_eval.base_model.rope import RopeSwitch
 from dist_eval.base_model.weights import weight_map
 from dist_eval.data.revisions import pinned
 from dist_eval.errors import CheckpointError, ConfigError
@@ -70,6 +71,8 @@ class BaseModelSpec:
     # tokens of sessions for which servers of the run's own need room; None if their default will do
     cache_tokens: int | None = None
     adapter: str | None = None  # name of a LoRA adapter that the servers add to it, or None
+    # whether all texts have the same rotary embeddings, so that they may continue what another one begins with
+    shares_beginnings: bool = True
     # whether `max_length` is that of the tokenizer, and the model has positions for more
     is_cut_by_tokenizer: bool = False
 
@@ -109,6 +112,7 @@ class BaseModelSpec:
             token_budget=min(options.token_budget, accepted or options.token_budget),
             adapter=_adapter(options, tuned),
             is_cut_by_tokenizer=is_cut,
+            shares_beginnings=not RopeSwitch(base).kind(longest),
         )
 
     def identity(self) -> dict[str, str]:
@@ -189,7 +193,9 @@ def _kind_of_tokens(tuned: ModelTarget) -> str:
 
 def _max_length(asked: int | None, tuned: ModelTarget, base: Any, accepted: int | None, *, can_be_longer: bool) -> int:
     is_longer = bool(asked and accepted and asked + tuned.extra_tokens > accepted)
-    in_session = is_longer and can_be_longer and has_sessions(base)
+    # in several requests, the first one would not know that other rotary embeddings apply to the whole text
+    is_switching = RopeSwitch(base).kind((asked or 0) + tuned.extra_tokens) > 0
+    in_session = is_longer and can_be_longer and has_sessions(base) and not is_switching
     limits = [(accepted, "servers accept in one request")] if accepted and not in_session else []
     if positions := max_positions(base):
         before_text = (base.pad_token_id or 0) + 1 if base.model_type in _POSITIONS_AFTER_PAD else 0
@@ -206,7 +212,8 @@ def _max_length(asked: int | None, tuned: ModelTarget, base: Any, accepted: int 
     if (asked or 1) > longest:
         also = f" and {tuned.extra_tokens} {_kind_of_tokens(tuned)} are" if tuned.extra_tokens > 0 else " is"
         raise ConfigError(
-            f"--max-length {asked}{also} more than the {limit} tokens that {what}: give --max-length of at most "
-            f"{longest}."
+            f"--max-length {asked}{also} more than the {limit} tokens that {what}"
+            + (", and texts with long rotary embeddings (longrope) take one" if is_switching and is_longer else "")
+            + f": give --max-length of at most {longest}."
         )
     return asked or longest

@@ -57,7 +57,7 @@ class Classifier(ModelOnBackbone):
     ) -> torch.Tensor:
         """Does the same for training: differentiable in the tuned tensors, on the head's device."""
         tuned = self.tuned
-        hidden = self.hidden_states(input_ids, options, record)
+        hidden = self.hidden_states(input_ids, lengths, options, record)
         rows = torch.arange(len(lengths), device=hidden.device)
         last = hidden[rows, tuned.pre_seq_len + lengths.to(hidden.device) - 1]
         return self.backbone.final_norm(last).to(tuned.head) @ tuned.head.T

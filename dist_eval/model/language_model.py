@@ -76,8 +76,10 @@ class LanguageModel(ModelOnBackbone):
         rows = max(1, self._token_budget // forwards.shape[1])
         if options.shared is not None:
             rows = len(forwards)  # which of them go together follows from what they share
-        parts = torch.split(torch.from_numpy(forwards), rows)
-        hidden = torch.cat([self.hidden_states(part, options, record) for part in parts])
+        sizes = np.empty(len(forwards), dtype=np.int64)
+        sizes[which] = lengths[:, 1].numpy() - 1
+        parts = zip(torch.from_numpy(forwards).split(rows), torch.from_numpy(sizes).split(rows), strict=True)
+        hidden = torch.cat([self.hidden_states(*part, options, record) for part in parts])
         # each position predicts the token after it
         counts = (lengths[:, 1] - lengths[:, 0]).numpy()
         rows = np.repeat(np.arange(len(counts)), counts)

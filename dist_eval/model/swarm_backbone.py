@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dist_eval.base_model.rope import RopeSwitch
 from dist_eval.data.answers import RouteSegment
 from dist_eval.data.plan import SharedBeginning
 from dist_eval.errors import NoCacheError, RefusedError
@@ -35,6 +36,7 @@ class SwarmBackbone(Backbone):
         self._request_tokens = request_tokens
         self.shell, self.dht, self.requests, self.config = shell, dht, requests, shell.config
         self.final_norm, self.word_embeddings = shell.final_norm, shell.word_embeddings
+        self._rope = RopeSwitch(self.config)
         self._pool: SessionPool | None = None
         self._room = Room(self.cache_tokens)  # of texts that are too long for a request
 
@@ -120,10 +122,14 @@ class SwarmBackbone(Backbone):
     def session(
         self, rows: int, max_length: int, prompts: SoftPrompts = NO_PROMPTS, *, rolls_back: bool = True
     ) -> TextSession:
-        """See `Backbone.session`: servers keep what they have computed, if model and servers can."""
+        """See `Backbone.session`: servers keep what they have computed, if model and servers can.
+
+        They do not where texts may become so long that other rotary embeddings apply from their first token on.
+        """
         from dist_eval.swarm.inference_session import InferenceSession
 
-        if not self._has_sessions:
+        is_switching = self._rope.kind(len(prompts) + max_length) > 0  # what was computed before would not fit
+        if is_switching or not self._has_sessions:
             return RecomputedTextSession(lambda ids, record: self.hidden_states(ids, prompts, record=record), rows)
         return InferenceSession(
             self.requests,

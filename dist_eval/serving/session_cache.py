@@ -13,6 +13,7 @@ import torch
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer, DynamicSlidingWindowLayer
 
 from dist_eval.base_model.architecture import Architecture
+from dist_eval.base_model.rope import fix_frequencies
 from dist_eval.serving.blocks import Block, keep_layer
 
 
@@ -52,6 +53,7 @@ def block_caches(architecture: Architecture) -> list[BlockCache | None]:
         kinds = [None] * architecture.config.num_hidden_layers
     with torch.device("meta"):
         model = architecture.base_class(architecture.config).eval()
+        fix_frequencies(model)
         token = torch.zeros(1, 1, architecture.config.hidden_size, dtype=torch.get_default_dtype())
         layers: Any = model.get_submodule(architecture.layers)
         return [
