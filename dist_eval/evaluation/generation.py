@@ -42,6 +42,7 @@ from dist_eval.evaluation.task import examples_before, frame_of, require_room_af
 from dist_eval.evaluation.worker import FailurePolicy
 from dist_eval.metrics.metric_loading import load_text_metrics, name_of_spec
 from dist_eval.model.base_model_spec import BaseModelSpec
+from dist_eval.model.generation_config import GenerationSettings
 from dist_eval.model.language_model import CausalModel
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.options.prompts import PromptOptions
@@ -82,7 +83,11 @@ class GenerationTask:
         )
         # how texts are generated
         self.decoding = Decoding(
-            max_new_tokens=config.max_new_tokens, stop=config.stop, temperature=config.temperature, **sampling
+            max_new_tokens=config.max_new_tokens,
+            stop=config.stop,
+            temperature=config.temperature,
+            settings=GenerationSettings(base.name).of_logits(),
+            **sampling,
         )
         self._max_length = base.max_length + target.extra_tokens
         if self._max_length <= config.max_new_tokens:

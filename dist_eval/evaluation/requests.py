@@ -292,7 +292,7 @@ def requested_model(
     generator = None
     if len(data.prompts):
         tokenizer = load_tokenizer(base.name)
-        ends = end_tokens_of(base.name, base.config, tokenizer)
+        ends = end_tokens_of(base.name, tokenizer)
         share = context.config.session_share / context.topology.world_size
         room = share * model.backbone.cache_tokens() if share else 0
         generator = Generator(model, data.prompts.facts.decodings, tokenizer, ends, room)

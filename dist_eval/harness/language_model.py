@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from dist_eval.data.chat import render_chat, template_fault
 from dist_eval.data.generation import text_of
 from dist_eval.errors import ConfigError, DataError, one_line
+from dist_eval.model.generation_config import LOGITS_SETTINGS, GenerationSettings
 from dist_eval.results.inputs import Decoding
 
 ROLLING = "loglikelihood_rolling"
@@ -25,7 +26,7 @@ ROLLING = "loglikelihood_rolling"
 _SAMPLED_FROM = 50
 
 # Further settings that a task may name, with the only values that are supported
-_NO_OTHERS: dict[str, Any] = {"num_beams": 1, "num_return_sequences": 1, "repetition_penalty": 1.0, "use_cache": True}
+_NO_OTHERS: dict[str, Any] = {"num_beams": 1, "num_return_sequences": 1, "use_cache": True}
 
 
 def text_argument(instance: Instance, number: int) -> str:
@@ -48,8 +49,13 @@ def document_of(instance: Instance) -> int:
     return int(getattr(instance, "document", instance.doc_id))
 
 
-def decoding_of(instance: Instance, eos_token: str | None, seed: int) -> Decoding:
-    """Returns how the harness' own backend would generate the text that a request asks for."""
+def decoding_of(
+    instance: Instance, eos_token: str | None, seed: int, model: GenerationSettings | None = None
+) -> Decoding:
+    """Returns how the harness' own backend would generate the text that a request asks for.
+
+    What a task names counts more than the `model`'s generation config.
+    """
     try:
         options = dict(normalize_gen_kwargs(instance.args[1]))
     except (TypeError, ValueError) as error:
@@ -58,13 +64,20 @@ def decoding_of(instance: Instance, eos_token: str | None, seed: int) -> Decodin
         ) from error
     stop = handle_stop_sequences(options.pop("until"), eos=eos_token)
     samples, temperature = options.pop("do_sample"), float(options.pop("temperature", 0.0))
-    most, top_k, top_p = options.pop("max_gen_toks"), options.pop("top_k", _SAMPLED_FROM), options.pop("top_p", 1.0)
+    usual = {"top_k": _SAMPLED_FROM, "top_p": 1.0} | (model.of_samples() if model and samples else {})
+    most, top_k, top_p = options.pop("max_gen_toks"), *(options.pop(name, usual[name]) for name in ("top_k", "top_p"))
+    own = dict(options)
+    options = {name: value for name, value in options.items() if name not in LOGITS_SETTINGS}
     for name, value in options.items():
         if value is not None and value != _NO_OTHERS.get(name):
             raise ConfigError(
                 f"The task {instance.task_name} generates with {name}: {value!r}, which is not supported: texts "
                 "are generated greedily, or drawn with temperature, top_k and top_p, and end at a string in until."
             )
+    try:
+        settings = model.of_logits(own) if model else {}
+    except ConfigError as error:
+        raise ConfigError(f"The task {instance.task_name}: {error}") from error
     if samples and not temperature:
         raise ConfigError(
             f"The task {instance.task_name} draws its texts (do_sample) with a temperature of 0: it should name "
@@ -72,7 +85,8 @@ def decoding_of(instance: Instance, eos_token: str | None, seed: int) -> Decodin
         )
     drawn = {"temperature": temperature, "top_k": top_k or 0, "top_p": top_p, "seed": seed} if samples else {}
     try:
-        return Decoding(max_new_tokens=most, stop=[string for string in stop if string], **drawn)
+        stops = [string for string in stop if string]
+        return Decoding(max_new_tokens=most, stop=stops, settings=settings, **drawn)
     except ValidationError as error:
         [first, *_] = error.errors()
         raise ConfigError(
@@ -117,12 +131,14 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         seed: int = 0,
         think_end: str | int | None = None,
         template_options: Mapping[str, Any] | None = None,
+        generation: Callable[[], GenerationSettings | None] = lambda: None,
         say: Callable[..., None] = lambda *_: None,
     ) -> None:
         super().__init__()
         self.tokenizer, self.max_length = tokenizer, max_length
         self._tasks, self._answer, self._vocab_size, self._strict = tasks, answer, vocab_size, strict
         self._seed, self._think_end, self._template_options, self._say = seed, think_end, template_options or {}, say
+        self._generation = generation
         # those of all tasks in the order in which they are answered, and how many answers each takes; complete once all
         # texts have been read
         self.requests: list[tuple[Instance, int]] = []
@@ -162,9 +178,16 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             instances = [instance for task in self._tasks for instance in task.instances]
             scored = [instance for instance in instances if instance.request_type != _GENERATION]
             generated = [instance for instance in instances if instance.request_type == _GENERATION]
+            model = self._generation() if generated else None
             self._decodings = {
-                id(instance): decoding_of(instance, self.tokenizer.eos_token, self._seed) for instance in generated
+                id(instance): decoding_of(instance, self.tokenizer.eos_token, self._seed, model)
+                for instance in generated
             }
+            if model is not None and model.max_new_tokens is not None:
+                self._say(
+                    f"The model's generation config has max_new_tokens: {model.max_new_tokens}, which the harness' own "
+                    "backend would generate; here the tasks' max_gen_toks count."
+                )
             found = self._answer(self._pairs(scored), self._prompts(generated))
             self._responses, unfinished, start = {}, Counter[str](), 0
             for instance, count in self.requests:

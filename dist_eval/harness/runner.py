@@ -24,6 +24,7 @@ from dist_eval.evaluation.requests import (
 )
 from dist_eval.harness.metrics import group_results, task_results
 from dist_eval.model.base_model_spec import BaseModelSpec
+from dist_eval.model.generation_config import GenerationSettings
 from dist_eval.model.language_model import CausalModel
 from dist_eval.options.harness import require_harness
 from dist_eval.results.harness import HarnessResults
@@ -76,6 +77,7 @@ class _HarnessRun:
             seed=context.config.seed,
             think_end=context.config.think_end,
             template_options=context.config.template_options | self._chosen_template(tokenizer),
+            generation=lambda: GenerationSettings(self._base.name),
             say=tasks.notices.say,
         )
         self._judge = DocumentJudge(tasks.tasks, model)

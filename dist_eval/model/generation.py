@@ -18,8 +18,8 @@ import torch
 
 from dist_eval.data.answers import generation_columns
 from dist_eval.data.generation import StopStrings
-from dist_eval.data.revisions import pinned
 from dist_eval.model.backbone import ModelOnBackbone
+from dist_eval.model.generation_config import GenerationSettings, Process, logits_process
 from dist_eval.model.language_model import LanguageModel
 from dist_eval.model.text_session import Room, with_room
 from dist_eval.results.inputs import Decoding
@@ -68,6 +68,8 @@ class Generator(ModelOnBackbone):
         number = int(lengths[0, 1])
         decoding, stops = self._decodings[number], self._stops[number]
         draws = Draws(decoding.seed, lengths[:, 2].tolist()) if decoding.temperature else None
+        prompts = (row[None, :start] for row, start in zip(input_ids, lengths[:, 0].tolist(), strict=True))
+        processes = [logits_process(decoding, prompt) for prompt in prompts]
         starts = lengths[:, 0]
         tokens = torch.nn.functional.pad(input_ids, (0, decoding.max_new_tokens))
         ends = torch.zeros_like(starts)  # one past the last token of each text that is complete
@@ -87,7 +89,7 @@ class Generator(ModelOnBackbone):
                 position = upto
                 generating = open_rows[starts[open_rows] <= position]
                 states = self.backbone.final_norm(hidden[generating.to(hidden.device), -1])
-                found = self._chosen(states, decoding, draws, generating.tolist())
+                found = self._chosen(states, decoding, draws, generating.tolist(), processes, tokens[:, :position])
                 tokens[generating, position] = found
                 for row, is_end in zip(generating.tolist(), torch.isin(found, self._end_tokens).tolist(), strict=True):
                     text = tokens[row, starts[row] : position + 1]
@@ -100,28 +102,38 @@ class Generator(ModelOnBackbone):
             answer[row, :size] = tokens[row, start : start + size]
         return {"tokens": answer, "length": sizes.to(torch.int32)}
 
-    def _chosen(self, states: torch.Tensor, decoding: Decoding, draws: Draws | None, rows: list[int]) -> torch.Tensor:
-        if draws is None:
+    def _chosen(
+        self,
+        states: torch.Tensor,
+        decoding: Decoding,
+        draws: Draws | None,
+        rows: list[int],
+        processes: Sequence[Process | None],
+        tokens: torch.Tensor,
+    ) -> torch.Tensor:
+        """Chooses the next token of some rows, given all tokens so far, of shape [batch, n]."""
+        if not decoding.temperature and not decoding.settings:
             return self._output.argmax_tokens(states)
-        return draws.tokens(token_probabilities(self._output.logits(states), decoding), rows).cpu()
+        logits = self._output.logits(states)
+        if decoding.settings:
+            own = zip(rows, logits.cpu().split(1), strict=True)
+            logits = torch.cat(
+                [process(tokens[row, None], of_row) for row, of_row in own if (process := processes[row]) is not None]
+            )
+        if draws is None:
+            return logits.argmax(dim=1)
+        return draws.tokens(token_probabilities(logits, decoding), rows).cpu()
 
 
-def end_tokens_of(model: str, config: Any, tokenizer: Any) -> list[int]:
-    """Returns the ids of the tokens that end a text: those of the model's generation config and of its tokenizer.
+def end_tokens_of(model: str, tokenizer: Any) -> list[int]:
+    """Returns the ids of the tokens that end a text: those of a model's generation config and of its tokenizer.
 
     Args:
         model: folder or hub name of the model.
-        config: its `transformers` config.
         tokenizer: its Hugging Face tokenizer.
     """
-    from transformers import GenerationConfig
-
-    try:
-        found = GenerationConfig.from_pretrained(model, revision=pinned("model", model) or "main").eos_token_id
-    except OSError:  # it has none
-        found = config.eos_token_id
-    named = found if isinstance(found, list) else [found]
-    return sorted({token for token in (*named, tokenizer.eos_token_id) if token is not None})
+    own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    return sorted({*GenerationSettings(model).end_tokens, *own})
 
 
 def token_probabilities(logits: torch.Tensor, decoding: Decoding) -> torch.Tensor:

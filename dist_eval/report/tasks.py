@@ -198,4 +198,5 @@ def _decoding(decoding: Decoding) -> str:
         top = [f"top {decoding.top_k}"] * bool(decoding.top_k) + [f"top p {decoding.top_p:g}"] * (decoding.top_p < 1)
         words = ", ".join([f"drawn with temperature {decoding.temperature:g}", *top, f"seed {decoding.seed}"])
     stop = f", up to {' or '.join(map(repr, decoding.stop))}" if decoding.stop else ""
-    return f"{words}, at most {format_count(decoding.max_new_tokens, 'token')}{stop}"
+    settings = "".join(f", {name} {value}" for name, value in decoding.settings.items())
+    return f"{words}, at most {format_count(decoding.max_new_tokens, 'token')}{stop}{settings}"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import operator
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -187,6 +188,9 @@ class Decoding(Record):
     """Draws from the likeliest tokens whose probabilities add up to this."""
     seed: Count = 0
     """Of the draws."""
+    settings: Annotated[dict[str, Any], Field(exclude_if=operator.not_)] = Field(default_factory=dict)
+    """Settings of the model's generation config, or of a task, that change the logits, by transformers' names; left out
+    where there are none."""
 
 
 class PromptsSummary(Record):

@@ -167,12 +167,13 @@ def _recorded_steps(model: Generator, monkeypatch: pytest.MonkeyPatch) -> list[i
 
 
 def test_the_model_s_own_tokens_end_a_text(tmp_path: Path) -> None:
-    from transformers import GenerationConfig, LlamaConfig
-
-    config = LlamaConfig(eos_token_id=7)
-    assert end_tokens_of(str(tmp_path), config, Letters()) == [2, 7]
-    GenerationConfig(eos_token_id=[5, 9]).save_pretrained(tmp_path)
-    assert end_tokens_of(str(tmp_path), config, Letters()) == [2, 5, 9]
+    """Those of its generation config, or of an older model's config, and that of its tokenizer."""
+    (tmp_path / "config.json").write_text('{"model_type": "gemma3", "text_config": {"eos_token_id": 7}}')
+    assert end_tokens_of(str(tmp_path), Letters()) == [2, 7]
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "eos_token_id": 7}')
+    assert end_tokens_of(str(tmp_path), Letters()) == [2, 7]
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 9]}')
+    assert end_tokens_of(str(tmp_path), Letters()) == [2, 5, 9]
 
 
 @pytest.mark.parametrize("top_k", [0, 1, 7, 400])
