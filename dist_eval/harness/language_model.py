@@ -64,9 +64,12 @@ def decoding_of(
         ) from error
     stop = handle_stop_sequences(options.pop("until"), eos=eos_token)
     samples, temperature = options.pop("do_sample"), float(options.pop("temperature", 0.0))
-    usual = {"top_k": _SAMPLED_FROM, "top_p": 1.0} | (model.of_samples() if model and samples else {})
+    try:
+        usual = {"top_k": _SAMPLED_FROM, "top_p": 1.0} | (model.of_samples() if model and samples else {})
+        settings = model.of_logits(options) if model else {}
+    except ConfigError as error:
+        raise ConfigError(f"The task {instance.task_name}: {error}") from error
     most, top_k, top_p = options.pop("max_gen_toks"), *(options.pop(name, usual[name]) for name in ("top_k", "top_p"))
-    own = dict(options)
     options = {name: value for name, value in options.items() if name not in LOGITS_SETTINGS}
     for name, value in options.items():
         if value is not None and value != _NO_OTHERS.get(name):
@@ -74,10 +77,6 @@ def decoding_of(
                 f"The task {instance.task_name} generates with {name}: {value!r}, which is not supported: texts "
                 "are generated greedily, or drawn with temperature, top_k and top_p, and end at a string in until."
             )
-    try:
-        settings = model.of_logits(own) if model else {}
-    except ConfigError as error:
-        raise ConfigError(f"The task {instance.task_name}: {error}") from error
     if samples and not temperature:
         raise ConfigError(
             f"The task {instance.task_name} draws its texts (do_sample) with a temperature of 0: it should name "

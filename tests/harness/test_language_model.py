@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from harness_tasks import WORDS, make_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dist_eval.base_model.config import read_base_config
 from dist_eval.data.answers import generation_columns, log_likelihood_columns
 from dist_eval.data.generation import text_of
 from dist_eval.errors import ConfigError, DataError
+from dist_eval.model.classifier import load_local_backbone
+from dist_eval.model.generation import Generator, end_tokens_of
+from dist_eval.model.generation_config import GenerationSettings
+from dist_eval.model.language_model import LanguageModel
+from dist_eval.model.output_embedding import OutputEmbedding
 
 pytest.importorskip("lm_eval", reason="the extra `harness` is not installed")
 from lm_eval.api.instance import Instance
@@ -226,3 +236,60 @@ def test_what_the_harness_makes_of_rolling_texts_without_a_word_is_said() -> Non
     assert [context == continuation[:1] == [TOKENIZER.bos_token_id] for context, continuation in seen] == [True, True]
     assert "Task stories: texts begin with <s>, before which the harness" in said[1]
     assert said[0] == "Task stories, document 1: the text is empty."
+
+
+@pytest.mark.parametrize(
+    ("config", "asked"),
+    [
+        ({"repetition_penalty": 1.7, "min_new_tokens": 3}, {}),
+        ({"repetition_penalty": 1.7}, {"repetition_penalty": 1.0, "no_repeat_ngram_size": 1}),
+        ({"num_beams": 3, "do_sample": True, "top_p": 0.3}, {"num_beams": 1}),
+    ],
+)
+def test_texts_follow_the_generation_config_as_with_the_harness_own_backend(
+    config: dict[str, Any], asked: dict[str, Any], tiny_models: dict[str, Path], tmp_path: Path
+) -> None:
+    """Stop strings may stand anywhere in a token."""
+    from lm_eval.models.huggingface import HFLM
+    from transformers import AutoModelForCausalLM
+
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_models["llama"], folder)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 2, **config}))
+    settings = {"until": ["ilv", "ridg"], "max_gen_toks": 12, "do_sample": False, **asked}
+    requests = [request("generate_until", " ".join(WORDS[row : row + 3]), settings, number=row) for row in range(8)]
+    theirs: Any = HFLM(pretrained=AutoModelForCausalLM.from_pretrained(folder), tokenizer=TOKENIZER, batch_size=1)
+    expected = theirs.generate_until(requests, disable_tqdm=True)
+
+    def answer(pairs: Iterator[Pair], prompts: Iterator[Prompt]) -> np.ndarray:
+        name, found = str(folder), []
+        language_model = LanguageModel(load_local_backbone(name), OutputEmbedding(name, read_base_config(name)))
+        for context, decoding in prompts:
+            generator = Generator(language_model, [decoding], TOKENIZER, end_tokens_of(name, TOKENIZER))
+            text = generator.answer(torch.tensor([context]), torch.tensor([[len(context), 0, 0]]))
+            found.append((text["tokens"][0].numpy(), int(text["length"][0])))
+        assert not list(pairs)
+        return np.array(found, dtype=generation_columns(12))
+
+    model = HarnessModel(
+        *(TOKENIZER, [SimpleNamespace(instances=requests)], answer),
+        max_length=100,
+        vocab_size=VOCABULARY,
+        generation=lambda: GenerationSettings(str(folder)),
+    )
+    assert model.generate_until(requests) == expected
+    assert len({*expected}) > 1
+
+
+def test_a_generation_config_that_cannot_be_followed_names_the_task(tmp_path: Path) -> None:
+    said: list[str] = []
+    (tmp_path / "generation_config.json").write_text('{"min_p": 0.1, "max_new_tokens": 5, "top_k": 20, "top_p": 0.5}')
+    options: dict[str, Any] = {"generation": lambda: GenerationSettings(str(tmp_path)), "say": said.append}
+    greedy, drawn = ({"max_gen_toks": 9, **more} for more in ({}, {"do_sample": True, "temperature": 0.7}))
+    prompted([request("generate_until", "river", greedy)], **options)
+    assert [text.split(",")[0] for text in said] == ["The model's generation config has max_new_tokens: 5"]
+    with pytest.raises(ConfigError, match=r"The task stories: .*generation_config\.json has min_p: 0\.1"):
+        prompted([request("generate_until", "river", drawn)], **options)
+    (tmp_path / "generation_config.json").write_text('{"top_k": 20, "top_p": 0.5}')
+    [(_, decoding)], _ = prompted([request("generate_until", "river", drawn)], **options)
+    assert (decoding.top_k, decoding.top_p) == (20, 0.5)
