@@ -217,7 +217,10 @@ def read_base_config(model: str, revision: str | None = None) -> Any:
     """
     from dist_eval.base_model.architecture import Architecture
 
-    return Architecture(read_config(model, "base model", revision), model).config
+    config = read_config(model, "base model", revision)
+    decoder = Architecture(config, model).config
+    decoder.tie_word_embeddings = config.tie_word_embeddings  # transformers ties by that of the whole model
+    return decoder
 
 
 def read_config(model: str, what: str, revision: str | None = None) -> Any:

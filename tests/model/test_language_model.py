@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,3 +130,34 @@ def test_a_model_without_a_language_model_head_is_an_error(tmp_path: Path) -> No
     LlamaModel(config).save_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match="has no language-model head"):
         OutputEmbedding(str(tmp_path), config)
+
+
+@pytest.mark.parametrize("of_whole", [True, False, None])
+@pytest.mark.parametrize("of_text", [True, False, None])
+def test_embeddings_are_tied_as_transformers_ties_those_of_a_larger_model(
+    of_whole: bool | None, of_text: bool | None, tmp_path: Path
+) -> None:
+    """Its file has no output embedding; where nothing ties it, transformers would make a random one."""
+    from transformers import AutoConfig, LlavaConfig, LlavaForConditionalGeneration
+
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
+    vision = {**sizes, "model_type": "clip_vision_model", "image_size": 28, "patch_size": 14}
+    settings = {"text_config": {**sizes, "model_type": "llama", "vocab_size": VOCABULARY}, "vision_config": vision}
+    torch.manual_seed(0)
+    model = LlavaForConditionalGeneration(LlavaConfig(**settings, image_token_index=0, tie_word_embeddings=True)).eval()
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    for part, flag in ((config, of_whole), (config["text_config"], of_text)):
+        part.pop("tie_word_embeddings", None)
+        part.update({} if flag is None else {"tie_word_embeddings": flag})
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    if not AutoConfig.from_pretrained(tmp_path).tie_word_embeddings:
+        with pytest.raises(CheckpointError, match="has no language-model head"):
+            language_model(tmp_path)
+        return
+    ids, lengths = texts()
+    ids, lengths = ids[:1].clamp(min=1), lengths[:1]
+    with torch.no_grad():
+        logits = LlavaForConditionalGeneration.from_pretrained(tmp_path)(input_ids=ids[:, :7]).logits[0, 4:]
+    expected = torch.log_softmax(logits.double(), dim=1)[torch.arange(3), ids[0, 5:8]].sum()
+    torch.testing.assert_close(language_model(tmp_path).answer(ids, lengths)["log_likelihood"][0], expected)
