@@ -21,14 +21,19 @@ from dist_eval.errors import CheckpointError, one_line
 from dist_eval.process.parsing import read_json
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_UNSUPPORTED = (
-    "use_dora",
-    "target_parameters",  # of fused experts
-    "modules_to_save",
-    "layer_replication",
-    "fan_in_fan_out",
-    "lora_bias",
+# Keys of a config that are read below, or that only say where an adapter is and how it was trained: others belong to
+# variants that compute something else
+_KEYS = frozenset(
+    (
+        *("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "bias", "init_lora_weights", "peft_type"),
+        *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "ensure_weight_tying"),
+        *("base_model_name_or_path", "revision", "auto_mapping", "task_type", "peft_version", "inference_mode"),
+        *("lora_dropout", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "qalora_group_size"),
+        *("megatron_config", "megatron_core", "runtime_config"),
+    )
 )
+# Initial values that leave the model's weights as they are; others, such as PiSSA's, are subtracted from them
+_INITIAL = (True, False, None, "gaussian", "eva", "orthogonal")
 
 _SCALES = ("r", "rank_pattern"), ("lora_alpha", "alpha_pattern")
 
@@ -63,7 +68,9 @@ def read_adapter(name: str) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
         tensors = load_file(weights_file)
     except Exception as error:  # OSError, ValueError, TypeError and SafetensorError
         raise CheckpointError(f"The adapter {name} cannot be read: {one_line(error)}") from error
-    used = [key for key in _UNSUPPORTED if config.get(key)] + ["bias"] * (config.get("bias", "none") != "none")
+    used = [key for key, value in config.items() if value and key not in _KEYS]
+    used += ["bias"] * (config.get("bias", "none") != "none")
+    used += ["init_lora_weights"] * (config.get("init_lora_weights") not in _INITIAL)
     if config.get("peft_type") != "LORA" or used:
         raise CheckpointError(
             f"The adapter {name} is not a plain LoRA adapter: {_CONFIG} has "

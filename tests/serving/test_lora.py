@@ -52,9 +52,13 @@ def test_an_adapter_is_added_to_the_requests_that_ask_for_it(tmp_path: Path) -> 
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
-    "qwen3": {"use_rslora": True},
+    "qwen3": {
+        "use_rslora": True,
+        "rank_pattern": {"k_proj": 6, "^model.layers.2.mlp.*": 3},
+        "alpha_pattern": {"gate_proj": 5, r"layers\.[12]\..*": 7},
+    },
     "phi3": {"rank_pattern": {"o_proj": 2, r"layers\.0\.mlp\.\w+": 8}, "alpha_pattern": {"layers.1.mlp.down_proj": 3}},
-    "mixtral": {"target_modules": ["q_proj", "v_proj"]},
+    "mixtral": {"target_modules": ["q_proj", "v_proj"], "init_lora_weights": "orthogonal"},
 }
 
 
@@ -105,6 +109,9 @@ def test_blocks_with_an_adapter_compute_what_peft_does(name: str, dtype: torch.d
         (PLAIN, {"target_parameters": ["mlp.experts"]}, "target_parameters: ['mlp.experts']"),
         (PLAIN, {"bias": "all"}, "bias: all"),
         (PLAIN, {"lora_bias": True}, "lora_bias: True"),
+        (PLAIN, {"init_lora_weights": "pissa_niter_4"}, "init_lora_weights: pissa_niter_4"),
+        (PLAIN, {"alora_invocation_tokens": [5]}, "alora_invocation_tokens: [5]"),
+        (PLAIN, {"of_a_later_version": 1}, "of_a_later_version: 1"),
         (PLAIN, {"peft_type": "IA3"}, "peft_type: IA3"),
         (PLAIN, {"r": 3}, "lora_A.weight of rank 2, but adapter_config.json says 3"),
         (PLAIN, {"alpha_pattern": {"(": 3}}, "has a pattern that cannot be read: "),
