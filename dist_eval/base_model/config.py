@@ -219,7 +219,8 @@ def read_base_config(model: str, revision: str | None = None) -> Any:
 
     config = read_config(model, "base model", revision)
     decoder = Architecture(config, model).config
-    decoder.tie_word_embeddings = config.tie_word_embeddings  # transformers ties by that of the whole model
+    # transformers ties by that of the whole model
+    decoder.tie_word_embeddings = getattr(config, "tie_word_embeddings", False)
     return decoder
 
 
@@ -296,8 +297,7 @@ def read_config_file(model: str, revision: str | None = None) -> dict[str, Any]:
 
 def max_positions(config: Any) -> int | None:
     """Returns how many tokens a model has positions for, or its decoder; None if there is no limit."""
-    decoder = config.get_text_config(decoder=True) if hasattr(config, "get_text_config") else config
-    for part in (config, decoder):
+    for part in (config, config.get_text_config(decoder=True)):
         for key in _POSITIONS:
             positions = getattr(part, key, None)
             if isinstance(positions, int) and positions > 0:  # some families say -1 for no limit

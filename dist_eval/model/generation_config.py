@@ -139,10 +139,7 @@ def logits_process(decoding: Decoding, prompt: torch.Tensor) -> Process | None:
     config.max_length = length + decoding.max_new_tokens
     if config.min_new_tokens is not None:
         config.min_length = length + config.min_new_tokens
-    no_others: dict[str, Any] = {"prefix_allowed_tokens_fn": None, "logits_processor": []}
-    processors = _builder()._get_logits_processor(
-        config, input_ids_seq_length=length, encoder_input_ids=prompt, **no_others
-    )
+    processors = _builder()._get_logits_processor(config, input_ids_seq_length=length, encoder_input_ids=prompt)
 
     def process(ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         try:
