@@ -124,6 +124,8 @@ def test_forwards_are_thread_safe(
 class StubbornBackbone:
     """A base model that answers with the given hidden states."""
 
+    config = None
+
     def __init__(self, hidden: torch.Tensor) -> None:
         self.hidden = hidden
         self.final_norm = torch.nn.Identity()

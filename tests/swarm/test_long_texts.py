@@ -45,7 +45,7 @@ ids = torch.randint(3, 32_000, (1, int(tokens) + 1), generator=torch.Generator()
 language_model = causal.on(backbone, 1024)
 before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
 with torch.no_grad():
-    hidden = backbone.final_norm(language_model.hidden_states(ids[:, :-1])[0])
+    hidden = backbone.final_norm(language_model.backbone.hidden_states(ids[:, :-1])[0])
     positions = torch.arange(len(hidden))
     found, _ = language_model.output.log_likelihoods(hidden, positions, ids[0, 1:])
 seconds = time.monotonic() - start
