@@ -172,7 +172,14 @@ def _as_hidden(tensor: torch.Tensor, backends: Sequence[Any]) -> torch.Tensor:
     """Returns what a client sent as hidden states, in the dtype of the blocks."""
     if tensor.ndim != 3:
         raise ValueError(f"Received hidden states of {tensor.ndim} dimensions instead of 3")
-    return tensor.to(backends[0].dtype)
+    return _finite(tensor.to(backends[0].dtype), "hidden states")
+
+
+def _finite(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """Returns numbers that a client sent, and with which all others computed from them are numbers, too."""
+    if tensor.numel() and not torch.stack(torch.aminmax(tensor.detach())).isfinite().all():
+        raise ValueError(f"Received {name} that are not finite in {str(tensor.dtype).removeprefix('torch.')}")
+    return tensor
 
 
 def _unpacked(tensors: Sequence[torch.Tensor], args_structure: Any) -> Sequence[torch.Tensor]:
@@ -189,7 +196,7 @@ def _prompt_of_each(prompts: torch.Tensor | None, backends: Sequence[Any]) -> li
         return [None] * len(backends)
     if len(prompts) != len(backends):
         raise ValueError(f"Received {len(prompts)} prompts for {len(backends)} blocks")
-    return list(prompts.to(backends[0].dtype).unbind(0))
+    return list(_finite(prompts.to(backends[0].dtype), "prompts").unbind(0))
 
 
 async def iterate_inference(
@@ -216,12 +223,15 @@ async def iterate_inference(
 
     if any(backend.kept is None for backend in requested_backends):
         raise ValueError("recurrent blocks keep no attention cache, so that they have no sessions")
-    backend, position, rolls_back = requested_backends[0], 0, True
+    backend, position, rolls_back, rows = requested_backends[0], 0, True, None
     (output,) = nested_flatten(requested_backends[-1].outputs_schema)
     async for request, step in input_iterator:
         received = [deserialize_torch_tensor(tensor) for tensor in request.tensors]
         hidden, prompts, order, *_ignored = _unpacked(received, args_structure)
-        hidden = hidden.to(backend.dtype)
+        hidden = _as_hidden(hidden, requested_backends)
+        if rows not in (None, len(hidden)):
+            raise ValueError(f"Received {len(hidden)} rows in a session of {rows}")
+        rows = len(hidden)
         deep = _prompt_of_each(prompts, requested_backends)
         rolls_back = rolls_back and step.get(ROLLS_BACK) is not False
         start = step.get("start_from_position")

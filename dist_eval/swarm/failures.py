@@ -15,7 +15,7 @@ _TOO_LARGE = ("greater than max_batch_size", "Message size exceeds", "message to
 _NO_CACHE = ("Could not allocate", "attention cache is full", "Cannot allocate KV cache")
 _TOO_LONG = "Cannot allocate KV cache"  # the server takes shorter sessions only
 _NEVER_ROOM = ("max cache size", _TOO_LONG)  # not even if nobody else had a session
-_BUSY = ("TimeoutError", "CancelledError", "deadline exceeded")
+_BUSY = ("TimeoutError", "CancelledError", "deadline exceeded", "busy: ")
 _DAEMON_ERRORS = ("P2PDaemonError", "ControlFailure", "DispatchFailure")
 
 

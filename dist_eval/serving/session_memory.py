@@ -1,0 +1,78 @@
+"""The memory of sessions on a server: who waits for room holds up nobody, and no handler waits for the blocks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+from dist_eval.errors import one_line
+
+LONGEST_WAIT = 10.0
+"""Seconds that a session may wait for room, if its client asks for that."""
+
+_POLL_SECONDS, _READ_SECONDS = 0.05, 1.0
+
+logger = logging.getLogger(__name__)
+
+
+def session_memory_class() -> Any:
+    """Returns Petals' `MemoryCache`, whose allocations are read and waited for in another way.
+
+    In Petals the process of the blocks reads what the handlers allocate only when it runs a step, through a pipe of 64
+    KiB: after some hundred sessions without one, all handlers would wait for ever. Who waits for room there holds a
+    lock that others need, and does not always release it after a time-out.
+    """
+    from petals.server.memory_cache import AllocationFailed, MemoryCache
+
+    class SessionMemory(MemoryCache):  # type: ignore[misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._reading = threading.Lock()
+            threading.Thread(target=_read, args=(weakref.ref(self), self._pipe_recv), daemon=True).start()
+
+        @contextlib.contextmanager
+        def use_cache(self, *handles: Any) -> Iterator[Any]:
+            with self._reading, super().use_cache(*handles) as found:
+                tensors = found
+            yield tensors
+
+        async def _schedule_alloc(self, size: int, *descriptors: Any, timeout: float | None) -> tuple[int, ...]:
+            if size > self.max_size_bytes:
+                raise AllocationFailed(f"Could not allocate {size} bytes, max cache size = {self.max_size_bytes} bytes")
+            deadline = time.monotonic() + min(timeout or 0.0, LONGEST_WAIT)
+            while (handles := self._allocated(size, descriptors)) is None:
+                if time.monotonic() >= deadline:
+                    raise AllocationFailed(f"Server's attention cache is full, could not allocate {size} bytes in time")
+                await asyncio.sleep(_POLL_SECONDS)
+            return handles
+
+        def _allocated(self, size: int, descriptors: Any) -> tuple[int, ...] | None:
+            with self._lock_metadata:
+                if self.current_size_bytes + size > self.max_size_bytes:
+                    return None
+                handles = tuple(self.handle_counter + number for number in range(len(descriptors)))
+                self.current_size_bytes += size
+                self.handle_counter += len(handles)
+                self._pipe_send.send((handles, descriptors))
+                return handles
+
+    return SessionMemory
+
+
+def _read(memory: weakref.ref[Any], pipe: Any) -> None:
+    """Reads what handlers allocate and free until the memory is gone."""
+    while (found := memory()) is not None:
+        try:
+            with found.use_cache():
+                pass
+        except Exception as error:  # such as no memory on the GPU: the session's next step fails
+            logger.warning(f"a session was not allocated: {one_line(error)}")
+        del found
+        with contextlib.suppress(OSError):
+            pipe.poll(_READ_SECONDS)
