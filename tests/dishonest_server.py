@@ -15,6 +15,12 @@ from typing import Any
 import torch
 
 SILENT, TOO_LARGE, NOT_FINITE_ONCE_CAST, REVERSED = "silent", "too large", "not finite once cast", "reversed"
+WRONG_SHAPE, NOT_FINITE, CLOSING = "wrong shape", "not finite", "closing"
+"""Of steps of sessions; the last one closes a session after two of them."""
+
+LATE, ANOTHERS = "late", "another's"
+"""Of steps of one token: what the step before, or one of another session, has found. Such an answer looks right."""
+
 _ANNOUNCED = {"forward_rps": 1e8, "inference_rps": 1e8}  # the most that is plausible
 
 
@@ -54,6 +60,30 @@ def _make_dishonest(file: Path) -> None:
 
         return answer
 
+    steps = handler.iterate_rpc_inference
+    found: list[Any] = []  # the answers to the steps of all sessions so far
+
+    async def lying_steps(**arguments: Any) -> Any:
+        count, before = 0, None
+        async for answers, may_push in steps(**arguments):
+            lie, honest = _lie(file), list(answers)
+            size, count = list(answers[0].size), count + 1
+            if lie == WRONG_SHAPE:
+                answers = [serialize_torch_tensor(torch.zeros(size[0], size[1] + 1, size[2]))]
+            if lie == NOT_FINITE:
+                answers = [serialize_torch_tensor(torch.full(size, torch.nan))]
+            if lie == CLOSING and count > 2:
+                return
+            if lie == LATE and before is not None and list(before[0].size) == size:
+                answers = before
+            if lie == ANOTHERS:
+                answers = next((others for others in found if list(others[0].size) == size), answers)
+            yield answers, may_push
+            before = honest
+            if size[1] == 1:
+                found.append(honest)
+
+    handler.iterate_rpc_inference = lying_steps
     server.declare_active_modules = declare_fast
     handler.serialize_torch_tensor = serialization.serialize_torch_tensor = serialize
     for name in ("rpc_forward", "rpc_backward"):

@@ -98,8 +98,8 @@ def _unpacked(tensor: Any) -> torch.Tensor:
 
 def request(uid: str, *tensors: Any, metadata: Any = None, **fields: Any) -> Any:
     """Makes a message of tensors, serialized or not, and of metadata, a value or any bytes."""
-    from hivemind import MSGPackSerializer
     from hivemind.proto import runtime_pb2
+    from hivemind.utils.serializer import MSGPackSerializer
 
     if not isinstance(metadata, bytes):
         metadata = MSGPackSerializer.dumps({} if metadata is None else metadata)

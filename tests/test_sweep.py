@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import fork_server
+from conftest import TIMEOUT, Launcher, fork_server, wait_for
 
 from dist_eval import demo
 from dist_eval.cluster.run_lists import read_sweep
@@ -66,6 +66,28 @@ def test_results_of_other_options_are_neither_compared_nor_a_success(
     assert main(sweep) == 1
     printed, _ = capfd.readouterr()
     assert printed.count("not compared: max-length=") == 2 and "Differences:" not in printed
+
+
+@pytest.mark.slow
+def test_a_killed_sweep_goes_on_to_the_same_bytes(tmp_path: Path, launcher: Launcher) -> None:
+    grid = write_grid(tmp_path, grid={"max-length": [40, 200, 256]}, limit=None, **{"token-budget": 256})
+    runs = {name: tmp_path / name for name in ("killed", "undisturbed")}
+    command = {name: ("-m", "dist_eval.sweep", str(grid), "--output", str(folder)) for name, folder in runs.items()}
+    assert launcher.run(*command["undisturbed"], preloaded=False).returncode == 0
+    sweep = launcher.start(*command["killed"])
+    second = runs["killed"] / "max-length=200" / "journal"
+    assert wait_for(lambda: any(path.stat().st_size for path in second.glob("*.batches")) or sweep.poll() is not None)
+    sweep.send_signal(signal.SIGKILL)
+    sweep.communicate(timeout=TIMEOUT)
+    assert sweep.returncode == -signal.SIGKILL
+    assert wait_for(lambda: not launcher.processes()), "its run ends with it"
+    assert not (runs["killed"] / "max-length=256").exists()
+    done = launcher.run(*command["killed"], preloaded=False)
+    assert done.returncode == 0, done.stderr
+    for length in (40, 200, 256):
+        one, other = (folder / f"max-length={length}" / "predictions.parquet" for folder in runs.values())
+        assert one.read_bytes() == other.read_bytes()
+    assert not launcher.leftovers()
 
 
 def test_printed_is_a_line_for_each_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,14 +15,16 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 
 from dist_eval.data.answers import RouteSegment, column_names
 from dist_eval.errors import EvaluationError, SwarmError
-from dist_eval.inference.forward import checked_answers
+from dist_eval.inference.forward import checked, checked_answers
 from dist_eval.model.backbone import AnsweringModel, ModelOnBackbone
+from dist_eval.model.generation import Texts
 from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.results.work import Dispute
 from dist_eval.swarm.findings import Findings
@@ -77,6 +79,15 @@ def largest_difference(one: torch.Tensor, other: torch.Tensor, least: float = 1e
     return float(((one - other).norm(dim=-1) / longer).max()) if one.numel() else 0.0
 
 
+class Answered(NamedTuple):
+    """The first answer to a batch that is audited."""
+
+    answers: np.ndarray
+    sent: torch.Tensor  # the token ids that were sent for it, int64 of shape [forwards, length]
+    # has other servers compute it again by these options; returns how far apart the answers are
+    compare: Callable[[SendOptions, RouteRecord], float]
+
+
 class AuditedModel(AnsweringModel):
     """A model on a swarm that answers some batches a second time, over other servers.
 
@@ -87,6 +98,7 @@ class AuditedModel(AnsweringModel):
     """
 
     _random = random.SystemRandom()  # servers cannot know who will be asked about them
+    _by_token = False  # whether servers are asked in sessions, token by token
 
     def __init__(
         self,
@@ -115,19 +127,16 @@ class AuditedModel(AnsweringModel):
         self, input_ids: torch.Tensor, lengths: torch.Tensor
     ) -> tuple[np.ndarray, list[RouteSegment], Findings]:
         """Compares a batch's answers with those over another route, again and again without servers found faulty."""
-        sent = self._model.forwards(input_ids, lengths)
         for _ in range(_MOST_ROUNDS):
             own, other = RouteRecord(), RouteRecord()
-            first = checked_answers(self._model, input_ids, lengths, ANY_ROUTE, own)
-            elsewhere = SendOptions(avoided=tuple(own.route))
+            first, sent, compare = self._answered(input_ids, lengths, own)
             try:
-                second = checked_answers(self._model, input_ids, lengths, elsewhere, other)
+                difference = compare(SendOptions(avoided=tuple(own.route)), other)
             except EvaluationError:
                 return first, own.route, Findings(unanswered=1)
             names = _differing_servers(own.route, other.route)
             if not names:
                 return first, own.route, Findings(alone=1)
-            difference = _answers_apart(first, second)
             if difference <= self._tolerated():
                 agreed = Findings(batches=1, agreed=Counter(names), largest_difference=difference)
                 return first, own.route, agreed
@@ -153,6 +162,15 @@ class AuditedModel(AnsweringModel):
                 disputed = Findings(batches=1, disagreed=Counter(dispute.peers), disputes=[dispute])
                 return first, own.route, disputed
         return first, own.route, Findings(unanswered=1)
+
+    def _answered(self, input_ids: torch.Tensor, lengths: torch.Tensor, record: RouteRecord) -> Answered:
+        """Answers a batch for the first time."""
+        first = checked_answers(self._model, input_ids, lengths, ANY_ROUTE, record)
+
+        def compare(options: SendOptions, other: RouteRecord) -> float:
+            return _answers_apart(first, checked_answers(self._model, input_ids, lengths, options, other))
+
+        return Answered(first, self._model.forwards(input_ids, lengths), compare)
 
     def _by_halves(
         self, input_ids: torch.Tensor, lengths: torch.Tensor
@@ -235,8 +253,39 @@ class AuditedModel(AnsweringModel):
         for span in spans:
             if str(span.peer) == peer and span.start <= start and end <= span.end:
                 segment = replace(span, start=start, end=end)
-                return self._backbone.ask(segment, hidden, self._model.prompts.deep)
+                return self._backbone.ask(segment, hidden, self._model.prompts.deep, by_token=self._by_token)
         raise SwarmError(f"peer {peer} does not hold blocks {start}:{end}")
+
+
+class GeneratingModel(Protocol):
+    """What `AuditedTexts` needs besides a model."""
+
+    def generate(self, input_ids: torch.Tensor, lengths: torch.Tensor, record: RouteRecord) -> Texts:
+        """See `Generator.generate`."""
+
+
+class AuditedTexts(AuditedModel):
+    """A language model on a swarm, some of whose texts are audited.
+
+    Other servers compute in forwards what each token of a text was chosen from; the text itself is not generated again,
+    because one token that rounding has decided would change all after it. Where the two differ, servers are asked in
+    sessions: one that lies there may be honest about forwards.
+    """
+
+    _by_token = True
+
+    def __init__(self, model: ModelOnBackbone, texts: GeneratingModel, *args: Any) -> None:
+        super().__init__(model, *args)
+        self._texts = texts
+
+    def _answered(self, input_ids: torch.Tensor, lengths: torch.Tensor, record: RouteRecord) -> Answered:
+        texts = self._texts.generate(input_ids, lengths, record)
+
+        def compare(options: SendOptions, other: RouteRecord) -> float:
+            again = self._model.hidden_states(texts.sent, texts.lengths, options, other)[texts.places]
+            return largest_difference(texts.states, again.to(texts.states))
+
+        return Answered(checked(self.columns, texts.answer, len(lengths)), texts.sent, compare)
 
 
 def _undecided(names: Sequence[str], route: Sequence[RouteSegment], difference: float, why: str) -> Findings:

@@ -23,14 +23,15 @@ from dist_eval.data.tokenizers import load_tokenizer
 from dist_eval.distributed.collectives import broadcast, gather_columns
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import RunError, translating_os_errors
+from dist_eval.evaluation.audit import AuditedTexts, audited_batches
 from dist_eval.evaluation.context import RunContext
 from dist_eval.evaluation.drive import Judge, RunOutput, decide_plan, drive
 from dist_eval.evaluation.worker import RankOutput
 from dist_eval.inference.in_flight import Window
 from dist_eval.metrics.predictions import prove_coverage
-from dist_eval.model.backbone import ModelOnBackbone
+from dist_eval.model.backbone import AnsweringModel, ModelOnBackbone
 from dist_eval.model.base_model_spec import BaseModelSpec
-from dist_eval.model.generation import Generator, end_tokens_of
+from dist_eval.model.generation import Generator, Texts, end_tokens_of
 from dist_eval.model.language_model import CausalModel, LanguageModel
 from dist_eval.model.output_embedding import OutputEmbedding
 from dist_eval.options.config import RunConfig
@@ -98,9 +99,17 @@ class RequestModel(ModelOnBackbone):
     def _answer(
         self, input_ids: torch.Tensor, lengths: torch.Tensor, options: SendOptions, record: RouteRecord
     ) -> dict[str, torch.Tensor]:
-        is_prompt = lengths.shape[1] == Generator.LENGTHS
-        model: Any = self._generator if is_prompt else self._model
-        found = model.answer(input_ids, lengths, options, record)
+        if lengths.shape[1] == Generator.LENGTHS:
+            return self.generate(input_ids, lengths, record).answer
+        return self._all_columns(self._model.answer(input_ids, lengths, options, record), lengths)
+
+    def generate(self, input_ids: torch.Tensor, lengths: torch.Tensor, record: RouteRecord) -> Texts:
+        """See `Generator.generate`."""
+        assert self._generator is not None, "there are prompts"
+        texts = self._generator.generate(input_ids, lengths, record)
+        return texts._replace(answer=self._all_columns(texts.answer, lengths))
+
+    def _all_columns(self, found: dict[str, torch.Tensor], lengths: torch.Tensor) -> dict[str, torch.Tensor]:
         empty = np.zeros(len(lengths), dtype=self.columns)
         return {name: found.get(name, torch.from_numpy(empty[name].copy())) for name in column_names(self.columns)}
 
@@ -134,8 +143,10 @@ class Answered:
         prompts = None
         if self.prompts.texts:
             prompts = self.prompts.model_copy(update={"new_tokens": int(self.answers["length"].sum())})
+        audited = getattr(context.config, "audit", 0.0)
         return {
             "problem_type": LANGUAGE_MODELING,
+            "audit": self.work.audit.summary(audited) if audited or self.work.audit else None,
             "coverage": self.coverage,
             "requests": self.continuations,
             "prompts": prompts,
@@ -218,9 +229,13 @@ def answer_requests(
         def columns_of(rows: np.ndarray, answers: np.ndarray) -> Columns:
             return {"index": rows, **{name: answers[name] for name in column_names(model.columns)}}
 
+        asked: AnsweringModel = model
+        if audit := getattr(config, "audit", 0.0):
+            asked = AuditedTexts(model, model, journal.exclude, config.audit_tolerance)
         driven = drive(
-            *(context, model, data, plan, answered_by, journal, columns_of),
+            *(context, asked, data, plan, answered_by, journal, columns_of),
             window=window,
+            audited=audited_batches(len(plan), audit),
             judge=judge,
             stream=stream,
         )

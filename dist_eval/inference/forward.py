@@ -133,12 +133,16 @@ def checked_answers(
         ModelOutputError: they are not one for each text, not of the declared shape and dtype, or not finite.
         EvaluationError: there is no answer.
     """
-    found = model.answer(input_ids, lengths, options, record or RouteRecord())
-    answers, finite = np.empty(len(lengths), dtype=model.columns), np.ones(len(lengths), dtype=bool)
-    for name in column_names(model.columns):
+    return checked(model.columns, model.answer(input_ids, lengths, options, record or RouteRecord()), len(lengths))
+
+
+def checked(columns: AnswerColumns, found: Mapping[str, torch.Tensor], texts: int) -> np.ndarray:
+    """Returns the answers to a number of texts, from a tensor for each column (see `checked_answers`)."""
+    answers, finite = np.empty(texts, dtype=columns), np.ones(texts, dtype=bool)
+    for name in column_names(columns):
         column, declared = found[name].numpy(), answers[name]
-        if len(column) != len(lengths):
-            raise ModelOutputError(f"{format_count(len(column), 'answer')} for {format_count(len(lengths), 'text')}.")
+        if len(column) != texts:
+            raise ModelOutputError(f"{format_count(len(column), 'answer')} for {format_count(texts, 'text')}.")
         for what, one, other in (
             ("shape", list(column.shape), list(declared.shape)),
             ("dtype", column.dtype, declared.dtype),
@@ -150,7 +154,7 @@ def checked_answers(
     if not finite.all():
         raise ModelOutputError(
             f"The model answered with values that are not finite for {(~finite).sum()} of "
-            f"{format_count(len(lengths), 'text')}."
+            f"{format_count(texts, 'text')}."
         )
     return answers
 

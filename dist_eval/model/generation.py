@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,6 +24,16 @@ from dist_eval.model.language_model import LanguageModel
 from dist_eval.model.text_session import Room, with_room
 from dist_eval.results.inputs import Decoding
 from dist_eval.swarm.routes import RouteRecord, SendOptions
+
+
+class Texts(NamedTuple):
+    """Generated texts, and what they were generated from."""
+
+    answer: dict[str, torch.Tensor]  # see `Generator`
+    sent: torch.Tensor  # prompts and texts, int64 of shape [batch, n], with 0 behind the end of each
+    lengths: torch.Tensor  # number of tokens sent of each, int64 of shape [batch]
+    states: torch.Tensor  # outputs of the last block that each new token follows from, of shape [tokens, hidden]
+    places: tuple[torch.Tensor, torch.Tensor]  # row and column in `sent` of each of them
 
 
 class Generator(ModelOnBackbone):
@@ -59,11 +69,15 @@ class Generator(ModelOnBackbone):
     def _answer(
         self, input_ids: torch.Tensor, lengths: torch.Tensor, options: SendOptions, record: RouteRecord
     ) -> dict[str, torch.Tensor]:
+        """See `generate`; `options` constrain nothing, because a session has to stay where it is."""
+        return self.generate(input_ids, lengths, record).answer
+
+    @torch.no_grad()
+    def generate(self, input_ids: torch.Tensor, lengths: torch.Tensor, record: RouteRecord) -> Texts:
         """Generates a text after each prompt.
 
         `lengths` has the number of tokens of each prompt, the number of its decoding, the same for all, and its
-        position in the dataset. `options` constrain nothing: an audit has forwards to compare, a text has many.
-        `tokens` of the answer have the one that ended each text, and 0 behind a text.
+        position in the dataset. `tokens` of the answer have the one that ended each text, and 0 behind a text.
         """
         number = int(lengths[0, 1])
         decoding, stops = self._decodings[number], self._stops[number]
@@ -76,6 +90,7 @@ class Generator(ModelOnBackbone):
         position, rows = 0, len(tokens)
         longest = int(starts.max()) + decoding.max_new_tokens - 1  # the last token is not sent
         servers = RouteRecord()
+        states, places = list[torch.Tensor](), list[tuple[int, int]]()
         with (
             self._room.taken(rows * longest),
             closing(self.backbone.session(rows, longest, self.prompts, rolls_back=False)) as session,
@@ -88,8 +103,10 @@ class Generator(ModelOnBackbone):
                 hidden = with_room(step)
                 position = upto
                 generating = open_rows[starts[open_rows] <= position]
-                states = self.backbone.final_norm(hidden[generating.to(hidden.device), -1])
-                found = self._chosen(states, decoding, draws, generating.tolist(), processes, tokens[:, :position])
+                states.append(hidden[generating.to(hidden.device), -1])
+                places += [(row, position - 1) for row in generating.tolist()]
+                normed = self.backbone.final_norm(states[-1])
+                found = self._chosen(normed, decoding, draws, generating.tolist(), processes, tokens[:, :position])
                 tokens[generating, position] = found
                 for row, is_end in zip(generating.tolist(), torch.isin(found, self._end_tokens).tolist(), strict=True):
                     text = tokens[row, starts[row] : position + 1]
@@ -100,7 +117,15 @@ class Generator(ModelOnBackbone):
         answer = torch.zeros(rows, int(self.columns["tokens"].shape[0]), dtype=torch.int32)
         for row, (start, size) in enumerate(zip(starts.tolist(), sizes.tolist(), strict=True)):
             answer[row, :size] = tokens[row, start : start + size]
-        return {"tokens": answer, "length": sizes.to(torch.int32)}
+        sent = tokens[:, :position].where(torch.arange(position) < ends[:, None], 0)
+        rows_and_columns = torch.tensor(places).T
+        return Texts(
+            {"tokens": answer, "length": sizes.to(torch.int32)},
+            sent,
+            ends.clamp(max=position),
+            torch.cat(states),
+            (rows_and_columns[0], rows_and_columns[1]),
+        )
 
     def _chosen(
         self,

@@ -59,15 +59,19 @@ class SwarmBackbone(Backbone):
             return torch.cat([self._in_session(text, deep_prompts, avoided, record) for text in texts])
         return self.requests.forward(embedded, deep_prompts, avoided, record)
 
-    def ask(self, segment: Span, hidden: torch.Tensor, deep_prompts: torch.Tensor | None) -> torch.Tensor:
-        """Sends inputs of a block, of shape [batch, length, hidden], through a given server, which an error names."""
+    def ask(
+        self, segment: Span, hidden: torch.Tensor, deep_prompts: torch.Tensor | None, *, by_token: bool = False
+    ) -> torch.Tensor:
+        """Sends inputs of a block, of shape [batch, length, hidden], through a given server, which an error names.
+
+        They are sent token by token, if it is asked for, in a session like those of texts that are generated.
+        """
         from dist_eval.swarm.server_cache import whole_text_request
 
-        if not self._is_long(hidden):
+        if not by_token and not self._is_long(hidden):
             return self.requests.ask(segment, hidden, deep_prompts)
-        request = whole_text_request(
-            self.requests.transport, segment, hidden, deep_prompts, request_tokens=self._request_tokens
-        )
+        tokens = hidden.shape[0] if by_token else self._request_tokens
+        request = whole_text_request(self.requests.transport, segment, hidden, deep_prompts, request_tokens=tokens)
         with self._room.taken(hidden.shape[0] * hidden.shape[1]):
             return with_room(lambda: self.requests.answer_of(segment, request))
 

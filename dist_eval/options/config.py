@@ -34,7 +34,7 @@ from dist_eval.options.peers import all_peers
 from dist_eval.options.prompts import GenerationOptions, PromptOptions
 
 # what --generate does not go with
-_OF_CLASSIFIERS = ("label_delimiter", "length_normalization", "audit", "labels", "stratify")
+_OF_CLASSIFIERS = ("label_delimiter", "length_normalization", "labels", "stratify")
 _DEMO_HINT = " (--demo needs no other option.)"
 
 

@@ -18,6 +18,7 @@ from dist_eval.report.document import (
 )
 from dist_eval.report.naming import name_of, options_of
 from dist_eval.report.sections import (
+    audit_lines,
     failure_sections,
     format_selection,
     format_speed,
@@ -120,7 +121,8 @@ def _metrics(run: TaskRun) -> Section:
         caption = "Groups of tasks, as the harness aggregates them"
         tables.append(Table(caption, ["metric", "value", "tasks"], of_groups, summary_rows=len(of_groups)))
     caveats = row_caveats(results.dataset.selection, results.dataset.groups) if results.dataset else []
-    return Section("Metrics", tables, notes=[*caveats, *(f"notice: {text}" for text in results.notices)])
+    notices = [f"notice: {text}" for text in results.notices]
+    return Section("Metrics", tables, notes=[*caveats, *notices, *audit_lines(results.audit)])
 
 
 def _find_missed(run: TaskRun, options: ReportOptions) -> Mistakes:

@@ -20,7 +20,7 @@ from dist_eval.results.inputs import (
 )
 from dist_eval.results.record import Count, MetricValues, Reasons, Record
 from dist_eval.results.scores import Groups, Interval, Slice
-from dist_eval.results.work import RankWork, Swarm, Throughput
+from dist_eval.results.work import Audit, RankWork, Swarm, Throughput
 
 LANGUAGE_MODELING: Literal["language_modeling"] = "language_modeling"
 """In the place of a classifier's problem type."""
@@ -178,6 +178,8 @@ class HarnessResults(Record):
     """The speed of all ranks together."""
     swarm: Swarm | None
     """The servers, null without a swarm."""
+    audit: Audit | None = None
+    """What other servers said of generated texts; null where nothing was audited."""
 
     @property
     def metrics(self) -> MetricValues:

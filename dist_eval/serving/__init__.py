@@ -1,6 +1,8 @@
 """Servers of a Petals swarm, and the blocks of models that they compute.
 
 `private` starts a swarm on this host, `member` one server of a swarm that spans hosts; both start `server`, a process
-with a `petals_server`, which makes `server_tasks` of requests. `downloads` fetches what it needs of a model, `blocks`
-computes it, in the memory that `block_memory` and `session_cache` predict; `quantization` and `lora` change weights.
+with a `petals_server`. Its `handler` makes `server_tasks` of requests, once `guarded_p2p` has bounded their number and
+bytes and `guard` has checked their tensors and `metadata`. `downloads` fetches what a server needs of a model, and
+`blocks` computes it, in the memory that `block_memory` and `session_cache` predict; `session_memory` is that of
+sessions. `quantization` and `lora` change weights.
 """

@@ -8,31 +8,18 @@ read (`server_tasks.py`), and streams, bytes and time-outs where they arrive (`g
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dist_eval.printable import printable
-from dist_eval.swarm.protocol import ROLLS_BACK
+from dist_eval.serving.metadata import METADATA_BYTES, Refused, checked_metadata, is_int, shown
 
-METADATA_BYTES, METADATA_DEPTH = 1 << 16, 8
-"""Largest metadata of a message, and how deep its lists and maps may be nested."""
-
-MESSAGE_SPARE_BYTES = METADATA_BYTES + (1 << 16)
-"""What a message may have beside its tensors."""
-
+_SPARE_BYTES = METADATA_BYTES + (1 << 16)  # of a message, beside its tensors
 _MOST_TENSORS = 4
-_LONGEST_NAME, _SHOWN = 256, 60
-_MOST_SERVERS, _MOST_BLOCKS = 1024, 1 << 14  # of those that a session's outputs are to be pushed to
-_TUPLE = 0x40  # hivemind's type code of a tuple
 _ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int64": 8}
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _PLAIN, _FLOAT16 = 0, 2  # of `CompressionType`: the others are decoded by code that trusts their sizes
 _PLACEHOLDER = b"__T"
-
-
-class Refused(ValueError):
-    """A message that no honest client sends."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +43,7 @@ class Guard:
     @property
     def request_bytes(self) -> int:
         """Largest request: hidden states and their gradient in float32, and as much of prompts for each block."""
-        return MESSAGE_SPARE_BYTES + 4 * self.width * self.tokens * (2 + len(self.uids))
+        return _SPARE_BYTES + 4 * self.width * self.tokens * (2 + len(self.uids))
 
     def forward(self, request: Any) -> None:
         """Checks a forward: hidden states and deep prompts.
@@ -93,8 +80,8 @@ class Guard:
         """
         metadata = self._metadata(request)
         length: Any = metadata.get("max_length")
-        if not _is_int(length):
-            raise Refused(f"max_length has to be a whole number, not {_shown(length)}")
+        if not is_int(length):
+            raise Refused(f"max_length has to be a whole number, not {shown(length)}")
         if not 0 <= length <= self.positions:
             raise Refused(f"Cannot allocate KV cache for {length} tokens, max = {self.positions}")
         blocks = self._blocks(request.uid)
@@ -168,7 +155,7 @@ class Guard:
             Refused: there is no such block.
         """
         if uid and uid not in self.uids:
-            raise Refused(f"this server does not serve {_shown(uid)}")
+            raise Refused(f"this server does not serve {shown(uid)}")
 
     def _blocks(self, uid: str) -> int:
         """Checks which blocks a request names; returns how many."""
@@ -176,18 +163,15 @@ class Guard:
         start = self.uids.index(names[0]) if names[0] in self.uids else 0
         if names != list(self.uids[start : start + len(names)]):
             first, last = self.uids[0], self.uids[-1]
-            raise Refused(f"this server serves consecutive blocks from {first} to {last}, not {_shown(uid)}")
+            raise Refused(f"this server serves consecutive blocks from {first} to {last}, not {shown(uid)}")
         return len(names)
 
     def _metadata(self, request: Any) -> Mapping[str, Any]:
         """Reads and checks the metadata of a message."""
-        metadata = read_metadata(request.metadata)
-        for name, is_valid in _FIELDS.items():
-            if (value := metadata.get(name)) is not None and not is_valid(value):
-                raise Refused(f"metadata: {name} cannot be {_shown(value)}")
+        metadata = checked_metadata(request.metadata)
         adapter = metadata.get("active_adapter")
         if adapter and adapter not in self.adapters:
-            raise Refused(f"adapter {_shown(adapter)} not found")
+            raise Refused(f"adapter {shown(adapter)} not found")
         return metadata
 
     def _hidden(self, tensor: Any, name: str = "hidden states", *, may_be_empty: bool = False) -> tuple[int, int]:
@@ -214,85 +198,6 @@ class Guard:
         if not fits or tensor.size[1] not in (1, rows) or tensor.size[2] > length:
             wanted = f"[{blocks}, {rows} or 1, at most {length}, {self.width}]"
             raise Refused(f"the prompts have size {_sizes(tensor)} instead of {wanted}")
-
-
-def read_metadata(data: bytes) -> dict[str, Any]:
-    """Reads the metadata of a message, as `MSGPackSerializer` of hivemind writes it.
-
-    Raises:
-        Refused: it is too large or too deep, or not a map.
-    """
-    if len(data) > METADATA_BYTES:
-        raise Refused(f"metadata of {len(data)} bytes: at most {METADATA_BYTES} are read")
-    value = _loaded(data, METADATA_DEPTH) if data else {}
-    if not isinstance(value, dict):
-        raise Refused(f"metadata has to be a map, not {_shown(value)}")
-    _require_shallow(value, METADATA_DEPTH)
-    return value
-
-
-def _loaded(data: bytes, depth: int) -> Any:
-    """Reads a value; each tuple is one of its own, and was read by recursion until the stack ended."""
-    import msgpack
-
-    def tuple_of(code: int, content: bytes) -> Any:
-        if code != _TUPLE or not depth:
-            raise Refused(f"metadata of type {code}, or nested more than {METADATA_DEPTH} deep")
-        return tuple(_loaded(content, depth - 1))
-
-    try:
-        return msgpack.unpackb(data, ext_hook=tuple_of, raw=False)
-    except Refused:
-        raise
-    except Exception as error:  # of msgpack, whatever was sent
-        raise Refused(f"metadata that cannot be read ({type(error).__name__})") from None
-
-
-def _require_shallow(value: Any, depth: int) -> None:
-    if isinstance(value, (dict, list, tuple)):
-        if not depth:
-            raise Refused(f"metadata nested more than {METADATA_DEPTH} deep")
-        for inner in value.values() if isinstance(value, dict) else value:
-            _require_shallow(inner, depth - 1)
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return (_is_int(value) or isinstance(value, float)) and math.isfinite(value)
-
-
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= _LONGEST_NAME
-
-
-def _is_list(value: Any, most: int, is_valid: Callable[[Any], bool]) -> bool:
-    return isinstance(value, (list, tuple)) and len(value) <= most and all(map(is_valid, value))
-
-
-def _is_server(value: Any) -> bool:
-    """Whether this is a peer with its session, and the first and one-past-last of its blocks."""
-    if not isinstance(value, (list, tuple)) or len(value) != 4:
-        return False
-    peer, session, start, end = value
-    return _is_name(peer) and _is_name(session) and all(map(_is_int, (start, end))) and 0 <= start < end <= _MOST_BLOCKS
-
-
-_FIELDS: dict[str, Callable[[Any], bool]] = {
-    "points": _is_number,
-    "active_adapter": lambda value: isinstance(value, str),
-    "args_structure": lambda value: _is_list(value, 2, lambda part: isinstance(part, (list, tuple, dict))),
-    "output_compression": lambda value: _is_list(value, 2, lambda kind: _is_int(kind) and kind in (_PLAIN, _FLOAT16)),
-    "max_length": _is_int,
-    "alloc_timeout": lambda value: _is_number(value) and value >= 0,
-    "session_id": _is_name,
-    "step_id": _is_name,
-    "next_servers": lambda value: _is_list(value, _MOST_SERVERS, _is_server),
-    "start_from_position": _is_int,
-    ROLLS_BACK: lambda value: isinstance(value, bool),
-}
 
 
 def _arguments(request: Any, metadata: Mapping[str, Any], *names: str) -> list[Any]:
@@ -327,7 +232,7 @@ def _in_order(tensors: Sequence[Any], structure: Any) -> list[Any]:
 def _require_whole(tensor: Any, name: str, dtypes: Collection[str]) -> None:
     """Checks that a serialized tensor has the bytes that its size and dtype need."""
     if tensor.dtype not in dtypes:
-        raise Refused(f"the dtype of the {name} is {_shown(tensor.dtype)} instead of {' or '.join(dtypes)}")
+        raise Refused(f"the dtype of the {name} is {shown(tensor.dtype)} instead of {' or '.join(dtypes)}")
     if len(tensor.size) > 4:
         raise Refused(f"the {name} come in {len(tensor.size)} dimensions")
     numbers, found = math.prod(tensor.size), len(tensor.buffer)
@@ -338,9 +243,7 @@ def _require_whole(tensor: Any, name: str, dtypes: Collection[str]) -> None:
     else:
         raise Refused(f"the {name} came in a compression that this server does not read ({tensor.compression})")
     if found not in [numbers * width for width in widths]:
-        raise Refused(
-            f"the {name} have {found} bytes, but size {_sizes(tensor)} of {tensor.dtype} needs another number"
-        )
+        raise Refused(f"the {name} came in {found} bytes, which do not make size {_sizes(tensor)} of {tensor.dtype}")
 
 
 def _require_order(tensor: Any, rows: int) -> None:
@@ -358,9 +261,4 @@ def _require_order(tensor: Any, rows: int) -> None:
 
 
 def _sizes(tensor: Any) -> str:
-    return _shown(list(tensor.size))
-
-
-def _shown(value: Any) -> str:
-    """Returns a value that a client has sent for an error message."""
-    return printable(repr(value[:_SHOWN] if isinstance(value, (str, bytes, list, tuple)) else value), _SHOWN)
+    return shown(list(tensor.size))

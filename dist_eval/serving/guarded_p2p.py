@@ -15,7 +15,7 @@ from contextlib import aclosing, closing, contextmanager
 from typing import Any
 
 from dist_eval.printable import printable
-from dist_eval.serving.guard import Refused
+from dist_eval.serving.metadata import Refused
 
 REQUESTS_OF_A_PEER, REQUESTS = 128, 512
 """Most requests and sessions at a handler at once, of one client and of all."""
@@ -29,7 +29,7 @@ MESSAGE_SECONDS, SLOWEST = 30.0, 1 << 16
 _AHEAD = 5  # messages of a stream that are read before they are asked for
 _LEAST_MESSAGE_BYTES = 1 << 10  # counted for a shorter one, so that empty ones come to an end, too
 _LONGEST_ERROR = 500
-_CANCEL_SECONDS = 0.1
+_CANCEL_SECONDS, _DISCARD_SECONDS = 0.1, 2.0
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +97,7 @@ class GuardedP2P:
             except Exception as error:
                 with contextlib.suppress(Exception):  # nobody may be there any more
                     await _send(RPCError(message=str(error) or type(error).__name__), writer)
+                    await asyncio.wait_for(_discard(reader), _DISCARD_SECONDS)
 
     async def _converse(
         self,
@@ -236,6 +237,12 @@ async def _end(tasks: Iterable[asyncio.Task[None]]) -> None:
 
 def _seconds_for(size: int) -> float:
     return MESSAGE_SECONDS + size / SLOWEST
+
+
+async def _discard(reader: asyncio.StreamReader) -> None:
+    """Reads on until the client has read why it was refused, which it may not if the connection is cut before."""
+    while await reader.read(1 << 16):
+        continue
 
 
 async def _in_time(coming: Any, seconds: float, what: str) -> Any:

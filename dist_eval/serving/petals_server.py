@@ -4,22 +4,18 @@ Petals 2.2 ties itself to the transformers of 2023 in four modules only: the pac
 of configs, the reading of weights, and LoRA. They are replaced here, and so are the tasks that a request is made
 of (`server_tasks.py`) and what it knows of the memory that blocks take (`block_memory.py`) and sessions
 (`session_cache.py`, `session_memory.py`); its handlers, pools and announcements are used as they are, behind a guard
-(`guard.py`, `guarded_p2p.py`). Blocks and their attention
+(`handler.py`). Blocks and their attention
 caches are transformers' own (`blocks.py`).
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import functools
 import importlib
 import importlib.util
-import logging
 import sys
 import types
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextvars import ContextVar
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +28,7 @@ from dist_eval.base_model.config import default_cache_tokens
 from dist_eval.base_model.weights import ModelWeights
 from dist_eval.serving.block_memory import BlockMemory, block_bytes, format_bytes
 from dist_eval.serving.blocks import Block, load_block
-from dist_eval.serving.guard import Guard
-from dist_eval.serving.guarded_p2p import GuardedP2P
+from dist_eval.serving.handler import handler_class, log_in_one_line, rolls_back
 from dist_eval.serving.lora import adapter_bytes, add_adapter, using_adapter
 from dist_eval.serving.private import LOADED
 from dist_eval.serving.quantization import converting_experts
@@ -41,13 +36,8 @@ from dist_eval.serving.server_tasks import iterate_inference, merge_pools, run_b
 from dist_eval.serving.session_cache import NO_CACHE, BlockCache, SessionLayer, block_caches
 from dist_eval.serving.session_memory import session_memory_class
 from dist_eval.swarm.petals_version import ANNOUNCED, require_petals
-from dist_eval.swarm.protocol import ROLLS_BACK
 
 _UNLIMITED = 1 << 31
-_SHARE_OF_REQUESTS = 4  # all that are received or computed take at most this part of a host's memory
-_MOST_PUSHED = 8  # steps of a session that wait
-
-_rolls_back = ContextVar("rolls_back", default=True)  # whether the session that is opened may be rolled back
 
 
 def import_server() -> Any:
@@ -78,10 +68,9 @@ def import_server() -> Any:
 
     run_server.Server = _server_class()
     server.TransformerBackend = _backend_class()
-    server.TransformerConnectionHandler = _handler_class()
+    server.TransformerConnectionHandler = handler_class()
     server.MemoryCache = session_memory_class()
-    for name in ("petals.server.handler", "hivemind.moe.server.runtime"):
-        logging.getLogger(name).addFilter(_OneLine())
+    log_in_one_line()
     server.convert_block = converting_experts(server.convert_block, server.QuantType.NF4)
     handler.run_rpc_forward, handler.run_rpc_backward = run_forward, run_backward
     handler.iterate_rpc_inference = iterate_inference
@@ -266,7 +255,7 @@ def _backend_class() -> Any:
             device = self.module.devices[0]
             return [
                 TensorDescriptor(shape, dtype=self.dtype, device=device)
-                for shape in (self.kept or NO_CACHE).shapes(batch_size, max_length, rolls_back=_rolls_back.get())
+                for shape in (self.kept or NO_CACHE).shapes(batch_size, max_length, rolls_back=rolls_back.get())
             ]
 
         @torch.inference_mode()
@@ -281,114 +270,3 @@ def _backend_class() -> Any:
                 return (outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1),)
 
     return BlockBackend
-
-
-def _handler_class() -> Any:
-    from hivemind.p2p.p2p_daemon import DEFAULT_MAX_MSG_SIZE
-    from hivemind.proto import runtime_pb2
-    from hivemind.utils.streaming import split_for_streaming
-    from petals.server import handler
-
-    petals_handler = handler.TransformerConnectionHandler
-
-    class TransformerConnectionHandler(petals_handler):  # type: ignore[misc, valid-type]
-        """Petals' handler, by whose name it is called, behind a guard; sessions keep no more than they need."""
-
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            backend = next(iter(self.module_backends.values()))
-            self._guard = Guard(
-                list(self.module_backends),
-                width=backend.config.hidden_size,
-                tokens=backend.forward_pool.max_batch_size,
-                positions=self.inference_max_length,
-                adapters=self.adapters or (),
-            )
-
-        async def add_p2p_handlers(self, p2p: Any, *args: Any, **kwargs: Any) -> None:
-            total = psutil.virtual_memory().total // _SHARE_OF_REQUESTS // len(self._handler_event_queues)
-            await super().add_p2p_handlers(GuardedP2P(p2p, self._guard.request_bytes, total), *args, **kwargs)
-
-        # hivemind reads the annotations of all methods
-
-        @functools.wraps(petals_handler.rpc_forward)
-        async def rpc_forward(self, request: Any, context: Any) -> Any:
-            self._guard.forward(request)
-            return await super().rpc_forward(request, context)
-
-        @functools.wraps(petals_handler.rpc_backward)
-        async def rpc_backward(self, request: Any, context: Any) -> Any:
-            self._guard.backward(request)
-            return await super().rpc_backward(request, context)
-
-        @functools.wraps(petals_handler.rpc_forward_stream)
-        async def rpc_forward_stream(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
-            async for part in self._answer_in_parts(self.rpc_forward, requests, context):
-                yield part
-
-        @functools.wraps(petals_handler.rpc_backward_stream)
-        async def rpc_backward_stream(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
-            async for part in self._answer_in_parts(self.rpc_backward, requests, context):
-                yield part
-
-        async def _answer_in_parts(
-            self, method: Callable[..., Any], requests: AsyncIterator[Any], context: Any
-        ) -> AsyncIterator[Any]:
-            request = await asyncio.wait_for(self._guard.gathered(requests), self.request_timeout)
-            answer = await method(request, context)
-            for tensor in answer.tensors:
-                for part in split_for_streaming(tensor, DEFAULT_MAX_MSG_SIZE):
-                    yield runtime_pb2.ExpertResponse(tensors=[part])
-
-        @functools.wraps(petals_handler.rpc_inference)
-        async def rpc_inference(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
-            first = await anext(requests, None)
-            if first is None:
-                return
-            metadata = self._guard.opening(first)
-            _rolls_back.set(metadata.get(ROLLS_BACK) is not False)
-
-            async def all_requests() -> AsyncIterator[Any]:
-                yield first
-                async for request in requests:
-                    self._guard.step(request, len(first.uid.split()))
-                    yield request
-                yield runtime_pb2.ExpertRequest()  # which ends the session, if the client has not said so
-
-            async for answer in super().rpc_inference(all_requests(), context):
-                yield answer
-
-        @functools.wraps(petals_handler.rpc_push)
-        async def rpc_push(self, request: Any, context: Any) -> Any:
-            self._guard.push(request)
-            return await super().rpc_push(request, context)
-
-        @functools.wraps(petals_handler.rpc_info)
-        async def rpc_info(self, request: Any, context: Any) -> Any:
-            self._guard.info(request.uid)
-            return await super().rpc_info(request, context)
-
-        @contextlib.contextmanager
-        def _managed_session(self, session_id: str) -> Iterator[None]:
-            with super()._managed_session(session_id):
-                self._session_queues[session_id] = _Pushed()
-                yield
-
-    return TransformerConnectionHandler
-
-
-class _Pushed(asyncio.Queue[Any]):
-    """Steps of a session that other servers have sent; those that are too many come from the client, anyway."""
-
-    def put_nowait(self, item: Any) -> None:
-        if item is None or self.qsize() < _MOST_PUSHED:
-            super().put_nowait(item)
-
-
-class _OneLine(logging.Filter):
-    """Leaves out the tracebacks of what a request has failed with."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Returns whether to log a record: not what `GuardedP2P` says, too."""
-        record.exc_info = None
-        return not record.getMessage().startswith("rpc_inference._iterate_inference_steps()")

@@ -299,6 +299,33 @@ def test_a_killed_run_resumes_on_another_number_of_ranks(launcher: Launcher, tmp
     assert not launcher.leftovers()
 
 
+@pytest.mark.slow
+def test_a_killed_run_that_generates_texts_resumes_to_the_same_bytes(
+    models: dict[str, Path], tasks: Path, launcher: Launcher, tmp_path: Path
+) -> None:
+    output, undisturbed = tmp_path / "out", tmp_path / "undisturbed"
+    assert run_here(*command(models["llama"], tasks, undisturbed, *LOCAL)) == 0
+    process = launcher.start(*command(models["llama"], tasks, output, *LOCAL), ranks=2)
+    journal = output / "journal"
+    assert wait_for(
+        lambda: any(path.stat().st_size for path in journal.glob("*.batches")) or process.poll() is not None
+    )
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=TIMEOUT)
+    assert process.returncode == -signal.SIGKILL
+    assert wait_for(lambda: not launcher.processes())
+    run = launcher.run(*command(models["llama"], tasks, output, *LOCAL), ranks=3)
+    assert run.returncode == 0, run.stderr
+    results, expected = results_of(output), results_of(undisturbed)
+    assert sum(rank["resumed"] for rank in results["ranks"]) > 0 < expected["prompts"]["texts"]
+    for name in ("tasks", "coverage", "requests", "prompts", "plan", "model"):
+        assert results[name] == expected[name]
+    for name in TASKS:
+        [ours], [theirs] = (list(folder.glob(f"samples_{name}_*.jsonl")) for folder in (output, undisturbed))
+        assert ours.read_bytes() == theirs.read_bytes()
+    assert not launcher.leftovers()
+
+
 def strange(tasks: Path, folder: Path, **changes: Any) -> Path:
     """Writes a task `strange` to a folder: `words` with changes."""
     task = json.loads((tasks / "words.yaml").read_text())

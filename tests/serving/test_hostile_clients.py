@@ -258,13 +258,17 @@ def test_streams_and_sessions_that_are_never_closed_are_bounded(stranger: Strang
     from dist_eval.serving.guarded_p2p import REQUESTS_OF_A_PEER
 
     async def open_many() -> list[Any]:
-        return [await stranger.opening("rpc_inference") for _ in range(2 * REQUESTS_OF_A_PEER)]
+        return [await stranger.opening("rpc_inference") for _ in range(3 * REQUESTS_OF_A_PEER)]
 
     silent = stranger.wait(open_many())
-    assert "busy: " in outcome(lambda: stranger.converse("rpc_inference", [opening(), request("")]))
-    assert len(client.converse("rpc_inference", [opening(), request("")])) == 1
-    for _, writer in silent:
-        stranger.wait(_closed(writer))
+    try:
+        for _ in range(4):  # of both handlers
+            assert "busy: " in outcome(lambda: stranger.converse("rpc_inference", [opening(), request("")]))
+            assert "busy: " in outcome(lambda: stranger.call("rpc_forward", forward()))
+            assert len(client.converse("rpc_inference", [opening(), request("")])) == 1
+    finally:
+        for _, writer in silent:
+            stranger.wait(_closed(writer))
     assert wait_for(lambda: "answered" in outcome(lambda: stranger.call("rpc_forward", forward())), 20.0)
 
 

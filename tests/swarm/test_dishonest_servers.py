@@ -12,13 +12,28 @@ import dishonest_server
 import pytest
 import torch
 from conftest import ForkedSwarm, SwarmClient, requests_of
-from dishonest_server import NOT_FINITE_ONCE_CAST, REVERSED, SILENT, TOO_LARGE
+from dishonest_server import (
+    ANOTHERS,
+    CLOSING,
+    LATE,
+    NOT_FINITE,
+    NOT_FINITE_ONCE_CAST,
+    REVERSED,
+    SILENT,
+    TOO_LARGE,
+    WRONG_SHAPE,
+)
 from tiny_models import LAYERS, random_checkpoint
 
+from dist_eval.base_model.config import read_base_config
 from dist_eval.errors import RefusedError
-from dist_eval.evaluation.audit import AuditedModel
+from dist_eval.evaluation.audit import AuditedModel, AuditedTexts
 from dist_eval.model.checkpoint import TunedCheckpoint
-from dist_eval.model.classifier import Classifier, load_locally
+from dist_eval.model.classifier import Classifier, load_local_backbone, load_locally
+from dist_eval.model.generation import Generator
+from dist_eval.model.language_model import LanguageModel
+from dist_eval.model.output_embedding import OutputEmbedding
+from dist_eval.results.inputs import Decoding
 from dist_eval.swarm.failures import Failure
 from dist_eval.swarm.gradients import through_swarm
 from dist_eval.swarm.requests import SwarmRequests
@@ -165,3 +180,53 @@ def test_two_servers_that_agree_on_a_lie_do_not_outvote_three_honest_ones(
     assert excluded[:1] == swarm.liars[:1]
     assert {*excluded} <= {*swarm.liars}, record
     assert torch.allclose(logits, truth, atol=1e-4)
+
+
+@pytest.mark.parametrize("lie", [WRONG_SHAPE, NOT_FINITE, CLOSING])
+def test_a_session_goes_on_elsewhere_when_a_server_answers_what_cannot_be_right(
+    lie: str, swarm: SwarmWithLiars, connect: Callable[..., Classifier], tiny_models: dict[str, Path]
+) -> None:
+    classifier = connect(lie, liars=1)
+    requests, (ids, _) = requests_of(classifier), batch()
+    requests.servers.excluded = {swarm.liars[1]}
+    with closing(classifier.backbone.session(*ids.shape)) as session, torch.no_grad():
+        outputs = torch.cat([session.step(part) for part in ids.split([4, 1, 1, 1, 1, 1], dim=1)], dim=1)
+    with torch.no_grad():
+        expected = load_local_backbone(str(tiny_models["llama"])).hidden_states(ids)
+    assert torch.allclose(outputs, expected, atol=1e-4)
+    wrong = {str(peer) for peer, server in requests.router.servers.items() if server.wrong_answers}
+    assert wrong == ({*swarm.liars[:1]} if lie != CLOSING else set())
+    assert requests.router.retries
+
+
+class Ids:
+    """A tokenizer that is not asked for any text."""
+
+    eos_token_id = 2
+
+    def decode(self, tokens: list[int], **_: object) -> str:
+        return " ".join(map(str, tokens))
+
+
+@pytest.mark.parametrize("lie", [LATE, ANOTHERS])
+def test_an_audit_finds_who_lies_about_generated_texts(
+    lie: str, swarm: SwarmWithLiars, connect: Callable[..., Classifier], tiny_models: dict[str, Path]
+) -> None:
+    model, lengths = str(tiny_models["llama"]), torch.tensor([[5 + row, 0, row] for row in range(4)])
+    output = OutputEmbedding(model, read_base_config(model))
+
+    def generator(backbone: object) -> Generator:
+        return Generator(LanguageModel(backbone, output), [Decoding(max_new_tokens=6)], Ids(), (2,))  # type: ignore[arg-type]
+
+    truth = generator(load_local_backbone(model)).answer(batch()[0], lengths)["tokens"]
+    backbone, excluded = connect(lie, liars=1).backbone, list[str]()
+    backbone.requests.servers.excluded = {swarm.liars[1]}  # type: ignore[attr-defined]
+    texts = generator(backbone)
+    with closing(backbone.session(4, 2)) as session:  # what it says to others, if it is asked
+        session.step(torch.tensor([[7], [8], [9], [10]]))
+    assert not torch.equal(texts.answer(batch()[0], lengths)["tokens"], truth), "it lies, and is believed"
+    record = RouteRecord()
+    found = AuditedTexts(texts, texts, excluded.append).answer(batch()[0], lengths, AUDITED, record)
+    assert excluded == swarm.liars[:1], record.findings
+    assert torch.equal(found["tokens"], truth)
+    assert swarm.liars[0] not in {peer for peer, *_ in record.route}
