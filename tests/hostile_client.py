@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
@@ -66,7 +67,11 @@ class Stranger:
         answers = await self._p2p.iterate_protobuf_handler(
             self.peer, _name(method), requests(), runtime_pb2.ExpertResponse
         )
-        return [_unpacked(tensor) async for answer in answers for tensor in answer.tensors]
+        found = list[torch.Tensor]()
+        with contextlib.suppress(ConnectionError):  # a server may end a stream before it has read the end of this one
+            async for answer in answers:
+                found += map(_unpacked, answer.tensors)
+        return found
 
     def open(self, method: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Opens a stream, in which nothing was said yet."""

@@ -340,6 +340,7 @@ def test_texts_are_the_same_through_a_swarm_whose_server_is_killed_on_any_number
         for ranks in (1, 3):
             output = tmp_path / str(ranks)
             arguments = command(model, dataset, output, *longer, "--dht-prefix", "generating")
+            arguments += ["--audit", "1"] if ranks == 1 else []
             process = launcher.start(*arguments, "--initial-peers", *swarm.initial_peers, ranks=ranks)
             if ranks == 3:
                 assert wait_for(partial(is_under_way, output, process))
@@ -347,7 +348,11 @@ def test_texts_are_the_same_through_a_swarm_whose_server_is_killed_on_any_number
             _, err = process.communicate(timeout=TIMEOUT)
             assert process.returncode == 0, err
             assert (output / "predictions.parquet").read_bytes() == expected
-            assert results_of(output)["plan"]["batches"] > 2
+            results = results_of(output)
+            assert results["plan"]["batches"] > 2
+            if ranks == 1:
+                assert results["audit"]["batches"] == results["plan"]["batches"]
+                assert results["audit"]["disputes"] == 0 < results["audit"]["largest_difference"] < 1e-3
     assert not launcher.leftovers()
 
 
