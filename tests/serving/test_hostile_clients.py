@@ -14,10 +14,7 @@ from conftest import SwarmClient, wait_for
 from hostile_client import Stranger, memory_of, nested, nested_tuples, outcome, packed, request
 from tiny_models import HIDDEN, LAYERS
 
-from dist_eval.process.interpreter import has_packages_of_petals
 from dist_eval.serving.private import PrivateSwarm
-
-pytestmark = pytest.mark.skipif(has_packages_of_petals(), reason="today's servers need today's packages")
 
 PREFIX, ROWS, LENGTH = "guarded", 2, 5
 UID = " ".join(f"{PREFIX}.{block}" for block in range(LAYERS))
