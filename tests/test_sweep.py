@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TIMEOUT, Launcher, fork_server, wait_for
+from conftest import TIMEOUT, Launcher, fork_server, run_here, wait_for
 
 from dist_eval import demo
 from dist_eval.cluster.run_lists import read_sweep
@@ -70,23 +70,24 @@ def test_results_of_other_options_are_neither_compared_nor_a_success(
 
 @pytest.mark.slow
 def test_a_killed_sweep_goes_on_to_the_same_bytes(tmp_path: Path, launcher: Launcher) -> None:
-    grid = write_grid(tmp_path, grid={"max-length": [40, 200, 256]}, limit=None, **{"token-budget": 256})
-    runs = {name: tmp_path / name for name in ("killed", "undisturbed")}
-    command = {name: ("-m", "dist_eval.sweep", str(grid), "--output", str(folder)) for name, folder in runs.items()}
-    assert launcher.run(*command["undisturbed"], preloaded=False).returncode == 0
-    sweep = launcher.start(*command["killed"])
-    second = runs["killed"] / "max-length=200" / "journal"
+    budget, lengths, runs = {"token-budget": 256}, (40, 256), tmp_path / "runs"
+    grid = write_grid(tmp_path, grid={"max-length": [*lengths]}, limit=None, **budget)
+    command = "-m", "dist_eval.sweep", str(grid), "--output", str(runs)
+    sweep = launcher.start(*command)
+    second = runs / "max-length=256" / "journal"
     assert wait_for(lambda: any(path.stat().st_size for path in second.glob("*.batches")) or sweep.poll() is not None)
     sweep.send_signal(signal.SIGKILL)
     sweep.communicate(timeout=TIMEOUT)
     assert sweep.returncode == -signal.SIGKILL
     assert wait_for(lambda: not launcher.processes()), "its run ends with it"
-    assert not (runs["killed"] / "max-length=256").exists()
-    done = launcher.run(*command["killed"], preloaded=False)
+    done = launcher.run(*command, preloaded=False)
     assert done.returncode == 0, done.stderr
-    for length in (40, 200, 256):
-        one, other = (folder / f"max-length={length}" / "predictions.parquet" for folder in runs.values())
-        assert one.read_bytes() == other.read_bytes()
+    for length in lengths:
+        single, alone = tmp_path / f"{length}.yaml", tmp_path / str(length)
+        write_grid(tmp_path, limit=None, **budget, **{"max-length": length}).rename(single)
+        assert run_here("-m", "dist_eval", "--config", str(single), "--output", str(alone)) == 0
+        found = (runs / f"max-length={length}" / "predictions.parquet").read_bytes()
+        assert found == (alone / "predictions.parquet").read_bytes()
     assert not launcher.leftovers()
 
 
