@@ -27,6 +27,7 @@ from transformers.cache_utils import Cache
 from dist_eval.base_model.architecture import Architecture
 from dist_eval.base_model.config import default_cache_tokens
 from dist_eval.base_model.weights import ModelWeights
+from dist_eval.process.memory import keep_freed_memory
 from dist_eval.serving.block_memory import BlockMemory, block_bytes, format_bytes
 from dist_eval.serving.blocks import Block, load_block
 from dist_eval.serving.lora import adapter_bytes, add_adapter, using_adapter
@@ -185,6 +186,7 @@ def _server_class() -> Any:
 
             def merge_and_say(backends: Any) -> None:
                 merge_pools(backends)
+                keep_freed_memory()  # before the handlers are forked
                 for backend in backends.values():
                     backend.cache_bytes_per_token = {device: per_token}  # what `rpc_info` divides by
                 kind = " and ".join(filter(None, (self.server_info.torch_dtype, self._quantization)))

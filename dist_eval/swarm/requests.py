@@ -19,6 +19,7 @@ import torch
 from dist_eval.base_model.config import max_request_tokens
 from dist_eval.data.answers import RouteSegment
 from dist_eval.errors import NoCacheError, RefusedError, SwarmError, one_line
+from dist_eval.process.memory import keep_freed_memory
 from dist_eval.results.work import Traffic
 from dist_eval.swarm.attempts import Attempts, Choice, NoServer, RoutePart, TooLarge
 from dist_eval.swarm.directory import ServerDirectory
@@ -101,6 +102,7 @@ class SwarmRequests:
         """
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
+        keep_freed_memory()
         self.servers.start(self.timeout)
         RemoteExpertWorker.run_coroutine(self._measure_round_trips())
 
