@@ -15,11 +15,12 @@ import torch
 from torch import nn
 
 from dist_eval.base_model.architecture import Architecture
+from dist_eval.base_model.embedding import last_layer_outputs, prompted
 from dist_eval.data.answers import AnswerColumns, RouteSegment
 from dist_eval.data.plan import SharedBeginning
 from dist_eval.data.shared_prefixes import CACHE_TOKENS, rows_in_cache
 from dist_eval.errors import ModelOutputError, NoCacheError
-from dist_eval.model.shell import final_norm_of, last_layer_outputs, prompted
+from dist_eval.model.shell import final_norm_of
 from dist_eval.model.text_session import RecomputedTextSession, TextSession
 from dist_eval.results.work import Traffic
 from dist_eval.swarm.routes import ANY_ROUTE, RouteRecord, SendOptions
@@ -84,11 +85,13 @@ class Backbone(HostedModel, ABC):
         *,
         avoided: Sequence[RouteSegment] = (),
         record: RouteRecord | None = None,
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Runs the base model on ids of shape [batch, length]; differentiable in the prompts.
 
-        Returns the outputs of the last block before the final norm, of shape [batch, pre_seq_len + length, hidden].
-        `avoided` are segments of a swarm to avoid if there is another route.
+        Returns the outputs of the last block before the final norm, of shape [batch, pre_seq_len + length, hidden];
+        with `rows`, int64 positions in batch x (pre_seq_len + length), those of shape [rows, hidden], so that a swarm
+        need not send the others. `avoided` are segments of a swarm to avoid if there is another route.
         """
 
     def hidden_states_after(
@@ -176,7 +179,11 @@ class ModelOnBackbone(AnsweringModel):
         return input_ids
 
     def hidden_states(
-        self, input_ids: torch.Tensor, options: SendOptions = ANY_ROUTE, record: RouteRecord | None = None
+        self,
+        input_ids: torch.Tensor,
+        options: SendOptions = ANY_ROUTE,
+        record: RouteRecord | None = None,
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Runs the base model after the prompts (see `Backbone.hidden_states`), and checks the outputs' shape.
 
@@ -191,13 +198,25 @@ class ModelOnBackbone(AnsweringModel):
                 record.fell_back = True
                 # what shares a beginning may be too large for one forward
                 parts = [*torch.split(input_ids, rows_in_cache(len(prompts) + input_ids.shape[1], CACHE_TOKENS))]
+        is_picked = False
         if hidden is None:
             forward = partial(self.backbone.hidden_states, avoided=options.avoided, record=record)
-            hidden = torch.cat([forward(part, prompts) for part in parts])
+            is_picked = rows is not None and len(parts) == 1
+            hidden = (
+                forward(*parts, prompts, rows=rows) if is_picked else torch.cat([forward(p, prompts) for p in parts])
+            )
+        hidden = hidden if is_picked else picked(hidden, rows)
         expected = (len(input_ids), len(prompts) + input_ids.shape[1], self._hidden_size)
+        if rows is not None:
+            expected = (len(rows), self._hidden_size)
         if tuple(hidden.shape) != expected:
             raise ModelOutputError(f"The model answered with shape {list(hidden.shape)} instead of {list(expected)}.")
         return hidden
+
+
+def picked(hidden: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+    """Returns hidden states at positions in batch x length, of shape [rows, hidden]; all of them if `rows` is None."""
+    return hidden if rows is None else hidden.flatten(0, 1)[rows.to(hidden.device)]
 
 
 class LocalBackbone(Backbone):
@@ -218,12 +237,13 @@ class LocalBackbone(Backbone):
         *,
         avoided: Sequence[RouteSegment] = (),
         record: RouteRecord | None = None,
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         embeddings = prompted(self.word_embeddings, input_ids, prompts.tokens)
         with self._one_at_a_time, ExitStack() as hooks:
             for block, prompt in zip(self.blocks, prompts.deep if prompts.deep is not None else (), strict=False):
                 hooks.callback(block.register_forward_pre_hook(_adding_hook(prompt), with_kwargs=True).remove)
-            return last_layer_outputs(self.model, self._architecture, embeddings)
+            return picked(last_layer_outputs(self.model, self._architecture, embeddings), rows)
 
     def session(
         self, rows: int, max_length: int, prompts: SoftPrompts = NO_PROMPTS, *, rolls_back: bool = True

@@ -30,11 +30,15 @@ from dist_eval.base_model.weights import ModelWeights
 from dist_eval.process.memory import keep_freed_memory
 from dist_eval.serving.block_memory import BlockMemory, block_bytes, format_bytes
 from dist_eval.serving.blocks import Block, load_block
+from dist_eval.serving.chain import ChainHandler
+from dist_eval.serving.embedding import Embedder, table_bytes
 from dist_eval.serving.lora import adapter_bytes, add_adapter, using_adapter
 from dist_eval.serving.private import LOADED
 from dist_eval.serving.quantization import converting_experts
 from dist_eval.serving.server_tasks import iterate_inference, merge_pools, run_backward, run_forward
 from dist_eval.serving.session_cache import NO_CACHE, BlockCache, SessionLayer, block_caches
+from dist_eval.swarm.announcements import unpack
+from dist_eval.swarm.chain import read_request
 from dist_eval.swarm.petals_version import ANNOUNCED, require_petals
 from dist_eval.swarm.protocol import ROLLS_BACK
 
@@ -186,6 +190,8 @@ def _server_class() -> Any:
 
             def merge_and_say(backends: Any) -> None:
                 merge_pools(backends)
+                if start == 0:
+                    server.TransformerConnectionHandler.embedder = self._embedder()
                 keep_freed_memory()  # before the handlers are forked
                 for backend in backends.values():
                     backend.cache_bytes_per_token = {device: per_token}  # what `rpc_info` divides by
@@ -199,6 +205,11 @@ def _server_class() -> Any:
 
             server.merge_inference_pools_inplace = merge_and_say
             return chosen
+
+        def _embedder(self) -> Embedder | None:
+            architecture = _architecture(self.converted_model_name_or_path, self.revision)
+            weights = _weights(self.converted_model_name_or_path, self.revision)
+            return Embedder(architecture, weights, self.revision) if architecture.has_lookup else None
 
         def _cache_bytes_per_token(self) -> list[int]:
             caches = _caches(self.converted_model_name_or_path, self.revision)
@@ -214,6 +225,9 @@ def _server_class() -> Any:
             sizes = block_bytes(architecture, self.torch_dtype, self._quantization)
             for index in range(len(sizes)):
                 sizes[index] += sum(adapter_bytes(name, architecture.layers, index) for name in self.adapters)
+            if self.device.type == "cpu" and architecture.has_lookup:
+                weights = _weights(self.converted_model_name_or_path, self.revision)
+                sizes[0] += table_bytes(architecture, weights)
             cache = self._cache_tokens * max(self._cache_bytes_per_token())
             return BlockMemory(sizes, cache, self.block_config.hidden_size, _free_bytes(self.device))
 
@@ -275,10 +289,48 @@ def _backend_class() -> Any:
 
 
 def _handler_class() -> Any:
+    from async_timeout import timeout
+    from hivemind.p2p.p2p_daemon_bindings.control import DEFAULT_MAX_MSG_SIZE
+    from hivemind.proto import runtime_pb2
+    from hivemind.utils.streaming import split_for_streaming
     from petals.server import handler
 
     class TransformerConnectionHandler(handler.TransformerConnectionHandler):  # type: ignore[misc]
-        """Petals' handler, by whose name it is called, for sessions that keep no more than they need."""
+        """Petals' handler, by whose name it is called, for chains, and sessions that keep no more than they need."""
+
+        embedder: Embedder | None = None  # of a server with the first block
+
+        @functools.cached_property
+        def _chain(self) -> ChainHandler:
+            return ChainHandler(self, self.embedder)
+
+        @functools.wraps(handler.TransformerConnectionHandler.rpc_forward)  # hivemind reads its annotations
+        async def rpc_forward(self, request: Any, context: Any) -> Any:
+            from hivemind.compression.serialization import deserialize_torch_tensor
+
+            if (chained := read_request(request.metadata)) is None:
+                return await super().rpc_forward(request, context)
+            async with timeout(self.request_timeout):
+                tensors = [deserialize_torch_tensor(tensor) for tensor in request.tensors]
+                answer = await self._chain.answer(request.uid, tensors, chained, unpack(request.metadata))
+                return runtime_pb2.ExpertResponse(tensors=answer.tensors, metadata=answer.metadata)
+
+        @functools.wraps(handler.TransformerConnectionHandler.rpc_forward_stream)
+        async def rpc_forward_stream(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+            async with timeout(self.request_timeout):
+                first = await anext(requests)
+                chained, requests = read_request(first.metadata), _with_first(first, requests)
+                if chained is not None:
+                    uid, tensors, _ = await self._gather_inputs(requests, context)
+                    answer = await self._chain.answer(uid, tensors, chained, unpack(first.metadata))
+                    metadata = answer.metadata
+                    for tensor in answer.tensors:
+                        for part in split_for_streaming(tensor, DEFAULT_MAX_MSG_SIZE):
+                            yield runtime_pb2.ExpertResponse(tensors=[part], metadata=metadata)
+                            metadata = b""
+                    return
+            async for message in super().rpc_forward_stream(requests, context):
+                yield message
 
         @functools.wraps(handler.TransformerConnectionHandler.rpc_inference)  # hivemind reads its annotations
         async def rpc_inference(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
@@ -290,13 +342,14 @@ def _handler_class() -> Any:
                 return
             metadata = MSGPackSerializer.loads(first.metadata) if first.metadata else {}
             _rolls_back.set(metadata.get(ROLLS_BACK) is not False)
-
-            async def all_requests() -> AsyncIterator[Any]:
-                yield first
-                async for request in requests:
-                    yield request
-
-            async for answer in super().rpc_inference(all_requests(), context):
+            async for answer in super().rpc_inference(_with_first(first, requests), context):
                 yield answer
 
     return TransformerConnectionHandler
+
+
+async def _with_first(first: Any, rest: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    """Yields the messages of a stream of which the first one was taken."""
+    yield first
+    async for request in rest:
+        yield request

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
 from dist_eval.errors import one_line
 from dist_eval.swarm.announcements import read_info
-from dist_eval.swarm.directory import ServerDirectory
+from dist_eval.swarm.chain import ChainAnswer, ChainRequest, Hop, read_chain_answer
 from dist_eval.swarm.failures import WrongAnswer
+from dist_eval.swarm.inputs import Inputs
 from dist_eval.swarm.limited_p2p import Allowance, LimitedP2P
 from dist_eval.swarm.petals_version import has_petals_sessions
 from dist_eval.swarm.routes import Span
@@ -31,6 +33,36 @@ _PLAIN = 0  # `CompressionType.NONE`, which is imported late
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
+class Connection(Protocol):
+    """What requests go through; a `ServerDirectory` is one."""
+
+    @property
+    def p2p(self) -> Any:
+        """The `hivemind.P2P`."""
+
+    @property
+    def dht_prefix(self) -> str:
+        """Name under which the blocks are announced."""
+
+    @property
+    def adapter(self) -> str | None:
+        """The LoRA adapter to compute with."""
+
+
+class Answer(NamedTuple):
+    """What a server has answered, as it was sent."""
+
+    tensors: Sequence[Any]  # `runtime_pb2.Tensor`
+    metadata: bytes
+
+
+class ChainOutputs(NamedTuple):
+    """What a chain of servers has answered."""
+
+    outputs: torch.Tensor  # as for a single server; of shape [rows, hidden] if the chain came to its end
+    answer: ChainAnswer
+
+
 class Transport:
     """Sends hidden states to servers.
 
@@ -39,7 +71,7 @@ class Transport:
         bytes_received: of all tensors so far.
     """
 
-    def __init__(self, directory: ServerDirectory, *, timeout: float, compression: str = "none") -> None:
+    def __init__(self, directory: Connection, *, timeout: float, compression: str = "none") -> None:
         from hivemind.proto import runtime_pb2
 
         from dist_eval.swarm.protocol import request_metadata
@@ -83,11 +115,69 @@ class Transport:
             Exception: any of the daemon, the connection or the server (see `failures.classify`).
         """
         compression = self._compression_for(segment)
-        packed = await asyncio.to_thread(self._pack, hidden, segment.dtype, compression)
+        packed = await asyncio.to_thread(self.pack, hidden, segment.dtype, compression)
         metadata = {"output_compression": (compression,)} if compression != _PLAIN else {}
         # an answer can be larger than its request: hivemind may serialize bfloat16 as float32
         answer = await self._call(_FORWARD, segment, [packed, self._prompts_of(segment)], hidden.numel() * 4, metadata)
-        return (await asyncio.to_thread(read_answer, answer, [hidden.shape]))[0]
+        return (await asyncio.to_thread(read_answer, answer.tensors, [hidden.shape]))[0]
+
+    async def send_chain(
+        self, chain: Sequence[Span], patience: Sequence[float], inputs: Inputs, rows: torch.Tensor | None = None
+    ) -> ChainOutputs:
+        """Sends a batch through blocks of several servers, which pass it on from one to the next.
+
+        Args:
+            chain: the servers and their blocks. All compute in the same dtype.
+            patience: seconds to wait for each server and those after it.
+            inputs: of the first block. If they can be made of token ids, these are sent.
+            rows: positions in batch x length whose outputs are needed, int64 of shape [rows], if the last server runs
+                the model's last block; None for all.
+
+        Returns:
+            The outputs of the last server, or of an earlier one that could not pass them on.
+
+        Raises:
+            WrongAnswer: see `read_answer` and `read_chain_answer`.
+            Exception: any of the daemon, the connection or the first server (see `failures.classify`).
+        """
+        from hivemind.proto import runtime_pb2
+
+        first, plain, tokens = chain[0], runtime_pb2.CompressionType.NONE, inputs.tokens
+        request = ChainRequest(
+            chain=[
+                Hop(peer=str(span.peer), start=span.start, end=span.end, patience=seconds)
+                for span, seconds in zip(chain[1:], patience[1:], strict=True)
+            ],
+            rows=None if rows is None else rows.tolist(),
+            ids=tokens is not None,
+        )
+        tensors = [self._prompts_of(replace(first, end=chain[-1].end))]
+        if tokens is None:
+            hidden = await asyncio.to_thread(inputs.hidden)
+            tensors.insert(0, await asyncio.to_thread(self.pack, hidden, first.dtype, plain))
+        else:
+            soft = NO_TENSOR if tokens.prompts is None else tokens.prompts
+            tensors = [self.pack(tokens.ids, None, plain), *tensors, self.pack(soft, "float32", plain)]
+        answer = await self.call_chain(first, tensors, request, inputs.shape.numel() * 4, patience[0])
+        found = read_chain_answer(answer.metadata, [span.end for span in chain])
+        is_cut = rows is None or found.end < chain[-1].end
+        shape = inputs.shape if is_cut else torch.Size((1, len(rows), inputs.width))  # type: ignore[arg-type]
+        (outputs,) = await asyncio.to_thread(read_answer, answer.tensors, [shape])
+        return ChainOutputs(outputs if is_cut else outputs[0], found)
+
+    async def call_chain(
+        self, segment: Span, tensors: list[Any], request: ChainRequest, largest_answer: int, timeout: float
+    ) -> Answer:
+        """Sends serialized tensors to the first server of a chain; returns what comes back as it is.
+
+        Args:
+            segment: the first server and its blocks.
+            tensors: see `chain`.
+            request: the rest of the chain.
+            largest_answer: in bytes.
+            timeout: seconds to wait for the answer.
+        """
+        return await self._call(_FORWARD, segment, tensors, largest_answer, request.packed(), timeout)
 
     async def send_back(
         self, segment: Span, inputs: torch.Tensor, gradient: torch.Tensor
@@ -103,14 +193,14 @@ class Transport:
         from hivemind.proto import runtime_pb2
 
         plain = runtime_pb2.CompressionType.NONE
-        packed = [await asyncio.to_thread(self._pack, tensor, segment.dtype, plain) for tensor in (inputs, gradient)]
+        packed = [await asyncio.to_thread(self.pack, tensor, segment.dtype, plain) for tensor in (inputs, gradient)]
         shapes = [inputs.shape]
         if self._prompts is not None:
             _, length, width = self._prompts.shape
             shapes.append(torch.Size((segment.end - segment.start, len(inputs), length, width)))
         largest_answer = 4 * sum(shape.numel() for shape in shapes)
         answer = await self._call(_BACKWARD, segment, [*packed, self._prompts_of(segment)], largest_answer)
-        outputs = await asyncio.to_thread(read_answer, answer, shapes)
+        outputs = await asyncio.to_thread(read_answer, answer.tensors, shapes)
         return outputs[0], outputs[1] if len(outputs) > 1 else None
 
     async def open_inference(
@@ -128,9 +218,9 @@ class Transport:
         plain = runtime_pb2.CompressionType.NONE
         deep = NO_TENSOR if prompts is None else prompts[segment.start : segment.end].unsqueeze(1)
         packed = [
-            await asyncio.to_thread(self._pack, hidden, segment.dtype, self._compression_for(segment)),
-            self._pack(deep, segment.dtype, plain),
-            self._pack(NO_ORDER, None, plain),
+            await asyncio.to_thread(self.pack, hidden, segment.dtype, self._compression_for(segment)),
+            self.pack(deep, segment.dtype, plain),
+            self.pack(NO_ORDER, None, plain),
         ]
         self.bytes_sent += sum(len(tensor.buffer) for tensor in packed)
         return packed
@@ -188,25 +278,30 @@ class Transport:
         tensors: list[Any],
         largest_answer: int,
         metadata: dict[str, Any] | None = None,
-    ) -> Sequence[Any]:
+        timeout: float | None = None,
+    ) -> Answer:
         from hivemind.p2p.p2p_daemon_bindings.control import MAX_UNARY_PAYLOAD_SIZE
 
         head, stub = self._head(method, segment, metadata), self._stub(segment, Allowance(largest_answer))
         size = sum(len(tensor.buffer) for tensor in tensors)
         fits = max(size, largest_answer) <= MAX_UNARY_PAYLOAD_SIZE
-        answer = await (self._call_unary if fits else self._call_stream)(stub, method, head, tensors)
+        call = self._call_unary if fits else self._call_stream
+        answer = await call(stub, method, head, tensors, self._timeout if timeout is None else timeout)
         self.bytes_sent += size
-        self.bytes_received += sum(len(tensor.buffer) for tensor in answer)
+        self.bytes_received += sum(len(tensor.buffer) for tensor in answer.tensors)
         return answer
 
-    async def _call_unary(self, stub: Any, method: str, head: dict[str, Any], tensors: list[Any]) -> Sequence[Any]:
+    @staticmethod
+    async def _call_unary(stub: Any, method: str, head: dict[str, Any], tensors: list[Any], timeout: float) -> Answer:
         """Sends one message; returns the serialized tensors of the answer."""
         from hivemind.proto import runtime_pb2
 
         request = runtime_pb2.ExpertRequest(tensors=tensors, **head)
-        return (await getattr(stub, method)(request, timeout=self._timeout)).tensors
+        answer = await getattr(stub, method)(request, timeout=timeout)
+        return Answer(answer.tensors, answer.metadata)
 
-    async def _call_stream(self, stub: Any, method: str, head: dict[str, Any], tensors: list[Any]) -> Sequence[Any]:
+    @staticmethod
+    async def _call_stream(stub: Any, method: str, head: dict[str, Any], tensors: list[Any], timeout: float) -> Answer:
         """Does the same for tensors that are too large for one message."""
         from hivemind.p2p.p2p_daemon_bindings.control import DEFAULT_MAX_MSG_SIZE
         from hivemind.proto import runtime_pb2
@@ -221,12 +316,14 @@ class Transport:
         send = getattr(stub, f"{method}_stream")
         opened = await asyncio.wait_for(send(iter_as_aiter(requests)), _STREAM_OPEN_SECONDS)
         parts: list[list[Any]] = []
-        async for message in aiter_with_timeout(opened, self._timeout):
+        metadata = b""
+        async for message in aiter_with_timeout(opened, timeout):
+            metadata = metadata or message.metadata
             for part in message.tensors:
                 if part.dtype or not parts:  # only the first part of a tensor has it
                     parts.append([])
                 parts[-1].append(part)
-        return list(map(combine_from_streaming, parts))
+        return Answer(list(map(combine_from_streaming, parts)), metadata)
 
     def _prompts_of(self, segment: Span) -> Any:
         from hivemind.proto import runtime_pb2
@@ -235,11 +332,12 @@ class Transport:
         if key not in self._packed_prompts:
             # a batch of 1, which the server broadcasts
             prompts = NO_TENSOR if self._prompts is None else self._prompts[segment.start : segment.end].unsqueeze(1)
-            self._packed_prompts[key] = self._pack(prompts, segment.dtype, runtime_pb2.CompressionType.NONE)
+            self._packed_prompts[key] = self.pack(prompts, segment.dtype, runtime_pb2.CompressionType.NONE)
         return self._packed_prompts[key]
 
     @staticmethod
-    def _pack(tensor: torch.Tensor, dtype: str | None, compression: int) -> Any:
+    def pack(tensor: torch.Tensor, dtype: str | None, compression: int) -> Any:
+        """Serializes a tensor in a dtype; in its own if the name is None or unknown."""
         from hivemind.compression.serialization import serialize_torch_tensor
         from hivemind.proto import runtime_pb2
 
@@ -276,11 +374,20 @@ def read_answer(tensors: Sequence[Any], shapes: Sequence[torch.Size]) -> list[to
     for tensor in outputs:
         if tensor.dtype not in _DTYPES.values():
             raise WrongAnswer(f"values of dtype {tensor.dtype} instead of {', '.join(_DTYPES)}")
-        # the next block squares them for its norm: with larger values its server, though honest, would fail
-        if not (_largest(tensor) ** 2 * tensor.numel() < _FLOAT32_MAX or _norm_is_finite(tensor)):
-            finite = torch.isfinite(tensor).all()
-            raise WrongAnswer("values too large to be squared" if finite else "values that are not finite")
+        require_usable(tensor)
     return outputs
+
+
+def require_usable(outputs: torch.Tensor) -> None:
+    """Checks that the next block can compute with a block's outputs.
+
+    Raises:
+        WrongAnswer: it cannot.
+    """
+    # the next block squares them for its norm: with larger values its server, though honest, would fail
+    if not (_largest(outputs) ** 2 * outputs.numel() < _FLOAT32_MAX or _norm_is_finite(outputs)):
+        finite = torch.isfinite(outputs).all()
+        raise WrongAnswer("values too large to be squared" if finite else "values that are not finite")
 
 
 def _largest(tensor: torch.Tensor) -> float:
