@@ -198,15 +198,13 @@ class ModelOnBackbone(AnsweringModel):
                 record.fell_back = True
                 # what shares a beginning may be too large for one forward
                 parts = [*torch.split(input_ids, rows_in_cache(len(prompts) + input_ids.shape[1], CACHE_TOKENS))]
-        is_picked = False
-        if hidden is None:
-            forward = partial(self.backbone.hidden_states, avoided=options.avoided, record=record)
-            is_picked = rows is not None and len(parts) == 1
-            hidden = (
-                forward(*parts, prompts, rows=rows) if is_picked else torch.cat([forward(p, prompts) for p in parts])
-            )
-        hidden = hidden if is_picked else picked(hidden, rows)
-        expected = (len(input_ids), len(prompts) + input_ids.shape[1], self._hidden_size)
+        forward = partial(self.backbone.hidden_states, avoided=options.avoided, record=record)
+        if hidden is None and len(parts) == 1:
+            hidden = forward(input_ids, prompts, rows=rows)
+        else:
+            whole = torch.cat([forward(part, prompts) for part in parts]) if hidden is None else hidden
+            hidden = picked(whole, rows)
+        expected: tuple[int, ...] = (len(input_ids), len(prompts) + input_ids.shape[1], self._hidden_size)
         if rows is not None:
             expected = (len(rows), self._hidden_size)
         if tuple(hidden.shape) != expected:

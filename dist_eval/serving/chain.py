@@ -23,9 +23,10 @@ from dist_eval.serving.server_tasks import run_forward
 from dist_eval.swarm.announcements import ServerRecord, announcement_of
 from dist_eval.swarm.chain import ChainAnswer, ChainRequest, Hop, HopTimes, read_chain_answer
 from dist_eval.swarm.dht_records import read_block
+from dist_eval.swarm.outputs import require_usable
 from dist_eval.swarm.petals_version import can_chain
 from dist_eval.swarm.routes import Span
-from dist_eval.swarm.transport import NO_TENSOR, Answer, Transport, require_usable
+from dist_eval.swarm.transport import NO_TENSOR, Answer, Transport
 
 _MOST_PASSED_ON, _SLOT_SECONDS = 16, 5.0  # at a time, by each handler; and how long a request waits to be one of them
 _READ_SECONDS, _READ_AGAIN_SECONDS = 60.0, 3.0  # how old announcements may be: those that name a server, and do not

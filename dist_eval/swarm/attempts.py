@@ -8,7 +8,7 @@ costs no attempt (`NoServer`). That the request itself is to blame is known once
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -65,6 +65,7 @@ class RoutePart:
     largest_message: int | None = None  # tokens of the largest of these, if there are several
     rows: int = 1  # texts of the request, if it can be split between them
     chained: bool = False  # whether servers that can may pass it on to each other
+    has_ids: bool = False  # whether such servers are sent token ids
 
     @property
     def size(self) -> int:
@@ -85,10 +86,8 @@ class Choice:
     chain: Sequence[Span] = ()
     patience: Sequence[float] = ()  # seconds to wait for each of them and those after it
 
-    @property
-    def is_clearly_at_fault(self) -> bool:
-        """Whether a wrong answer, or an error, is the asked server's own."""
-        return not self.chain
+    # failures that do not tell who is at fault; after one of them the same servers are asked one by one
+    doubtful: Collection[Failure] = ()
 
 
 @dataclass
@@ -134,7 +133,9 @@ class Attempts:
             min(self.timeout, self._stall_timeout(span, spans, now) * 2**self._failed) for span in chain or route[:1]
         ]
         patience = [sum(stall_timeouts[place:]) for place in range(len(stall_timeouts))]
-        return Choice(route[0], patience[0], spans, now, has_cache, chain, patience)
+        doubtful = [Failure.REFUSED] * (len(chain) > 1 or (bool(chain) and self.part.has_ids))
+        doubtful += [Failure.WRONG] * (len(chain) > 1)
+        return Choice(route[0], patience[0], spans, now, has_cache, chain, patience, doubtful)
 
     def answered(self, choice: Choice, now: float, end: int | None = None) -> None:
         """Bans servers that refused as too large what another one took, and those that did not pass a request on.
@@ -171,8 +172,8 @@ class Attempts:
             self._peers.setdefault(failure, []).append(peer)
             self.router.stats(peer).refused_size(self.part.size, stated_limit(error), one_line(error), now)
             return 0.0
-        self._alone |= bool(choice.chain)
-        if failure in (Failure.WRONG, Failure.REFUSED) and not choice.is_clearly_at_fault:
+        self._alone |= failure in choice.doubtful
+        if failure in choice.doubtful:
             self.router.ban_chain([span.peer for span in choice.chain], now)
             self.router.retries += 1
             return 0.0

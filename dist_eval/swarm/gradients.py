@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from dist_eval.swarm.attempts import Choice, RoutePart, TooLarge
-from dist_eval.swarm.requests import Request, SwarmRequests, tokens_in, within
+from dist_eval.swarm.requests import SwarmRequests, tokens_in, within
+from dist_eval.swarm.turns import Request
 
 _BACKWARD_WORK = 3  # Cost of a backward in forwards: it recomputes one, and costs about two itself
 

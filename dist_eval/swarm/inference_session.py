@@ -20,9 +20,10 @@ from dist_eval.data.answers import RouteSegment
 from dist_eval.errors import NoCacheError
 from dist_eval.swarm.attempts import Choice, RoutePart, TooLarge
 from dist_eval.swarm.failures import RequestDisplaced
-from dist_eval.swarm.requests import Request, SwarmRequests, tokens_in
+from dist_eval.swarm.requests import SwarmRequests, tokens_in
 from dist_eval.swarm.routes import RouteRecord, Span
 from dist_eval.swarm.server_cache import CacheLost, SentStep, ServerCache, chunk_tokens
+from dist_eval.swarm.turns import Request
 
 Result = TypeVar("Result")
 

@@ -2,8 +2,8 @@
 
 Petals' own client is made for training. This one is made for many forwards. `SwarmRequests` is the path of a batch,
 from top to bottom, segment by segment: choose a server, or a chain of servers that pass the request on to each other
-(`attempts.py`, by the speeds that `router.py` has measured), wait for its turn (`gate.py`), send (`transport.py`, which
-judges the answer), and retry or go elsewhere. Wherever a chain ends, the next segment begins.
+(`attempts.py`, by the speeds that `router.py` has measured), wait for its turn (`turns.py`), send (`transport.py`), and
+retry or go elsewhere. Wherever a chain ends, the next segment begins.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ import contextlib
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -26,25 +25,16 @@ from dist_eval.results.work import Traffic
 from dist_eval.swarm.attempts import Attempts, Choice, NoServer, RoutePart, TooLarge
 from dist_eval.swarm.directory import ServerDirectory
 from dist_eval.swarm.failures import Failure, RequestDisplaced, classify, drop_traceback, may_have_room_later
-from dist_eval.swarm.gate import STEPS, Admission, ConcurrencyLimit, Gate, RateLimiter
+from dist_eval.swarm.gate import RateLimiter
 from dist_eval.swarm.inputs import Inputs, TokenIds
 from dist_eval.swarm.router import Router
 from dist_eval.swarm.routes import RouteRecord, Span
 from dist_eval.swarm.servers import SwarmServers
 from dist_eval.swarm.transport import ChainOutputs, Transport
+from dist_eval.swarm.turns import Request, Turns
 
 # How often a server's round trip is measured, and the longest time that this takes
 _ROUND_TRIPS, _ROUND_TRIP_SECONDS = 2, 2.0
-
-# Seconds between two looks at the speeds that other ranks have measured
-_LOOK_SECONDS = 0.05
-
-
-class Request(NamedTuple):
-    """A request to one server."""
-
-    send: Callable[[float], Awaitable[Any]]  # called in its turn, with the seconds to wait for a message's answer
-    work: int  # tokens times blocks
 
 
 MakeRequest = Callable[[Choice], Request]
@@ -66,6 +56,7 @@ class SwarmRequests:
         outage_timeout: seconds to wait for blocks that no reachable server holds.
         rejoin: called every few seconds while waiting for such servers.
         tokens_per_second: most tokens to send through the swarm in a second.
+        chains: whether servers that can may pass requests on to each other, which changes no bit of a result.
 
     Attributes:
         servers: those that may be asked.
@@ -87,6 +78,7 @@ class SwarmRequests:
         outage_timeout: float = 120.0,
         rejoin: Callable[[], None] = lambda: None,
         tokens_per_second: float = math.inf,
+        chains: bool = True,
     ) -> None:
         self.router = router or Router()
         self.halved = 0
@@ -96,11 +88,9 @@ class SwarmRequests:
         self.transport = Transport(directory, timeout=request_timeout, compression=compression)
         self.servers = SwarmServers(directory, config, self.transport, outage_timeout=outage_timeout, rejoin=rejoin)
         self.num_blocks = self.servers.num_blocks
-        # a chain whose activations are compressed between servers would compute something else
-        self._chains = compression == "none"
-        self._gates: dict[tuple[tuple[Span, ...], bool], Gate] = {}
-        self._answers = 0
-        self._look_at = -math.inf
+        # activations that are compressed on the way to each server would be others in a chain
+        self._chains = chains and compression == "none"
+        self._turns = Turns(self.router, self.servers.spans)
 
     def start(self) -> None:
         """Waits for the first list of servers, and measures how long messages to them take.
@@ -169,7 +159,12 @@ class SwarmRequests:
         record: RouteRecord,
     ) -> torch.Tensor:
         while True:
-            part = RoutePart(block, self.num_blocks, inputs.size, avoided, rows=inputs.batch, chained=self._chains)
+            part = RoutePart(
+                *(block, self.num_blocks, inputs.size, avoided),
+                rows=inputs.batch,
+                chained=self._chains,
+                has_ids=inputs.tokens is not None,
+            )
             try:
                 choice, answer = await self.send_with_retries(
                     lambda choice, inputs=inputs: self._forward_request(choice, inputs, rows),  # type: ignore[misc]
@@ -245,7 +240,7 @@ class SwarmRequests:
             try:
                 choice = attempts.choose(online(), time.monotonic())
                 try:
-                    answer = await self._send_in_turn(make_request(choice), choice)
+                    answer = await self._turns.send(make_request(choice), choice)
                 except Exception as error:  # any of the daemon, the connection or the server
                     drop_traceback(error)
                     delay = attempts.failed(choice, error, time.monotonic())
@@ -255,6 +250,8 @@ class SwarmRequests:
                 else:
                     end = answer.answer.end if isinstance(answer, ChainOutputs) else None
                     attempts.answered(choice, time.monotonic(), end)
+                    if choice.chain and choice.chain[-1].end != end:
+                        self.servers.refresh()
                     if has_waited:
                         self.servers.came_back()
                     return choice, answer
@@ -263,67 +260,6 @@ class SwarmRequests:
                 if not attempts.has_route(online(), time.monotonic()):
                     has_waited = True
                     await self.servers.wait(outage)
-
-    async def _send_in_turn(self, request: Request, choice: Choice) -> Any:
-        """Sends a request when its server can use it, and records how that went."""
-        spans = choice.chain or [choice.segment]
-        for span in spans:
-            server = self.router.stats(span.peer)
-            server.announced, server.pacing.announced_seconds_per_work = span.announced, span.seconds_per_work
-        gate = self._gate(choice)
-        ticket = await gate.enter(request.work)
-        sent_at = time.monotonic()
-        try:
-            answer = await request.send(choice.stall_timeout)
-        except BaseException as error:
-            now, failure = time.monotonic(), classify(error)
-            if choice.is_clearly_at_fault or failure not in (Failure.WRONG, Failure.REFUSED):
-                self.router.stats(choice.segment.peer).failed(now, failure)
-            gate.failed(ticket, now)
-            raise
-        now = time.monotonic()
-        self._answers += 1
-        times = [(sent_at, now)]
-        if isinstance(answer, ChainOutputs):
-            times = answer.answer.times(sent_at, now)
-            ticket = replace(ticket, times=times)  # type: ignore[call-arg]
-        for span, (start, done) in zip(spans, times, strict=False):
-            work = request.work * (span.end - span.start) // (spans[-1].end - spans[0].start)
-            self.router.stats(span.peer).answered(work, start, done)
-        gate.answered(ticket, now)
-        if len(times) < len(spans):
-            self._displace(spans[len(times)].peer, "a server could not be passed requests")
-        self._choose_again()
-        return answer
-
-    def _look_again(self) -> None:
-        """Does what answers would, while this rank has none: other ranks may have had some."""
-        if time.monotonic() >= self._look_at:
-            self._choose_again()
-
-    def _choose_again(self) -> None:
-        """Has requests that wait choose again, if servers are faster or slower than expected when they chose."""
-        self._look_at = time.monotonic() + _LOOK_SECONDS
-        if self.router.speeds_changed(self.servers.spans()):
-            for (_, is_for_steps), waiting in self._gates.items():
-                if not is_for_steps:  # steps stay with the server that has their cache
-                    waiting.displace("servers are faster or slower than expected")
-
-    def _displace(self, peer: Any, why: str) -> None:
-        """Has requests choose again that wait for a chain in which a server is not the first one."""
-        for (spans, _), waiting in self._gates.items():
-            if any(span.peer == peer for span in spans[1:]):
-                waiting.displace(why)
-
-    def _gate(self, choice: Choice) -> Gate:
-        """Returns the gate before a server, for forwards or steps of sessions, or before a chain of servers."""
-        spans = tuple(Span(span.peer, span.start, span.end) for span in choice.chain)
-        key = spans or (Span(choice.segment.peer, 0, 0),), choice.has_cache
-        if key not in self._gates:
-            pacing = self.router.stats(choice.segment.peer).pacing
-            admission: Admission = ConcurrencyLimit(STEPS, pacing) if choice.has_cache else pacing
-            self._gates[key] = Gate(self.router.pacing_of(spans) if spans else admission, self._look_again)
-        return self._gates[key]
 
     def halves(self, given: Halved, error: TooLarge) -> Sequence[Halved]:
         """Splits a request into two that a server may accept.
@@ -366,7 +302,7 @@ class SwarmRequests:
         async def send() -> torch.Tensor:
             while True:
                 with contextlib.suppress(RequestDisplaced):  # by the failure of another request
-                    return await self._send_in_turn(request, choice)
+                    return await self._turns.send(request, choice)
 
         try:
             return RemoteExpertWorker.run_coroutine(send())
@@ -398,7 +334,7 @@ class SwarmRequests:
         """Returns the traffic so far, for the section `ranks` of `results.json`."""
         return Traffic(
             compression=self._compression,
-            round_trips=self._answers,
+            round_trips=self._turns.answers,
             retries=self.router.retries,
             halved=self.halved,
             bytes_sent=self.transport.bytes_sent,

@@ -13,12 +13,11 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from dist_eval.errors import one_line
 from dist_eval.swarm.announcements import read_info
 from dist_eval.swarm.chain import ChainAnswer, ChainRequest, Hop, read_chain_answer
-from dist_eval.swarm.failures import WrongAnswer
 from dist_eval.swarm.inputs import Inputs
 from dist_eval.swarm.limited_p2p import Allowance, LimitedP2P
+from dist_eval.swarm.outputs import DTYPES, read_answer
 from dist_eval.swarm.petals_version import has_petals_sessions
 from dist_eval.swarm.routes import Span
 
@@ -27,10 +26,8 @@ NO_TENSOR, NO_ORDER = torch.empty(0), torch.empty(0, dtype=torch.int64)
 
 _FORWARD, _BACKWARD, _INFERENCE = "rpc_forward", "rpc_backward", "rpc_inference"
 _STREAM_OPEN_SECONDS = 5.0
-_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 _COMPRESSION = {"none": "NONE", "float16": "FLOAT16"}
 _PLAIN = 0  # `CompressionType.NONE`, which is imported late
-_FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
 class Connection(Protocol):
@@ -344,7 +341,7 @@ class Transport:
         if compression != runtime_pb2.CompressionType.NONE:
             return serialize_torch_tensor(tensor.detach().to("cpu", torch.float32).contiguous(), compression)
         # a dtype unknown here is left to the server to cast to
-        tensor = tensor.detach().to("cpu", _DTYPES.get(dtype or "", tensor.dtype)).contiguous()
+        tensor = tensor.detach().to("cpu", DTYPES.get(dtype or "", tensor.dtype)).contiguous()
         # hivemind sends bfloat16 as float32 for the sake of old versions; all that serve Petals 2.2 read two bytes
         raw = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
         return runtime_pb2.Tensor(
@@ -354,46 +351,3 @@ class Transport:
             dtype=str(tensor.dtype).removeprefix("torch."),
             requires_grad=False,
         )
-
-
-def read_answer(tensors: Sequence[Any], shapes: Sequence[torch.Size]) -> list[torch.Tensor]:
-    """Deserializes a server's answer, in a dtype that servers compute in.
-
-    Raises:
-        WrongAnswer: the tensors cannot be read, have other shapes or dtypes, or are not finite.
-    """
-    from hivemind.compression.serialization import deserialize_torch_tensor
-
-    try:
-        outputs = [deserialize_torch_tensor(tensor).detach() for tensor in tensors]
-    except Exception as error:  # of numpy and torch, whatever the server has sent
-        raise WrongAnswer(f"tensors that cannot be read ({one_line(error)})") from error
-    found = [tensor.shape for tensor in outputs]
-    if found != list(shapes):
-        raise WrongAnswer(f"shapes {[list(shape) for shape in found]} instead of {[list(shape) for shape in shapes]}")
-    for tensor in outputs:
-        if tensor.dtype not in _DTYPES.values():
-            raise WrongAnswer(f"values of dtype {tensor.dtype} instead of {', '.join(_DTYPES)}")
-        require_usable(tensor)
-    return outputs
-
-
-def require_usable(outputs: torch.Tensor) -> None:
-    """Checks that the next block can compute with a block's outputs.
-
-    Raises:
-        WrongAnswer: it cannot.
-    """
-    # the next block squares them for its norm: with larger values its server, though honest, would fail
-    if not (_largest(outputs) ** 2 * outputs.numel() < _FLOAT32_MAX or _norm_is_finite(outputs)):
-        finite = torch.isfinite(outputs).all()
-        raise WrongAnswer("values too large to be squared" if finite else "values that are not finite")
-
-
-def _largest(tensor: torch.Tensor) -> float:
-    """Returns the largest absolute value, twenty times as fast as a norm of bfloat16; NaN if one of them is."""
-    return float(torch.stack(torch.aminmax(tensor)).abs().max()) if tensor.numel() else 0.0
-
-
-def _norm_is_finite(tensor: torch.Tensor) -> bool:
-    return bool(torch.linalg.vector_norm(tensor, dtype=torch.float32).isfinite())

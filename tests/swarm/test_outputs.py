@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from dist_eval.swarm.failures import WrongAnswer
-from dist_eval.swarm.transport import read_answer
+from dist_eval.swarm.outputs import read_answer
 
 SHAPE = torch.Size((2, 3))
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
