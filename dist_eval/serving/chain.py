@@ -24,9 +24,11 @@ from dist_eval.swarm.announcements import ServerRecord, announcement_of
 from dist_eval.swarm.chain import ChainAnswer, ChainRequest, Hop, HopTimes, read_chain_answer
 from dist_eval.swarm.dht_records import read_block
 from dist_eval.swarm.outputs import require_usable
+from dist_eval.swarm.payload import Payload
 from dist_eval.swarm.petals_version import can_chain
 from dist_eval.swarm.routes import Span
-from dist_eval.swarm.transport import NO_TENSOR, Answer, Transport
+from dist_eval.swarm.streams import Answer
+from dist_eval.swarm.transport import NO_TENSOR, Transport
 
 _MOST_PASSED_ON, _SLOT_SECONDS = 16, 5.0  # at a time, by each handler; and how long a request waits to be one of them
 _READ_SECONDS, _READ_AGAIN_SECONDS = 60.0, 3.0  # how old announcements may be: those that name a server, and do not
@@ -98,7 +100,9 @@ class ChainHandler:
                 why = printable(one_line(error), _LONGEST_REASON)
                 own = own.model_copy(update={"call": time.monotonic() - began - own.own})
         packed = self._handler._serialize_outputs(computed.outputs, backends, {})
-        return Answer(packed, _packed(ChainAnswer(end=end, hops=[own], why=why)))
+        return Answer(
+            [Payload.of_message(tensor) for tensor in packed], _packed(ChainAnswer(end=end, hops=[own], why=why))
+        )
 
     async def _compute(
         self, backends: Sequence[Any], tensors: Sequence[torch.Tensor], request: ChainRequest, adapter: str

@@ -313,7 +313,9 @@ def _handler_class() -> Any:
             async with timeout(self.request_timeout):
                 tensors = [deserialize_torch_tensor(tensor) for tensor in request.tensors]
                 answer = await self._chain.answer(request.uid, tensors, chained, unpack(request.metadata))
-                return runtime_pb2.ExpertResponse(tensors=answer.tensors, metadata=answer.metadata)
+                return runtime_pb2.ExpertResponse(
+                    tensors=[tensor.message() for tensor in answer.tensors], metadata=answer.metadata
+                )
 
         @functools.wraps(handler.TransformerConnectionHandler.rpc_forward_stream)
         async def rpc_forward_stream(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
@@ -325,7 +327,7 @@ def _handler_class() -> Any:
                     answer = await self._chain.answer(uid, tensors, chained, unpack(first.metadata))
                     metadata = answer.metadata
                     for tensor in answer.tensors:
-                        for part in split_for_streaming(tensor, DEFAULT_MAX_MSG_SIZE):
+                        for part in split_for_streaming(tensor.message(), DEFAULT_MAX_MSG_SIZE):
                             yield runtime_pb2.ExpertResponse(tensors=[part], metadata=metadata)
                             metadata = b""
                     return

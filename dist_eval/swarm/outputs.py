@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from dist_eval.errors import one_line
 from dist_eval.swarm.failures import WrongAnswer
+from dist_eval.swarm.payload import Payload
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 """Those that servers compute in, by the names that they announce."""
@@ -16,16 +16,14 @@ DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
-def read_answer(tensors: Sequence[Any], shapes: Sequence[torch.Size]) -> list[torch.Tensor]:
+def read_answer(tensors: Sequence[Payload], shapes: Sequence[torch.Size]) -> list[torch.Tensor]:
     """Deserializes a server's answer, in a dtype that servers compute in.
 
     Raises:
         WrongAnswer: the tensors cannot be read, have other shapes or dtypes, or are not finite.
     """
-    from hivemind.compression.serialization import deserialize_torch_tensor
-
     try:
-        outputs = [deserialize_torch_tensor(tensor).detach() for tensor in tensors]
+        outputs = [tensor.tensor().detach() for tensor in tensors]
     except Exception as error:  # of numpy and torch, whatever the server has sent
         raise WrongAnswer(f"tensors that cannot be read ({one_line(error)})") from error
     found = [tensor.shape for tensor in outputs]

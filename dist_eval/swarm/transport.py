@@ -18,8 +18,10 @@ from dist_eval.swarm.chain import ChainAnswer, ChainRequest, Hop, read_chain_ans
 from dist_eval.swarm.inputs import Inputs
 from dist_eval.swarm.limited_p2p import Allowance, LimitedP2P
 from dist_eval.swarm.outputs import DTYPES, read_answer
+from dist_eval.swarm.payload import Payload
 from dist_eval.swarm.petals_version import has_petals_sessions
 from dist_eval.swarm.routes import Span
+from dist_eval.swarm.streams import Answer, call_stream
 
 NO_TENSOR, NO_ORDER = torch.empty(0), torch.empty(0, dtype=torch.int64)
 """Sent in place of prompts, and of an order of the rows of a session."""
@@ -44,13 +46,6 @@ class Connection(Protocol):
     @property
     def adapter(self) -> str | None:
         """The LoRA adapter to compute with."""
-
-
-class Answer(NamedTuple):
-    """What a server has answered, as it was sent."""
-
-    tensors: Sequence[Any]  # `runtime_pb2.Tensor`
-    metadata: bytes
 
 
 class ChainOutputs(NamedTuple):
@@ -79,7 +74,7 @@ class Transport:
         self._has_sessions: dict[Any, bool] = {}
         self._prompts: torch.Tensor | None = None
         self._version: Any = None
-        self._packed_prompts: dict[tuple[int, int, str | None], Any] = {}
+        self._packed_prompts: dict[tuple[int, int, str | None], Payload] = {}
         self._metadata = {
             method: request_metadata(tensors, directory.adapter)
             for method, tensors in ((_FORWARD, 2), (_BACKWARD, 3), (_INFERENCE, 3))
@@ -137,9 +132,7 @@ class Transport:
             WrongAnswer: see `read_answer` and `read_chain_answer`.
             Exception: any of the daemon, the connection or the first server (see `failures.classify`).
         """
-        from hivemind.proto import runtime_pb2
-
-        first, plain, tokens = chain[0], runtime_pb2.CompressionType.NONE, inputs.tokens
+        first, tokens = chain[0], inputs.tokens
         request = ChainRequest(
             chain=[
                 Hop(peer=str(span.peer), start=span.start, end=span.end, patience=seconds)
@@ -151,10 +144,10 @@ class Transport:
         tensors = [self._prompts_of(replace(first, end=chain[-1].end))]
         if tokens is None:
             hidden = await asyncio.to_thread(inputs.hidden)
-            tensors.insert(0, await asyncio.to_thread(self.pack, hidden, first.dtype, plain))
+            tensors.insert(0, await asyncio.to_thread(self.pack, hidden, first.dtype, _PLAIN))
         else:
             soft = NO_TENSOR if tokens.prompts is None else tokens.prompts
-            tensors = [self.pack(tokens.ids, None, plain), *tensors, self.pack(soft, "float32", plain)]
+            tensors = [self.pack(tokens.ids, None, _PLAIN), *tensors, self.pack(soft, "float32", _PLAIN)]
         answer = await self.call_chain(first, tensors, request, inputs.shape.numel() * 4, patience[0])
         found = read_chain_answer(answer.metadata, [span.end for span in chain])
         is_cut = rows is None or found.end < chain[-1].end
@@ -163,7 +156,7 @@ class Transport:
         return ChainOutputs(outputs if is_cut else outputs[0], found)
 
     async def call_chain(
-        self, segment: Span, tensors: list[Any], request: ChainRequest, largest_answer: int, timeout: float
+        self, segment: Span, tensors: Sequence[Payload], request: ChainRequest, largest_answer: int, timeout: float
     ) -> Answer:
         """Sends serialized tensors to the first server of a chain; returns what comes back as it is.
 
@@ -187,10 +180,7 @@ class Transport:
             The gradient with respect to the inputs, of shape [batch, length, hidden], and to the deep prompts of these
             blocks, of shape [blocks, batch, pre_seq_len, hidden] (None without any), in the dtype that the server sent.
         """
-        from hivemind.proto import runtime_pb2
-
-        plain = runtime_pb2.CompressionType.NONE
-        packed = [await asyncio.to_thread(self.pack, tensor, segment.dtype, plain) for tensor in (inputs, gradient)]
+        packed = [await asyncio.to_thread(self.pack, tensor, segment.dtype, _PLAIN) for tensor in (inputs, gradient)]
         shapes = [inputs.shape]
         if self._prompts is not None:
             _, length, width = self._prompts.shape
@@ -210,22 +200,20 @@ class Transport:
 
     async def inference_tensors(self, segment: Span, hidden: torch.Tensor, prompts: torch.Tensor | None) -> list[Any]:
         """Serializes what a request of `open_inference` has: hidden states, and the deep prompts of all blocks."""
-        from hivemind.proto import runtime_pb2
-
-        plain = runtime_pb2.CompressionType.NONE
         deep = NO_TENSOR if prompts is None else prompts[segment.start : segment.end].unsqueeze(1)
         packed = [
             await asyncio.to_thread(self.pack, hidden, segment.dtype, self._compression_for(segment)),
-            self.pack(deep, segment.dtype, plain),
-            self.pack(NO_ORDER, None, plain),
+            self.pack(deep, segment.dtype, _PLAIN),
+            self.pack(NO_ORDER, None, _PLAIN),
         ]
-        self.bytes_sent += sum(len(tensor.buffer) for tensor in packed)
-        return packed
+        self.bytes_sent += sum(len(tensor.data) for tensor in packed)
+        return [tensor.message() for tensor in packed]
 
     async def inference_outputs(self, tensors: Sequence[Any], shape: torch.Size) -> torch.Tensor:
         """Reads the tensors of an answer to a request of `open_inference`."""
-        self.bytes_received += sum(len(tensor.buffer) for tensor in tensors)
-        return (await asyncio.to_thread(read_answer, tensors, [shape]))[0]
+        payloads = list(map(Payload.of_message, tensors))
+        self.bytes_received += sum(len(payload.data) for payload in payloads)
+        return (await asyncio.to_thread(read_answer, payloads, [shape]))[0]
 
     async def free_cache(self, segment: Span) -> int:
         """Asks a server how much attention cache it has left, in tokens of a text times blocks; 0 without sessions."""
@@ -272,82 +260,56 @@ class Transport:
         self,
         method: str,
         segment: Span,
-        tensors: list[Any],
+        tensors: Sequence[Payload],
         largest_answer: int,
         metadata: dict[str, Any] | None = None,
         timeout: float | None = None,
     ) -> Answer:
         from hivemind.p2p.p2p_daemon_bindings.control import MAX_UNARY_PAYLOAD_SIZE
+        from hivemind.proto import runtime_pb2
 
-        head, stub = self._head(method, segment, metadata), self._stub(segment, Allowance(largest_answer))
-        size = sum(len(tensor.buffer) for tensor in tensors)
-        fits = max(size, largest_answer) <= MAX_UNARY_PAYLOAD_SIZE
-        call = self._call_unary if fits else self._call_stream
-        answer = await call(stub, method, head, tensors, self._timeout if timeout is None else timeout)
+        from dist_eval.swarm.protocol import TransformerConnectionHandler
+
+        request = runtime_pb2.ExpertRequest(**self._head(method, segment, metadata))
+        size, timeout = sum(len(tensor.data) for tensor in tensors), self._timeout if timeout is None else timeout
+        if max(size, largest_answer) > MAX_UNARY_PAYLOAD_SIZE:
+            dtype = DTYPES.get(segment.dtype or "", torch.float32)
+            answer = await call_stream(
+                self._directory.p2p,
+                segment.peer,
+                f"{TransformerConnectionHandler.__name__}.{method}_stream",
+                request,
+                tensors,
+                largest_answer=largest_answer,
+                expected_answer=largest_answer // 4 * dtype.itemsize,
+                timeout=timeout,
+            )
+        else:
+            request.tensors.extend(tensor.message() for tensor in tensors)
+            found = await getattr(self._stub(segment, Allowance()), method)(request, timeout=timeout)
+            answer = Answer([Payload.of_message(tensor) for tensor in found.tensors], found.metadata)
         self.bytes_sent += size
-        self.bytes_received += sum(len(tensor.buffer) for tensor in answer.tensors)
+        self.bytes_received += sum(len(tensor.data) for tensor in answer.tensors)
         return answer
 
-    @staticmethod
-    async def _call_unary(stub: Any, method: str, head: dict[str, Any], tensors: list[Any], timeout: float) -> Answer:
-        """Sends one message; returns the serialized tensors of the answer."""
-        from hivemind.proto import runtime_pb2
-
-        request = runtime_pb2.ExpertRequest(tensors=tensors, **head)
-        answer = await getattr(stub, method)(request, timeout=timeout)
-        return Answer(answer.tensors, answer.metadata)
-
-    @staticmethod
-    async def _call_stream(stub: Any, method: str, head: dict[str, Any], tensors: list[Any], timeout: float) -> Answer:
-        """Does the same for tensors that are too large for one message."""
-        from hivemind.p2p.p2p_daemon_bindings.control import DEFAULT_MAX_MSG_SIZE
-        from hivemind.proto import runtime_pb2
-        from hivemind.utils.asyncio import aiter_with_timeout, iter_as_aiter
-        from hivemind.utils.streaming import combine_from_streaming, split_for_streaming
-
-        requests = (
-            runtime_pb2.ExpertRequest(tensors=[part], **head)
-            for tensor in tensors
-            for part in split_for_streaming(tensor, DEFAULT_MAX_MSG_SIZE)
-        )
-        send = getattr(stub, f"{method}_stream")
-        opened = await asyncio.wait_for(send(iter_as_aiter(requests)), _STREAM_OPEN_SECONDS)
-        parts: list[list[Any]] = []
-        metadata = b""
-        async for message in aiter_with_timeout(opened, timeout):
-            metadata = metadata or message.metadata
-            for part in message.tensors:
-                if part.dtype or not parts:  # only the first part of a tensor has it
-                    parts.append([])
-                parts[-1].append(part)
-        return Answer(list(map(combine_from_streaming, parts)), metadata)
-
-    def _prompts_of(self, segment: Span) -> Any:
-        from hivemind.proto import runtime_pb2
-
+    def _prompts_of(self, segment: Span) -> Payload:
         key = (segment.start, segment.end, segment.dtype)
         if key not in self._packed_prompts:
             # a batch of 1, which the server broadcasts
             prompts = NO_TENSOR if self._prompts is None else self._prompts[segment.start : segment.end].unsqueeze(1)
-            self._packed_prompts[key] = self.pack(prompts, segment.dtype, runtime_pb2.CompressionType.NONE)
+            self._packed_prompts[key] = self.pack(prompts, segment.dtype, _PLAIN)
         return self._packed_prompts[key]
 
     @staticmethod
-    def pack(tensor: torch.Tensor, dtype: str | None, compression: int) -> Any:
-        """Serializes a tensor in a dtype; in its own if the name is None or unknown."""
-        from hivemind.compression.serialization import serialize_torch_tensor
-        from hivemind.proto import runtime_pb2
+    def pack(tensor: torch.Tensor, dtype: str | None, compression: int) -> Payload:
+        """Serializes a tensor in a dtype; in its own if the name is None or unknown.
 
-        if compression != runtime_pb2.CompressionType.NONE:
-            return serialize_torch_tensor(tensor.detach().to("cpu", torch.float32).contiguous(), compression)
+        The tensor may not change until it is sent.
+        """
+        from hivemind.compression.serialization import serialize_torch_tensor
+
+        if compression != _PLAIN:
+            tensor = tensor.detach().to("cpu", torch.float32).contiguous()
+            return Payload.of_message(serialize_torch_tensor(tensor, compression))
         # a dtype unknown here is left to the server to cast to
-        tensor = tensor.detach().to("cpu", DTYPES.get(dtype or "", tensor.dtype)).contiguous()
-        # hivemind sends bfloat16 as float32 for the sake of old versions; all that serve Petals 2.2 read two bytes
-        raw = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
-        return runtime_pb2.Tensor(
-            compression=compression,
-            buffer=raw.numpy().tobytes(),
-            size=tensor.shape,
-            dtype=str(tensor.dtype).removeprefix("torch."),
-            requires_grad=False,
-        )
+        return Payload.of(tensor.to("cpu", DTYPES.get(dtype or "", tensor.dtype)))
