@@ -53,6 +53,7 @@ PROGRAMS: dict[str, dict[str, set[str]]] = {
     "scale": {"scale": {*scale.STEPS}, "scale-memory": {f"{scale.MANY}: rank 1", f"{scale.ONE}: rank 1"}},
     "startup": {"startup": {startup.HELP, startup.NOTHING, startup.TORCHRUN, "dist_eval, 1 rank"}},
     "soak": {"soak": {"dist_eval, tenth 1", "dist_eval, tenth 10"}},
+    "streams": {"streams": {"dist_eval", "hivemind"}},
     "swarm": {"swarm": {"1 under way", "window free"}},
     "tasks": {"tasks": {tasks.LOCAL, "dist_eval, 1 rank"}},
     "throughput": {
