@@ -19,7 +19,7 @@ from dist_eval.model.backbone import picked
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_locally
 from dist_eval.serving.private import PrivateSwarm
-from dist_eval.swarm.transport import Transport
+from dist_eval.swarm import transport
 
 MODES = (None, "ptune", "deep_ptune")
 MakeTuned = Callable[..., TunedCheckpoint]
@@ -95,8 +95,8 @@ def test_a_request_that_takes_the_streaming_path_equals_the_local_model(
 ) -> None:
     tuned = make_tuned("deep_ptune", hidden=512, layers=1)
     streamed = []
-    original = Transport._call_stream
-    monkeypatch.setattr(Transport, "_call_stream", staticmethod(lambda *a: (streamed.append(1), original(*a))[1]))
+    original = transport.call_stream
+    monkeypatch.setattr(transport, "call_stream", lambda *a, **k: (streamed.append(1), original(*a, **k))[1])
     ids, lengths = ragged_batch([123] * 9)  # 9 x (5 + 123) tokens of 512 float32: 2.25 MiB
     local = load_locally(str(tiny_models["wide"]), tuned)
     for chains in (True, False):
