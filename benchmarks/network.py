@@ -1,7 +1,9 @@
-"""`python -m benchmarks.network`: what share of a network large activations get through, and what compression buys.
+"""`python -m benchmarks.network`: what share of a network large activations get through, and what makes them smaller.
 
 Two servers on hosts of their own, which return what they get instead of computing (see `waiting_server.py`), behind a
-slow network (see `wire.py`). Each request goes to the first server and back, and to the second one and back.
+slow network (see `wire.py`). Server by server, each request goes to the first server and back, and to the second one
+and back. In a chain, token ids go to the first server, which sends hidden states to the second one, and the outputs of
+one position come back the same way.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ from dist_eval.model.classifier import load_swarm_backbone
 from dist_eval.serving import private
 from dist_eval.serving.private import PrivateSwarm
 
-QUESTION = "What share of a network do large activations get through, and what does compression buy?"
-TCP = "plain TCP"
+QUESTION = "What share of a network do large activations get through, and what do compression and chains buy?"
+TCP, CHAIN = "plain TCP", "chain"
 _LAYERS, _TOKENS, _PORT, _TIMEOUT, _WARM_UP = 2, 1024, 31337, 180.0, 2
 
 
@@ -47,19 +49,29 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
                 report.add(group, TCP, measure_link(wire.command(1), (), wire.addresses[1]) / 1e6)
             for dtype in options.dtypes:
                 with _swarm(wire, model, dtype, scratch_dir) as swarm:
-                    for compression, width in itertools.product(options.compressions, options.in_flight):
-                        name = f"{dtype}, --compression {compression}, {width} in flight"
+                    by_server = {name: f"{dtype}, --compression {name}" for name in options.compressions}
+                    ways = {**by_server, CHAIN: f"{dtype}, {CHAIN}"}
+                    for way, width in itertools.product(ways, options.in_flight):
+                        name = f"{ways[way]}, {width} in flight"
                         for _ in range(options.rounds):
-                            found = _send(wire, swarm, dtype, compression, width, options)
-                            report.add(group, name, found["sent"] / found["seconds"] / 1e6, found)
+                            found = _send(wire, swarm, dtype, way, width, options)
+                            report.add(group, name, found["activations"] / found["seconds"] / 1e6, found)
                         report.compare(f"{group}: {name} / {TCP}", (group, name), (group, TCP))
                         worked = found["processor_seconds"] / options.requests
-                        could = (os.cpu_count() or 1) / worked * found["sent"] / options.requests / 1e6
+                        could = (os.cpu_count() or 1) / worked * found["activations"] / options.requests / 1e6
                         report.note(
-                            f"{group}: {name}: {worked:.2f} s of processor time a request, with which all of this "
-                            f"host's processors could do at most {could:.3g} MB/s."
+                            f"{group}: {name}: {options.requests / found['seconds']:.3g} requests/s, for each of which "
+                            f"the client sends {found['sent'] / options.requests / 1e6:.3g} MB and receives "
+                            f"{found['received'] / options.requests / 1e6:.3g} MB. {worked:.3f} s of processor time a "
+                            f"request, with which all of this host's processors could do at most {could:.3g} MB/s."
                         )
-    report.note("MB/s that the client sends, and as much that it receives, headers and handshakes not counted.")
+                        if way == CHAIN and "none" in by_server:
+                            plain = group, f"{by_server['none']}, {width} in flight"
+                            report.compare(f"{group}: {name} / server by server", (group, name), plain)
+    report.note(
+        "MB/s that the client sends, and as much that it receives, headers and handshakes not counted; with chains "
+        "what it would have sent server by server."
+    )
     report.finish()
 
 
@@ -123,28 +135,38 @@ def _swarm(wire: Wire, model: Path, dtype: str, scratch_dir: Path) -> Iterator[P
 
 
 def _send(
-    wire: Wire, swarm: PrivateSwarm, dtype: str, compression: str, width: int, options: argparse.Namespace
+    wire: Wire, swarm: PrivateSwarm, dtype: str, way: str, width: int, options: argparse.Namespace
 ) -> dict[str, float]:
-    """Sends requests through both servers, some at a time; returns bytes and seconds."""
+    """Sends requests through both servers, some at a time, by a chain or compressed; returns bytes and seconds."""
     from dist_eval.swarm.client import join_swarm
+    from dist_eval.swarm.inputs import TokenIds
 
     dht = join_swarm(swarm.initial_peers, _TIMEOUT, check=swarm.require_alive)
     settings: dict[str, Any] = {"dht_prefix": swarm.dht_prefix, "request_timeout": _TIMEOUT, "max_retries": 0}
-    backbone = load_swarm_backbone(swarm.model, dht, compression=compression, **settings)
+    settings |= {"chains": way == CHAIN, "compression": "none" if way == CHAIN else way}
+    backbone = load_swarm_backbone(swarm.model, dht, **settings)
     hidden = torch.randn(1, _TOKENS, options.hidden, dtype=getattr(torch, dtype))
-    requests = backbone.requests
+    ids = TokenIds(torch.ones(1, _TOKENS, dtype=torch.int64), None, backbone.embedded, options.hidden)
+    requests, last = backbone.requests, torch.tensor([_TOKENS - 1])
 
     def send(_: int) -> None:
-        requests.forward(hidden, None)
+        if way == CHAIN:
+            requests.forward(ids, None, rows=last)
+        else:
+            requests.forward(hidden, None)
 
     try:
         with ThreadPoolExecutor(width) as pool:
             list(pool.map(send, range(max(width, _WARM_UP))))
-            before, worked, began = requests.transport.bytes_sent, wire.processor_seconds(), time.monotonic()
+            before, worked, began = requests.traffic(), wire.processor_seconds(), time.monotonic()
             list(pool.map(send, range(options.requests)))
             seconds = time.monotonic() - began
+        found = requests.traffic()
+        sent, received = found.bytes_sent - before.bytes_sent, found.bytes_received - before.bytes_received
         return {
-            "sent": requests.transport.bytes_sent - before,
+            "sent": sent,
+            "received": received,
+            "activations": _LAYERS * options.requests * hidden.nbytes if way == CHAIN else sent,
             "seconds": seconds,
             "processor_seconds": wire.processor_seconds() - worked,
         }

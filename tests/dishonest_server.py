@@ -87,7 +87,7 @@ def _make_dishonest(file: Path) -> None:
     server.declare_active_modules = declare_fast
     handler.serialize_torch_tensor = serialization.serialize_torch_tensor = serialize
     for name in ("rpc_forward", "rpc_backward"):
-        setattr(handler.TransformerConnectionHandler, name, lying(getattr(handler.TransformerConnectionHandler, name)))
+        setattr(server.TransformerConnectionHandler, name, lying(getattr(server.TransformerConnectionHandler, name)))
 
 
 def main() -> None:

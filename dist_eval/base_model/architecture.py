@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.func import functional_call
 from torch.utils._pytree import tree_leaves
 
 from dist_eval.errors import CheckpointError, one_line
@@ -36,6 +37,7 @@ class Architecture:
         has_attention_cache: whether keys and values are all that is needed of a text to continue it; models with
             recurrent layers, or with positions added to the embeddings, are computed in forwards only.
         returns_tuple: whether a layer returns a tuple that begins with its outputs.
+        has_lookup: whether the embedding of a token depends on its row of the table alone (see `embed_rows`).
 
     Raises:
         CheckpointError: its layers cannot be served one by one; the message says why.
@@ -84,6 +86,7 @@ class Architecture:
                 raise _Unfit(f"its {name!r}, outside the layers, is neither the embeddings nor a norm")
             if path not in self.norms:
                 self.norms.append(path)
+        self.has_lookup = _is_lookup(embeddings)
         self.returns_tuple = _returns_tuple(model, self)
         self.has_attention_cache = _has_attention_cache(self.config) and not _adds_positions(model, self)
         self.final_norm = _final_norm(model, self)
@@ -119,6 +122,38 @@ def _has_attention_cache(config: Any) -> bool:
     except Exception:  # the model has a cache of its own
         return False
     return kinds <= {DynamicLayer, DynamicSlidingWindowLayer}
+
+
+def embed_rows(embeddings: nn.Module, rows: torch.Tensor) -> torch.Tensor:
+    """Returns what a model's token embeddings make of rows of their table: floats of shape [n, hidden] → the same.
+
+    What the module does beside the look-up, such as scaling, it does here, too.
+    """
+    return functional_call(embeddings, {"weight": rows}, (torch.arange(len(rows)),))
+
+
+@torch.no_grad()
+def _is_lookup(embeddings: nn.Module) -> bool:
+    if not isinstance(embeddings, nn.Embedding):
+        return False
+    probed = copy.deepcopy(embeddings)
+    without_table(probed).to_empty(device="cpu")
+    for buffer in probed.buffers():
+        buffer.fill_(1)
+    table = torch.linspace(-1, 1, _PROBED * embeddings.embedding_dim).view(_PROBED, -1)
+    order = torch.arange(_PROBED).flip(0)
+    try:
+        found = functional_call(probed, {"weight": table}, (order.view(1, -1),))
+        return torch.equal(found[0], embed_rows(probed, table[order]))
+    except Exception:  # any of the model's own code
+        return False
+
+
+def without_table(embeddings: nn.Embedding) -> nn.Embedding:
+    """Removes the table of token embeddings, and what refers to a row of it."""
+    embeddings.weight = nn.Parameter(embeddings.weight[:0].detach().clone(), requires_grad=False)
+    embeddings.padding_idx = None  # matters to gradients only
+    return embeddings
 
 
 class LayerStub(nn.Module):

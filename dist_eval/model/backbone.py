@@ -15,12 +15,13 @@ import torch
 from torch import nn
 
 from dist_eval.base_model.architecture import Architecture
+from dist_eval.base_model.embedding import last_layer_outputs, prompted
 from dist_eval.base_model.rope import RopeSwitch
 from dist_eval.data.answers import AnswerColumns, RouteSegment
 from dist_eval.data.plan import SharedBeginning
 from dist_eval.data.shared_prefixes import CACHE_TOKENS, rows_in_cache
 from dist_eval.errors import ModelOutputError, NoCacheError
-from dist_eval.model.shell import final_norm_of, last_layer_outputs, prompted
+from dist_eval.model.shell import final_norm_of
 from dist_eval.model.text_session import RecomputedTextSession, TextSession
 from dist_eval.results.work import Traffic
 from dist_eval.swarm.routes import ANY_ROUTE, RouteRecord, SendOptions
@@ -85,11 +86,13 @@ class Backbone(HostedModel, ABC):
         *,
         avoided: Sequence[RouteSegment] = (),
         record: RouteRecord | None = None,
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Runs the base model on ids of shape [batch, length]; differentiable in the prompts.
 
-        Returns the outputs of the last block before the final norm, of shape [batch, pre_seq_len + length, hidden].
-        `avoided` are segments of a swarm to avoid if there is another route.
+        Returns the outputs of the last block before the final norm, of shape [batch, pre_seq_len + length, hidden];
+        with `rows`, int64 positions in batch x (pre_seq_len + length), those of shape [rows, hidden], so that a swarm
+        need not send the others. `avoided` are segments of a swarm to avoid if there is another route.
         """
 
     def hidden_states_after(
@@ -182,6 +185,7 @@ class ModelOnBackbone(AnsweringModel):
         lengths: torch.Tensor,
         options: SendOptions = ANY_ROUTE,
         record: RouteRecord | None = None,
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Runs the base model after the prompts (see `Backbone.hidden_states`), and checks the outputs' shape.
 
@@ -189,39 +193,54 @@ class ModelOnBackbone(AnsweringModel):
         without room to keep it, it is computed like the rest.
         """
         prompts, record = self.prompts, record or RouteRecord()
-        hidden, rows = None, len(input_ids)
+        hidden, size = None, len(input_ids)
         if options.shared is not None:
             try:
-                hidden = self.backbone.hidden_states_after(options.shared, input_ids, prompts, record)
+                whole = self.backbone.hidden_states_after(options.shared, input_ids, prompts, record)
+                hidden = picked(whole, rows)
             except NoCacheError:
                 record.fell_back = True
                 # what shares a beginning may be too large for one forward
-                rows = rows_in_cache(len(prompts) + input_ids.shape[1], CACHE_TOKENS)
+                size = rows_in_cache(len(prompts) + input_ids.shape[1], CACHE_TOKENS)
         if hidden is None:
             forward = partial(self.backbone.hidden_states, prompts=prompts, avoided=options.avoided, record=record)
-            parts = zip(input_ids.split(rows), lengths.split(rows), strict=True)
-            hidden = torch.cat([self._with_own_frequencies(forward, *part) for part in parts])
-        expected = (len(input_ids), len(prompts) + input_ids.shape[1], self._hidden_size)
+            parts = [*zip(input_ids.split(size), lengths.split(size), strict=True)]
+            if len(parts) == 1:
+                hidden = self._with_own_frequencies(forward, input_ids, lengths, rows)
+            else:
+                hidden = picked(torch.cat([self._with_own_frequencies(forward, *part) for part in parts]), rows)
+        expected: tuple[int, ...] = (len(input_ids), len(prompts) + input_ids.shape[1], self._hidden_size)
+        if rows is not None:
+            expected = (len(rows), self._hidden_size)
         if tuple(hidden.shape) != expected:
             raise ModelOutputError(f"The model answered with shape {list(hidden.shape)} instead of {list(expected)}.")
         return hidden
 
     def _with_own_frequencies(
-        self, forward: Callable[[torch.Tensor], torch.Tensor], input_ids: torch.Tensor, lengths: torch.Tensor
+        self,
+        forward: Callable[..., torch.Tensor],
+        input_ids: torch.Tensor,
+        lengths: torch.Tensor,
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Runs texts in one forward, or in several if their rotary embeddings differ; outputs behind a text are 0."""
         before, width = len(self.prompts), input_ids.shape[1]
         kinds = torch.tensor([self._rope.kind(before + length) for length in lengths.tolist()])
         if bool((kinds == self._rope.kind(before + width)).all()):
-            return forward(input_ids)
+            return forward(input_ids, rows=rows)
         outputs = []
         for kind in kinds.unique():
-            rows = (kinds == kind).nonzero().squeeze(1)
-            longest = int(lengths[rows].max())
-            found = forward(input_ids[rows, :longest])
-            outputs.append((rows, torch.nn.functional.pad(found, (0, 0, 0, width - longest))))
-        order = torch.cat([rows for rows, _ in outputs]).argsort()
-        return torch.cat([found for _, found in outputs])[order]
+            texts = (kinds == kind).nonzero().squeeze(1)
+            longest = int(lengths[texts].max())
+            found = forward(input_ids[texts, :longest])
+            outputs.append((texts, torch.nn.functional.pad(found, (0, 0, 0, width - longest))))
+        order = torch.cat([texts for texts, _ in outputs]).argsort()
+        return picked(torch.cat([found for _, found in outputs])[order], rows)
+
+
+def picked(hidden: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+    """Returns hidden states at positions in batch x length, of shape [rows, hidden]; all of them if `rows` is None."""
+    return hidden if rows is None else hidden.flatten(0, 1)[rows.to(hidden.device)]
 
 
 class LocalBackbone(Backbone):
@@ -242,12 +261,13 @@ class LocalBackbone(Backbone):
         *,
         avoided: Sequence[RouteSegment] = (),
         record: RouteRecord | None = None,
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         embeddings = prompted(self.word_embeddings, input_ids, prompts.tokens)
         with self._one_at_a_time, ExitStack() as hooks:
             for block, prompt in zip(self.blocks, prompts.deep if prompts.deep is not None else (), strict=False):
                 hooks.callback(block.register_forward_pre_hook(_adding_hook(prompt), with_kwargs=True).remove)
-            return last_layer_outputs(self.model, self._architecture, embeddings)
+            return picked(last_layer_outputs(self.model, self._architecture, embeddings), rows)
 
     def session(
         self, rows: int, max_length: int, prompts: SoftPrompts = NO_PROMPTS, *, rolls_back: bool = True

@@ -16,11 +16,12 @@ from torch import nn
 
 from dist_eval.base_model.architecture import Architecture
 from dist_eval.base_model.config import read_base_config
+from dist_eval.base_model.embedding import load_base_model
 from dist_eval.data.answers import logits_columns
 from dist_eval.data.revisions import pinned
 from dist_eval.model.backbone import Backbone, LocalBackbone, ModelOnBackbone, SoftPrompts
 from dist_eval.model.checkpoint import TunedCheckpoint, fingerprint
-from dist_eval.model.shell import Shell, load_base_model
+from dist_eval.model.shell import Shell
 from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.swarm.routes import ANY_ROUTE, RouteRecord, SendOptions
 
@@ -57,9 +58,9 @@ class Classifier(ModelOnBackbone):
     ) -> torch.Tensor:
         """Does the same for training: differentiable in the tuned tensors, on the head's device."""
         tuned = self.tuned
-        hidden = self.hidden_states(input_ids, lengths, options, record)
-        rows = torch.arange(len(lengths), device=hidden.device)
-        last = hidden[rows, tuned.pre_seq_len + lengths.to(hidden.device) - 1]
+        starts = torch.arange(len(lengths)) * (tuned.pre_seq_len + input_ids.shape[1])
+        rows = starts + tuned.pre_seq_len + lengths.cpu() - 1
+        last = self.hidden_states(input_ids, lengths, options, record, rows)
         return self.backbone.final_norm(last).to(tuned.head) @ tuned.head.T
 
 
@@ -88,8 +89,9 @@ def load_swarm_backbone(
 
 def load_local_backbone(model: str, device: torch.device | None = None) -> LocalBackbone:
     """Loads a base model that runs in this process."""
-    architecture = Architecture(read_base_config(model, pinned("model", model)), model)
-    base = load_base_model(architecture.base_class, model, architecture)
+    revision = pinned("model", model)
+    architecture = Architecture(read_base_config(model, revision), model)
+    base = load_base_model(architecture.base_class, model, architecture, revision)
     backbone = LocalBackbone(base, architecture)
     backbone.move(device or torch.device("cpu"))
     return backbone

@@ -79,7 +79,6 @@ class LanguageModel(ModelOnBackbone):
         sizes = np.empty(len(forwards), dtype=np.int64)
         sizes[which] = lengths[:, 1].numpy() - 1
         parts = zip(torch.from_numpy(forwards).split(rows), torch.from_numpy(sizes).split(rows), strict=True)
-        hidden = torch.cat([self.hidden_states(*part, options, record) for part in parts])
         # each position predicts the token after it
         counts = (lengths[:, 1] - lengths[:, 0]).numpy()
         rows = np.repeat(np.arange(len(counts)), counts)
@@ -87,7 +86,12 @@ class LanguageModel(ModelOnBackbone):
         tokens = input_ids[rows, places]
         # a position that several continuations share goes through the output embedding once
         needed, positions = np.unique(which[rows] * forwards.shape[1] + places - 1, return_inverse=True)
-        states = self.backbone.final_norm(hidden.flatten(0, 1)[torch.from_numpy(needed).to(hidden.device)])
+        hidden, start = list[torch.Tensor](), 0
+        for part, own_sizes in parts:
+            of_part = needed[(needed >= start) & (needed < start + part.numel())] - start
+            hidden.append(self.hidden_states(part, own_sizes, options, record, torch.from_numpy(of_part)))
+            start += part.numel()
+        states = self.backbone.final_norm(torch.cat(hidden))
         found, is_likeliest = self.output.log_likelihoods(states, torch.from_numpy(positions), tokens)
         greedy = np.ones(len(counts), dtype=np.uint8)
         np.logical_and.at(greedy, rows, is_likeliest.numpy())

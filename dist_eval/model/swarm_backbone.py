@@ -13,11 +13,12 @@ from dist_eval.base_model.rope import RopeSwitch
 from dist_eval.data.answers import RouteSegment
 from dist_eval.data.plan import SharedBeginning
 from dist_eval.errors import NoCacheError, RefusedError
-from dist_eval.model.backbone import NO_PROMPTS, Backbone, SoftPrompts
+from dist_eval.model.backbone import NO_PROMPTS, Backbone, SoftPrompts, picked
 from dist_eval.model.session_pool import SessionPool
 from dist_eval.model.text_session import RecomputedTextSession, Room, TextSession, with_room
 from dist_eval.results.work import Traffic
 from dist_eval.swarm.failures import can_have_more_room
+from dist_eval.swarm.inputs import TokenIds
 from dist_eval.swarm.petals_version import can_roll_back
 from dist_eval.swarm.routes import RouteRecord, Span
 from dist_eval.swarm.session_room import NO_ROOM, SessionRoom, room_for_sessions
@@ -47,17 +48,27 @@ class SwarmBackbone(Backbone):
         *,
         avoided: Sequence[RouteSegment] = (),
         record: RouteRecord | None = None,
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `Backbone.hidden_states`; what is too long for a request takes several, without gradients."""
-        embedded, deep_prompts = self.embedded(input_ids, prompts.tokens), prompts.deep
-        if torch.is_grad_enabled() and (embedded.requires_grad or getattr(deep_prompts, "requires_grad", False)):
-            from dist_eval.swarm.gradients import through_swarm
+        deep_prompts = prompts.deep
+        if torch.is_grad_enabled():
+            embedded = self.embedded(input_ids, prompts.tokens)
+            if embedded.requires_grad or getattr(deep_prompts, "requires_grad", False):
+                from dist_eval.swarm.gradients import through_swarm
 
-            return through_swarm(self.requests, embedded, deep_prompts)
-        if self._is_long(embedded):
-            texts = embedded.split(1)
-            return torch.cat([self._in_session(text, deep_prompts, avoided, record) for text in texts])
-        return self.requests.forward(embedded, deep_prompts, avoided, record)
+                return picked(through_swarm(self.requests, embedded, deep_prompts), rows)
+        if self._is_long(len(prompts) + input_ids.shape[1]):
+            texts = self.embedded(input_ids, prompts.tokens).split(1)
+            parts = [self._in_session(text, deep_prompts, avoided, record) for text in texts]
+            return picked(torch.cat(parts), rows)
+        given: torch.Tensor | TokenIds
+        if self.shell.has_lookup:
+            given = TokenIds(input_ids, prompts.tokens, self.embedded, self.config.hidden_size)
+        else:
+            given = self.embedded(input_ids, prompts.tokens)
+        found = self.requests.forward(given, deep_prompts, avoided, record, rows=rows)
+        return found.to(self.word_embeddings.weight.device)
 
     def ask(
         self, segment: Span, hidden: torch.Tensor, deep_prompts: torch.Tensor | None, *, by_token: bool = False
@@ -68,16 +79,16 @@ class SwarmBackbone(Backbone):
         """
         from dist_eval.swarm.server_cache import whole_text_request
 
-        if not by_token and not self._is_long(hidden):
+        if not by_token and not self._is_long(hidden.shape[1]):
             return self.requests.ask(segment, hidden, deep_prompts)
         tokens = hidden.shape[0] if by_token else self._request_tokens
         request = whole_text_request(self.requests.transport, segment, hidden, deep_prompts, request_tokens=tokens)
         with self._room.taken(hidden.shape[0] * hidden.shape[1]):
             return with_room(lambda: self.requests.answer_of(segment, request))
 
-    def _is_long(self, hidden: torch.Tensor) -> bool:
-        """Whether texts are sent in sessions, because no request has room for them."""
-        return hidden.shape[1] > (self._request_tokens or hidden.shape[1]) and self.shell.has_attention_cache
+    def _is_long(self, length: int) -> bool:
+        """Whether texts of so many tokens are sent in sessions, because no request has room for them."""
+        return length > (self._request_tokens or length) and self.shell.has_attention_cache
 
     def _in_session(
         self,

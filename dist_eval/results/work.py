@@ -35,7 +35,7 @@ class ServerTraffic(Record):
     announced: Announcement
     """What it announced when it was last used."""
     requests: Count
-    """Requests that it answered."""
+    """Requests that it answered, also those that other servers passed on to it."""
     failures: Count
     """Requests that it did not answer."""
     wrong_answers: Count
@@ -43,7 +43,7 @@ class ServerTraffic(Record):
     token_blocks: Annotated[int | float, Field(ge=0)]
     """Tokens times blocks that it computed."""
     latency_p50: float | None
-    """Seconds from request to answer: the median."""
+    """Seconds from request to answer: the median. Of those that servers passed on, without the time of the others."""
     latency_p95: float | None
     """Seconds from request to answer: the 95th percentile."""
 
@@ -54,7 +54,7 @@ class Traffic(Record):
     compression: str
     """Precision of transferred activations."""
     round_trips: Count
-    """Requests that were answered."""
+    """Requests that were answered, each by one server or by several that passed it on."""
     retries: Count
     """Requests that were sent again."""
     halved: Count

@@ -8,8 +8,6 @@ outputs are taken from it directly.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import inspect
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
@@ -20,6 +18,7 @@ from torch import nn
 from dist_eval.base_model.architecture import Architecture, replace_module
 from dist_eval.base_model.weights import ModelWeights, require_all_read
 from dist_eval.errors import CheckpointError
+from dist_eval.process.memory import return_freed_memory
 
 if TYPE_CHECKING:
     from dist_eval.serving.session_cache import BlockCache
@@ -106,8 +105,7 @@ def _unmap_unless_all_are(model: nn.Module, mapped: Iterable[torch.Tensor]) -> N
     for module, name, weight in still:
         copied = weight.detach().clone()  # `weight.data` of a buffer that is a view would keep what it is a view of
         setattr(module, name, nn.Parameter(copied) if isinstance(weight, nn.Parameter) else copied)
-    with contextlib.suppress(AttributeError):  # only glibc has it; it keeps freed parts of experts otherwise
-        ctypes.CDLL(None).malloc_trim(0)
+    return_freed_memory()  # parts of experts
 
 
 def keep_layer(model: nn.Module, architecture: Architecture, layer: Any, index: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from dist_eval.tables import format_count
 
 
 def download_blocks(
-    model: str, revision: str | None, blocks: Iterable[int], say: Callable[[str], None] = print
+    model: str, revision: str | None, blocks: Collection[int], say: Callable[[str], None] = print
 ) -> str | None:
     """Downloads the files that hold blocks of a model, several at a time, with a progress bar on a terminal.
 
@@ -43,6 +43,8 @@ def download_blocks(
     architecture = Architecture(read_base_config(model, commit), model)
     weights = ModelWeights(model, architecture, commit)
     paths = [f"{architecture.layers}.{index}." for index in blocks]
+    if 0 in blocks:  # this server makes its inputs of token ids
+        paths += [f"{path}." for path in (architecture.embeddings, *architecture.norms)]
     files = sorted({file for path in paths for file in weights.files(path)})
     missing = [file for file in _snapshot(model, commit, files, dry_run=True) if file.will_download]
     if missing:

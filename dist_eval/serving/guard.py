@@ -12,7 +12,11 @@ from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+
 from dist_eval.serving.metadata import METADATA_BYTES, Refused, checked_metadata, is_int, shown
+from dist_eval.swarm.announcements import reason_of
+from dist_eval.swarm.chain import ChainRequest, read_request
 
 _SPARE_BYTES = METADATA_BYTES + (1 << 16)  # of a message, beside its tensors
 _MOST_TENSORS = 4
@@ -45,15 +49,29 @@ class Guard:
         """Largest request: hidden states and their gradient in float32, and as much of prompts for each block."""
         return _SPARE_BYTES + 4 * self.width * self.tokens * (2 + len(self.uids))
 
-    def forward(self, request: Any) -> None:
-        """Checks a forward: hidden states and deep prompts.
+    def forward(self, request: Any) -> ChainRequest | None:
+        """Checks a forward: hidden states and deep prompts, or what servers pass on (see `dist_eval.swarm.chain`).
+
+        Returns:
+            Where to pass it on; None for a request to this server alone.
 
         Raises:
             Refused: it is not one.
         """
-        blocks = self._blocks(request.uid)
-        hidden, prompts = _arguments(request, self._metadata(request), "hidden states", "prompts")
-        self._prompts(prompts, blocks, self._hidden(hidden))
+        blocks, metadata = self._blocks(request.uid), self._metadata(request)
+        chained = _chain_in(metadata)
+        if chained is not None and chained.ids:
+            ids, prompts, soft = _arguments(request, metadata, "token ids", "prompts", "soft prompts")
+            shape = self._token_ids(ids, soft)
+        else:
+            hidden, prompts = _arguments(request, metadata, "hidden states", "prompts")
+            shape = self._hidden(hidden)
+        if chained is not None:
+            blocks += sum(hop.end - hop.start for hop in chained.chain)
+            if chained.rows is not None and max(chained.rows) >= math.prod(shape):
+                raise Refused(f"outputs are wanted of positions up to {max(chained.rows)}, of {math.prod(shape)}")
+        self._prompts(prompts, blocks, shape)
+        return chained
 
     def backward(self, request: Any) -> None:
         """Checks a backward: inputs, the gradient of the outputs, and deep prompts.
@@ -182,9 +200,27 @@ class Guard:
         rows, length = tensor.size[0], tensor.size[1]
         if not rows or not (length or may_be_empty):
             raise Refused(f"the {name} have {rows} rows of {length} tokens")
-        if (size := rows * max(1, length)) > self.tokens:  # in the words of Petals, which clients read
-            raise Refused(f"Task size {size} is greater than max_batch_size ({self.tokens}), it can't be processed")
+        self._require_room(rows * max(1, length))
         return rows, length
+
+    def _token_ids(self, ids: Any, soft: Any) -> tuple[int, int]:
+        """Checks token ids, of shape [rows, n], and soft prompts; returns rows and tokens of what is made of them."""
+        _require_whole(ids, "token ids", ("int64",))
+        _require_whole(soft, "soft prompts", _FLOATS)
+        if len(ids.size) != 2 or 0 in ids.size:
+            raise Refused(f"the token ids have size {_sizes(ids)} instead of [rows, tokens]")
+        before = 0
+        if 0 not in soft.size:
+            if len(soft.size) != 2 or soft.size[1] != self.width:
+                raise Refused(f"the soft prompts have size {_sizes(soft)} instead of [tokens, {self.width}]")
+            before = soft.size[0]
+        rows, length = ids.size[0], before + ids.size[1]
+        self._require_room(rows * length)
+        return rows, length
+
+    def _require_room(self, size: int) -> None:
+        if size > self.tokens:  # in the words of Petals, which clients read
+            raise Refused(f"Task size {size} is greater than max_batch_size ({self.tokens}), it can't be processed")
 
     def _prompts(self, tensor: Any, blocks: int, shape: tuple[int, int]) -> None:
         """Checks deep prompts, of shape [blocks, rows or 1, pre_seq_len, width]; none are an empty tensor."""
@@ -198,6 +234,13 @@ class Guard:
         if not fits or tensor.size[1] not in (1, rows) or tensor.size[2] > length:
             wanted = f"[{blocks}, {rows} or 1, at most {length}, {self.width}]"
             raise Refused(f"the prompts have size {_sizes(tensor)} instead of {wanted}")
+
+
+def _chain_in(metadata: Mapping[str, Any]) -> ChainRequest | None:
+    try:
+        return read_request(metadata)
+    except ValidationError as error:
+        raise Refused(f"metadata: {reason_of(error)}") from error
 
 
 def _arguments(request: Any, metadata: Mapping[str, Any], *names: str) -> list[Any]:

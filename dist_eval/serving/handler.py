@@ -13,8 +13,11 @@ from typing import Any
 import psutil
 
 from dist_eval.printable import printable
+from dist_eval.serving.chain import ChainHandler
+from dist_eval.serving.embedding import Embedder
 from dist_eval.serving.guard import Guard
 from dist_eval.serving.guarded_p2p import GuardedP2P
+from dist_eval.serving.metadata import read_metadata
 from dist_eval.swarm.protocol import ROLLS_BACK
 
 rolls_back = ContextVar("rolls_back", default=True)
@@ -33,6 +36,8 @@ def log_in_one_line() -> None:
 
 def handler_class() -> Any:
     """Returns Petals' handler of requests, behind a guard."""
+    from async_timeout import timeout
+    from hivemind.compression.serialization import deserialize_torch_tensor
     from hivemind.p2p.p2p_daemon import DEFAULT_MAX_MSG_SIZE
     from hivemind.proto import runtime_pb2
     from hivemind.utils.streaming import split_for_streaming
@@ -43,9 +48,12 @@ def handler_class() -> Any:
     class TransformerConnectionHandler(petals_handler):  # type: ignore[misc, valid-type]
         """Petals' handler, by whose name it is called, behind a guard; sessions keep no more than they need."""
 
+        embedder: Embedder | None = None  # of a server with the first block
+
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             backend = next(iter(self.module_backends.values()))
+            self._chain = ChainHandler(self, self.embedder)
             self._guard = Guard(
                 list(self.module_backends),
                 width=backend.config.hidden_size,
@@ -62,8 +70,13 @@ def handler_class() -> Any:
 
         @functools.wraps(petals_handler.rpc_forward)
         async def rpc_forward(self, request: Any, context: Any) -> Any:
-            self._guard.forward(request)
-            return await super().rpc_forward(request, context)
+            if (chained := self._guard.forward(request)) is None:
+                return await super().rpc_forward(request, context)
+            async with timeout(self.request_timeout):
+                tensors = [deserialize_torch_tensor(tensor) for tensor in request.tensors]
+                answer = await self._chain.answer(request.uid, tensors, chained, read_metadata(request.metadata))
+                packed = [tensor.message() for tensor in answer.tensors]
+                return runtime_pb2.ExpertResponse(tensors=packed, metadata=answer.metadata)
 
         @functools.wraps(petals_handler.rpc_backward)
         async def rpc_backward(self, request: Any, context: Any) -> Any:
@@ -85,9 +98,11 @@ def handler_class() -> Any:
         ) -> AsyncIterator[Any]:
             request = await asyncio.wait_for(self._guard.gathered(requests), self.request_timeout)
             answer = await method(request, context)
+            metadata = answer.metadata
             for tensor in answer.tensors:
                 for part in split_for_streaming(tensor, DEFAULT_MAX_MSG_SIZE):
-                    yield runtime_pb2.ExpertResponse(tensors=[part])
+                    yield runtime_pb2.ExpertResponse(tensors=[part], metadata=metadata)
+                    metadata = b""
 
         @functools.wraps(petals_handler.rpc_inference)
         async def rpc_inference(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:

@@ -26,8 +26,10 @@ from transformers.cache_utils import Cache
 from dist_eval.base_model.architecture import Architecture
 from dist_eval.base_model.config import default_cache_tokens
 from dist_eval.base_model.weights import ModelWeights
+from dist_eval.process.memory import keep_freed_memory
 from dist_eval.serving.block_memory import BlockMemory, block_bytes, format_bytes
 from dist_eval.serving.blocks import Block, load_block
+from dist_eval.serving.embedding import Embedder, table_bytes
 from dist_eval.serving.handler import handler_class, log_in_one_line, rolls_back
 from dist_eval.serving.lora import adapter_bytes, add_adapter, using_adapter
 from dist_eval.serving.private import LOADED
@@ -185,6 +187,9 @@ def _server_class() -> Any:
 
             def merge_and_say(backends: Any) -> None:
                 merge_pools(backends)
+                if start == 0:
+                    server.TransformerConnectionHandler.embedder = self._embedder()
+                keep_freed_memory()  # before the handlers are forked
                 for backend in backends.values():
                     backend.cache_bytes_per_token = {device: per_token}  # what `rpc_info` divides by
                 kind = " and ".join(filter(None, (self.server_info.torch_dtype, self._quantization)))
@@ -197,6 +202,11 @@ def _server_class() -> Any:
 
             server.merge_inference_pools_inplace = merge_and_say
             return chosen
+
+        def _embedder(self) -> Embedder | None:
+            architecture = _architecture(self.converted_model_name_or_path, self.revision)
+            weights = _weights(self.converted_model_name_or_path, self.revision)
+            return Embedder(architecture, weights, self.revision) if architecture.has_lookup else None
 
         def _cache_bytes_per_token(self) -> list[int]:
             caches = _caches(self.converted_model_name_or_path, self.revision)
@@ -212,6 +222,9 @@ def _server_class() -> Any:
             sizes = block_bytes(architecture, self.torch_dtype, self._quantization)
             for index in range(len(sizes)):
                 sizes[index] += sum(adapter_bytes(name, architecture.layers, index) for name in self.adapters)
+            if self.device.type == "cpu" and architecture.has_lookup:
+                weights = _weights(self.converted_model_name_or_path, self.revision)
+                sizes[0] += table_bytes(architecture, weights)
             cache = self._cache_tokens * max(self._cache_bytes_per_token())
             return BlockMemory(sizes, cache, self.block_config.hidden_size, _free_bytes(self.device))
 

@@ -48,11 +48,18 @@ class _Chain:
     def __init__(self, backends: Mapping[str, Any]) -> None:
         self._backends = backends
 
-    def forward(self, hidden: torch.Tensor, adapter: str, uids: Sequence[str], *prompts: Any) -> tuple[Any, ...]:
-        """Runs blocks forward; prompts are of shape [rows or 1, pre_seq_len, hidden], or None."""
+    def forward(
+        self, hidden: torch.Tensor, adapter: str, uids: Sequence[str], rows: torch.Tensor | None, *prompts: Any
+    ) -> tuple[Any, ...]:
+        """Runs blocks forward; prompts are of shape [batch or 1, pre_seq_len, hidden], or None.
+
+        The outputs are of the same shape as `hidden`, or [1, rows, hidden] at positions in batch x length.
+        """
         start = time.monotonic()
         for uid, prompt in zip(uids, prompts, strict=True):
             (hidden,) = self._backends[uid].forward(_with_prompt(hidden, prompt), adapter)
+        if rows is not None:
+            hidden = hidden.flatten(0, 1)[rows].unsqueeze(0)
         return hidden, _seconds_since(start, hidden)
 
     def backward(
@@ -100,14 +107,19 @@ async def run_forward(
     prioritizer: Any,
     points: int = 0,
     args_structure: Any = None,
+    rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Runs blocks forward; takes and returns what `petals.server.block_functions.run_rpc_forward` does."""
+    """Runs blocks forward; takes and returns what `petals.server.block_functions.run_rpc_forward` does.
+
+    With `rows`, positions in batch x length, only their outputs are returned, of shape [1, rows, hidden].
+    """
     hidden, prompts, *_ = _unpacked(tensors, args_structure)
     hidden = _as_hidden(hidden, requested_backends)
     deep = _prompt_of_each(prompts, requested_backends)
     priority = prioritizer.prioritize(hidden, points=points, backend=requested_backends[0], type="forward")
     for blocks in _tasks("forward", hidden, len(requested_backends)):
-        hidden = await _forward(hidden, requested_backends[blocks], deep[blocks], active_adapter, priority)
+        picked = rows if blocks.stop == len(requested_backends) else None
+        hidden = await _forward(hidden, requested_backends[blocks], deep[blocks], active_adapter, priority, picked)
     return hidden
 
 
@@ -141,10 +153,15 @@ async def run_backward(
 
 
 async def _forward(
-    hidden: torch.Tensor, backends: Sequence[Any], prompts: Sequence[Any], adapter: str, priority: float
+    hidden: torch.Tensor,
+    backends: Sequence[Any],
+    prompts: Sequence[Any],
+    adapter: str,
+    priority: float,
+    rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
     uids, pool = [backend.name for backend in backends], backends[0].forward_pool
-    outputs, seconds = await pool.submit_task(hidden, adapter, uids, *prompts, priority=priority)
+    outputs, seconds = await pool.submit_task(hidden, adapter, uids, rows, *prompts, priority=priority)
     _note("forward", seconds, hidden, len(backends))
     return outputs
 

@@ -118,14 +118,15 @@ def read_server(value: Any, block: int) -> ServerRecord:
     try:
         record = ServerRecord.model_validate({**fields, "state": _STATES[state], "throughput": throughput})
     except ValidationError as error:
-        raise Implausible(_reason(error)) from error
+        raise Implausible(reason_of(error)) from error
     start, end = record.start_block, record.end_block
     if start is not None and end is not None and not start <= block < end:
         raise Implausible("a record of a block is of a server that holds other blocks")
     return record
 
 
-def _reason(error: ValidationError) -> str:
+def reason_of(error: ValidationError) -> str:
+    """Returns in one line which field is wrong, and why."""
     first = error.errors(include_url=False)[0]
     where, what = ".".join(map(str, first["loc"])), first["msg"][:1].lower() + first["msg"][1:]
     return printable(f"{where} is {reprlib.repr(first['input'])}: {what}" if where else what, _LONGEST_REASON)
@@ -138,7 +139,7 @@ def read_model(prefix: Any, value: Any) -> tuple[str, int]:
     try:
         return prefix, _Model.model_validate(value).num_blocks
     except ValidationError as error:
-        raise Implausible(f"{printable(prefix, _LONGEST_NAME)}: {_reason(error)}") from error
+        raise Implausible(f"{printable(prefix, _LONGEST_NAME)}: {reason_of(error)}") from error
 
 
 def read_info(packed: bytes) -> ServerInfo:

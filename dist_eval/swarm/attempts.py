@@ -8,13 +8,15 @@ costs no attempt (`NoServer`). That the request itself is to blame is known once
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from dist_eval.data.answers import RouteSegment
 from dist_eval.errors import ModelOutputError, NoCacheError, RefusedError, SwarmError, one_line
+from dist_eval.swarm.chain import MOST_HOPS
 from dist_eval.swarm.failures import Failure, classify, may_have_room_later, stated_limit
+from dist_eval.swarm.petals_version import can_chain
 from dist_eval.swarm.router import Router
 from dist_eval.swarm.routes import Span, without
 from dist_eval.tables import format_count
@@ -62,6 +64,8 @@ class RoutePart:
     cached: Callable[[], Span | None] = lambda: None
     largest_message: int | None = None  # tokens of the largest of these, if there are several
     rows: int = 1  # texts of the request, if it can be split between them
+    chained: bool = False  # whether servers that can may pass it on to each other
+    has_ids: bool = False  # whether such servers are sent token ids
 
     @property
     def size(self) -> int:
@@ -78,6 +82,12 @@ class Choice:
     spans: Sequence[Span]  # the blocks that were online, from which the server was chosen
     at: float  # when it was chosen, in seconds of `time.monotonic()`
     has_cache: bool = False  # whether it is the one that holds attention caches
+    # the servers that pass the request on, beginning with this one; empty if it is a request to a single server
+    chain: Sequence[Span] = ()
+    patience: Sequence[float] = ()  # seconds to wait for each of them and those after it
+
+    # failures that do not tell who is at fault; after one of them the same servers are asked one by one
+    doubtful: Collection[Failure] = ()
 
 
 @dataclass
@@ -89,6 +99,7 @@ class Attempts:
     limit: int  # failed attempts after which to give up
     timeout: float  # longest time to wait for a server's answer to a message, in seconds
     _failed: int = 0
+    _alone: bool = False  # whether servers are asked one by one, because a chain of them has failed
     _outage_since: float | None = None
     _room_later: bool = False  # whether one of the servers without room for a session may have it later
     _messages: list[str] = field(default_factory=list)
@@ -109,24 +120,39 @@ class Attempts:
             spans = self._holding_all(spans, now)
         cached = self.part.cached()
         has_cache = cached is not None and any(span.peer == cached.peer for span in spans)
-        segment = cached if has_cache else self._route_again(spans, now)
-        if is_for_halves or (segment is None and self._route(wanted, now) is not None):
+        route = [cached] if has_cache and cached is not None else self._route_again(spans, now)
+        if is_for_halves or (not route and self._route(wanted, now)):
             refusing = next(span.peer for span in wanted if not self._takes_it(span))
             raise TooLarge(f"peer {refusing}: {self.router.stats(refusing).refusal}")
-        if segment is None:
+        if not route:
             having = "with sessions holds" if self.part.in_session else "holds"
             why = f"no server online {having} it, or a block after it"
             raise self._unreachable(f"block {self.part.block}", why, now, f"block {self.part.block}: {why}")
-        stall_timeout = min(self.timeout, self._stall_timeout(segment, spans, now) * 2**self._failed)
-        return Choice(segment, stall_timeout, spans, now, has_cache)
+        chain = self._chain(route, now)
+        stall_timeouts = [
+            min(self.timeout, self._stall_timeout(span, spans, now) * 2**self._failed) for span in chain or route[:1]
+        ]
+        patience = [sum(stall_timeouts[place:]) for place in range(len(stall_timeouts))]
+        doubtful = [Failure.REFUSED] * (len(chain) > 1 or (bool(chain) and self.part.has_ids))
+        doubtful += [Failure.WRONG] * (len(chain) > 1)
+        return Choice(route[0], patience[0], spans, now, has_cache, chain, patience, doubtful)
 
-    def answered(self, choice: Choice, now: float) -> None:
-        """Bans the servers that refused as too large what another one took."""
-        server = self.router.stats(choice.segment.peer)
+    def answered(self, choice: Choice, now: float, end: int | None = None) -> None:
+        """Bans servers that refused as too large what another one took, and those that did not pass a request on.
+
+        Args:
+            choice: who was asked.
+            now: the time.
+            end: how far a chain of servers came.
+        """
+        computed = [span for span in choice.chain or [choice.segment] if end is None or span.end <= end]
         if not choice.has_cache:  # it took it in smaller pieces
-            server.largest_answered = max(server.largest_answered, self.part.size)
+            for server in (self.router.stats(span.peer) for span in computed):
+                server.largest_answered = max(server.largest_answered, self.part.size)
         for peer in self._peers.pop(Failure.TOO_LARGE, ()):
-            self.router.stats(peer).ban_longer(now)
+            self.router.stats(peer).ban.longer(now)
+        if further := choice.chain[len(computed) :]:
+            self.router.ban_chain([computed[-1].peer, further[0].peer], now)
 
     def failed(self, choice: Choice, error: Exception, now: float) -> float:
         """Decides what to do about a request that failed.
@@ -145,6 +171,11 @@ class Attempts:
         if failure is Failure.TOO_LARGE:
             self._peers.setdefault(failure, []).append(peer)
             self.router.stats(peer).refused_size(self.part.size, stated_limit(error), one_line(error), now)
+            return 0.0
+        self._alone |= failure in choice.doubtful
+        if failure in choice.doubtful:
+            self.router.ban_chain([span.peer for span in choice.chain], now)
+            self.router.retries += 1
             return 0.0
         is_unreachable = failure in (Failure.UNREACHABLE, Failure.NOT_LISTENING)
         if self.part.avoided and (is_unreachable or failure in (Failure.NO_ANSWER, Failure.NO_CACHE)):
@@ -176,7 +207,7 @@ class Attempts:
     def has_route(self, online: Sequence[Span], now: float) -> bool:
         """Whether there is a route of servers that are not banned, and take the request or, if it is split, a part."""
         takers = online if self.part.rows > 1 else self._taking_it(online)
-        return self._route(self._not_banned(takers, now), now) is not None
+        return bool(self._route(self._not_banned(takers, now), now))
 
     def _blame_request(self, failure: Failure, peers: Sequence[Any], error: Exception) -> NoReturn:
         """Raises what several servers say about the request; their wrong answers do not count against them."""
@@ -192,7 +223,7 @@ class Attempts:
         """Whether all servers that take the request at once have failed recently, and others would take its halves."""
         if self.part.rows == 1 or len(taking) == len(wanted) or not self.has_route(wanted, now):
             return False
-        return self._route(self._not_banned(taking, now), now) is None
+        return not self._route(self._not_banned(taking, now), now)
 
     def _unreachable(self, what: str, why: str, now: float, brief: str) -> NoServer | SwarmError:
         if self.part.avoided:
@@ -205,7 +236,7 @@ class Attempts:
         if len(peers) < _FAILURES_TO_CONFIRM:
             return False
         others = [span for span in choice.spans if span.peer not in peers]
-        return len({*peers}) > 1 or self._route(others, choice.at) is None
+        return len({*peers}) > 1 or not self._route(others, choice.at)
 
     def _stall_timeout(self, segment: Span, spans: Sequence[Span], now: float) -> float:
         """Returns seconds to wait for a server: fewer if another one could answer, or the request is optional."""
@@ -231,16 +262,28 @@ class Attempts:
     def _not_banned(self, spans: Sequence[Span], now: float) -> list[Span]:
         return [span for span in spans if not self.router.stats(span.peer).is_banned(now)]
 
-    def _route_again(self, spans: Sequence[Span], now: float) -> Span | None:
-        """Chooses a server; after a failure one that has answered before, whatever speed others announce."""
+    def _chain(self, route: Sequence[Span], now: float) -> Sequence[Span]:
+        """Returns the servers at the beginning of a route that pass the request on to each other."""
+        chain: list[Span] = []
+        peers: list[Any] = []
+        for span in route[: MOST_HOPS if self.part.chained and not self._alone else 0]:
+            can = can_chain(span.announced.version) and span.peer not in peers
+            if not can or span.dtype != route[0].dtype or not self.router.may_chain([*peers, span.peer], now):
+                break
+            chain.append(span)
+            peers.append(span.peer)
+        return chain
+
+    def _route_again(self, spans: Sequence[Span], now: float) -> Sequence[Span]:
+        """Chooses a route; after a failure of servers that have answered before, whatever speed others announce."""
         if self._failed:
             proven = [span for span in spans if self.router.stats(span.peer).pacing.seconds_per_work is not None]
-            if (again := self._route(self._not_banned(proven, now), now)) is not None:
+            if again := self._route(self._not_banned(proven, now), now):
                 return again
         return self._route(spans, now)
 
-    def _route(self, spans: Sequence[Span], now: float) -> Span | None:
-        return self.router.next_segment(spans, self.part.block, self.part.end, self.part.tokens, now)
+    def _route(self, spans: Sequence[Span], now: float) -> Sequence[Span]:
+        return self.router.route(spans, self.part.block, self.part.end, self.part.tokens, now)
 
 
 def _no_second_opinion(what: str) -> SwarmError:

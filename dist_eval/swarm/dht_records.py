@@ -88,16 +88,22 @@ def read_blocks(dht: Any, dht_prefix: str, num_blocks: int, timeout: float) -> B
     return BlockRecords([*records.blocks, *({} for _ in range(num_blocks - len(keys)))], records.dropped)
 
 
+def read_block(dht: Any, dht_prefix: str, block: int, timeout: float) -> Mapping[str, ServerRecord]:
+    """Reads what servers announce for one block, by peer id; see `read_blocks`."""
+    look = functools.partial(_servers, [f"{dht_prefix}.{block}"], first=block)
+    return _look_up(dht, look, timeout, f"which servers hold block {block} of {dht_prefix}").blocks[0]
+
+
 def read_models(dht: Any, timeout: float) -> Models:
     """Reads which models a swarm serves; servers do not announce those whose prefix begins with `_`."""
     return _look_up(dht, _models, timeout, "which models it serves")
 
 
-def plausible_servers(found: Sequence[Sequence[tuple[Any, Any]]]) -> BlockRecords:
-    """Sorts out what was found for a model's blocks."""
+def plausible_servers(found: Sequence[Sequence[tuple[Any, Any]]], first: int = 0) -> BlockRecords:
+    """Sorts out what was found for a model's blocks from the first one on."""
     blocks: list[dict[str, ServerRecord]] = []
     dropped: Counter[str] = Counter()
-    for block, values in enumerate(found):
+    for block, values in enumerate(found, first):
         records: dict[str, ServerRecord] = {}
         for peer, value in values:
             if not is_peer_id(peer):
@@ -194,9 +200,9 @@ def _look_up(dht: Any, look: Any, timeout: float, what: str) -> Any:
     return found
 
 
-async def _servers(keys: Sequence[str], timeout: float, _dht: Any, node: Any) -> BlockRecords | None:
+async def _servers(keys: Sequence[str], timeout: float, _dht: Any, node: Any, first: int = 0) -> BlockRecords | None:
     found = await _values(keys, timeout, node)
-    return None if found is None else plausible_servers(found)
+    return None if found is None else plausible_servers(found, first)
 
 
 async def _models(timeout: float, _dht: Any, node: Any) -> Models | None:

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from dist_eval.swarm.attempts import RoutePart, TooLarge
-from dist_eval.swarm.requests import Request, SwarmRequests, tokens_in, within
-from dist_eval.swarm.routes import Span
+from dist_eval.swarm.attempts import Choice, RoutePart, TooLarge
+from dist_eval.swarm.requests import SwarmRequests, tokens_in, within
+from dist_eval.swarm.turns import Request
 
 _BACKWARD_WORK = 3  # Cost of a backward in forwards: it recomputes one, and costs about two itself
 
@@ -94,7 +94,8 @@ async def _through_part(requests: SwarmRequests, part: Part, gradient: torch.Ten
     start, end, inputs = part
     tokens = tokens_in(inputs)
 
-    def make_request(segment: Span) -> Request:
+    def make_request(choice: Choice) -> Request:
+        segment = choice.segment
         work = tokens * (segment.end - segment.start)
         if segment.end == end:
             return Request(
@@ -104,11 +105,12 @@ async def _through_part(requests: SwarmRequests, part: Part, gradient: torch.Ten
 
     try:
         whole = RoutePart(start, end, tokens, prefer_whole=True, rows=len(inputs))
-        segment, answer = await requests.send_with_retries(make_request, whole)
+        choice, answer = await requests.send_with_retries(make_request, whole)
     except TooLarge as error:
         halves = zip(requests.halves(inputs, error), gradient.tensor_split(2), strict=True)
         answers = [await _through_part(requests, (start, end, half), theirs) for half, theirs in halves]
         return torch.cat([by_inputs for by_inputs, _ in answers]), [piece for _, found in answers for piece in found]
+    segment = choice.segment
     if segment.end == end:
         by_inputs, by_prompts = answer
         return by_inputs, [] if by_prompts is None else [(start, by_prompts)]

@@ -18,11 +18,12 @@ import torch
 
 from dist_eval.data.answers import RouteSegment
 from dist_eval.errors import NoCacheError
-from dist_eval.swarm.attempts import RoutePart, TooLarge
+from dist_eval.swarm.attempts import Choice, RoutePart, TooLarge
 from dist_eval.swarm.failures import RequestDisplaced
-from dist_eval.swarm.requests import Request, SwarmRequests, tokens_in
+from dist_eval.swarm.requests import SwarmRequests, tokens_in
 from dist_eval.swarm.routes import RouteRecord, Span
 from dist_eval.swarm.server_cache import CacheLost, SentStep, ServerCache, chunk_tokens
+from dist_eval.swarm.turns import Request
 
 Result = TypeVar("Result")
 
@@ -259,7 +260,8 @@ class InferenceSession:
             cache = segment.cache
             return cache.segment if cache is not None and cache.can_step(self._position) else None
 
-        def make_request(span: Span) -> Request:
+        def make_request(choice: Choice) -> Request:
+            span = choice.segment
             if span is cached():
                 return Request(partial(self._continued, segment, chunks), tokens * (span.end - span.start))
             unfit, work = segment.cache, from_beginning * (span.end - span.start)

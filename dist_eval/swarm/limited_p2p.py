@@ -10,26 +10,32 @@ from typing import Any
 from dist_eval.printable import printable
 from dist_eval.swarm.failures import WrongAnswer
 
-_LONGEST_ERROR = 500
+LONGEST_ERROR = 500
+"""Characters that are kept of what a peer says about a failure."""
+
 _SPARE_BYTES = 2**20
 _LEAST_MESSAGE_BYTES = 2**10  # counted for a shorter message, so that empty ones come to an end, too
 
 
 class Allowance:
-    """What a peer may still send in a stream."""
+    """What a peer may still send in a stream.
+
+    Attributes:
+        left: bytes.
+    """
 
     def __init__(self, expected: int = 0) -> None:
-        self._left = _SPARE_BYTES
+        self.left = _SPARE_BYTES
         self.expect(expected)
 
     def expect(self, size: int) -> None:
         """Allows a number of bytes more, and some for what is around the tensors."""
-        self._left += size + size // 4
+        self.left += size + size // 4
 
     def take(self, size: int) -> None:
         """Records that a message of some bytes begins."""
-        self._left -= max(size, _LEAST_MESSAGE_BYTES)
-        if self._left < 0:
+        self.left -= max(size, _LEAST_MESSAGE_BYTES)
+        if self.left < 0:
             raise WrongAnswer("a stream that is longer than any answer")
 
 
@@ -41,14 +47,14 @@ class LimitedP2P:
 
     async def call_protobuf_handler(self, peer: Any, name: str, request: Any, answer_type: Any) -> Any:
         """Sends a message, and returns the answer; see `P2P.call_protobuf_handler`."""
-        with _printable_errors():
+        with printable_errors():
             return await self._p2p.call_protobuf_handler(peer, name, request, answer_type)
 
     async def iterate_protobuf_handler(
         self, peer: Any, name: str, requests: AsyncIterator[Any], answer_type: Any
     ) -> AsyncIterator[Any]:
         """Opens a stream of requests, and returns that of the answers; see `P2P.iterate_protobuf_handler`."""
-        with _printable_errors():
+        with printable_errors():
             _, reader, writer = await self._p2p.call_binary_stream_handler(peer, name)
         return self._answers(requests, answer_type, reader, writer)
 
@@ -71,7 +77,7 @@ class LimitedP2P:
                 self._allowance.take(size)
                 content = await reader.readexactly(size)
                 if marker != P2P.MESSAGE_MARKER:
-                    raise P2PHandlerError(printable(RPCError.FromString(content).message, _LONGEST_ERROR))
+                    raise P2PHandlerError(printable(RPCError.FromString(content).message, LONGEST_ERROR))
                 yield answer_type.FromString(content)
             if not sending.done():
                 raise ConnectionResetError("the server ended the stream")
@@ -82,12 +88,12 @@ class LimitedP2P:
 
 
 @contextlib.contextmanager
-def _printable_errors() -> Iterator[None]:
+def printable_errors() -> Iterator[None]:
     """Cuts and cleans what a peer, or the daemon about it, gives as the reason of a failure."""
     from hivemind.p2p import P2PDaemonError, P2PHandlerError
 
     try:
         yield
     except (P2PDaemonError, P2PHandlerError) as error:
-        error.args = (printable(str(error), _LONGEST_ERROR),)
+        error.args = (printable(str(error), LONGEST_ERROR),)
         raise

@@ -147,6 +147,11 @@ class Pacing:
         return pace.busy_seconds / pace.busy_work if pace.busy_work else None
 
     @property
+    def round_trip(self) -> float:
+        """Seconds that a message without work and its answer take; 0 if that was not measured."""
+        return self._pace.round_trip
+
+    @property
     def _is_far(self) -> bool:
         return self._pace.round_trip >= _FAR_SECONDS
 
@@ -164,17 +169,24 @@ class Pacing:
     def admit(self, work: int, now: float) -> Ticket | float:
         """Lets a request through, or not yet."""
         with self._locked(now):
-            pace, rate = self._pace, self.seconds_per_work
-            if pace.unanswered:
-                if (wait := self._opens_at(rate, now) - now) > 0:
-                    return wait
-            else:
-                pace.first_sent_at = pace.done_at = now
-            if rate is not None:
-                pace.done_at = max(pace.done_at, now + self._network_delay(rate)) + rate * work
-            pace.unanswered += 1
-            pace.unanswered_work += work
-            return Ticket(work, now, pace.done_at - pace.delay, pace.period)
+            if self._pace.unanswered and (wait := self._opens_at(self.seconds_per_work, now) - now) > 0:
+                return wait
+            return self._sent(work, now)
+
+    def sent(self, work: int, now: float) -> Ticket:
+        """Records a request that is sent without asking."""
+        with self._locked(now):
+            return self._sent(work, now)
+
+    def _sent(self, work: int, now: float) -> Ticket:
+        pace, rate = self._pace, self.seconds_per_work
+        if not pace.unanswered:
+            pace.first_sent_at = pace.done_at = now
+        if rate is not None:
+            pace.done_at = max(pace.done_at, now + self._network_delay(rate)) + rate * work
+        pace.unanswered += 1
+        pace.unanswered_work += work
+        return Ticket(work, now, pace.done_at - pace.delay, pace.period)
 
     def answered(self, ticket: Ticket, now: float) -> None:
         """Records an answer."""

@@ -17,9 +17,11 @@ from dist_eval.errors import ConfigError
 INSTALLED = "2.2.0.post1"
 """What our servers are made of."""
 
-ANNOUNCED = "2.3.0+dist.eval"
-"""What our servers announce: like those of Petals main they can roll back a session, and the rest tells them apart."""
+ANNOUNCED = "2.3.0+dist.eval.chain"
+"""What our servers announce: like those of Petals main they can roll back a session, `dist.eval` tells them apart, and
+what follows says what else they can: to pass requests on."""
 
+_OURS, _CHAIN = ("dist", "eval"), "chain"
 _FIRST_OF_MAIN = Version("2.3.0.dev0")
 # Kinds of rotary embeddings by type of model. Main fails on every request to a Falcon.
 _RELEASE = {"llama": ("default", "linear", "dynamic"), "bloom": ("default",), "falcon": ("default",)}
@@ -57,9 +59,26 @@ def can_roll_back(version: str | None) -> bool:
         return False
 
 
+@functools.cache
+def can_chain(version: str | None) -> bool:
+    """Whether servers with a version pass requests on to the next one, and take token ids (see `chain.py`)."""
+    return _is_ours(version) and _CHAIN in _abilities(version)
+
+
+def _is_ours(version: str | None) -> bool:
+    return _abilities(version)[:2] == _OURS
+
+
+def _abilities(version: str | None) -> tuple[str, ...]:
+    try:
+        return tuple((Version(version or "").local or "").split("."))
+    except InvalidVersion:
+        return ()
+
+
 def serves(version: str | None, config: Any) -> bool:
     """Whether servers with a version compute a model, and compute it right."""
-    if version == ANNOUNCED:
+    if _is_ours(version):
         return True
     known = _MAIN if can_roll_back(version) else _RELEASE
     if known is _RELEASE and (getattr(config, "mlp_bias", False) or _is_first_falcon(config)):

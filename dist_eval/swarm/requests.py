@@ -1,8 +1,9 @@
 """Requests to a swarm: hidden states before the first block → those after the last one.
 
 Petals' own client is made for training. This one is made for many forwards. `SwarmRequests` is the path of a batch,
-from top to bottom, segment by segment: choose a server (`attempts.py`, by the speeds that `router.py` has measured),
-wait for its turn (`gate.py`), send (`transport.py`, which judges the answer), and retry or go elsewhere.
+from top to bottom, segment by segment: choose a server, or a chain of servers that pass the request on to each other
+(`attempts.py`, by the speeds that `router.py` has measured), wait for its turn (`turns.py`), send (`transport.py`), and
+retry or go elsewhere. Wherever a chain ends, the next segment begins.
 """
 
 from __future__ import annotations
@@ -12,39 +13,34 @@ import contextlib
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import torch
 
 from dist_eval.base_model.config import max_request_tokens
 from dist_eval.data.answers import RouteSegment
 from dist_eval.errors import NoCacheError, RefusedError, SwarmError, one_line
+from dist_eval.process.memory import keep_freed_memory
 from dist_eval.results.work import Traffic
 from dist_eval.swarm.attempts import Attempts, Choice, NoServer, RoutePart, TooLarge
 from dist_eval.swarm.directory import ServerDirectory
 from dist_eval.swarm.failures import Failure, RequestDisplaced, classify, drop_traceback, may_have_room_later
-from dist_eval.swarm.gate import STEPS, ConcurrencyLimit, Gate, RateLimiter
+from dist_eval.swarm.gate import RateLimiter
+from dist_eval.swarm.inputs import Inputs, TokenIds
 from dist_eval.swarm.router import Router
 from dist_eval.swarm.routes import RouteRecord, Span
 from dist_eval.swarm.servers import SwarmServers
-from dist_eval.swarm.transport import Transport
+from dist_eval.swarm.transport import ChainOutputs, Transport
+from dist_eval.swarm.turns import Request, Turns
 
 # How often a server's round trip is measured, and the longest time that this takes
 _ROUND_TRIPS, _ROUND_TRIP_SECONDS = 2, 2.0
 
-# Seconds between two looks at the speeds that other ranks have measured
-_LOOK_SECONDS = 0.05
 
+MakeRequest = Callable[[Choice], Request]
+"""Returns the request to a server, or to a chain of them, for the blocks that they should run."""
 
-class Request(NamedTuple):
-    """A request to one server."""
-
-    send: Callable[[float], Awaitable[Any]]  # called in its turn, with the seconds to wait for a message's answer
-    work: int  # tokens times blocks
-
-
-MakeRequest = Callable[[Span], Request]
-"""Returns the request to a server, for the blocks that it should run."""
+Halved = TypeVar("Halved", torch.Tensor, Inputs)
 
 
 class SwarmRequests:
@@ -60,6 +56,7 @@ class SwarmRequests:
         outage_timeout: seconds to wait for blocks that no reachable server holds.
         rejoin: called every few seconds while waiting for such servers.
         tokens_per_second: most tokens to send through the swarm in a second.
+        chains: whether servers that can may pass requests on to each other, which changes no bit of a result.
 
     Attributes:
         servers: those that may be asked.
@@ -81,6 +78,7 @@ class SwarmRequests:
         outage_timeout: float = 120.0,
         rejoin: Callable[[], None] = lambda: None,
         tokens_per_second: float = math.inf,
+        chains: bool = True,
     ) -> None:
         self.router = router or Router()
         self.halved = 0
@@ -90,8 +88,9 @@ class SwarmRequests:
         self.transport = Transport(directory, timeout=request_timeout, compression=compression)
         self.servers = SwarmServers(directory, config, self.transport, outage_timeout=outage_timeout, rejoin=rejoin)
         self.num_blocks = self.servers.num_blocks
-        self._gates: dict[tuple[Any, bool], Gate] = {}
-        self._look_at = -math.inf
+        # activations that are compressed on the way to each server would be others in a chain
+        self._chains = chains and compression == "none"
+        self._turns = Turns(self.router, self.servers.spans)
 
     def start(self) -> None:
         """Waits for the first list of servers, and measures how long messages to them take.
@@ -101,27 +100,33 @@ class SwarmRequests:
         """
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
+        keep_freed_memory()
         self.servers.start(self.timeout)
         RemoteExpertWorker.run_coroutine(self._measure_round_trips())
 
     def forward(
         self,
-        hidden: torch.Tensor,
+        given: torch.Tensor | TokenIds,
         prompts: torch.Tensor | None,
         avoided: Sequence[RouteSegment] = (),
         record: RouteRecord | None = None,
+        *,
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Sends hidden states through all blocks. Thread-safe.
+        """Sends a batch through all blocks. Thread-safe.
 
         Args:
-            hidden: float tensor of shape [batch, length, hidden].
+            given: hidden states, float tensor of shape [batch, length, hidden]; or of what they are made.
             prompts: deep prompts of shape [blocks, pre_seq_len, hidden], or None. They are serialized once: pass the
                 same tensor each time.
             avoided: segments to avoid if there is another route.
             record: records the route.
+            rows: positions in batch x length whose outputs are needed, int64 of shape [rows]; by default all. Servers
+                then need not send the others.
 
         Returns:
-            The last block's outputs, of the same shape and dtype.
+            The last block's outputs: of the shape of the hidden states, or of shape [rows, hidden]; in their dtype,
+            float32 for token ids, whose outputs are on the CPU.
 
         Raises:
             RefusedError: servers refused the request.
@@ -132,42 +137,97 @@ class SwarmRequests:
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
         self.transport.use_prompts(prompts)
-        return RemoteExpertWorker.run_coroutine(self._forward(hidden, avoided, record or RouteRecord())).to(hidden)
+        inputs = Inputs.of(given)
+        picked = rows if rows is not None and len(rows) < inputs.size else None  # the servers need not be told of all
+        sent = self._forward(inputs, picked, avoided, record or RouteRecord())
+        found = RemoteExpertWorker.run_coroutine(sent)
+        found = found.to(given) if isinstance(given, torch.Tensor) else found.to(torch.float32)
+        return found if rows is picked else found.flatten(0, 1)[rows]
 
     async def _forward(
-        self, hidden: torch.Tensor, avoided: Sequence[RouteSegment], record: RouteRecord
+        self, inputs: Inputs, rows: torch.Tensor | None, avoided: Sequence[RouteSegment], record: RouteRecord
     ) -> torch.Tensor:
-        await self.rate_limiter.wait(tokens_in(hidden))
-        return await self._forward_from(0, hidden, avoided, record)
+        await self.rate_limiter.wait(inputs.size)
+        return await self._forward_from(0, inputs, rows, avoided, record)
 
     async def _forward_from(
-        self, block: int, hidden: torch.Tensor, avoided: Sequence[RouteSegment], record: RouteRecord
+        self,
+        block: int,
+        inputs: Inputs,
+        rows: torch.Tensor | None,
+        avoided: Sequence[RouteSegment],
+        record: RouteRecord,
     ) -> torch.Tensor:
-        while block < self.num_blocks:
-            try:
-                segment, hidden = await self.send(hidden, block, avoided)
-            except TooLarge as error:
-                halves = self.halves(hidden, error)
-                return torch.cat([await self._forward_from(block, half, avoided, record) for half in halves])
-            record.route.append(
-                RouteSegment(str(segment.peer), segment.start, segment.end, segment.announced.precision)
+        while True:
+            part = RoutePart(
+                *(block, self.num_blocks, inputs.size, avoided),
+                rows=inputs.batch,
+                chained=self._chains,
+                has_ids=inputs.tokens is not None,
             )
-            block = segment.end
-        return hidden
+            try:
+                choice, answer = await self.send_with_retries(
+                    lambda choice, inputs=inputs: self._forward_request(choice, inputs, rows),  # type: ignore[misc]
+                    part,
+                )
+            except TooLarge as error:
+                return await self._forward_halves(block, self.halves(inputs, error), rows, avoided, record)
+            block, outputs = choice.segment.end, answer
+            if isinstance(answer, ChainOutputs):
+                block, outputs = answer.answer.end, answer.outputs
+            record.route += [
+                RouteSegment(str(span.peer), span.start, span.end, span.announced.precision)
+                for span in choice.chain or [choice.segment]
+                if span.end <= block
+            ]
+            if block == self.num_blocks:
+                return outputs if rows is None or outputs.ndim < 3 else outputs.flatten(0, 1)[rows]
+            inputs = Inputs.of(outputs)
+
+    async def _forward_halves(
+        self,
+        block: int,
+        halves: Sequence[Inputs],
+        rows: torch.Tensor | None,
+        avoided: Sequence[RouteSegment],
+        record: RouteRecord,
+    ) -> torch.Tensor:
+        if rows is None:
+            return torch.cat([await self._forward_from(block, half, None, avoided, record) for half in halves])
+        cut, found = halves[0].size, list[torch.Tensor]()
+        places = [(rows < cut).nonzero().flatten(), (rows >= cut).nonzero().flatten()]
+        for half, place, start in zip(halves, places, (0, cut), strict=True):
+            if len(place):
+                found.append(await self._forward_from(block, half, rows[place] - start, avoided, record))
+        return torch.cat(found)[torch.cat(places).argsort()]
 
     async def send(
         self, hidden: torch.Tensor, block: int, avoided: Sequence[RouteSegment] = ()
     ) -> tuple[Span, torch.Tensor]:
-        """Sends hidden states through the next segment of the route from a block on; see `send_with_retries`."""
-        part = RoutePart(block, self.num_blocks, tokens_in(hidden), avoided, rows=len(hidden))
-        return await self.send_with_retries(lambda segment: self._forward_request(segment, hidden), part)
+        """Sends hidden states to a single server from a block on; see `send_with_retries`."""
+        inputs = Inputs.of(hidden)
+        part = RoutePart(block, self.num_blocks, inputs.size, avoided, rows=inputs.batch)
+        choice, outputs = await self.send_with_retries(lambda choice: self._forward_request(choice, inputs), part)
+        return choice.segment, outputs
 
-    def _forward_request(self, segment: Span, hidden: torch.Tensor) -> Request:
-        work = tokens_in(hidden) * (segment.end - segment.start)
-        return Request(within(lambda: self.transport.send(segment, hidden)), work)
+    def _forward_request(self, choice: Choice, inputs: Inputs, rows: torch.Tensor | None = None) -> Request:
+        chain = choice.chain
+        if chain:
+            wanted = rows if chain[-1].end == self.num_blocks else None
+            blocks = chain[-1].end - chain[0].start
+            return Request(
+                within(lambda: self.transport.send_chain(chain, choice.patience, inputs, wanted)), inputs.size * blocks
+            )
+        return self._plain_request(choice.segment, inputs)
 
-    async def send_with_retries(self, make_request: MakeRequest, part: RoutePart) -> tuple[Span, Any]:
-        """Sends a request to one server after another until one has answered; returns the segment and its answer.
+    def _plain_request(self, segment: Span, inputs: Inputs) -> Request:
+        async def send() -> torch.Tensor:
+            return await self.transport.send(segment, await asyncio.to_thread(inputs.hidden))
+
+        return Request(within(send), inputs.size * (segment.end - segment.start))
+
+    async def send_with_retries(self, make_request: MakeRequest, part: RoutePart) -> tuple[Choice, Any]:
+        """Sends a request to one server after another until one has answered; returns who was asked, and the answer.
 
         Raises:
             TooLarge: servers accept smaller requests only.
@@ -180,7 +240,7 @@ class SwarmRequests:
             try:
                 choice = attempts.choose(online(), time.monotonic())
                 try:
-                    answer = await self._send_in_turn(make_request(choice.segment), choice)
+                    answer = await self._turns.send(make_request(choice), choice)
                 except Exception as error:  # any of the daemon, the connection or the server
                     drop_traceback(error)
                     delay = attempts.failed(choice, error, time.monotonic())
@@ -188,73 +248,36 @@ class SwarmRequests:
                         self.servers.refresh()
                     await asyncio.sleep(delay)
                 else:
-                    attempts.answered(choice, time.monotonic())
+                    end = answer.answer.end if isinstance(answer, ChainOutputs) else None
+                    attempts.answered(choice, time.monotonic(), end)
+                    if choice.chain and choice.chain[-1].end != end:
+                        self.servers.refresh()
                     if has_waited:
                         self.servers.came_back()
-                    return choice.segment, answer
+                    return choice, answer
             except NoServer as outage:
                 self.servers.refresh()
                 if not attempts.has_route(online(), time.monotonic()):
                     has_waited = True
                     await self.servers.wait(outage)
 
-    async def _send_in_turn(self, request: Request, choice: Choice) -> Any:
-        """Sends a request when its server can use it, and records how that went."""
-        segment, server = choice.segment, self.router.stats(choice.segment.peer)
-        server.announced, server.pacing.announced_seconds_per_work = segment.announced, segment.seconds_per_work
-        gate = self._gate(segment.peer, is_for_steps=choice.has_cache)
-        ticket = await gate.enter(request.work)
-        sent_at = time.monotonic()
-        try:
-            answer = await request.send(choice.stall_timeout)
-        except BaseException as error:
-            now = time.monotonic()
-            server.failed(now, classify(error))
-            gate.failed(ticket, now)
-            raise
-        now = time.monotonic()
-        server.answered(request.work, sent_at, now)
-        gate.answered(ticket, now)
-        self._choose_again()
-        return answer
-
-    def _look_again(self) -> None:
-        """Does what answers would, while this rank has none: other ranks may have had some."""
-        if time.monotonic() >= self._look_at:
-            self._choose_again()
-
-    def _choose_again(self) -> None:
-        """Has requests that wait choose again, if servers are faster or slower than expected when they chose."""
-        self._look_at = time.monotonic() + _LOOK_SECONDS
-        if self.router.speeds_changed(self.servers.spans()):
-            for (_, is_for_steps), waiting in self._gates.items():
-                if not is_for_steps:  # steps stay with the server that has their cache
-                    waiting.displace("servers are faster or slower than expected")
-
-    def _gate(self, peer: Any, *, is_for_steps: bool) -> Gate:
-        key = peer, is_for_steps
-        if key not in self._gates:
-            pacing = self.router.stats(peer).pacing
-            admission = ConcurrencyLimit(STEPS, pacing) if is_for_steps else pacing
-            self._gates[key] = Gate(admission, self._look_again)
-        return self._gates[key]
-
-    def halves(self, tensor: torch.Tensor, error: TooLarge) -> Sequence[torch.Tensor]:
+    def halves(self, given: Halved, error: TooLarge) -> Sequence[Halved]:
         """Splits a request into two that a server may accept.
 
         Raises:
             RefusedError: it is a single text.
         """
-        if len(tensor) == 1:
+        batch, length = given.shape[:2]
+        if batch == 1:
             refused = RefusedError(
-                f"a text of {tensor.shape[1]} tokens, prompts included, is more than the servers accept "
+                f"a text of {length} tokens, prompts included, is more than the servers accept "
                 f"({error}): give a lower --max-length"
             )
             # what servers take by default is refused by few: others may be back later
-            refused.transient = tensor.shape[1] <= max_request_tokens(self._config)
+            refused.transient = length <= max_request_tokens(self._config)
             raise refused from error
         self.halved += 1
-        return tensor.tensor_split(2)
+        return given.tensor_split(2)
 
     def ask(self, segment: Span, hidden: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
         """Sends hidden states through blocks of a given server.
@@ -263,7 +286,7 @@ class SwarmRequests:
             SwarmError: see `answer_of`.
         """
         self.transport.use_prompts(prompts)
-        return self.answer_of(segment, self._forward_request(segment, hidden))
+        return self.answer_of(segment, self._plain_request(segment, Inputs.of(hidden)))
 
     def answer_of(self, segment: Span, request: Request) -> torch.Tensor:
         """Sends a request to a given server.
@@ -279,7 +302,7 @@ class SwarmRequests:
         async def send() -> torch.Tensor:
             while True:
                 with contextlib.suppress(RequestDisplaced):  # by the failure of another request
-                    return await self._send_in_turn(request, choice)
+                    return await self._turns.send(request, choice)
 
         try:
             return RemoteExpertWorker.run_coroutine(send())
@@ -311,7 +334,7 @@ class SwarmRequests:
         """Returns the traffic so far, for the section `ranks` of `results.json`."""
         return Traffic(
             compression=self._compression,
-            round_trips=sum(server.requests for server in self.router.servers.values()),
+            round_trips=self._turns.answers,
             retries=self.router.retries,
             halved=self.halved,
             bytes_sent=self.transport.bytes_sent,

@@ -9,6 +9,7 @@ that fails is banned for a while.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import random
 from collections import deque
@@ -18,6 +19,7 @@ from typing import Any
 
 from dist_eval.process.shared_state import SharedStates
 from dist_eval.results.work import Announcement, ServerTraffic
+from dist_eval.swarm.chain_pacing import ChainPacing
 from dist_eval.swarm.failures import Failure
 from dist_eval.swarm.pacing import Pacing
 from dist_eval.swarm.routes import UNKNOWN, Span
@@ -38,6 +40,36 @@ _OTHER_SPEED = 3.0
 
 
 @dataclass
+class Ban:
+    """Until when something that failed is not used, for longer each time in a row."""
+
+    _streak: int = 0
+    _until: float = -math.inf
+
+    def longer(self, now: float) -> None:
+        """Bans it; several failures together count once."""
+        if not self.holds(now):
+            self.at_least(min(_BAN_SECONDS * 2 ** min(self._streak, 10), _LONGEST_BAN_SECONDS), now)
+            self._streak += 1
+
+    def at_least(self, seconds: float, now: float) -> None:
+        """Bans it for so many seconds."""
+        self._until = max(self._until, now + seconds)
+
+    def holds(self, now: float) -> bool:
+        """Whether it is banned."""
+        return now < self._until
+
+    def worked(self) -> None:
+        """Records that it did not fail: the next ban is short again."""
+        self._streak = 0
+
+    def lift(self) -> None:
+        """Ends the ban."""
+        self._until = -math.inf
+
+
+@dataclass
 class ServerStats:
     """Statistics of a server."""
 
@@ -52,15 +84,14 @@ class ServerStats:
     largest_answered: int = 0  # tokens of the largest request that it answered
     limit: float = math.inf  # most tokens of a request that it may take: it refused larger ones
     refusal: str = ""  # what it said then
-    _streak: int = 0
-    _banned_until: float = -math.inf
+    ban: Ban = field(default_factory=Ban)
 
     def answered(self, work: int, sent_at: float, now: float) -> None:
         """Records the answer to a request."""
         self.requests += 1
         self.work += work
         self.latencies.append(now - sent_at)
-        self._streak = 0
+        self.ban.worked()
 
     def failed(self, now: float, failure: Failure = Failure.UNREACHABLE) -> None:
         """Records a failed request, and bans the server, longer each time that it fails again after a ban.
@@ -71,18 +102,18 @@ class ServerStats:
         if failure is Failure.DISPLACED:
             return
         if failure is Failure.NOT_LISTENING:
-            self.ban_longer(now)
+            self.ban.longer(now)
             return
         self.failures += 1
         if failure is Failure.TOO_LARGE:
             return
         if failure in (Failure.REFUSED, Failure.NO_CACHE):
-            self._ban(_BAN_SECONDS, now)
+            self.ban.at_least(_BAN_SECONDS, now)
         elif failure is Failure.WRONG:
             self.wrong_answers += 1
-            self._ban(_LONGEST_BAN_SECONDS, now)
+            self.ban.at_least(_LONGEST_BAN_SECONDS, now)
         else:
-            self.ban_longer(now)
+            self.ban.longer(now)
 
     def refused_size(self, tokens: int, stated: int | None, refusal: str, now: float) -> None:
         """Records that it refused a request as too large: from now on it gets smaller ones only.
@@ -90,27 +121,18 @@ class ServerStats:
         If it took as many tokens before, or says that it takes as many, its word is not to be relied on: it is banned.
         """
         if tokens <= max(self.largest_answered, stated or 0):
-            self.ban_longer(now)
+            self.ban.longer(now)
         self.limit = min(self.limit, tokens - 1, self.limit if stated is None else stated)
         self.refusal = refusal
-
-    def ban_longer(self, now: float) -> None:
-        """Bans it, for longer each time in a row."""
-        if not self.is_banned(now):  # several requests that fail together have failed once
-            self._ban(min(_BAN_SECONDS * 2 ** min(self._streak, 10), _LONGEST_BAN_SECONDS), now)
-            self._streak += 1
-
-    def _ban(self, seconds: float, now: float) -> None:
-        self._banned_until = max(self._banned_until, now + seconds)
 
     def retract_wrong_answer(self) -> None:
         """Lifts the ban for a wrong answer: other servers gave one too, so the request caused it."""
         self.wrong_answers -= 1
-        self._banned_until = -math.inf
+        self.ban.lift()
 
     def is_banned(self, now: float) -> bool:
         """Whether it failed recently."""
-        return now < self._banned_until
+        return self.ban.holds(now)
 
     def traffic(self, peer: str) -> ServerTraffic:
         """Returns the statistics for `results.json`."""
@@ -140,6 +162,7 @@ class Router:
 
     Attributes:
         servers: statistics by peer.
+        chains: bans of servers that failed to pass requests on to each other, by peers.
         retries: requests that had to be repeated.
 
     Args:
@@ -151,6 +174,7 @@ class Router:
 
     def __init__(self, seed: int = 0, shared: SharedStates | None = None, period: float = math.inf) -> None:
         self.servers: dict[Any, ServerStats] = {}
+        self.chains: dict[tuple[Any, ...], Ban] = {}
         self.retries = 0
         self._shared, self._period, self._random = shared, period, random.Random(seed)
         self._rates_before: dict[Any, float] = {}  # at the time when those that wait chose their servers
@@ -160,6 +184,21 @@ class Router:
         if peer not in self.servers:
             self.servers[peer] = ServerStats(pacing=Pacing(self._shared, str(peer), self._period))
         return self.servers[peer]
+
+    def pacing_of(self, chain: Sequence[Span]) -> ChainPacing:
+        """Returns the pacing of requests that servers pass on to each other."""
+        name = hashlib.sha256(repr([(str(span.peer), span.start, span.end) for span in chain]).encode()).hexdigest()
+        parts = [(self.stats(span.peer).pacing, span.end - span.start) for span in chain]
+        return ChainPacing(Pacing(self._shared, name, self._period), parts)
+
+    def ban_chain(self, peers: Sequence[Any], now: float) -> None:
+        """Has these servers pass no requests on to each other for a while; a single one gets them like others."""
+        self.chains.setdefault(tuple(peers), Ban()).longer(now)
+
+    def may_chain(self, peers: Sequence[Any], now: float) -> bool:
+        """Whether the last of these servers may be added to the chain of the others."""
+        ends = (tuple(peers[start:]) for start in range(len(peers)))
+        return not self.chains or not any(end in self.chains and self.chains[end].holds(now) for end in ends)
 
     def speeds_changed(self, spans: Sequence[Span]) -> bool:
         """Whether servers are new, or much faster or slower beside others than when this was true last."""
@@ -176,7 +215,11 @@ class Router:
         return {peer: self.stats(peer).pacing.seconds_per_work or rate for peer, rate in expected.items()}
 
     def next_segment(self, spans: Sequence[Span], start: int, end: int, tokens: int, now: float) -> Span | None:
-        """Chooses the first segment of the route from block `start` to `end` that should be fastest.
+        """Returns the first segment of `route`, if there is one."""
+        return next(iter(self.route(spans, start, end, tokens, now)), None)
+
+    def route(self, spans: Sequence[Span], start: int, end: int, tokens: int, now: float) -> Sequence[Span]:
+        """Chooses the route from block `start` to `end` that should be fastest; it is empty if there is none.
 
         A request, of so many tokens with padding and prompts, may change servers wherever a server's blocks start or
         end. Banned servers are used only where there is no other route.
@@ -185,7 +228,7 @@ class Router:
         healthy = [span for span in spans if not self.stats(span.peer).is_banned(now)]
         return self._fastest(healthy, start, end, tokens, now) or self._fastest(spans, start, end, tokens, now)
 
-    def _fastest(self, spans: Sequence[Span], start: int, end: int, tokens: int, now: float) -> Span | None:
+    def _fastest(self, spans: Sequence[Span], start: int, end: int, tokens: int, now: float) -> Sequence[Span]:
         expected = self._expected_rates(spans)
         points = sorted({p for span in spans for p in (span.start, span.end) if start < p < end} | {start, end})
         cost: dict[int, float] = {end: 0.0}
@@ -201,7 +244,11 @@ class Router:
                         total = own * noise + cost[stop]
                         if total < cost.get(point, math.inf):
                             cost[point], first[point] = total, replace(span, start=point, end=stop)
-        return first.get(start)
+        route: list[Span] = []
+        while start in first:
+            route.append(first[start])
+            start = route[-1].end
+        return route
 
     def _expected_rates(self, spans: Sequence[Span]) -> dict[Any, float]:
         """Returns the seconds per unit of work to expect of each server without its own measurements."""

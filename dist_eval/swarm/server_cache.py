@@ -15,9 +15,10 @@ from dist_eval.swarm.failures import RequestDisplaced
 from dist_eval.swarm.limited_p2p import Allowance
 from dist_eval.swarm.petals_version import can_roll_back
 from dist_eval.swarm.protocol import ROLLS_BACK
-from dist_eval.swarm.requests import Request, tokens_in
+from dist_eval.swarm.requests import tokens_in
 from dist_eval.swarm.routes import Span
 from dist_eval.swarm.transport import Transport
+from dist_eval.swarm.turns import Request
 
 # Longest time that a server without room should wait for it; a client would then rather ask another one
 _ALLOCATION_SECONDS = 3.0

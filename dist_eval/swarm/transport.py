@@ -8,27 +8,51 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from dist_eval.errors import one_line
 from dist_eval.swarm.announcements import read_info
-from dist_eval.swarm.directory import ServerDirectory
-from dist_eval.swarm.failures import WrongAnswer
+from dist_eval.swarm.chain import ChainAnswer, ChainRequest, Hop, read_chain_answer
+from dist_eval.swarm.inputs import Inputs
 from dist_eval.swarm.limited_p2p import Allowance, LimitedP2P
+from dist_eval.swarm.outputs import DTYPES, read_answer
+from dist_eval.swarm.payload import Payload
 from dist_eval.swarm.petals_version import has_petals_sessions
 from dist_eval.swarm.routes import Span
+from dist_eval.swarm.streams import Answer, call_stream
 
 NO_TENSOR, NO_ORDER = torch.empty(0), torch.empty(0, dtype=torch.int64)
 """Sent in place of prompts, and of an order of the rows of a session."""
 
 _FORWARD, _BACKWARD, _INFERENCE = "rpc_forward", "rpc_backward", "rpc_inference"
 _STREAM_OPEN_SECONDS = 5.0
-_DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 _COMPRESSION = {"none": "NONE", "float16": "FLOAT16"}
 _PLAIN = 0  # `CompressionType.NONE`, which is imported late
-_FLOAT32_MAX = torch.finfo(torch.float32).max
+
+
+class Connection(Protocol):
+    """What requests go through; a `ServerDirectory` is one."""
+
+    @property
+    def p2p(self) -> Any:
+        """The `hivemind.P2P`."""
+
+    @property
+    def dht_prefix(self) -> str:
+        """Name under which the blocks are announced."""
+
+    @property
+    def adapter(self) -> str | None:
+        """The LoRA adapter to compute with."""
+
+
+class ChainOutputs(NamedTuple):
+    """What a chain of servers has answered."""
+
+    outputs: torch.Tensor  # as for a single server; of shape [rows, hidden] if the chain came to its end
+    answer: ChainAnswer
 
 
 class Transport:
@@ -39,7 +63,7 @@ class Transport:
         bytes_received: of all tensors so far.
     """
 
-    def __init__(self, directory: ServerDirectory, *, timeout: float, compression: str = "none") -> None:
+    def __init__(self, directory: Connection, *, timeout: float, compression: str = "none") -> None:
         from hivemind.proto import runtime_pb2
 
         from dist_eval.swarm.protocol import request_metadata
@@ -50,7 +74,7 @@ class Transport:
         self._has_sessions: dict[Any, bool] = {}
         self._prompts: torch.Tensor | None = None
         self._version: Any = None
-        self._packed_prompts: dict[tuple[int, int, str | None], Any] = {}
+        self._packed_prompts: dict[tuple[int, int, str | None], Payload] = {}
         self._metadata = {
             method: request_metadata(tensors, directory.adapter)
             for method, tensors in ((_FORWARD, 2), (_BACKWARD, 3), (_INFERENCE, 3))
@@ -83,11 +107,67 @@ class Transport:
             Exception: any of the daemon, the connection or the server (see `failures.classify`).
         """
         compression = self._compression_for(segment)
-        packed = await asyncio.to_thread(self._pack, hidden, segment.dtype, compression)
+        packed = await asyncio.to_thread(self.pack, hidden, segment.dtype, compression)
         metadata = {"output_compression": (compression,)} if compression != _PLAIN else {}
         # an answer can be larger than its request: hivemind may serialize bfloat16 as float32
         answer = await self._call(_FORWARD, segment, [packed, self._prompts_of(segment)], hidden.numel() * 4, metadata)
-        return (await asyncio.to_thread(read_answer, answer, [hidden.shape]))[0]
+        return (await asyncio.to_thread(read_answer, answer.tensors, [hidden.shape]))[0]
+
+    async def send_chain(
+        self, chain: Sequence[Span], patience: Sequence[float], inputs: Inputs, rows: torch.Tensor | None = None
+    ) -> ChainOutputs:
+        """Sends a batch through blocks of several servers, which pass it on from one to the next.
+
+        Args:
+            chain: the servers and their blocks. All compute in the same dtype.
+            patience: seconds to wait for each server and those after it.
+            inputs: of the first block. If they can be made of token ids, these are sent.
+            rows: positions in batch x length whose outputs are needed, int64 of shape [rows], if the last server runs
+                the model's last block; None for all.
+
+        Returns:
+            The outputs of the last server, or of an earlier one that could not pass them on.
+
+        Raises:
+            WrongAnswer: see `read_answer` and `read_chain_answer`.
+            Exception: any of the daemon, the connection or the first server (see `failures.classify`).
+        """
+        first, tokens = chain[0], inputs.tokens
+        request = ChainRequest(
+            chain=[
+                Hop(peer=str(span.peer), start=span.start, end=span.end, patience=seconds)
+                for span, seconds in zip(chain[1:], patience[1:], strict=True)
+            ],
+            rows=None if rows is None else rows.tolist(),
+            ids=tokens is not None,
+        )
+        tensors = [self._prompts_of(replace(first, end=chain[-1].end))]
+        if tokens is None:
+            hidden = await asyncio.to_thread(inputs.hidden)
+            tensors.insert(0, await asyncio.to_thread(self.pack, hidden, first.dtype, _PLAIN))
+        else:
+            soft = NO_TENSOR if tokens.prompts is None else tokens.prompts
+            tensors = [self.pack(tokens.ids, None, _PLAIN), *tensors, self.pack(soft, "float32", _PLAIN)]
+        answer = await self.call_chain(first, tensors, request, inputs.shape.numel() * 4, patience[0])
+        found = read_chain_answer(answer.metadata, [span.end for span in chain])
+        is_cut = rows is None or found.end < chain[-1].end
+        shape = inputs.shape if is_cut else torch.Size((1, len(rows), inputs.width))  # type: ignore[arg-type]
+        (outputs,) = await asyncio.to_thread(read_answer, answer.tensors, [shape])
+        return ChainOutputs(outputs if is_cut else outputs[0], found)
+
+    async def call_chain(
+        self, segment: Span, tensors: Sequence[Payload], request: ChainRequest, largest_answer: int, timeout: float
+    ) -> Answer:
+        """Sends serialized tensors to the first server of a chain; returns what comes back as it is.
+
+        Args:
+            segment: the first server and its blocks.
+            tensors: see `chain`.
+            request: the rest of the chain.
+            largest_answer: in bytes.
+            timeout: seconds to wait for the answer.
+        """
+        return await self._call(_FORWARD, segment, tensors, largest_answer, request.packed(), timeout)
 
     async def send_back(
         self, segment: Span, inputs: torch.Tensor, gradient: torch.Tensor
@@ -100,17 +180,14 @@ class Transport:
             The gradient with respect to the inputs, of shape [batch, length, hidden], and to the deep prompts of these
             blocks, of shape [blocks, batch, pre_seq_len, hidden] (None without any), in the dtype that the server sent.
         """
-        from hivemind.proto import runtime_pb2
-
-        plain = runtime_pb2.CompressionType.NONE
-        packed = [await asyncio.to_thread(self._pack, tensor, segment.dtype, plain) for tensor in (inputs, gradient)]
+        packed = [await asyncio.to_thread(self.pack, tensor, segment.dtype, _PLAIN) for tensor in (inputs, gradient)]
         shapes = [inputs.shape]
         if self._prompts is not None:
             _, length, width = self._prompts.shape
             shapes.append(torch.Size((segment.end - segment.start, len(inputs), length, width)))
         largest_answer = 4 * sum(shape.numel() for shape in shapes)
         answer = await self._call(_BACKWARD, segment, [*packed, self._prompts_of(segment)], largest_answer)
-        outputs = await asyncio.to_thread(read_answer, answer, shapes)
+        outputs = await asyncio.to_thread(read_answer, answer.tensors, shapes)
         return outputs[0], outputs[1] if len(outputs) > 1 else None
 
     async def open_inference(
@@ -123,22 +200,20 @@ class Transport:
 
     async def inference_tensors(self, segment: Span, hidden: torch.Tensor, prompts: torch.Tensor | None) -> list[Any]:
         """Serializes what a request of `open_inference` has: hidden states, and the deep prompts of all blocks."""
-        from hivemind.proto import runtime_pb2
-
-        plain = runtime_pb2.CompressionType.NONE
         deep = NO_TENSOR if prompts is None else prompts[segment.start : segment.end].unsqueeze(1)
         packed = [
-            await asyncio.to_thread(self._pack, hidden, segment.dtype, self._compression_for(segment)),
-            self._pack(deep, segment.dtype, plain),
-            self._pack(NO_ORDER, None, plain),
+            await asyncio.to_thread(self.pack, hidden, segment.dtype, self._compression_for(segment)),
+            self.pack(deep, segment.dtype, _PLAIN),
+            self.pack(NO_ORDER, None, _PLAIN),
         ]
-        self.bytes_sent += sum(len(tensor.buffer) for tensor in packed)
-        return packed
+        self.bytes_sent += sum(len(tensor.data) for tensor in packed)
+        return [tensor.message() for tensor in packed]
 
     async def inference_outputs(self, tensors: Sequence[Any], shape: torch.Size) -> torch.Tensor:
         """Reads the tensors of an answer to a request of `open_inference`."""
-        self.bytes_received += sum(len(tensor.buffer) for tensor in tensors)
-        return (await asyncio.to_thread(read_answer, tensors, [shape]))[0]
+        payloads = list(map(Payload.of_message, tensors))
+        self.bytes_received += sum(len(payload.data) for payload in payloads)
+        return (await asyncio.to_thread(read_answer, payloads, [shape]))[0]
 
     async def free_cache(self, segment: Span) -> int:
         """Asks a server how much attention cache it has left, in tokens of a text times blocks; 0 without sessions."""
@@ -185,108 +260,56 @@ class Transport:
         self,
         method: str,
         segment: Span,
-        tensors: list[Any],
+        tensors: Sequence[Payload],
         largest_answer: int,
         metadata: dict[str, Any] | None = None,
-    ) -> Sequence[Any]:
+        timeout: float | None = None,
+    ) -> Answer:
         from hivemind.p2p.p2p_daemon_bindings.control import MAX_UNARY_PAYLOAD_SIZE
+        from hivemind.proto import runtime_pb2
 
-        head, stub = self._head(method, segment, metadata), self._stub(segment, Allowance(largest_answer))
-        size = sum(len(tensor.buffer) for tensor in tensors)
-        fits = max(size, largest_answer) <= MAX_UNARY_PAYLOAD_SIZE
-        answer = await (self._call_unary if fits else self._call_stream)(stub, method, head, tensors)
+        from dist_eval.swarm.protocol import TransformerConnectionHandler
+
+        request = runtime_pb2.ExpertRequest(**self._head(method, segment, metadata))
+        size, timeout = sum(len(tensor.data) for tensor in tensors), self._timeout if timeout is None else timeout
+        if max(size, largest_answer) > MAX_UNARY_PAYLOAD_SIZE:
+            dtype = DTYPES.get(segment.dtype or "", torch.float32)
+            answer = await call_stream(
+                self._directory.p2p,
+                segment.peer,
+                f"{TransformerConnectionHandler.__name__}.{method}_stream",
+                request,
+                tensors,
+                largest_answer=largest_answer,
+                expected_answer=largest_answer // 4 * dtype.itemsize,
+                timeout=timeout,
+            )
+        else:
+            request.tensors.extend(tensor.message() for tensor in tensors)
+            found = await getattr(self._stub(segment, Allowance()), method)(request, timeout=timeout)
+            answer = Answer([Payload.of_message(tensor) for tensor in found.tensors], found.metadata)
         self.bytes_sent += size
-        self.bytes_received += sum(len(tensor.buffer) for tensor in answer)
+        self.bytes_received += sum(len(tensor.data) for tensor in answer.tensors)
         return answer
 
-    async def _call_unary(self, stub: Any, method: str, head: dict[str, Any], tensors: list[Any]) -> Sequence[Any]:
-        """Sends one message; returns the serialized tensors of the answer."""
-        from hivemind.proto import runtime_pb2
-
-        request = runtime_pb2.ExpertRequest(tensors=tensors, **head)
-        return (await getattr(stub, method)(request, timeout=self._timeout)).tensors
-
-    async def _call_stream(self, stub: Any, method: str, head: dict[str, Any], tensors: list[Any]) -> Sequence[Any]:
-        """Does the same for tensors that are too large for one message."""
-        from hivemind.p2p.p2p_daemon_bindings.control import DEFAULT_MAX_MSG_SIZE
-        from hivemind.proto import runtime_pb2
-        from hivemind.utils.asyncio import aiter_with_timeout, iter_as_aiter
-        from hivemind.utils.streaming import combine_from_streaming, split_for_streaming
-
-        requests = (
-            runtime_pb2.ExpertRequest(tensors=[part], **head)
-            for tensor in tensors
-            for part in split_for_streaming(tensor, DEFAULT_MAX_MSG_SIZE)
-        )
-        send = getattr(stub, f"{method}_stream")
-        opened = await asyncio.wait_for(send(iter_as_aiter(requests)), _STREAM_OPEN_SECONDS)
-        parts: list[list[Any]] = []
-        async for message in aiter_with_timeout(opened, self._timeout):
-            for part in message.tensors:
-                if part.dtype or not parts:  # only the first part of a tensor has it
-                    parts.append([])
-                parts[-1].append(part)
-        return list(map(combine_from_streaming, parts))
-
-    def _prompts_of(self, segment: Span) -> Any:
-        from hivemind.proto import runtime_pb2
-
+    def _prompts_of(self, segment: Span) -> Payload:
         key = (segment.start, segment.end, segment.dtype)
         if key not in self._packed_prompts:
             # a batch of 1, which the server broadcasts
             prompts = NO_TENSOR if self._prompts is None else self._prompts[segment.start : segment.end].unsqueeze(1)
-            self._packed_prompts[key] = self._pack(prompts, segment.dtype, runtime_pb2.CompressionType.NONE)
+            self._packed_prompts[key] = self.pack(prompts, segment.dtype, _PLAIN)
         return self._packed_prompts[key]
 
     @staticmethod
-    def _pack(tensor: torch.Tensor, dtype: str | None, compression: int) -> Any:
+    def pack(tensor: torch.Tensor, dtype: str | None, compression: int) -> Payload:
+        """Serializes a tensor in a dtype; in its own if the name is None or unknown.
+
+        The tensor may not change until it is sent.
+        """
         from hivemind.compression.serialization import serialize_torch_tensor
-        from hivemind.proto import runtime_pb2
 
-        if compression != runtime_pb2.CompressionType.NONE:
-            return serialize_torch_tensor(tensor.detach().to("cpu", torch.float32).contiguous(), compression)
+        if compression != _PLAIN:
+            tensor = tensor.detach().to("cpu", torch.float32).contiguous()
+            return Payload.of_message(serialize_torch_tensor(tensor, compression))
         # a dtype unknown here is left to the server to cast to
-        tensor = tensor.detach().to("cpu", _DTYPES.get(dtype or "", tensor.dtype)).contiguous()
-        # hivemind sends bfloat16 as float32 for the sake of old versions; all that serve Petals 2.2 read two bytes
-        raw = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
-        return runtime_pb2.Tensor(
-            compression=compression,
-            buffer=raw.numpy().tobytes(),
-            size=tensor.shape,
-            dtype=str(tensor.dtype).removeprefix("torch."),
-            requires_grad=False,
-        )
-
-
-def read_answer(tensors: Sequence[Any], shapes: Sequence[torch.Size]) -> list[torch.Tensor]:
-    """Deserializes a server's answer, in a dtype that servers compute in.
-
-    Raises:
-        WrongAnswer: the tensors cannot be read, have other shapes or dtypes, or are not finite.
-    """
-    from hivemind.compression.serialization import deserialize_torch_tensor
-
-    try:
-        outputs = [deserialize_torch_tensor(tensor).detach() for tensor in tensors]
-    except Exception as error:  # of numpy and torch, whatever the server has sent
-        raise WrongAnswer(f"tensors that cannot be read ({one_line(error)})") from error
-    found = [tensor.shape for tensor in outputs]
-    if found != list(shapes):
-        raise WrongAnswer(f"shapes {[list(shape) for shape in found]} instead of {[list(shape) for shape in shapes]}")
-    for tensor in outputs:
-        if tensor.dtype not in _DTYPES.values():
-            raise WrongAnswer(f"values of dtype {tensor.dtype} instead of {', '.join(_DTYPES)}")
-        # the next block squares them for its norm: with larger values its server, though honest, would fail
-        if not (_largest(tensor) ** 2 * tensor.numel() < _FLOAT32_MAX or _norm_is_finite(tensor)):
-            finite = torch.isfinite(tensor).all()
-            raise WrongAnswer("values too large to be squared" if finite else "values that are not finite")
-    return outputs
-
-
-def _largest(tensor: torch.Tensor) -> float:
-    """Returns the largest absolute value, twenty times as fast as a norm of bfloat16; NaN if one of them is."""
-    return float(torch.stack(torch.aminmax(tensor)).abs().max()) if tensor.numel() else 0.0
-
-
-def _norm_is_finite(tensor: torch.Tensor) -> bool:
-    return bool(torch.linalg.vector_norm(tensor, dtype=torch.float32).isfinite())
+        return Payload.of(tensor.to("cpu", DTYPES.get(dtype or "", tensor.dtype)))

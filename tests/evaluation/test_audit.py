@@ -222,13 +222,13 @@ def test_where_only_the_halves_avoid_the_faulty_server_their_answers_count(
     by_halves = audit._by_halves
 
     def without_the_liar(*batch: torch.Tensor) -> Any:
-        monkeypatch.setattr(requests.router.stats(liar), "_banned_until", math.inf)
+        monkeypatch.setattr(requests.router.stats(liar).ban, "_until", math.inf)
         banned.append(True)
         return by_halves(*batch)
 
     monkeypatch.setattr(audit, "_by_halves", without_the_liar)
     while len(banned) < 4:  # the wrong answer is that of the first route, or of the second
-        monkeypatch.setattr(requests.router.stats(liar), "_banned_until", -math.inf)
+        monkeypatch.setattr(requests.router.stats(liar).ban, "_until", -math.inf)
         logits = audit.answer(ids, lengths, AUDITED, RouteRecord())["logits"]
         assert torch.allclose(logits, truth, atol=1e-4)
 

@@ -15,10 +15,11 @@ from tiny_models import HIDDEN, VOCABULARY
 
 from dist_eval.errors import CheckpointError, ModelOutputError
 from dist_eval.inference.forward import checked_answers
+from dist_eval.model.backbone import picked
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_locally
 from dist_eval.serving.private import PrivateSwarm
-from dist_eval.swarm.transport import Transport
+from dist_eval.swarm import transport
 
 MODES = (None, "ptune", "deep_ptune")
 MakeTuned = Callable[..., TunedCheckpoint]
@@ -93,14 +94,15 @@ def test_a_request_that_takes_the_streaming_path_equals_the_local_model(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tuned = make_tuned("deep_ptune", hidden=512, layers=1)
-    remote = swarm_client.classifier(family_swarms["wide"], tuned)
     streamed = []
-    original = Transport._call_stream
-    monkeypatch.setattr(Transport, "_call_stream", lambda *a: (streamed.append(1), original(*a))[1])
-    ids, lengths = ragged_batch([123] * 8)  # 8 x (5 + 123) tokens of 512 float32: 2 MiB
+    original = transport.call_stream
+    monkeypatch.setattr(transport, "call_stream", lambda *a, **k: (streamed.append(1), original(*a, **k))[1])
+    ids, lengths = ragged_batch([123] * 9)  # 9 x (5 + 123) tokens of 512 float32: 2.25 MiB
     local = load_locally(str(tiny_models["wide"]), tuned)
-    torch.testing.assert_close(remote.logits(ids, lengths), local.logits(ids, lengths))
-    assert streamed
+    for chains in (True, False):
+        remote = swarm_client.classifier(family_swarms["wide"], tuned, chains=chains)
+        torch.testing.assert_close(remote.logits(ids, lengths), local.logits(ids, lengths))
+    assert len(streamed) == 2
 
 
 def test_forwards_are_thread_safe(
@@ -130,8 +132,8 @@ class StubbornBackbone:
         self.hidden = hidden
         self.final_norm = torch.nn.Identity()
 
-    def hidden_states(self, *_: Any, **__: Any) -> torch.Tensor:
-        return self.hidden
+    def hidden_states(self, *_: Any, rows: torch.Tensor | None = None, **__: Any) -> torch.Tensor:
+        return picked(self.hidden, rows)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -144,8 +146,8 @@ def test_values_that_are_not_finite_are_an_error(value: float, make_tuned: MakeT
 
 
 def test_an_answer_of_another_shape_is_an_error(make_tuned: MakeTuned) -> None:
-    backbone = StubbornBackbone(torch.zeros(3, 5, HIDDEN))
-    with pytest.raises(ModelOutputError, match=r"\[3, 5, 64\] instead of \[3, 4, 64\]"):
+    backbone = StubbornBackbone(torch.zeros(3, 4, HIDDEN + 1))
+    with pytest.raises(ModelOutputError, match=r"\[3, 65\] instead of \[3, 64\]"):
         Classifier(backbone, make_tuned(None)).logits(torch.ones(3, 4).long(), torch.tensor([4, 4, 4]))  # type: ignore[arg-type]
 
 

@@ -84,7 +84,7 @@ def test_many_forwards_of_a_text_are_sent_in_requests_within_the_budget(monkeypa
     backbone, sent = load_local_backbone(str(demo.BASE_MODEL)), []
     run = backbone.hidden_states
     monkeypatch.setattr(
-        backbone, "hidden_states", lambda ids, *rest, **more: sent.append(ids.numel()) or run(ids, *rest)
+        backbone, "hidden_states", lambda ids, *rest, **more: sent.append(ids.numel()) or run(ids, *rest, **more)
     )
     ids, lengths = batch()
     answers = [label_words(WORDS).on(backbone, budget).answer(ids, lengths)["logits"] for budget in (1024, 60)]

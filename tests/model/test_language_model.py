@@ -96,7 +96,7 @@ def test_equal_forwards_are_computed_once(tiny_models: dict[str, Path], monkeypa
     model, sent = language_model(tiny_models["llama"]), []
     run = model.backbone.hidden_states
     monkeypatch.setattr(
-        model.backbone, "hidden_states", lambda ids, *rest, **more: sent.append(len(ids)) or run(ids, *rest)
+        model.backbone, "hidden_states", lambda ids, *rest, **more: sent.append(len(ids)) or run(ids, *rest, **more)
     )
     ids, lengths = texts()
     model.answer(ids, lengths)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import re
+from dataclasses import replace
 
 import pytest
 
 from dist_eval.data.answers import RouteSegment
 from dist_eval.errors import ModelOutputError, NoCacheError, RefusedError, SwarmError
+from dist_eval.results.work import Announcement
 from dist_eval.swarm.attempts import _MIN_STALL_SECONDS, Attempts, Choice, NoServer, RoutePart, TooLarge
 from dist_eval.swarm.failures import Failure, RequestDisplaced, WrongAnswer, classify
 from dist_eval.swarm.pacing import Ticket
+from dist_eval.swarm.petals_version import ANNOUNCED
 from dist_eval.swarm.router import Router
 from dist_eval.swarm.routes import Span
 
@@ -317,3 +320,82 @@ def test_servers_without_room_are_asked_by_turns_and_then_it_is_said() -> None:
         fails(attempts, error, REPLICAS)
     with pytest.raises(NoCacheError):
         fails(attempts, error, REPLICAS)
+
+
+CHAINS = Announcement(dtype="bfloat16", version=ANNOUNCED)
+ROUTE = [Span(peer, block, block + 1, CHAINS) for block, peer in enumerate("abcd")]
+
+
+def chained(router: Router, *, has_ids: bool = False, block: int = 0) -> Attempts:
+    part = RoutePart(block, BLOCKS, TOKENS, chained=True, has_ids=has_ids)
+    return Attempts(router, part, limit=LIMIT, timeout=TIMEOUT)
+
+
+def chain_of(choice: Choice) -> str:
+    return "".join(span.peer for span in choice.chain)
+
+
+@pytest.mark.parametrize(
+    ("third", "expected"),
+    [
+        (CHAINS, "abcd"),
+        (Announcement(dtype="float32", version=ANNOUNCED), "ab"),
+        *((Announcement(dtype="bfloat16", version=version), "ab") for version in ("2.3.0+dist.eval", "2.2.0", None)),
+    ],
+)
+def test_a_chain_is_the_longest_run_of_servers_that_can(third: Announcement, expected: str) -> None:
+    router = Router()
+    choice = chained(router).choose([replace(span, announced=third) if span.peer == "c" else span for span in ROUTE], 0)
+    assert chain_of(choice) == expected
+    assert choice.patience == [TIMEOUT * left for left in range(len(expected), 0, -1)]
+    assert choice.stall_timeout == choice.patience[0]
+    assert not Attempts(router, RoutePart(0, BLOCKS, TOKENS), limit=LIMIT, timeout=TIMEOUT).choose(ROUTE, 0).chain
+
+
+def test_a_server_is_in_a_chain_once() -> None:
+    route = [Span("a", 0, 1, CHAINS), Span("b", 1, 2, CHAINS), Span("a", 2, BLOCKS, CHAINS)]
+    assert chain_of(chained(Router()).choose(route, 0)) == "ab"
+
+
+def test_servers_that_did_not_pass_a_request_on_are_not_used_as_a_chain_for_a_while() -> None:
+    router = Router()
+    attempts = chained(router)
+    attempts.answered(attempts.choose(ROUTE, 0.0), 0.0, end=2)
+    assert chain_of(chained(router).choose(ROUTE, 0.5)) == "ab"
+    assert chain_of(chained(router, block=2).choose(ROUTE, 0.5)) == "cd"
+    assert chain_of(chained(router).choose(ROUTE, 2.0)) == "abcd"
+    assert {peer: server.largest_answered for peer, server in router.servers.items()} == {
+        **dict.fromkeys("ab", TOKENS),
+        **dict.fromkeys("cd", 0),
+    }
+    assert not router.retries
+
+
+@pytest.mark.parametrize("error", [WrongAnswer("shapes"), REFUSED])
+def test_after_a_doubtful_failure_of_a_chain_its_servers_are_asked_one_by_one(error: Exception) -> None:
+    router = Router()
+    attempts = chained(router)
+    choice = attempts.choose(ROUTE, 0.0)
+    assert classify(error) in choice.doubtful
+    assert attempts.failed(choice, error, 0.0) == 0.0
+    again = attempts.choose(ROUTE, 0.0)
+    assert (again.segment, again.chain, again.doubtful) == (ROUTE[0], [], [])
+    assert chain_of(chained(router).choose(ROUTE, 0.0)) == "abc", "the next request tries a shorter one"
+    assert not any(server.is_banned(0.0) for server in router.servers.values())
+
+
+def test_what_a_server_alone_answers_is_its_own_unless_it_may_be_about_token_ids() -> None:
+    whole = [Span("a", 0, BLOCKS, CHAINS)]
+    choice = chained(Router()).choose(whole, 0.0)
+    assert chain_of(choice) == "a" and not choice.doubtful
+    assert chained(Router(), has_ids=True).choose(whole, 0.0).doubtful == [Failure.REFUSED]
+
+
+def test_a_chain_whose_first_server_does_not_answer_is_that_servers_failure() -> None:
+    attempts = chained(Router())
+    replicas = [*ROUTE, Span("A", 0, 1, CHAINS)]
+    first = attempts.choose(replicas, 0.0)
+    assert classify(LATE) not in first.doubtful
+    attempts.router.stats(first.segment.peer).failed(0.0, classify(LATE))
+    assert attempts.failed(first, LATE, 0.0) == 0.0
+    assert chain_of(attempts.choose(replicas, 0.0))[1:] == "bcd"

@@ -8,14 +8,18 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 from conftest import TIMEOUT, SwarmClient
 
 from dist_eval.swarm.failures import WrongAnswer
 from dist_eval.swarm.limited_p2p import Allowance, LimitedP2P
+from dist_eval.swarm.payload import Payload
+from dist_eval.swarm.streams import call_stream
 
 pytestmark = pytest.mark.processes
 
 EXPECTED = 4_000_000
+BOTH = pytest.mark.parametrize("with_copies", [True, False], ids=["session", "call"])
 NASTY = "\x1b[2J\x1b]0;owned\x07" + "x" * 1_000_000
 
 
@@ -71,7 +75,7 @@ class Peers(NamedTuple):
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         return self.loop.run_until_complete(asyncio.wait_for(coroutine, TIMEOUT))
 
-    def ask(self, answer: Callable[[asyncio.StreamWriter], Any]) -> int:
+    def ask(self, answer: Callable[[asyncio.StreamWriter], Any], with_copies: bool) -> int:
         """Opens a stream to a peer that answers so; returns the bytes of its tensors."""
         from hivemind.proto import runtime_pb2
 
@@ -85,9 +89,23 @@ class Peers(NamedTuple):
             yield runtime_pb2.ExpertRequest(uid="base.0")
 
         async def call() -> int:
-            await self.answering.add_binary_stream_handler(answer.__name__, handle)
+            name = f"{answer.__name__}, {with_copies}"  # a name cannot be registered twice
+            await self.answering.add_binary_stream_handler(name, handle)
+            if not with_copies:
+                request, payloads = runtime_pb2.ExpertRequest(uid="base.0"), [Payload.of(torch.zeros(1))]
+                found = await call_stream(
+                    self.asking,
+                    self.answering.peer_id,
+                    name,
+                    request,
+                    payloads,
+                    largest_answer=EXPECTED,
+                    expected_answer=EXPECTED // 2,
+                    timeout=TIMEOUT,
+                )
+                return sum(len(payload.data) for payload in found.tensors)
             answers = await LimitedP2P(self.asking, Allowance(EXPECTED)).iterate_protobuf_handler(
-                self.answering.peer_id, answer.__name__, requests(), runtime_pb2.ExpertResponse
+                self.answering.peer_id, name, requests(), runtime_pb2.ExpertResponse
             )
             return sum([sum(len(one.buffer) for one in message.tensors) async for message in answers])
 
@@ -108,19 +126,22 @@ def peers(swarm_client: SwarmClient) -> Iterator[Peers]:
     loop.close()
 
 
+@BOTH
 @pytest.mark.parametrize("answer", [endless_parts, huge_parts, one_huge_part])
-def test_a_stream_without_end_is_a_wrong_answer(answer: Any, peers: Peers) -> None:
+def test_a_stream_without_end_is_a_wrong_answer(answer: Any, with_copies: bool, peers: Peers) -> None:
     with pytest.raises(WrongAnswer, match="longer than any answer"):
-        peers.ask(answer)
+        peers.ask(answer, with_copies)
 
 
-def test_an_answer_of_the_expected_size_is_read(peers: Peers) -> None:
-    assert peers.ask(what_is_expected) == EXPECTED
+@BOTH
+def test_an_answer_of_the_expected_size_is_read(with_copies: bool, peers: Peers) -> None:
+    assert peers.ask(what_is_expected, with_copies) == EXPECTED
 
 
-def test_a_server_that_ends_within_an_answer_has_failed(peers: Peers) -> None:
+@BOTH
+def test_a_server_that_ends_within_an_answer_has_failed(with_copies: bool, peers: Peers) -> None:
     with pytest.raises(EOFError):
-        peers.ask(a_cut_answer)
+        peers.ask(a_cut_answer, with_copies)
 
 
 def test_errors_of_servers_are_cut_and_cleaned(peers: Peers) -> None:
@@ -136,7 +157,11 @@ def test_errors_of_servers_are_cut_and_cleaned(peers: Peers) -> None:
             peers.answering.peer_id, "fail", runtime_pb2.ExpertUID(uid=""), runtime_pb2.ExpertInfo
         )
 
-    for failing in (lambda: peers.ask(a_long_error), lambda: peers.run(call())):
+    for failing in (
+        lambda: peers.ask(a_long_error, True),
+        lambda: peers.ask(a_long_error, False),
+        lambda: peers.run(call()),
+    ):
         with pytest.raises(P2PHandlerError) as caught:
             failing()
         assert "\\x1b[2J\\x1b]0;owned\\x07xxx" in str(caught.value)

@@ -8,7 +8,7 @@ import pytest
 from transformers import AutoConfig
 
 from dist_eval.base_model.config import default_dht_prefix
-from dist_eval.swarm.petals_version import ANNOUNCED, can_roll_back, serves, versions_needed
+from dist_eval.swarm.petals_version import ANNOUNCED, can_chain, can_roll_back, serves, versions_needed
 
 RELEASE, MAIN = "2.2.0.post1", "2.3.0.dev2"
 LLAMA31 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -60,3 +60,21 @@ def test_a_revision_is_a_part_of_the_name() -> None:
 
 def test_a_mixtral_has_the_name_of_petals_main() -> None:
     assert default_dht_prefix("org/Mixtral-8x7B-v0.1", config_of("mixtral")) == "org/Mixtral-8x7B-v0-1"
+
+
+BEFORE, AFTER = "2.3.0+dist.eval", "2.4.0+dist.eval.chain.later"
+"""What servers of ours announced before they passed requests on, and what they may announce one day."""
+
+
+@pytest.mark.parametrize(
+    ("version", "chains"),
+    [(ANNOUNCED, True), (AFTER, True), (BEFORE, False), (RELEASE, False), (MAIN, False), (None, False), ("?", False)],
+)
+def test_only_versions_that_say_so_pass_requests_on(version: str | None, chains: bool) -> None:
+    assert can_chain(version) is chains
+    assert not can_chain(f"{RELEASE}+chain")
+
+
+@pytest.mark.parametrize("version", [BEFORE, AFTER])
+def test_all_servers_of_ours_serve_all_models(version: str) -> None:
+    assert all(serves(version, config) for config in CONFIGS.values())

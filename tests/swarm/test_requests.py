@@ -35,6 +35,9 @@ ROWS, LENGTH, PROMPTS = 6, 20, 5
 NUMBERS = ROWS * (LENGTH + PROMPTS) * HIDDEN
 """Numbers in a batch's activations."""
 
+IDS = 8 * ROWS * LENGTH + 4 * PROMPTS * HIDDEN
+"""Bytes of a batch's token ids, and of the soft prompts before them."""
+
 
 @pytest.fixture(scope="module")
 def bfloat16_swarm(tiny_models: dict[str, Path], swarm_client: SwarmClient) -> Iterator[PrivateSwarm]:
@@ -68,7 +71,7 @@ def test_activations_are_sent_in_the_servers_dtype_and_no_bit_changes(
     ours = classifier.backbone.hidden_states(ids, classifier.prompts)
     traffic = requests_of(classifier).traffic()
     prompts = LAYERS * PROMPTS * HIDDEN  # once for all examples
-    assert traffic.bytes_sent == 2 * (NUMBERS + prompts)
+    assert traffic.bytes_sent == IDS + 2 * prompts
     assert traffic.bytes_received == 2 * NUMBERS
     assert traffic.round_trips == 1
     assert torch.equal(ours, sent_as_float32(classifier, ids))
@@ -79,9 +82,10 @@ def test_float32_servers_get_float32_and_prompts_once(
 ) -> None:
     classifier = swarm_client.classifier(family_swarms["llama"], make_tuned("deep_ptune"))
     ids, _ = batch()
-    ours = classifier.backbone.hidden_states(ids, classifier.prompts)
+    requests, tuned = requests_of(classifier), classifier.tuned
+    ours = requests.forward(classifier.backbone.embedded(ids, tuned.prompts), tuned.deep_prompts)
     assert ours.isfinite().all()
-    assert requests_of(classifier).traffic().bytes_sent == 4 * (2 * NUMBERS + LAYERS * PROMPTS * HIDDEN)
+    assert requests.traffic().bytes_sent == 4 * (NUMBERS + LAYERS * PROMPTS * HIDDEN)
 
 
 def test_compression_applies_in_both_directions(

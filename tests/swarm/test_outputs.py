@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from dist_eval.swarm.failures import WrongAnswer
-from dist_eval.swarm.transport import read_answer
+from dist_eval.swarm.outputs import read_answer
+from dist_eval.swarm.payload import Payload
 
 SHAPE = torch.Size((2, 3))
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
@@ -32,7 +33,7 @@ def serialized(
 @given(arrays(np.float32, SHAPE.numel(), elements=st.floats(-1e4, 1e4, width=32)), st.sampled_from(DTYPES))
 def test_values_in_the_dtypes_of_servers_are_read_to_the_last_bit(values: np.ndarray, dtype: torch.dtype) -> None:
     sent = torch.from_numpy(values).to(dtype).reshape(SHAPE)
-    [read] = read_answer([serialized(sent, dtype, requires_grad=True)], [SHAPE])
+    [read] = read_answer([Payload.of_message(serialized(sent, dtype, requires_grad=True))], [SHAPE])
     assert read.dtype == dtype
     assert torch.equal(read, sent)
     assert not read.requires_grad, "the server does not decide that"
@@ -64,11 +65,11 @@ def test_values_in_the_dtypes_of_servers_are_read_to_the_last_bit(values: np.nda
 )
 def test_anything_else_is_a_wrong_answer(message: object, said: str) -> None:
     with pytest.raises(WrongAnswer, match=said):
-        read_answer([message], [SHAPE])
+        read_answer([Payload.of_message(message)], [SHAPE])
 
 
 def test_shapes_are_those_that_were_asked_for() -> None:
     message = serialized([1.0] * 6, torch.float32)
     for expected in ([], [SHAPE] * 2, [torch.Size((3, 2))]):
         with pytest.raises(WrongAnswer, match=r"shapes \[\[2, 3\]\] instead of"):
-            read_answer([message], expected)
+            read_answer([Payload.of_message(message)], expected)

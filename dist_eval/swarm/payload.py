@@ -1,0 +1,83 @@
+"""Serialized tensors whose bytes stay where they are: those of a tensor that is sent, or where they were received."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+_READ_IN_PLACE = {
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float32": torch.float32,
+    "int64": torch.int64,
+}
+
+
+@dataclass(frozen=True)
+class Payload:
+    """A serialized tensor.
+
+    Attributes:
+        head: `runtime_pb2.Tensor` without its bytes.
+        data: its bytes.
+    """
+
+    head: Any
+    data: memoryview
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Payload:
+        """Returns a tensor as it is, without copying it if it is contiguous; it must not change until it is sent."""
+        from hivemind.proto import runtime_pb2
+
+        tensor = tensor.detach().cpu().contiguous()
+        # hivemind sends bfloat16 as float32 for the sake of old versions; all that serve Petals 2.2 read two bytes
+        head = runtime_pb2.Tensor(size=tensor.shape, dtype=str(tensor.dtype).removeprefix("torch."))
+        return cls(head, tensor.reshape(-1).view(torch.uint8).numpy().data)
+
+    @classmethod
+    def of_message(cls, message: Any) -> Payload:
+        """Returns a `runtime_pb2.Tensor`."""
+        from hivemind.proto import runtime_pb2
+
+        head = runtime_pb2.Tensor(
+            size=message.size,
+            requires_grad=message.requires_grad,
+            dtype=message.dtype,
+            compression=message.compression,
+        )
+        return cls(head, memoryview(message.buffer))
+
+    @staticmethod
+    def size_of(head: Any) -> int:
+        """Returns how many bytes belong to a head, if nothing compresses them; 0 if that is not known."""
+        dtype = _READ_IN_PLACE.get(head.dtype)
+        return 0 if dtype is None or head.compression else math.prod(head.size) * dtype.itemsize
+
+    def message(self) -> Any:
+        """Returns it as a `runtime_pb2.Tensor`."""
+        from hivemind.proto import runtime_pb2
+
+        message = runtime_pb2.Tensor(buffer=bytes(self.data))
+        message.MergeFrom(self.head)
+        return message
+
+    def tensor(self) -> torch.Tensor:
+        """Deserializes it; the tensor takes the place of the bytes if they may be written and nothing compresses them.
+
+        Raises:
+            Exception: any of numpy and torch, whatever the bytes are.
+        """
+        from hivemind.compression.serialization import deserialize_torch_tensor
+
+        if not self.data or self.size_of(self.head) != len(self.data) or self.head.requires_grad:
+            tensor: torch.Tensor = deserialize_torch_tensor(self.message())
+            return tensor
+        dtype, place = _READ_IN_PLACE[self.head.dtype], self.data
+        if place.readonly or np.frombuffer(place, np.uint8).ctypes.data % dtype.itemsize:
+            place = memoryview(bytearray(place))
+        return torch.frombuffer(place, dtype=dtype).view(*self.head.size)

@@ -1,0 +1,93 @@
+"""A connection to the p2p daemon whose bytes go from and to memory that the caller names, without copies between.
+
+asyncio's streams copy what they read twice and what they write once; the daemon's connections are taken from them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+
+_AHEAD_BYTES = 1 << 12  # that are read at once where small fields are expected
+
+
+class RawStream:
+    """A connection; nothing is read before it is asked for. Belongs to one event loop.
+
+    Args:
+        connection: a socket, which must not block.
+        received: what was already read from it.
+
+    Attributes:
+        position: how many bytes were read so far.
+    """
+
+    def __init__(self, connection: socket.socket, received: bytes = b"") -> None:
+        self.position = 0
+        self._connection, self._loop = connection, asyncio.get_running_loop()
+        self._ahead, self._place = memoryview(received), memoryview(bytearray(_AHEAD_BYTES))
+
+    @classmethod
+    async def take(cls, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> RawStream:
+        """Takes a connection from asyncio's streams, which are closed. Nothing may be left to be written."""
+        writer.transport.pause_reading()  # type: ignore[attr-defined]
+        reader.feed_eof()  # so that `read` returns what has come so far, at once
+        received = await reader.read()
+        writer.transport.pause_reading()  # type: ignore[attr-defined]  # `read` may have resumed it
+        connection = socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno()))
+        writer.close()
+        connection.setblocking(False)
+        return cls(connection, received)
+
+    async def read_into(self, place: memoryview) -> None:
+        """Fills a place with the next bytes.
+
+        Raises:
+            EOFError: the stream ends before.
+        """
+        count = min(len(place), len(self._ahead))
+        place[:count] = self._ahead[:count]
+        self._ahead = self._ahead[count:]
+        self.position += len(place)
+        while count < len(place):
+            count += await self._receive(place[count:])
+
+    async def read(self, size: int) -> bytes:
+        """Returns the next bytes, which should be few.
+
+        Raises:
+            EOFError: the stream ends before.
+        """
+        while size > len(self._ahead) <= len(self._place) // 2:
+            kept = len(self._ahead)
+            self._place[:kept] = bytes(self._ahead)
+            got = await self._receive(self._place[kept:])
+            self._ahead = self._place[: kept + got]
+        place = bytearray(size)
+        await self.read_into(memoryview(place))
+        return bytes(place)
+
+    async def at_end(self) -> bool:
+        """Waits for another byte, or the end of the stream; whether it has ended."""
+        try:
+            if not self._ahead:
+                self._ahead = self._place[: await self._receive(self._place)]
+        except EOFError:
+            return True
+        return False
+
+    async def write(self, *pieces: bytes | memoryview) -> None:
+        """Writes bytes."""
+        for piece in pieces:
+            await self._loop.sock_sendall(self._connection, piece)
+
+    def close(self) -> None:
+        """Closes the connection, which nothing may be waiting for."""
+        self._connection.close()
+
+    async def _receive(self, place: memoryview) -> int:
+        got = await self._loop.sock_recv_into(self._connection, place)
+        if not got:
+            raise EOFError("the stream ended within a message")
+        return got
