@@ -106,15 +106,14 @@ async def _by_dist_eval(p2p: Any, peer: Any, hidden: torch.Tensor) -> torch.Tens
     from dist_eval.swarm.payload import Payload
     from dist_eval.swarm.streams import call_stream
 
-    request, size = runtime_pb2.ExpertRequest(uid="model.0"), hidden.nbytes
+    request = runtime_pb2.ExpertRequest(uid="model.0")
     answer = await call_stream(
         p2p,
         peer,
         _METHOD,
         request,
         [Payload.of(hidden)],
-        largest_answer=2 * size,
-        expected_answer=size,
+        largest_answer=2 * hidden.nbytes,
         timeout=_TIMEOUT,
     )
     return answer.tensors[0].tensor()

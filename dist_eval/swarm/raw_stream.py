@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+from typing import Any
 
 _AHEAD_BYTES = 1 << 12  # that are read at once where small fields are expected
 
@@ -31,12 +32,15 @@ class RawStream:
     @classmethod
     async def take(cls, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> RawStream:
         """Takes a connection from asyncio's streams, which are closed. Nothing may be left to be written."""
-        writer.transport.pause_reading()  # type: ignore[attr-defined]
-        reader.feed_eof()  # so that `read` returns what has come so far, at once
-        received = await reader.read()
-        writer.transport.pause_reading()  # type: ignore[attr-defined]  # `read` may have resumed it
-        connection = socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno()))
-        writer.close()
+        transport: Any = writer.transport
+        try:
+            transport.pause_reading()
+            reader.feed_eof()  # so that `read` returns what has come so far, at once
+            received = await reader.read()
+            transport.pause_reading()  # `read` may have resumed it
+            connection = socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno()))
+        finally:
+            writer.close()
         connection.setblocking(False)
         return cls(connection, received)
 

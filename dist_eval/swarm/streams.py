@@ -41,7 +41,6 @@ async def call_stream(
     payloads: Sequence[Payload],
     *,
     largest_answer: int,
-    expected_answer: int,
     timeout: float,
 ) -> Answer:
     """Sends a request to a server in a stream, and reads the answer.
@@ -53,7 +52,6 @@ async def call_stream(
         request: `runtime_pb2.ExpertRequest` without tensors.
         payloads: its tensors, which may not change until the answer is here.
         largest_answer: bytes of tensors that the server may answer with.
-        expected_answer: bytes of tensors that it probably answers with.
         timeout: seconds to wait for each message of the answer.
 
     Raises:
@@ -69,7 +67,7 @@ async def call_stream(
     stream = await RawStream.take(reader, writer)
     sending = asyncio.create_task(send_request(stream, request, payloads))
     try:
-        answer = await receive_answer(stream, largest_answer, expected_answer, timeout)
+        answer = await receive_answer(stream, largest_answer, timeout)
         if not sending.done():
             raise ConnectionResetError("the server ended the stream before the request")
         await sending
@@ -91,13 +89,13 @@ async def send_request(
     await write_error(stream)
 
 
-async def receive_answer(stream: RawStream, largest: int, expected: int, timeout: float) -> Answer:
+async def receive_answer(stream: RawStream, largest: int, timeout: float) -> Answer:
     """Reads an answer; see `call_stream`."""
     from hivemind.p2p import P2PHandlerError
     from hivemind.proto import runtime_pb2
 
     allowance = Allowance(largest)
-    reader = TensorReader(stream, runtime_pb2.ExpertResponse, Arena(allowance.left, expected), allowance.take)
+    reader = TensorReader(stream, runtime_pb2.ExpertResponse, Arena(allowance.left), allowance.take)
     loop, metadata = asyncio.get_running_loop(), b""
     deadline = loop.time() + timeout * (1 - -largest // PART_BYTES)
     try:

@@ -43,25 +43,29 @@ class Arena:
 
     Args:
         most: bytes that it may grow to.
-        expected: bytes that it begins with.
+
+    Attributes:
+        used: bytes that were taken.
     """
 
-    def __init__(self, most: int, expected: int = 0) -> None:
+    def __init__(self, most: int) -> None:
         self._most, self.used = most, 0
-        self._memory = np.empty(min(most, expected), np.uint8).data
+        self._memory = np.empty(0, np.uint8).data
 
     def reserve(self, size: int) -> None:
         """Makes room for some more bytes, or as many as there may be."""
-        if self.used + size > len(self._memory):
-            larger = np.empty(min(self._most, max(self.used + size, 2 * len(self._memory))), np.uint8).data
+        wanted = min(self._most, self.used + size)
+        if wanted > len(self._memory):
+            larger = np.empty(wanted, np.uint8).data
             larger[: self.used] = self._memory[: self.used]
             self._memory = larger
 
     def take(self, size: int) -> memoryview:
         """Returns the place of the next bytes."""
-        self.reserve(size)
-        if self.used + size > len(self._memory):
+        if self.used + size > self._most:
             raise MalformedStream("a stream with more bytes of tensors than it may have")
+        if self.used + size > len(self._memory):
+            self.reserve(max(size, self.used))  # at least twice as much, so that many parts are not copied often
         self.used += size
         return self._memory[self.used - size : self.used]
 

@@ -100,7 +100,6 @@ class Peers(NamedTuple):
                     request,
                     payloads,
                     largest_answer=EXPECTED,
-                    expected_answer=EXPECTED // 2,
                     timeout=TIMEOUT,
                 )
                 return sum(len(payload.data) for payload in found.tensors)

@@ -10,15 +10,18 @@ import tracemalloc
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
 import torch
 import uvloop
+from hivemind.compression.serialization import deserialize_torch_tensor, serialize_torch_tensor
 from hivemind.p2p import P2P, P2PHandlerError
 from hivemind.proto import runtime_pb2
 from hivemind.proto.p2pd_pb2 import RPCError
 from hivemind.utils.streaming import split_for_streaming
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from dist_eval.swarm.failures import WrongAnswer
 from dist_eval.swarm.outputs import read_answer
@@ -105,7 +108,7 @@ async def receive(pieces: Iterable[bytes], largest: int = LARGEST, timeout: floa
 
     sending = asyncio.create_task(send())
     try:
-        return await receive_answer(stream, largest, 0, timeout)
+        return await receive_answer(stream, largest, timeout)
     finally:
         sending.cancel()
         await asyncio.wait([sending])
@@ -165,6 +168,20 @@ def test_an_answer_is_read_into_its_place_and_not_copied() -> None:
     read[0] = 5.0
     assert payload.tensor()[0] == 5.0
     assert Payload.of(sent).tensor().data_ptr() == sent.data_ptr()
+
+
+@given(arrays(np.float32, (7, 31), elements=st.floats(-100, 100, width=32)))
+@settings(deadline=None)
+def test_what_is_compressed_is_read_by_hivemind(values: np.ndarray) -> None:
+    sent = [
+        serialize_torch_tensor(torch.from_numpy(values), runtime_pb2.CompressionType.FLOAT16),
+        serialized(torch.arange(50)),
+    ]
+    parts = (part for one in sent for part in split_for_streaming(one, PART_BYTES))
+    answer = run(receive([bytes_of(runtime_pb2.ExpertResponse(tensors=[part]) for part in parts)]))
+    assert [payload.message() for payload in answer.tensors] == sent
+    for payload, message in zip(answer.tensors, sent, strict=True):
+        assert torch.equal(payload.tensor(), deserialize_torch_tensor(message))
 
 
 def outcome(pieces: Iterable[bytes], expected: torch.Tensor) -> torch.Tensor | None:
@@ -278,7 +295,7 @@ def test_a_stream_that_stalls_is_given_up(begun: bytes) -> None:
         stream = RawStream(ours)
         theirs.sendall(begun)
         with contextlib.closing(theirs), contextlib.closing(stream):
-            await receive_answer(stream, LARGEST, 0, 0.05)
+            await receive_answer(stream, LARGEST, 0.05)
 
     with pytest.raises((asyncio.TimeoutError, TimeoutError)):
         run(read())
@@ -296,7 +313,7 @@ def test_a_stream_that_trickles_is_given_up() -> None:
         stream, sending = RawStream(ours), asyncio.create_task(trickle(theirs))
         with contextlib.closing(theirs), contextlib.closing(stream):
             try:
-                await receive_answer(stream, LARGEST, 0, 0.1)
+                await receive_answer(stream, LARGEST, 0.1)
             finally:
                 sending.cancel()
                 await asyncio.wait([sending])
@@ -322,7 +339,7 @@ def test_what_asyncio_has_read_already_is_not_lost(new_loop: Callable[[], Any]) 
             theirs.close()
             stream._ahead = memoryview(ANSWER[:1] + bytes(stream._ahead))
             try:
-                return await receive_answer(stream, LARGEST, 0, 5.0)
+                return await receive_answer(stream, LARGEST, 5.0)
             finally:
                 stream.close()
 
