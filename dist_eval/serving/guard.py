@@ -60,6 +60,8 @@ class Guard:
         """
         blocks, metadata = self._blocks(request.uid), self._metadata(request)
         chained = _chain_in(metadata)
+        if chained is not None:
+            metadata = {}  # whose tensors always come in this order
         if chained is not None and chained.ids:
             ids, prompts, soft = _arguments(request, metadata, "token ids", "prompts", "soft prompts")
             shape = self._token_ids(ids, soft)
