@@ -12,19 +12,16 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 
 from dist_eval.base_model.architecture import Architecture
 from dist_eval.base_model.config import read_base_config
 from dist_eval.data.answers import logits_columns
 from dist_eval.data.revisions import pinned
 from dist_eval.model.backbone import Backbone, LocalBackbone, ModelOnBackbone, SoftPrompts
-from dist_eval.model.checkpoint import TunedCheckpoint, fingerprint
-from dist_eval.model.shell import Shell, load_base_model
+from dist_eval.model.checkpoint import TunedCheckpoint
+from dist_eval.model.shell import Shell, base_fingerprint, load_base_model
 from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.swarm.routes import ANY_ROUTE, RouteRecord, SendOptions
-
-_FINGERPRINT_ROWS = 64
 
 
 class Classifier(ModelOnBackbone):
@@ -116,10 +113,3 @@ def with_tuned_head(backbone: Backbone, model: str, tuned: TunedCheckpoint) -> C
     found = base_fingerprint(backbone.word_embeddings, backbone.final_norm)
     tuned.require_base(model, backbone.config, found)
     return Classifier(backbone, tuned)
-
-
-def base_fingerprint(word_embeddings: nn.Embedding, final_norm: nn.Module) -> str:
-    """Hashes what every client of a base model holds locally: its final norm and 64 evenly spaced embeddings."""
-    weight = word_embeddings.weight
-    rows = torch.linspace(0, weight.shape[0] - 1, min(_FINGERPRINT_ROWS, weight.shape[0])).long()
-    return fingerprint([weight[rows], *final_norm.state_dict().values()])

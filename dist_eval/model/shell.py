@@ -20,6 +20,9 @@ from dist_eval.base_model.architecture import Architecture, LayerStub, replace_m
 from dist_eval.base_model.weights import ModelWeights, require_all_read, without_warnings
 from dist_eval.data.revisions import pinned
 from dist_eval.errors import CheckpointError
+from dist_eval.model.checkpoint import fingerprint
+
+_FINGERPRINT_ROWS = 64
 
 
 class Shell:
@@ -47,6 +50,13 @@ class Shell:
 def final_norm_of(model: nn.Module, architecture: Architecture) -> nn.Module:
     """Returns the norm after the layers of a base model."""
     return nn.Identity() if architecture.final_norm is None else model.get_submodule(architecture.final_norm)
+
+
+def base_fingerprint(word_embeddings: nn.Embedding, final_norm: nn.Module) -> str:
+    """Hashes what every client of a base model holds locally: its final norm and 64 evenly spaced embeddings."""
+    weight = word_embeddings.weight
+    rows = torch.linspace(0, weight.shape[0] - 1, min(_FINGERPRINT_ROWS, weight.shape[0])).long()
+    return fingerprint([weight[rows], *final_norm.state_dict().values()])
 
 
 def last_layer_outputs(model: nn.Module, architecture: Architecture, embeddings: torch.Tensor) -> torch.Tensor:

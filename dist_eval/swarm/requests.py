@@ -12,7 +12,7 @@ import contextlib
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 
@@ -34,6 +34,9 @@ _ROUND_TRIPS, _ROUND_TRIP_SECONDS = 2, 2.0
 
 # Seconds between two looks at the speeds that other ranks have measured
 _LOOK_SECONDS = 0.05
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class Request(NamedTuple):
@@ -110,6 +113,7 @@ class SwarmRequests:
         prompts: torch.Tensor | None,
         avoided: Sequence[RouteSegment] = (),
         record: RouteRecord | None = None,
+        rows: int | None = None,
     ) -> torch.Tensor:
         """Sends hidden states through all blocks. Thread-safe.
 
@@ -119,6 +123,7 @@ class SwarmRequests:
                 same tensor each time.
             avoided: segments to avoid if there is another route.
             record: records the route.
+            rows: most texts of a request: several requests are sent at a time. By default it is one.
 
         Returns:
             The last block's outputs, of the same shape and dtype.
@@ -132,7 +137,14 @@ class SwarmRequests:
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
         self.transport.use_prompts(prompts)
-        return RemoteExpertWorker.run_coroutine(self._forward(hidden, avoided, record or RouteRecord())).to(hidden)
+        return RemoteExpertWorker.run_coroutine(self._forward_rows(hidden, avoided, record, rows)).to(hidden)
+
+    async def _forward_rows(
+        self, hidden: torch.Tensor, avoided: Sequence[RouteSegment], record: RouteRecord | None, rows: int | None
+    ) -> torch.Tensor:
+        record = record or RouteRecord()
+        answers = await for_all(parts_of(hidden, rows), lambda part: self._forward(part, avoided, record))
+        return torch.cat(answers) if len(answers) > 1 else answers[0]
 
     async def _forward(
         self, hidden: torch.Tensor, avoided: Sequence[RouteSegment], record: RouteRecord
@@ -322,6 +334,20 @@ class SwarmRequests:
                 if server.requests or server.failures
             ],
         )
+
+
+def parts_of(hidden: torch.Tensor, rows: int | None) -> Sequence[torch.Tensor]:
+    """Splits a batch into requests of so many texts at most; by default it is one."""
+    return hidden.split(rows or max(1, len(hidden)))
+
+
+async def for_all(items: Sequence[Item], call: Callable[[Item], Awaitable[Result]]) -> list[Result]:
+    """Calls a function with all items at a time; returns the results, once all calls have ended."""
+    answers = await asyncio.gather(*map(call, items), return_exceptions=True)  # none goes on alone
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return cast(list[Result], answers)
 
 
 def within(send: Callable[[], Awaitable[Any]]) -> Callable[[float], Awaitable[Any]]:
