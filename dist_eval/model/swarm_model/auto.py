@@ -46,7 +46,7 @@ class _Auto:
         raise ConfigError(f"{type(self).__name__} is opened by {type(self).__name__}.from_pretrained(MODEL, ...).")
 
     @staticmethod
-    def _class_of(architecture: Architecture, name: str) -> Any:
+    def _class_of(architecture: Architecture) -> Any:
         raise NotImplementedError
 
     @classmethod
@@ -154,7 +154,7 @@ class _Auto:
     @classmethod
     def _load(cls, name: str, architecture: Architecture, commit: str | None, dtype: torch.dtype) -> Any:
         """Loads what this process computes of a model."""
-        model_class, config = cls._class_of(architecture, name), architecture.config
+        model_class, config = cls._class_of(architecture), architecture.config
         whole = model_class(config)
         path = next(path for path, module in whole.named_modules() if isinstance(module, SwarmBase))
         before = f"{path}." if path else ""
@@ -174,7 +174,7 @@ class AutoDistributedModel(_Auto):
     """Opens a base model without a head, of transformers' own class, whose layers a swarm computes."""
 
     @staticmethod
-    def _class_of(architecture: Architecture, name: str) -> Any:
+    def _class_of(architecture: Architecture) -> Any:
         return base_class(architecture)
 
 
@@ -185,8 +185,8 @@ class AutoDistributedModelForCausalLM(_Auto):
     """
 
     @staticmethod
-    def _class_of(architecture: Architecture, name: str) -> Any:
-        return causal_class(architecture, name)
+    def _class_of(architecture: Architecture) -> Any:
+        return causal_class(architecture)
 
 
 class AutoDistributedModelForSequenceClassification(_Auto):
@@ -198,8 +198,8 @@ class AutoDistributedModelForSequenceClassification(_Auto):
     _has_head = True
 
     @staticmethod
-    def _class_of(architecture: Architecture, name: str) -> Any:
-        return classifier_class(architecture, name)
+    def _class_of(architecture: Architecture) -> Any:
+        return classifier_class(architecture)
 
 
 def _dtype(named: str | torch.dtype) -> torch.dtype:

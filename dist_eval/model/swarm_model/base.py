@@ -149,7 +149,7 @@ def refuse_unsupported(given: Mapping[str, Any], config: Any) -> None:
         if getattr(config, name, False) if asked is None else asked:
             raise ConfigError(f"{name}: the servers of a swarm do not return the {what} of their layers. Leave it out.")
     for name, value in given.items():
-        is_off = value is None or value is False
+        is_off = value is None or value is False or (name == "token_type_ids" and not value.any())
         if not (is_off or name in _READ or name in _WITHOUT_EFFECT):
             raise ConfigError(f"A model on a swarm cannot take {name}, which would be left out without a word.")
 

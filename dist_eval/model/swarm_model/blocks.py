@@ -6,12 +6,13 @@ import math
 import os
 from collections.abc import Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from dist_eval.data.answers import RouteSegment
 from dist_eval.errors import ConfigError, NoCacheError, RefusedError
+from dist_eval.model.swarm_model.shared import Shared
 from dist_eval.model.text_session import Room, with_room
 from dist_eval.swarm.failures import can_have_more_room
 from dist_eval.swarm.petals_version import can_roll_back
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from dist_eval.swarm.requests import SwarmRequests
 
 
-class SwarmBlocks:
+class SwarmBlocks(Shared):
     """The blocks of a model.
 
     Args:
@@ -163,13 +164,3 @@ class SwarmBlocks:
                 "This process was forked from the one that opened the model, and cannot use its connection to the "
                 "swarm: open the model after the fork, in the process that uses it."
             )
-
-    def __deepcopy__(self, memo: Any) -> SwarmBlocks:
-        """Copies of a model share its connection."""
-        return self
-
-    def __reduce__(self) -> Any:
-        raise ConfigError(
-            "A model on a swarm cannot be pickled, because its connection cannot: save its tuned tensors with "
-            "save_pretrained, and open it with checkpoint=FOLDER elsewhere."
-        )

@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from dist_eval.base_model.architecture import Architecture
-from dist_eval.errors import CheckpointError
 from dist_eval.model.swarm_model.base import SwarmBase, base_class, named_arguments, subclass
 from dist_eval.model.swarm_model.generation import Generating
 from dist_eval.model.swarm_model.model import SwarmModel
@@ -80,32 +79,34 @@ class SequenceClassifier(WithHead):
         return (numbers * (mask != 0).to(hidden.device)).argmax(dim=1)
 
 
-def causal_class(architecture: Architecture, name: str) -> Any:
+def causal_class(architecture: Architecture) -> Any:
     """Makes a class of a family's language model."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    return _class(MODEL_FOR_CAUSAL_LM_MAPPING, CausalLM, architecture, name, "language model")
+    return _class(MODEL_FOR_CAUSAL_LM_MAPPING[type(architecture.config)], CausalLM, architecture)
 
 
-def classifier_class(architecture: Architecture, name: str) -> Any:
+def classifier_class(architecture: Architecture) -> Any:
     """Makes a class of a family's sequence classifier."""
     from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
-    return _class(
-        MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, SequenceClassifier, architecture, name, "sequence classifier"
-    )
-
-
-def _class(mapping: Any, mixin: type, architecture: Architecture, name: str, what: str) -> Any:
-    """Makes a class of the one that transformers has for a config.
-
-    Raises:
-        CheckpointError: it has none.
-    """
     kind = type(architecture.config)
-    if kind not in mapping:
-        raise CheckpointError(f"transformers has no {what} for {name}, of type {architecture.config.model_type!r}.")
-    family = mapping[kind]
+    has_one = kind in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+    family = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[kind] if has_one else _generic_classifier(architecture)
+    return _class(family, SequenceClassifier, architecture)
+
+
+def _generic_classifier(architecture: Architecture) -> Any:
+    """Makes a sequence classifier for a family that has none, as transformers makes those of most others."""
+    from transformers.modeling_layers import GenericForSequenceClassification
+
+    base: Any = architecture.base_class
+    root = next(kind for kind in base.__mro__ if kind.__name__.endswith("PreTrainedModel"))
+    name = f"{base.__name__.removesuffix('Model')}ForSequenceClassification"
+    return type(name, (GenericForSequenceClassification, root), {"__module__": base.__module__})
+
+
+def _class(family: Any, mixin: type, architecture: Architecture) -> Any:
     names = {"swarm_base_class": base_class(architecture)}
     if family.base_model_prefix != "transformer":  # as all models of Petals call their base model
         names["transformer"] = WithHead.swarm_base

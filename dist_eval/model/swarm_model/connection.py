@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from dist_eval.model.swarm_model.shared import Shared
 from dist_eval.process.lifetime import MultiprocessingFiles, workspace
 from dist_eval.process.logging_setup import silence_petals
 from dist_eval.swarm.router import Router
@@ -174,7 +175,7 @@ class _Home:
 _home = _Home()
 
 
-class OpenConnection:
+class OpenConnection(Shared):
     """A connection of a program's own, which is closed at exit at the latest.
 
     Args:
@@ -187,8 +188,9 @@ class OpenConnection:
 
     def __init__(self, reaching: Reaching, config: Any) -> None:
         self._pid, self._lock = os.getpid(), threading.Lock()
+        router = Router(int(os.environ.get("RANK", 0)))  # ranks begin with different servers
         connection, self._end = _home.open(
-            lambda: in_lasting_thread(lambda: connect(reaching, config, timeout_option="timeout"))
+            lambda: in_lasting_thread(lambda: connect(reaching, config, router=router, timeout_option="timeout"))
         )
         self._connection: Connection | None = connection
         self.requests = connection.requests
