@@ -20,7 +20,7 @@ from dist_eval.data.answers import AnswerColumns, RouteSegment
 from dist_eval.data.plan import SharedBeginning
 from dist_eval.data.shared_prefixes import CACHE_TOKENS, rows_in_cache
 from dist_eval.errors import ModelOutputError, NoCacheError
-from dist_eval.model.shell import final_norm_of, last_layer_outputs, prompted
+from dist_eval.model.swarm_model.loading import final_norm_of
 from dist_eval.model.text_session import RecomputedTextSession, TextSession
 from dist_eval.results.work import Traffic
 from dist_eval.swarm.routes import ANY_ROUTE, RouteRecord, SendOptions
@@ -243,11 +243,11 @@ class LocalBackbone(Backbone):
         avoided: Sequence[RouteSegment] = (),
         record: RouteRecord | None = None,
     ) -> torch.Tensor:
-        embeddings = prompted(self.word_embeddings, input_ids, prompts.tokens)
+        embeddings = _prompted(self.word_embeddings, input_ids, prompts.tokens)
         with self._one_at_a_time, ExitStack() as hooks:
             for block, prompt in zip(self.blocks, prompts.deep if prompts.deep is not None else (), strict=False):
                 hooks.callback(block.register_forward_pre_hook(_adding_hook(prompt), with_kwargs=True).remove)
-            return last_layer_outputs(self.model, self._architecture, embeddings)
+            return _last_layer_outputs(self.model, self._architecture, embeddings)
 
     def session(
         self, rows: int, max_length: int, prompts: SoftPrompts = NO_PROMPTS, *, rolls_back: bool = True
@@ -257,6 +257,28 @@ class LocalBackbone(Backbone):
 
     def move(self, device: torch.device) -> None:
         self.model.to(device)
+
+
+def _last_layer_outputs(model: nn.Module, architecture: Architecture, embeddings: torch.Tensor) -> torch.Tensor:
+    """Runs a base model, one call at a time; returns the outputs of its last layer, before the final norm."""
+    found: list[torch.Tensor] = []
+    layer = model.get_submodule(architecture.layers)[-1]  # type: ignore[index]
+    hook = layer.register_forward_hook(
+        lambda _, args, output: found.append(output[0] if isinstance(output, tuple) else output)
+    )
+    try:
+        model(inputs_embeds=embeddings, use_cache=False)
+    finally:
+        hook.remove()
+    return found[0]
+
+
+def _prompted(words: nn.Embedding, input_ids: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
+    """Embeds token ids after soft prompts: of shape [batch, pre_seq_len + length, hidden], as `words` are."""
+    embeddings = words(input_ids.to(words.weight.device))
+    if prompts is None:
+        return embeddings
+    return torch.cat([prompts.to(embeddings).expand(len(embeddings), -1, -1), embeddings], dim=1)
 
 
 def _adding_hook(deep_prompt: torch.Tensor) -> Callable[..., Any]:

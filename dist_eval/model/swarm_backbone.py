@@ -13,6 +13,7 @@ from dist_eval.data.plan import SharedBeginning
 from dist_eval.errors import NoCacheError
 from dist_eval.model.backbone import NO_PROMPTS, Backbone, SoftPrompts
 from dist_eval.model.session_pool import SessionPool
+from dist_eval.model.swarm_model.base import SwarmBase
 from dist_eval.model.swarm_model.blocks import SwarmBlocks
 from dist_eval.model.text_session import RecomputedTextSession, TextSession
 from dist_eval.results.work import Traffic
@@ -24,16 +25,17 @@ if TYPE_CHECKING:
 
 
 class SwarmBackbone(Backbone):
-    """A base model whose blocks a swarm hosts; embeddings and final norm are in a local `Shell`.
+    """A base model whose blocks a swarm hosts; embeddings and final norm are in this process.
 
     A text of more than `request_tokens` takes several requests, in a session. By default, all are sent as they are.
     """
 
-    def __init__(self, shell: Any, dht: Any, requests: SwarmRequests, request_tokens: int | None = None) -> None:
-        self.shell, self.dht, self.requests, self.config = shell, dht, requests, shell.config
-        self.final_norm, self.word_embeddings = shell.final_norm, shell.word_embeddings
+    def __init__(self, base: SwarmBase, dht: Any, requests: SwarmRequests, request_tokens: int | None = None) -> None:
+        self.base, self.dht, self.requests, self.config = base, dht, requests, base.config
+        self.final_norm, self.word_embeddings = base.final_norm, base.get_input_embeddings()
         self._rope = RopeSwitch(self.config)
-        self.blocks = SwarmBlocks(requests, keeps_texts=shell.has_attention_cache, request_tokens=request_tokens)
+        keeps_texts = base.architecture.has_attention_cache
+        self.blocks = base.blocks = SwarmBlocks(requests, keeps_texts=keeps_texts, request_tokens=request_tokens)
         self._pool: SessionPool | None = None
 
     def hidden_states(
@@ -64,7 +66,7 @@ class SwarmBackbone(Backbone):
 
     def embedded(self, input_ids: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
         """Returns the first block's inputs, of shape [batch, pre_seq_len + length, hidden]."""
-        return self.shell.embedded(input_ids, prompts)
+        return self.base.embedded(input_ids, prompts)
 
     def session(
         self, rows: int, max_length: int, prompts: SoftPrompts = NO_PROMPTS, *, rolls_back: bool = True
@@ -102,7 +104,7 @@ class SwarmBackbone(Backbone):
         self.requests.servers.excluded |= set(servers)
 
     def move(self, device: torch.device) -> None:
-        self.shell.move(device)
+        self.base.to(device)
 
     def close(self) -> None:
         """Closes the sessions, stops the thread that updates the list of servers, then leaves the swarm."""

@@ -12,22 +12,20 @@ import torch
 
 from dist_eval.base_model.architecture import Architecture
 from dist_eval.base_model.config import default_dht_prefix, max_request_tokens, read_base_config
-from dist_eval.base_model.weights import ModelWeights
 from dist_eval.data.revisions import resolve_commit
 from dist_eval.errors import CheckpointError, ConfigError
-from dist_eval.model.checkpoint import DEEP_PROMPTS, HEAD, PROMPTS, TunedCheckpoint
-from dist_eval.model.swarm_model.base import SwarmBase, base_class
+from dist_eval.model.checkpoint import TunedCheckpoint
+from dist_eval.model.swarm_model.base import base_class
 from dist_eval.model.swarm_model.blocks import SwarmBlocks
 from dist_eval.model.swarm_model.classes import causal_class, classifier_class
 from dist_eval.model.swarm_model.connection import OpenConnection, Reaching
-from dist_eval.model.swarm_model.loading import client_paths, load_model, parts_of_base
+from dist_eval.model.swarm_model.loading import load_client_model
 from dist_eval.model.swarm_model.model import fingerprint_of_base
 from dist_eval.model.swarm_model.prompts import require_mode
 from dist_eval.model.swarm_model.tuned import put_tuned_tensors
 from dist_eval.options.peers import require_peer_addresses
 
 _PUBLIC = "public"
-_DRAWN = (HEAD, PROMPTS, DEEP_PROMPTS)
 
 # What a client of Petals can be told, and one of ours need not be
 _OF_PETALS = (
@@ -125,7 +123,7 @@ class _Auto:
         own = {"tuning_mode": tuning_mode, "pre_seq_len": pre_seq_len, "active_adapter": adapter}
         config = _config(base_config, settings, own)
         architecture = Architecture(config, name)
-        loaded = cls._load(name, architecture, commit, dtype)
+        loaded = load_client_model(cls._class_of(architecture), architecture, name, commit, dtype)
         reaching = Reaching(
             addresses,
             dht_prefix or default_dht_prefix(name, base_config, revision),
@@ -149,24 +147,6 @@ class _Auto:
         )
         loaded.connection = opened
         weakref.finalize(loaded, opened.close_when_collected).atexit = False  # the connection has its own end there
-        return loaded
-
-    @classmethod
-    def _load(cls, name: str, architecture: Architecture, commit: str | None, dtype: torch.dtype) -> Any:
-        """Loads what this process computes of a model."""
-        model_class, config = cls._class_of(architecture), architecture.config
-        whole = model_class(config)
-        path = next(path for path, module in whole.named_modules() if isinstance(module, SwarmBase))
-        before = f"{path}." if path else ""
-        weights = ModelWeights(name, architecture, commit)
-        tensors = {before + key: tensor for key, tensor in parts_of_base(weights, client_paths(architecture)).items()}
-        for key in whole.state_dict():
-            if not key.startswith(before) and (found := weights.find(key)):
-                tensors[key] = weights.slice(found)[:]
-        drawn = [key for key in whole.state_dict() if key.endswith(_DRAWN)]
-        loaded = load_model(model_class, architecture, tensors, name, dtype=dtype, drawn=drawn)
-        for key, parameter in loaded.named_parameters():
-            parameter.requires_grad_(key.endswith(_DRAWN))
         return loaded
 
 

@@ -13,11 +13,11 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from dist_eval.base_model.architecture import Architecture
 from dist_eval.errors import ConfigError, DataError
-from dist_eval.model.shell import final_norm_of
 from dist_eval.model.swarm_model.blocks import SwarmBlocks
 from dist_eval.model.swarm_model.cache import SwarmCache, cache_name
 from dist_eval.model.swarm_model.generation import active_cache
 from dist_eval.model.swarm_model.layers import Through, layers_are, put_remote_layers
+from dist_eval.model.swarm_model.loading import final_norm_of
 from dist_eval.model.swarm_model.model import SwarmModel
 from dist_eval.model.swarm_model.prompts import Prompts
 from dist_eval.model.swarm_model.rows import Rows, real_columns, require_consecutive
@@ -113,11 +113,25 @@ class SwarmBase(SwarmModel, Prompts):
         length = words.shape[1] + self.prompt_length
         rows = max(1, MAX_REQUEST_TOKENS // length)
         deep = self.deep_prompts()
-        return self.run(words, lambda hidden: self.blocks.forward(hidden, deep, rows=rows), with_prompts=True)
+        return self.run(words, lambda hidden: self.blocks.forward(hidden, deep, rows=rows), self.soft_prompts())
 
-    def run(self, words: torch.Tensor, through: Through, *, with_prompts: bool) -> torch.Tensor:
-        """Runs the family's own base model, whose layers are a function; returns the outputs of the words."""
-        prompts = self.soft_prompts() if with_prompts else None
+    def embedded(self, input_ids: torch.Tensor, prompts: torch.Tensor | None = None) -> torch.Tensor:
+        """Computes the inputs of the first layer, of shape [batch, pre_seq_len + length, hidden]."""
+        found: list[torch.Tensor] = []
+
+        def keep(hidden: torch.Tensor) -> torch.Tensor:
+            found.append(hidden)
+            return hidden
+
+        words = self.get_input_embeddings()
+        self.run(words(input_ids.to(words.weight.device)), keep, prompts)
+        return found[0]
+
+    def run(self, words: torch.Tensor, through: Through, prompts: torch.Tensor | None = None) -> torch.Tensor:
+        """Runs the family's own base model, whose layers are a function; returns the outputs of the words.
+
+        What it does before its first layer and after its last one is the family's own: scales, positions, norms.
+        """
         before = 0 if prompts is None else len(prompts)
         if prompts is not None:
             words = torch.cat([prompts.to(words).expand(len(words), -1, -1), words], dim=1)

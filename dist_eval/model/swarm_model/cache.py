@@ -146,8 +146,9 @@ class SwarmCache(Cache):
         start = min(length - count, *alike)
         words = torch.stack([torch.cat(text)[start:] for text in wanted])
         place = start + self._base.prompt_length if start else 0
+        prompts = None if start else self._base.soft_prompts()
         known.texts = []  # if the step fails, nobody knows what it holds
-        outputs = self._base.run(words, lambda hidden: known.session.step(hidden, place), with_prompts=not start)
+        outputs = self._base.run(words, lambda hidden: known.session.step(hidden, place), prompts)
         known.texts = wanted
         return outputs[:, length - count - start :]
 

@@ -107,7 +107,7 @@ def _generic_classifier(architecture: Architecture) -> Any:
 
 
 def _class(family: Any, mixin: type, architecture: Architecture) -> Any:
-    names = {"swarm_base_class": base_class(architecture)}
+    names: dict[str, Any] = {"swarm_base_class": base_class(architecture)}
     if family.base_model_prefix != "transformer":  # as all models of Petals call their base model
         names["transformer"] = WithHead.swarm_base
     return subclass(family, mixin, **names)

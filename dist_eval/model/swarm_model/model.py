@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from dist_eval.errors import ConfigError
-from dist_eval.model.shell import base_fingerprint
+from dist_eval.model.swarm_model.loading import base_fingerprint
 from dist_eval.model.swarm_model.tuned import tuned_tensors_of
 
 if TYPE_CHECKING:

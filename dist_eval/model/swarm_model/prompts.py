@@ -36,9 +36,9 @@ class Prompts(nn.Module):
     def add_prompts(self) -> None:
         """Adds embeddings, on the current device and not initialized, as the config says."""
         length, width = self.prompt_length, self.config.hidden_size
-        if self.config.tuning_mode:
+        if length:
             self.prompt_embeddings = nn.Embedding(length, width, dtype=torch.float32)
-        if self.config.tuning_mode == "deep_ptune":
+        if getattr(self.config, "tuning_mode", None) == "deep_ptune":
             size = self.config.num_hidden_layers * width
             self.intermediate_prompt_embeddings = nn.Embedding(length, size, dtype=torch.float32)
 
