@@ -27,6 +27,7 @@ MODULES = ("dist_eval", *(f"dist_eval.{name}" for name in ("demo", "errors", "sc
 LAUNCH = [f"launch/{name}/README" for name in ("swarm", "multinode", "slurm", "kubernetes")]
 SECTIONS = {
     "Evaluating": [f"dist_eval/{name}/README" for name in ("data", "model", "metrics", "harness", "tuning", "api")],
+    "Petals from Python": ["dist_eval/model/swarm_model/README"],
     "Results": [f"dist_eval/{name}/README" for name in ("runs", "report", "statistics", "analysis")],
     "Swarms and clusters": [
         "dist_eval/serving/README",

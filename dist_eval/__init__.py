@@ -23,11 +23,19 @@ if TYPE_CHECKING:
     from dist_eval.metrics.computing import Metrics, compute_metrics
     from dist_eval.metrics.predictions import Predictions, prove_coverage
     from dist_eval.model.checkpoint import TunedCheckpoint
+    from dist_eval.model.swarm_model.auto import (
+        AutoDistributedModel,
+        AutoDistributedModelForCausalLM,
+        AutoDistributedModelForSequenceClassification,
+    )
     from dist_eval.options.config import EvaluationConfig
     from dist_eval.results.inputs import Coverage
     from dist_eval.serving.private import PrivateSwarm
 
 _MODULES = {
+    "AutoDistributedModel": "model.swarm_model.auto",
+    "AutoDistributedModelForCausalLM": "model.swarm_model.auto",
+    "AutoDistributedModelForSequenceClassification": "model.swarm_model.auto",
     "Coverage": "results.inputs",
     "EvaluationConfig": "options.config",
     "EvaluationError": "errors",
@@ -44,6 +52,9 @@ _MODULES = {
 }
 
 __all__ = [
+    "AutoDistributedModel",
+    "AutoDistributedModelForCausalLM",
+    "AutoDistributedModelForSequenceClassification",
     "Coverage",
     "EvaluationConfig",
     "EvaluationError",

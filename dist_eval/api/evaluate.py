@@ -1,13 +1,15 @@
 """The usual evaluation loop as one call: `evaluate(model, eval_dataloader)`.
 
 It avoids the usual mistakes of hand-written loops: each example counts once on any number of ranks, metrics are
-computed over all examples instead of averaged over batches or ranks, and the model's mode is restored.
+computed over all examples instead of averaged over batches or ranks, and the model's mode is restored. A model on a
+swarm has a window of batches in flight.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -16,10 +18,12 @@ from torch import nn
 
 from dist_eval.api.loaders import LoaderShard, shard_loader
 from dist_eval.distributed.collectives import all_gather, group_of_program, require_agreement
-from dist_eval.errors import DataError, ModelOutputError, RunError, error_summary
+from dist_eval.distributed.rank_store import Topology
+from dist_eval.errors import DataError, EvaluationError, ModelOutputError, RunError, error_summary
 from dist_eval.evaluation.scoring import Gathered, gather, score
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.model.user_model import (
+    answers_of,
     evaluation_mode,
     fingerprint_of,
     logits_of,
@@ -46,8 +50,9 @@ def evaluate(
     used if there is one; otherwise a group is opened for the time of the call. Not thread-safe.
 
     Args:
-        model: a Hugging Face classifier, or any module whose output has `logits` of shape [batch, num_labels]. Its mode
-            (`train`, `eval`) and the grad mode are restored, also after an error.
+        model: a classifier on a swarm (see `AutoDistributedModelForSequenceClassification`), for which a window of
+            batches is in flight, a Hugging Face classifier, or any module whose output has `logits` of shape [batch,
+            num_labels]. Its mode (`train`, `eval`) and the grad mode are restored, also after an error.
         eval_dataloader: yields mappings of names to tensors: `labels`, int64 of shape [batch], and arguments of the
             model's `forward`, such as `input_ids` and `attention_mask` of shape [batch, length]. Other entries, such as
             the texts themselves, are ignored. Every rank passes the same data: it is sharded here.
@@ -66,6 +71,7 @@ def evaluate(
         DataError: a label is not one of the model's classes.
         ExactnessError: ranks have different models or data, or the examples were not covered exactly once.
         ModelOutputError: the logits are not finite or have a wrong shape.
+        SwarmError: a swarm did not answer.
         RunError: another rank failed.
 
     Examples:
@@ -81,7 +87,7 @@ def evaluate(
     with group_of_program() as topology, evaluation_mode(model):
         require_agreement({"model": fingerprint_of(model)})
         shard = shard_loader(eval_dataloader, rank=topology.rank, world_size=topology.world_size, gather=all_gather)
-        local = raise_on_all_ranks(lambda: _predictions(model, shard, torch.device(device)))
+        local = raise_on_all_ranks(lambda: _predictions(model, shard, torch.device(device), topology))
         width = max(all_gather(0 if local is None else local.num_labels))
         count = shard.count()
         if not count:
@@ -113,22 +119,30 @@ def raise_on_all_ranks(action: Callable[[], Result]) -> Result:
     return cast(Result, result)
 
 
-Answer = tuple[np.ndarray, torch.Tensor, torch.Tensor]
-"""Positions in the dataset, labels and logits of a batch."""
-
-
-def _predictions(model: nn.Module, shard: LoaderShard, device: torch.device) -> Predictions | None:
+def _predictions(model: nn.Module, shard: LoaderShard, device: torch.device, topology: Topology) -> Predictions | None:
     """Predicts this rank's shard; None if it is empty."""
-    parts = [_part(*answer) for answer in _answers(model, shard, device)]
+    takes = names_taken(model)
+
+    def ask(positions: np.ndarray, batch: Mapping[str, Any]) -> Predictions:
+        inputs = {name: value for name, value in batch.items() if name != "labels" and takes(name, value)}
+        moved = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}
+        try:
+            logits = logits_of(model(**moved))
+        except EvaluationError as error:
+            raise type(error)(f"{_named(positions)}: {error}") from error
+        return _part(positions, torch.as_tensor(batch["labels"]), logits)
+
+    with closing(answers_of(model, ask, shard.batches, topology)) as answers:
+        parts = list(answers)
     return Predictions.concatenate(parts) if parts else None
 
 
-def _answers(model: nn.Module, shard: LoaderShard, device: torch.device) -> Iterator[Answer]:
-    takes = names_taken(model)
-    for positions, batch in shard.batches:
-        inputs = {name: value for name, value in batch.items() if name != "labels" and takes(name, value)}
-        outputs = model(**{k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()})
-        yield positions, torch.as_tensor(batch["labels"]), logits_of(outputs)
+def _named(positions: np.ndarray) -> str:
+    """Names the examples of a batch for a message, without repeats."""
+    real = positions[positions >= 0]
+    if not len(real):
+        return "A batch of repeats"
+    return f"Example {real[0]}" if len(real) == 1 else f"Examples {real.min()} to {real.max()}"
 
 
 def _part(positions: np.ndarray, labels: torch.Tensor, logits: torch.Tensor) -> Predictions:

@@ -1,4 +1,4 @@
-"""`eval_batch` with the semantics of DeepSpeed's `PipelineEngine`, forward only.
+"""`eval_batch` on a swarm, with the semantics of DeepSpeed's `PipelineEngine`, forward only.
 
 The servers of a swarm are the stages, and the ranks are data-parallel replicas of the whole pipeline. Known defects of
 DeepSpeed are corrected: averages are weighted by samples, so that a smaller last micro-batch has the weight of its
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,9 +18,11 @@ from torch import nn
 
 from dist_eval.api.evaluate import raise_on_all_ranks
 from dist_eval.distributed.collectives import all_gather, group_of_program
-from dist_eval.errors import ConfigError, DataError
-from dist_eval.model.tuned_model import load_layers, save_layers
-from dist_eval.model.user_model import evaluation_mode, logits_of, without_wrapper
+from dist_eval.distributed.rank_store import Topology
+from dist_eval.errors import ConfigError, DataError, EvaluationError
+from dist_eval.model.swarm_model.model import SwarmModel
+from dist_eval.model.swarm_model.tuned import load_layers, save_layers
+from dist_eval.model.user_model import answers_of, evaluation_mode, logits_of, without_wrapper
 
 LossFunction = Callable[[Any, Any], Any]
 Tensors = torch.Tensor | tuple[torch.Tensor, ...]
@@ -29,11 +32,12 @@ class PetalsPipeline:
     """A model hosted on a swarm, evaluated in micro-batches that are in its stages at the same time.
 
     Args:
-        model: a classifier, or any module that is called with a micro-batch's inputs.
+        model: a classifier on a swarm (see `AutoDistributedModelForSequenceClassification`), for which several
+            micro-batches are in flight, or any module that is called with a micro-batch's inputs.
         loss_fn: called with a micro-batch's outputs and labels; returns its mean loss, a scalar tensor, or a list of
             several. Without it the outputs are used as the loss.
         micro_batches: default number of micro-batches that `eval_batch` takes from an iterator.
-        in_flight: how many micro-batches are in flight at a time; by default adapted to the swarm.
+        in_flight: how many micro-batches are in flight at a time on a swarm; by default adapted to it.
     """
 
     def __init__(
@@ -83,6 +87,7 @@ class PetalsPipeline:
             ConfigError: an argument has an invalid value, or outputs of different shapes were to be averaged.
             DataError: a micro-batch is neither a pair nor a mapping.
             ModelOutputError: an output with names has no logits.
+            SwarmError: a swarm did not answer.
             RunError: another rank failed.
         """
         count = self.micro_batches if num_micro_batches is None else num_micro_batches
@@ -97,9 +102,9 @@ class PetalsPipeline:
                 "first micro-batches: give iter(...) of it."
             )
         model = without_wrapper(self.module)
-        with group_of_program(), evaluation_mode(model):
+        with group_of_program() as topology, evaluation_mode(model):
             all_gather(None)  # a barrier: no rank begins before the others have finished their previous work
-            taken = raise_on_all_ranks(lambda: _forward(model, itertools.islice(data_iter, count)))
+            taken = raise_on_all_ranks(lambda: self._forward(model, itertools.islice(data_iter, count), topology))
             losses = raise_on_all_ranks(lambda: [self._loss(*pair) if compute_loss else pair[0] for pair in taken])
             samples = raise_on_all_ranks(lambda: [_rows(labels) for _, labels in taken])
             everybody = all_gather((_on_cpu(losses), samples)) if reduce_output else [(losses, samples)]
@@ -110,11 +115,11 @@ class PetalsPipeline:
         return (reduced, _joined([outputs for outputs, _ in taken])) if return_logits else reduced
 
     def save_state_dict(self, folder: str | Path) -> list[Path]:
-        """Writes the tuned tensors, one file per layer (see `dist_eval.model.tuned_model.save_layers`)."""
+        """Writes the tuned tensors, one file per layer (see `dist_eval.model.swarm_model.tuned.save_layers`)."""
         return save_layers(without_wrapper(self.module), folder)
 
     def load_state_dir(self, folder: str | Path, layers: Collection[int] | None = None) -> list[int]:
-        """Reads tuned tensors, all layers or some (see `dist_eval.model.tuned_model.load_layers`)."""
+        """Reads tuned tensors, all layers or some (see `dist_eval.model.swarm_model.tuned.load_layers`)."""
         return load_layers(without_wrapper(self.module), folder, layers)
 
     def _loss(self, outputs: Tensors, labels: Any) -> Any:
@@ -123,10 +128,33 @@ class PetalsPipeline:
         loss = self.loss_fn(outputs, labels)
         return torch.as_tensor(loss) if isinstance(loss, (int, float)) else loss
 
+    def _forward(self, model: nn.Module, micro_batches: Iterable[Any], topology: Topology) -> list[tuple[Tensors, Any]]:
+        """Returns outputs and labels of each micro-batch, in order."""
 
-def _forward(model: nn.Module, micro_batches: Iterable[Any]) -> list[tuple[Tensors, Any]]:
-    """Returns outputs and labels of each micro-batch, in order."""
-    return [(_outputs(model, inputs), labels) for inputs, labels in map(_pair, micro_batches)]
+        def ask(number: int, pair: tuple[Any, Any]) -> tuple[int, Tensors, Any]:
+            inputs, labels = pair
+            try:
+                return number, _outputs(model, _named(inputs) if isinstance(model, SwarmModel) else inputs), labels
+            except EvaluationError as error:
+                raise type(error)(f"Micro-batch {number}: {error}") from error
+
+        numbered = enumerate(map(_pair, micro_batches))
+        with closing(answers_of(model, ask, numbered, topology, in_flight=self._in_flight)) as answers:
+            found = sorted(answers, key=lambda answer: answer[0])
+        return [(outputs, labels) for _, outputs, labels in found]
+
+
+def _named(inputs: Any) -> Mapping[str, Any]:
+    """Names positional inputs: families have other orders."""
+    if isinstance(inputs, Mapping):
+        return inputs
+    values = _as_tuple(inputs)
+    if len(values) > 2:
+        raise DataError(
+            f"A micro-batch has {len(values)} inputs. A model on a swarm takes input_ids, alone or followed by an "
+            "attention_mask; others need names, in a mapping."
+        )
+    return dict(zip(("input_ids", "attention_mask"), values, strict=False))
 
 
 def _on_cpu(losses: Sequence[Any]) -> list[Any]:

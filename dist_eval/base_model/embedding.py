@@ -5,15 +5,14 @@ A base model is built with a single layer that returns its inputs, so what comes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from dist_eval.base_model.architecture import Architecture, LayerStub, replace_module, without_table
-from dist_eval.base_model.weights import ModelWeights, require_all_read, without_warnings
-from dist_eval.errors import CheckpointError
+from dist_eval.base_model.loading import load_model
+from dist_eval.base_model.weights import ModelWeights
 
 
 def prompted(words: nn.Embedding, input_ids: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
@@ -42,14 +41,13 @@ def last_layer_outputs(model: nn.Module, architecture: Architecture, embeddings:
     return found[0]
 
 
-def load_without_layers(name: str, architecture: Architecture, revision: str | None, *, with_table: bool = True) -> Any:
-    """Loads a base model whose only layer returns its inputs.
+def load_without_layers(name: str, architecture: Architecture, revision: str | None) -> Any:
+    """Loads a base model whose only layer returns its inputs, and whose table of token embeddings has no rows.
 
     Args:
         name: folder or hub name of the model.
         architecture: of the model.
         revision: branch, tag or commit on a hub.
-        with_table: whether to read the table of the token embeddings; otherwise it has no rows.
     """
     base = architecture.base_class
 
@@ -57,32 +55,11 @@ def load_without_layers(name: str, architecture: Architecture, revision: str | N
         with torch.device("meta"):
             base.__init__(self, config, *args, **kwargs)
         replace_module(self, architecture.layers, nn.ModuleList([LayerStub(architecture.returns_tuple)]))
-        if not with_table:
-            without_table(self.get_submodule(architecture.embeddings))
+        without_table(self.get_submodule(architecture.embeddings))
         self.config = architecture.truncated(0)
 
     model_class = type(base.__name__, (base,), {"__module__": base.__module__, "__init__": __init__})
-    parts = [f"{path}." for path in ((architecture.embeddings,) if with_table else ()) + (*architecture.norms,)]
-    return load_base_model(model_class, name, architecture, revision, parts)
-
-
-def load_base_model(
-    model_class: Any, name: str, architecture: Architecture, revision: str | None, parts: Sequence[str] = ("",)
-) -> Any:
-    """Loads a base model in float32, in eval mode and without gradients."""
-    tensors: dict[str, torch.Tensor] = {}
     weights = ModelWeights(name, architecture, revision)
-    for part in parts:
-        tensors |= weights.tensors(part)
-    with without_warnings():
-        model, report = model_class.from_pretrained(
-            None, config=architecture.config, state_dict=tensors, dtype=torch.float32, output_loading_info=True
-        )
-    own = model.state_dict()
-    missing = [key for key in map(str, report["missing_keys"]) if key not in own or own[key].numel()]
-    if wrong := sorted([*missing, *map(str, report["mismatched_keys"])]):
-        raise CheckpointError(f"The base model {name} lacks weights for {', '.join(wrong[:5])}.")
-    layers = [f"{architecture.layers}.{index}." for index in range(architecture.config.num_hidden_layers)]
-    computed = (*layers, *(f"{path}." for path in architecture.norms))
-    require_all_read([key for key in report["unexpected_keys"] if key.startswith(computed)], f"The base model {name}")
-    return model.eval().requires_grad_(False)
+    tensors = {key: tensor for path in architecture.norms for key, tensor in weights.tensors(f"{path}.").items()}
+    table = f"{architecture.embeddings}.weight"
+    return load_model(model_class, architecture, tensors, name, drawn=[table]).requires_grad_(False)

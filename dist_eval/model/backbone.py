@@ -21,9 +21,10 @@ from dist_eval.data.answers import AnswerColumns, RouteSegment
 from dist_eval.data.plan import SharedBeginning
 from dist_eval.data.shared_prefixes import CACHE_TOKENS, rows_in_cache
 from dist_eval.errors import ModelOutputError, NoCacheError
-from dist_eval.model.shell import final_norm_of
+from dist_eval.model.swarm_model.loading import final_norm_of
 from dist_eval.model.text_session import RecomputedTextSession, TextSession
 from dist_eval.results.work import Traffic
+from dist_eval.swarm.outputs import picked
 from dist_eval.swarm.routes import ANY_ROUTE, RouteRecord, SendOptions
 from dist_eval.swarm.session_room import NO_ROOM, SessionRoom
 
@@ -236,11 +237,6 @@ class ModelOnBackbone(AnsweringModel):
             outputs.append((texts, torch.nn.functional.pad(found, (0, 0, 0, width - longest))))
         order = torch.cat([texts for texts, _ in outputs]).argsort()
         return picked(torch.cat([found for _, found in outputs])[order], rows)
-
-
-def picked(hidden: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
-    """Returns hidden states at positions in batch x length, of shape [rows, hidden]; all of them if `rows` is None."""
-    return hidden if rows is None else hidden.flatten(0, 1)[rows.to(hidden.device)]
 
 
 class LocalBackbone(Backbone):

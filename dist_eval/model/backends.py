@@ -13,10 +13,12 @@ from dist_eval.errors import CheckpointError, ConfigError, SwarmError
 from dist_eval.model.backbone import AnsweringModel, Backbone, ModelOnBackbone
 from dist_eval.model.base_model_spec import BaseModelSpec, ModelTarget
 from dist_eval.model.checkpoint import TunedCheckpoint
-from dist_eval.model.classifier import load_local_backbone, load_swarm_backbone, with_tuned_head
+from dist_eval.model.classifier import load_client_base, load_local_backbone, with_tuned_head
 from dist_eval.model.label_words import LabelWords
 from dist_eval.model.language_model import CausalModel
 from dist_eval.model.pretrained_classifier import PretrainedClassifier, load_full_model, local_device
+from dist_eval.model.swarm_backbone import SwarmBackbone
+from dist_eval.model.swarm_model.connection import Reaching, connect
 from dist_eval.options.groups import SwarmOptions
 from dist_eval.process.shared_state import SharedStates
 from dist_eval.results.work import Swarm
@@ -116,47 +118,33 @@ def load_model(
     """
     if options is None or isinstance(target, PretrainedClassifier):
         return load_on_host(base, target, topology), None
+    from dist_eval.swarm.client import public_peers
     from dist_eval.swarm.hivemind_compat import prepare_hivemind
 
     prepare_hivemind(sockets=sockets)
-    from dist_eval.swarm.client import join_swarm, leave_swarm, public_peers, rejoin_swarm
-    from dist_eval.swarm.coverage import wait_until_covered
-
-    addresses, check, timeout = peers.addresses or public_peers(), peers.require_alive, options.swarm_timeout
-
-    def rejoin() -> None:
-        check()
-        rejoin_swarm(dht, addresses)
-
-    dht = join_swarm(addresses, timeout, check=check)
+    reaching = Reaching(
+        peers.addresses or public_peers(),
+        base.dht_prefix,
+        adapter=base.adapter,
+        timeout=options.swarm_timeout,
+        request_timeout=options.request_timeout,
+        max_retries=options.max_retries,
+        compression=compression,
+        tokens_per_second=(options.max_tokens_per_second or math.inf) / topology.world_size,
+    )
+    router = Router(
+        topology.rank,
+        SharedStates(shared_dir) if shared_dir else None,
+        period=_PATIENCE * options.request_timeout,
+    )
+    connection = connect(reaching, base.config, router=router, check=peers.require_alive)
     try:
-        blocks = base.config.num_hidden_layers
-        coverage = wait_until_covered(
-            dht, base.dht_prefix, blocks, timeout, config=base.config, adapter=base.adapter, check=check
-        )
-        rejoin_swarm(dht, addresses)  # the daemon may not know the addresses of servers that came up after it joined
-        backbone = load_swarm_backbone(
-            base.name,
-            dht,
-            dht_prefix=base.dht_prefix,
-            request_timeout=options.request_timeout,
-            max_retries=options.max_retries,
-            adapter=base.adapter,
-            request_tokens=base.request_tokens,
-            compression=compression,
-            router=Router(
-                topology.rank,
-                SharedStates(shared_dir) if shared_dir else None,
-                period=_PATIENCE * options.request_timeout,
-            ),
-            outage_timeout=timeout,
-            rejoin=rejoin,
-            tokens_per_second=(options.max_tokens_per_second or math.inf) / topology.world_size,
-        )
+        client = load_client_base(base.name)
     except BaseException:
-        leave_swarm(dht)
+        connection.close()
         raise
-    return with_head(backbone, base, target), coverage.summary()
+    backbone = SwarmBackbone(client, connection.dht, connection.requests, base.request_tokens)
+    return with_head(backbone, base, target), connection.coverage.summary()
 
 
 def load_on_host(base: BaseModelSpec, target: ModelTarget, topology: Topology) -> AnsweringModel:

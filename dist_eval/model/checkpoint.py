@@ -124,11 +124,12 @@ class TunedCheckpoint:
         return fingerprint(t for t in (self.head, self.prompts, self.deep_prompts) if t is not None)
 
     @classmethod
-    def load(cls, folder: str | Path) -> TunedCheckpoint:
+    def load(cls, folder: str | Path, *, needs_head: bool = True) -> TunedCheckpoint:
         """Loads a checkpoint and checks that it is complete and consistent.
 
         Args:
             folder: a folder with `config.json` and `model.safetensors`.
+            needs_head: whether prompts alone are too little. If not, and without a head, it has one of no rows.
 
         Returns:
             The checkpoint, tensors in float32 on the CPU.
@@ -147,12 +148,14 @@ class TunedCheckpoint:
         length = config.get("pre_seq_len") or 0
         if mode and length < 1:
             raise CheckpointError(f"{folder / CONFIG_FILE}: tuning_mode {mode} needs pre_seq_len of at least 1.")
-        if HEAD not in tensors:
+        has_head = HEAD in tensors
+        if not has_head and (needs_head or not mode):
             raise CheckpointError(f"The checkpoint {folder} has no classification head: it lacks {HEAD!r}.")
+        tensors.setdefault(HEAD, torch.empty(0, hidden))
         named = config.get("id2label")
         width = tensors[HEAD].shape[0] if tensors[HEAD].ndim else 0
         count = config.get("num_labels") or (len(named) if named else width)  # transformers does not write defaults
-        names = class_names(named, count, str(folder / CONFIG_FILE))
+        names = class_names(named, count, str(folder / CONFIG_FILE)) if has_head else []
         _require_all_used(tensors, mode, folder)
         head = _take(tensors, HEAD, (len(names), hidden), folder, config)
         prompts = _take(tensors, PROMPTS, (length, hidden), folder, config) if mode else None
@@ -173,21 +176,25 @@ class TunedCheckpoint:
 
     def model_settings(self) -> dict[str, Any]:
         """Returns the fields of a Petals model's config that follow from the tuned tensors, and from the adapter."""
-        return {
-            "tuning_mode": self.tuning_mode,
-            "pre_seq_len": self.pre_seq_len,
+        head = {
             "num_labels": self.num_labels,
             "problem_type": self.problem.name,
             "id2label": dict(enumerate(self.label_names)),
             "label2id": {name: i for i, name in enumerate(self.label_names)},
+        }
+        return {
+            "tuning_mode": self.tuning_mode,
+            "pre_seq_len": self.pre_seq_len,
+            **(head if self.num_labels else {}),
             **({_ADAPTER: self.adapter} if self.adapter else {}),
         }
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: str | Path, prefix: str | None = None) -> None:
         """Writes `config.json` and `model.safetensors`; the tokenizer is saved separately.
 
         Args:
             folder: created if it does not exist.
+            prefix: what the names of prompts begin with; by default that of Petals' models.
 
         Raises:
             OSError: it cannot be written.
@@ -196,8 +203,8 @@ class TunedCheckpoint:
 
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        prefix = _PREFIXES.get(self.architecture["model_type"], "model.")
-        tensors = {HEAD: self.head}
+        prefix = _PREFIXES.get(self.architecture["model_type"], "model.") if prefix is None else prefix
+        tensors = {HEAD: self.head} if self.num_labels else {}
         if self.prompts is not None:
             tensors[prefix + PROMPTS] = self.prompts
         if self.deep_prompts is not None:

@@ -12,20 +12,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 
 from dist_eval.base_model.architecture import Architecture
 from dist_eval.base_model.config import read_base_config
-from dist_eval.base_model.embedding import load_base_model
 from dist_eval.data.answers import logits_columns
 from dist_eval.data.revisions import pinned
 from dist_eval.model.backbone import Backbone, LocalBackbone, ModelOnBackbone, SoftPrompts
-from dist_eval.model.checkpoint import TunedCheckpoint, fingerprint
-from dist_eval.model.shell import Shell
+from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.swarm_backbone import SwarmBackbone
+from dist_eval.model.swarm_model.base import SwarmBase, base_class
+from dist_eval.model.swarm_model.loading import base_fingerprint, load_client_model, load_whole_base
 from dist_eval.swarm.routes import ANY_ROUTE, RouteRecord, SendOptions
-
-_FINGERPRINT_ROWS = 64
 
 
 class Classifier(ModelOnBackbone):
@@ -80,18 +77,24 @@ def load_swarm_backbone(
     from dist_eval.swarm.directory import ServerDirectory
     from dist_eval.swarm.requests import SwarmRequests
 
-    shell = Shell(model, read_base_config(model, pinned("model", model)))
-    directory = ServerDirectory(dht, dht_prefix, shell.config.num_hidden_layers, adapter)
-    requests = SwarmRequests(directory, shell.config, **options)
+    base = load_client_base(model)
+    directory = ServerDirectory(dht, dht_prefix, base.config.num_hidden_layers, adapter)
+    requests = SwarmRequests(directory, base.config, **options)
     requests.start()
-    return SwarmBackbone(shell, dht, requests, request_tokens)
+    return SwarmBackbone(base, dht, requests, request_tokens)
+
+
+def load_client_base(model: str) -> SwarmBase:
+    """Loads the embeddings and the final norm of a base model whose layers a swarm computes."""
+    revision = pinned("model", model)
+    architecture = Architecture(read_base_config(model, revision), model)
+    return load_client_model(base_class(architecture), architecture, model, revision)
 
 
 def load_local_backbone(model: str, device: torch.device | None = None) -> LocalBackbone:
     """Loads a base model that runs in this process."""
-    revision = pinned("model", model)
-    architecture = Architecture(read_base_config(model, revision), model)
-    base = load_base_model(architecture.base_class, model, architecture, revision)
+    architecture = Architecture(read_base_config(model, pinned("model", model)), model)
+    base = load_whole_base(architecture, model, pinned("model", model))
     backbone = LocalBackbone(base, architecture)
     backbone.move(device or torch.device("cpu"))
     return backbone
@@ -118,10 +121,3 @@ def with_tuned_head(backbone: Backbone, model: str, tuned: TunedCheckpoint) -> C
     found = base_fingerprint(backbone.word_embeddings, backbone.final_norm)
     tuned.require_base(model, backbone.config, found)
     return Classifier(backbone, tuned)
-
-
-def base_fingerprint(word_embeddings: nn.Embedding, final_norm: nn.Module) -> str:
-    """Hashes what every client of a base model holds locally: its final norm and 64 evenly spaced embeddings."""
-    weight = word_embeddings.weight
-    rows = torch.linspace(0, weight.shape[0] - 1, min(_FINGERPRINT_ROWS, weight.shape[0])).long()
-    return fingerprint([weight[rows], *final_norm.state_dict().values()])

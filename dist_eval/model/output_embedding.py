@@ -7,16 +7,17 @@ another dtype.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
-from dist_eval.base_model.architecture import Architecture
+from dist_eval.base_model.architecture import Architecture, replace_module
 from dist_eval.base_model.weights import ModelWeights
 from dist_eval.data.revisions import pinned
 from dist_eval.errors import CheckpointError, ModelOutputError
-from dist_eval.model.shell import LanguageModelHead
 
 _CHUNK_BYTES = 1 << 25  # Of a chunk of the vocabulary, and of its logits, in float32
 
@@ -125,3 +126,40 @@ def _argmax_so_far(
     """Returns the likeliest tokens so far and their logits, once a chunk of the vocabulary is looked at."""
     largest, where = logits.max(dim=1)
     return torch.where(largest > best, where + start, best_tokens), torch.maximum(best, largest)
+
+
+@dataclass(frozen=True)
+class LanguageModelHead:
+    """How a language model makes logits of hidden states after the final norm."""
+
+    path: str  # of the output embedding in the language model
+    # what is done to the products of hidden states and output embedding, floats of shape [positions, tokens]; None for
+    # nothing
+    function: Callable[[torch.Tensor], torch.Tensor] | None
+
+    @classmethod
+    def find(cls, architecture: Architecture) -> LanguageModelHead:
+        from transformers.modeling_outputs import MoeModelOutputWithPast
+
+        class Output(MoeModelOutputWithPast):
+            def __getattr__(self, name: str) -> None:
+                """What only some models pass on is not there."""
+
+        class Given(nn.Module):
+            def forward(self, *args: Any, inputs_embeds: torch.Tensor, **kwargs: Any) -> Any:
+                return Output(last_hidden_state=inputs_embeds)
+
+        model = architecture.language_model()
+        head = model.get_output_embeddings()
+        path = next(path for path, module in model.named_modules() if module is head)
+        replace_module(model, path, nn.Identity())
+        bases = [path for path, module in model.named_modules() if type(module) is architecture.base_class]
+        if not bases:
+            raise CheckpointError(f"The logits of a {architecture.config.model_type!r} are not made of its base model.")
+        replace_module(model, bases[0], Given())
+
+        def function(products: torch.Tensor) -> torch.Tensor:
+            return model(inputs_embeds=products.unsqueeze(0), use_cache=False).logits[0]
+
+        products = torch.linspace(-100, 100, 64).view(2, 32)
+        return cls(path, None if torch.equal(function(products), products) else function)

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any, cast
+import itertools
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
+from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import ConfigError, ModelOutputError
+from dist_eval.inference.in_flight import map_in_flight, window_in_memory
+from dist_eval.model.swarm_model.base import SwarmBase
+from dist_eval.model.swarm_model.model import SwarmModel
+
+Key = TypeVar("Key")
+Inputs = TypeVar("Inputs")
+Result = TypeVar("Result")
 
 _VALUES_SAMPLED = 32  # Of each tensor, to check that ranks have the same model
 
@@ -95,15 +105,67 @@ def names_taken(model: nn.Module) -> Callable[[str, Any], bool]:
     """Returns a function that says whether a model's `forward` takes an entry of a batch, given by name and value.
 
     One of PEFT's takes any name, and passes it on to the model that it wraps. What any other one that takes any name
-    does with it cannot be told: all tensors are for it, and nothing else, such as texts.
+    does with it cannot be told: all tensors are for it, and nothing else, such as texts. A swarm model refuses
+    other names.
     """
     parameters = inspect.signature(model.forward).parameters
     names = {name for name, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD}
-    if len(names) == len(parameters):
+    if len(names) == len(parameters) or isinstance(model, SwarmModel):
         return lambda name, value: name in names
     wraps = any(kind.__module__.startswith("peft.") for kind in type(model).__mro__) and len([*model.children()]) == 1
     inner = names_taken(next(model.children())) if wraps else lambda name, value: isinstance(value, torch.Tensor)
     return lambda name, value: name in names or inner(name, value)
+
+
+def answers_of(
+    model: nn.Module,
+    ask: Callable[[Key, Inputs], Result],
+    batches: Iterable[tuple[Key, Inputs]],
+    topology: Topology,
+    *,
+    in_flight: int | None = None,
+) -> Generator[Result, None, None]:
+    """Asks a model for each batch, without gradients.
+
+    If a swarm computes it, also a part of it, a window of batches is in flight, each in a thread.
+
+    Args:
+        model: the model.
+        ask: called with each batch; calls the model.
+        batches: keys, and what the model is given: tensors of shape [batch, length, ...] among others.
+        topology: of the ranks.
+        in_flight: maximum number of batches in flight; adaptive if not set.
+
+    Yields:
+        What `ask` has returned, on a swarm in any order.
+    """
+    base = next((module for module in model.modules() if isinstance(module, SwarmBase)), None)
+    left = iter(batches)
+    first = next(left, None)
+    if base is None or first is None:
+        yield from itertools.starmap(ask, () if first is None else itertools.chain([first], left))
+        return
+
+    def answer(batch: tuple[Key, Inputs]) -> Result:
+        with torch.no_grad():  # which is a thread's own
+            return ask(*batch)
+
+    requests = base.blocks.requests
+    window = window_in_memory(
+        topology,
+        in_flight=in_flight,
+        tokens=_tokens_in(first[1]),
+        hidden_size=base.config.hidden_size,
+        timeout=requests.timeout,
+    )
+    everything = itertools.chain([first], left)
+    with closing(map_in_flight(answer, everything, window, retries=lambda: requests.router.retries)) as answers:
+        yield from answers
+
+
+def _tokens_in(inputs: Any) -> int:
+    tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor) and leaf.ndim > 1]
+    return max((tensor.shape[0] * tensor.shape[1] for tensor in tensors), default=1)
 
 
 def logits_of(outputs: Any) -> torch.Tensor:

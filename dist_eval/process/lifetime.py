@@ -142,35 +142,47 @@ def temporary_files_in(folder: Path) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def multiprocessing_files_in(folder: Path) -> Iterator[None]:
-    """As `temporary_files_in`, for programs that continue afterwards and exit normally.
+class MultiprocessingFiles:
+    """The folder and the socket of multiprocessing, which hivemind and torch use, for programs that exit normally.
 
-    multiprocessing, which hivemind and torch use, keeps a folder and a socket until the interpreter exits. Here they
-    are removed at the end of the context: at exit the folder may be gone, which finalizers do not expect.
+    multiprocessing keeps them until the interpreter exits, and its finalizers do not expect that they are gone. Here
+    they can be removed before.
 
     Args:
         folder: an existing folder.
     """
-    import multiprocessing
-    from multiprocessing import resource_sharer, util
 
-    settings = multiprocessing.current_process()._config  # type: ignore[attr-defined]
-    before = settings.pop("tempdir", None)
-    shares = resource_sharer._resource_sharer._address is not None  # type: ignore[attr-defined]
-    known = set(util._finalizer_registry)  # type: ignore[attr-defined]
-    with temporary_files_in(folder):
+    def __init__(self, folder: Path) -> None:
+        from multiprocessing import resource_sharer, util
+
+        self._folder, self._known = folder, {*util._finalizer_registry}  # type: ignore[attr-defined]
+        self._shares = resource_sharer._resource_sharer._address is not None  # type: ignore[attr-defined]
+
+    @contextmanager
+    def begun(self) -> Iterator[None]:
+        """What multiprocessing begins to use within this context is created in the folder; as `temporary_files_in`."""
+        import multiprocessing
+
+        settings = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+        before = settings.pop("tempdir", None)
         try:
-            yield
+            with temporary_files_in(self._folder):
+                yield
         finally:
-            if not shares:
-                resource_sharer.stop(_SHARER_END_SECONDS)
-            for key, finalizer in list(util._finalizer_registry.items()):  # type: ignore[attr-defined]
-                if key not in known and finalizer._callback is util._remove_temp_dir:  # type: ignore[attr-defined]
-                    finalizer()
             settings.pop("tempdir", None)
             if before is not None:
                 settings["tempdir"] = before
+
+    def remove(self) -> None:
+        """Removes what was created."""
+        from multiprocessing import resource_sharer, util
+
+        if not self._shares:
+            resource_sharer.stop(_SHARER_END_SECONDS)
+        for key, finalizer in list(util._finalizer_registry.items()):  # type: ignore[attr-defined]
+            is_folder = finalizer._callback is util._remove_temp_dir  # type: ignore[attr-defined]
+            if key not in self._known and is_folder and str(finalizer._args[-1]).startswith(f"{self._folder}/"):
+                finalizer()
 
 
 @contextmanager

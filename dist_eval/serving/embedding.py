@@ -21,7 +21,7 @@ class Embedder:
     def __init__(self, architecture: Architecture, weights: ModelWeights, revision: str | None) -> None:
         self._architecture = architecture
         (self._table,) = weights.tensors(f"{architecture.embeddings}.").values()
-        self._model = load_without_layers(weights.name, architecture, revision, with_table=False)
+        self._model = load_without_layers(weights.name, architecture, revision)
         self._words = self._model.get_submodule(architecture.embeddings)
         self._one_at_a_time = threading.Lock()
 

@@ -170,5 +170,9 @@ def _stop_node(dht: Any) -> None:
 
 def _run_briefly(action: Callable[[], Any]) -> None:
     thread = threading.Thread(target=action, daemon=True)
-    thread.start()
-    thread.join(_LEAVE_SECONDS)
+    try:
+        thread.start()
+    except RuntimeError:  # the interpreter ends, and starts no thread any more
+        action()
+    else:
+        thread.join(_LEAVE_SECONDS)

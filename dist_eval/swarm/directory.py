@@ -12,7 +12,7 @@ from dist_eval.swarm.announcements import ServerRecord, announcement_of
 from dist_eval.swarm.dht_records import read_blocks
 from dist_eval.swarm.routes import Span
 
-_UPDATE_SECONDS = 15.0
+_UPDATE_SECONDS, _CLOSING_SECONDS = 15.0, 4.0
 
 
 class ServerDirectory:
@@ -69,11 +69,11 @@ class ServerDirectory:
         self._outdated.set()
 
     def close(self) -> None:
-        """Stops the thread."""
+        """Stops the thread, and waits for it, unless it is waiting for the swarm."""
         self._closed = True
         self._outdated.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(_CLOSING_SECONDS)
 
     def _read(self, timeout: float) -> Sequence[Span]:
         from hivemind.p2p import PeerID

@@ -8,12 +8,13 @@ and the number of retries is bounded.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from dist_eval.swarm.attempts import Choice, RoutePart, TooLarge
-from dist_eval.swarm.requests import SwarmRequests, tokens_in, within
+from dist_eval.swarm.requests import SwarmRequests, for_all, parts_of, tokens_in, within
 from dist_eval.swarm.turns import Request
 
 _BACKWARD_WORK = 3  # Cost of a backward in forwards: it recomputes one, and costs about two itself
@@ -21,14 +22,20 @@ _BACKWARD_WORK = 3  # Cost of a backward in forwards: it recomputes one, and cos
 Part = tuple[int, int, torch.Tensor]
 """A segment of the route: its first block, one past its last block, and its inputs."""
 
+Way = tuple[torch.Tensor, list[Part]]
+"""Outputs of the last block for some texts, and the route that they took."""
 
-def through_swarm(requests: SwarmRequests, hidden: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
+
+def through_swarm(
+    requests: SwarmRequests, hidden: torch.Tensor, prompts: torch.Tensor | None, rows: int | None = None
+) -> torch.Tensor:
     """Sends hidden states through all blocks; differentiable and thread-safe.
 
     Args:
         requests: sends to the swarm.
         hidden: float tensor of shape [batch, length, hidden].
         prompts: deep prompts of shape [blocks, pre_seq_len, hidden], or None; the same in all concurrent calls.
+        rows: most texts of a request: several requests are sent at a time. By default it is one.
 
     Returns:
         The last block's outputs, of the same shape, dtype and device as `hidden`.
@@ -36,49 +43,69 @@ def through_swarm(requests: SwarmRequests, hidden: torch.Tensor, prompts: torch.
     Raises:
         EvaluationError: see `SwarmRequests.forward`; the backward raises the same.
     """
-    try:
-        return _ThroughSwarm.apply(requests, hidden, prompts)
-    except TooLarge as error:
-        return torch.cat([through_swarm(requests, half, prompts) for half in requests.halves(hidden, error)])
+    return _ThroughSwarm.apply(requests, hidden, prompts, rows)
 
 
 class _ThroughSwarm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, requests: SwarmRequests, hidden: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
+    def forward(
+        ctx: Any, requests: SwarmRequests, hidden: torch.Tensor, prompts: torch.Tensor | None, rows: int | None
+    ) -> torch.Tensor:
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
         requests.transport.use_prompts(prompts)
-        outputs, ctx.parts = RemoteExpertWorker.run_coroutine(_forward(requests, hidden.detach()))
-        ctx.requests, ctx.prompts = requests, prompts
-        return outputs.to(hidden)
+        ways = RemoteExpertWorker.run_coroutine(_forward_all(requests, parts_of(hidden.detach(), rows)))
+        ctx.requests, ctx.prompts, ctx.ways = requests, prompts, [parts for _, parts in ways]
+        return torch.cat([outputs for outputs, _ in ways]).to(hidden)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, torch.Tensor, torch.Tensor | None]:
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, torch.Tensor, torch.Tensor | None, None]:
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
         gradient, of_prompts = gradients[0], None
         ctx.requests.transport.use_prompts(ctx.prompts)
-        by_inputs, pieces = RemoteExpertWorker.run_coroutine(_backward(ctx.requests, ctx.parts, gradient))
+        answers = RemoteExpertWorker.run_coroutine(_backward_all(ctx.requests, ctx.ways, gradient))
         if ctx.prompts is not None:
             of_prompts = torch.zeros_like(ctx.prompts, dtype=torch.float32)
-            for start, piece in pieces:  # summed over the batch, to which the prompts were broadcast
-                of_prompts[start : start + len(piece)] += piece.to(of_prompts).sum(dim=1)
+            for _, pieces in answers:
+                for start, piece in pieces:  # summed over the batch, to which the prompts were broadcast
+                    of_prompts[start : start + len(piece)] += piece.to(of_prompts).sum(dim=1)
             of_prompts = of_prompts.to(ctx.prompts)
-        return None, by_inputs.to(gradient), of_prompts
+        return None, torch.cat([by_inputs for by_inputs, _ in answers]).to(gradient), of_prompts, None
 
 
 Pieces = list[tuple[int, torch.Tensor]]
 """Gradients by deep prompts: first block, and a tensor of shape [blocks, batch, pre_seq_len, hidden]."""
 
 
-async def _forward(requests: SwarmRequests, hidden: torch.Tensor) -> tuple[torch.Tensor, list[Part]]:
-    block, parts = 0, []
+async def _forward_all(requests: SwarmRequests, parts: Sequence[torch.Tensor]) -> list[Way]:
+    """Sends several requests at a time; one that is too large for all servers becomes two."""
+
+    async def ways_of(hidden: torch.Tensor) -> list[Way]:
+        try:
+            return [await _forward(requests, hidden)]
+        except TooLarge as error:
+            return await _forward_all(requests, requests.halves(hidden, error))
+
+    return [way for ways in await for_all(parts, ways_of) for way in ways]
+
+
+async def _forward(requests: SwarmRequests, hidden: torch.Tensor) -> Way:
+    block, parts = 0, list[Part]()
     await requests.rate_limiter.wait(tokens_in(hidden))
     while block < requests.num_blocks:
         segment, outputs = await requests.send(hidden, block)
         parts.append((segment.start, segment.end, hidden))
         hidden, block = outputs, segment.end
     return hidden, parts
+
+
+async def _backward_all(
+    requests: SwarmRequests, ways: list[list[Part]], gradient: torch.Tensor
+) -> list[tuple[torch.Tensor, Pieces]]:
+    sizes = [len(parts[0][2]) for parts in ways]
+    pairs = [*zip(ways, gradient.split(sizes), strict=True)]
+    return await for_all(pairs, lambda pair: _backward(requests, *pair))
 
 
 async def _backward(requests: SwarmRequests, parts: list[Part], gradient: torch.Tensor) -> tuple[torch.Tensor, Pieces]:

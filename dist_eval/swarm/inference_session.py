@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import torch
 
@@ -20,12 +20,15 @@ from dist_eval.data.answers import RouteSegment
 from dist_eval.errors import NoCacheError
 from dist_eval.swarm.attempts import Choice, RoutePart, TooLarge
 from dist_eval.swarm.failures import RequestDisplaced
-from dist_eval.swarm.requests import SwarmRequests, tokens_in
+from dist_eval.swarm.requests import SwarmRequests, for_all, tokens_in
 from dist_eval.swarm.routes import RouteRecord, Span
 from dist_eval.swarm.server_cache import CacheLost, SentStep, ServerCache, chunk_tokens
 from dist_eval.swarm.turns import Request
 
 Result = TypeVar("Result")
+
+Embed = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""Returns the first block's inputs for token ids and the prompts before them."""
 
 
 @dataclass
@@ -81,7 +84,7 @@ class InferenceSession:
     def __init__(
         self,
         requests: SwarmRequests,
-        embed: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor],
+        embed: Embed,
         *,
         rows: int,
         max_length: int,
@@ -161,9 +164,11 @@ class InferenceSession:
         outputs = _run(self._continuations(ways, record or RouteRecord()))
         return [found.to(hidden) for found, hidden in zip(outputs, ways, strict=True)]
 
-    def close(self) -> None:
+    def close(self, *, wait: bool = True) -> None:
         """Gives the servers' memory back."""
-        _run(self._close())
+        from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
+
+        RemoteExpertWorker.run_coroutine(self._close(), return_future=not wait)
 
     def _check(self, hidden: torch.Tensor, start: int) -> None:
         if not 0 <= start <= self._position or start + hidden.shape[1] > self._max_length:
@@ -234,12 +239,9 @@ class InferenceSession:
                 raise
             return torch.cat(chunks, dim=1)
 
-        answers = await asyncio.gather(*map(through_all, hidden), return_exceptions=True)  # none goes on alone
-        for answer in answers:
-            if isinstance(answer, BaseException):
-                raise answer
+        outputs = await for_all(hidden, through_all)
         record.route.extend(servers)
-        return cast(list[torch.Tensor], answers)
+        return outputs
 
     async def _through(
         self,

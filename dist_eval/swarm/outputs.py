@@ -55,3 +55,8 @@ def _largest(tensor: torch.Tensor) -> float:
 
 def _norm_is_finite(tensor: torch.Tensor) -> bool:
     return bool(torch.linalg.vector_norm(tensor, dtype=torch.float32).isfinite())
+
+
+def picked(hidden: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+    """Returns hidden states at positions in batch x length, of shape [rows, hidden]; all of them if `rows` is None."""
+    return hidden if rows is None else hidden.flatten(0, 1)[rows.to(hidden.device)]

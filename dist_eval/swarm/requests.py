@@ -13,7 +13,7 @@ import contextlib
 import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -39,6 +39,9 @@ _ROUND_TRIPS, _ROUND_TRIP_SECONDS = 2, 2.0
 
 MakeRequest = Callable[[Choice], Request]
 """Returns the request to a server, or to a chain of them, for the blocks that they should run."""
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 Halved = TypeVar("Halved", torch.Tensor, Inputs)
 
@@ -112,6 +115,7 @@ class SwarmRequests:
         record: RouteRecord | None = None,
         *,
         rows: torch.Tensor | None = None,
+        most_texts: int | None = None,
     ) -> torch.Tensor:
         """Sends a batch through all blocks. Thread-safe.
 
@@ -123,6 +127,7 @@ class SwarmRequests:
             record: records the route.
             rows: positions in batch x length whose outputs are needed, int64 of shape [rows]; by default all. Servers
                 then need not send the others.
+            most_texts: most texts of a request: several requests are sent at a time. By default it is one.
 
         Returns:
             The last block's outputs: of the shape of the hidden states, or of shape [rows, hidden]; in their dtype,
@@ -138,11 +143,24 @@ class SwarmRequests:
 
         self.transport.use_prompts(prompts)
         inputs = Inputs.of(given)
-        picked = rows if rows is not None and len(rows) < inputs.size else None  # the servers need not be told of all
-        sent = self._forward(inputs, picked, avoided, record or RouteRecord())
+        is_told = rows is not None and len(rows) < inputs.size and most_texts is None  # of what servers need to send
+        sent = self._forward_parts(inputs, rows if is_told else None, avoided, record or RouteRecord(), most_texts)
         found = RemoteExpertWorker.run_coroutine(sent)
         found = found.to(given) if isinstance(given, torch.Tensor) else found.to(torch.float32)
-        return found if rows is picked else found.flatten(0, 1)[rows]
+        return found if is_told else picked(found, rows)
+
+    async def _forward_parts(
+        self,
+        inputs: Inputs,
+        rows: torch.Tensor | None,
+        avoided: Sequence[RouteSegment],
+        record: RouteRecord,
+        most_texts: int | None,
+    ) -> torch.Tensor:
+        if most_texts is None:
+            return await self._forward(inputs, rows, avoided, record)
+        parts = inputs.split(most_texts)
+        return torch.cat(await for_all(parts, lambda part: self._forward(part, None, avoided, record)))
 
     async def _forward(
         self, inputs: Inputs, rows: torch.Tensor | None, avoided: Sequence[RouteSegment], record: RouteRecord
@@ -181,7 +199,7 @@ class SwarmRequests:
                 if span.end <= block
             ]
             if block == self.num_blocks:
-                return outputs if rows is None or outputs.ndim < 3 else outputs.flatten(0, 1)[rows]
+                return outputs if outputs.ndim < 3 else picked(outputs, rows)
             inputs = Inputs.of(outputs)
 
     async def _forward_halves(
@@ -345,6 +363,20 @@ class SwarmRequests:
                 if server.requests or server.failures
             ],
         )
+
+
+def parts_of(hidden: torch.Tensor, rows: int | None) -> Sequence[torch.Tensor]:
+    """Splits a batch into requests of so many texts at most; by default it is one."""
+    return hidden.split(rows or max(1, len(hidden)))
+
+
+async def for_all(items: Sequence[Item], call: Callable[[Item], Awaitable[Result]]) -> list[Result]:
+    """Calls a function with all items at a time; returns the results, once all calls have ended."""
+    answers = await asyncio.gather(*map(call, items), return_exceptions=True)  # none goes on alone
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return cast(list[Result], answers)
 
 
 def within(send: Callable[[], Awaitable[Any]]) -> Callable[[float], Awaitable[Any]]:

@@ -20,7 +20,8 @@ from dist_eval.evaluation.context import RunContext
 from dist_eval.evaluation.task import write_dataset
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.checkpoint import TunedCheckpoint
-from dist_eval.model.classifier import Classifier, base_fingerprint
+from dist_eval.model.classifier import Classifier
+from dist_eval.model.swarm_model.loading import base_fingerprint
 from dist_eval.options.groups import DataOptions, ModelOptions
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.tuning.config import LearningOptions, TuningConfig

@@ -12,7 +12,7 @@ from transformers import AutoConfig
 
 from dist_eval.base_model.architecture import Architecture, _is_lookup
 from dist_eval.base_model.weights import ModelWeights
-from dist_eval.model.shell import Shell
+from dist_eval.model.classifier import load_client_base
 from dist_eval.serving.embedding import Embedder, table_bytes
 
 
@@ -21,14 +21,14 @@ def test_embeddings_from_rows_of_the_stored_table_are_those_of_the_whole_model(n
     folder = save_tiny_models(tmp_path, name)[name]
     config = AutoConfig.from_pretrained(folder)
     architecture = Architecture(config, name)
-    weights, shell = ModelWeights(str(folder), architecture), Shell(str(folder), config)
-    assert architecture.has_lookup and shell.has_lookup
+    weights, client = ModelWeights(str(folder), architecture), load_client_base(str(folder))
+    assert architecture.has_lookup
     embedder = Embedder(architecture, weights, None)
     assert table_bytes(architecture, weights) == VOCABULARY * config.hidden_size * 4
     ids, soft = torch.randint(0, VOCABULARY, (3, 9)), torch.randn(4, config.hidden_size)
     with torch.no_grad():
-        assert torch.equal(embedder.embedded(ids, torch.empty(0)), shell.embedded(ids, None))
-        assert torch.equal(embedder.embedded(ids, soft), shell.embedded(ids, soft))
+        assert torch.equal(embedder.embedded(ids, torch.empty(0)), client.embedded(ids, None))
+        assert torch.equal(embedder.embedded(ids, soft), client.embedded(ids, soft))
     for wrong in (ids + VOCABULARY, ids - VOCABULARY, ids.int(), ids[0]):
         with pytest.raises(ValueError, match="Received token ids"):
             embedder.embedded(wrong, torch.empty(0))

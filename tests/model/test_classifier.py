@@ -158,7 +158,7 @@ def test_other_weights_of_the_same_size_are_an_error(
 
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from dist_eval.model.classifier import base_fingerprint
+    from dist_eval.model.swarm_model.loading import base_fingerprint
 
     original = load_locally(str(tiny_models["llama"]), make_tuned(None)).backbone
     fingerprint = base_fingerprint(original.word_embeddings, original.final_norm)

@@ -25,7 +25,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from dist_eval.base_model.architecture import Architecture
 from dist_eval.base_model.weights import ModelWeights
 from dist_eval.errors import CheckpointError
-from dist_eval.model.shell import LanguageModelHead
+from dist_eval.model.output_embedding import LanguageModelHead
 from dist_eval.serving.block_memory import block_bytes
 from dist_eval.serving.blocks import Block, load_block
 from dist_eval.serving.session_cache import SessionLayer, block_caches

@@ -14,9 +14,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from dist_eval.base_model.architecture import Architecture
 from dist_eval.errors import CheckpointError
-from dist_eval.model.classifier import load_local_backbone
+from dist_eval.model.classifier import load_client_base, load_local_backbone
 from dist_eval.model.output_embedding import OutputEmbedding
-from dist_eval.model.shell import Shell
 
 
 @pytest.mark.parametrize("name", [name for name in DECODERS if name != "wide"])
@@ -24,7 +23,7 @@ def test_embeddings_norm_and_logits_are_those_of_the_whole_model(name: str, tmp_
     model = make_tiny_model(name)
     model.save_pretrained(tmp_path)
     config = AutoConfig.from_pretrained(tmp_path)
-    shell, output = Shell(str(tmp_path), config), OutputEmbedding(str(tmp_path), config)
+    client, output = load_client_base(str(tmp_path)), OutputEmbedding(str(tmp_path), config)
     token_ids = torch.randint(0, 128, (3, 20), generator=torch.Generator().manual_seed(1))
     first: list[torch.Tensor] = []
     last: list[torch.Tensor] = []
@@ -37,8 +36,8 @@ def test_embeddings_norm_and_logits_are_those_of_the_whole_model(name: str, tmp_
     )
     with torch.no_grad():
         expected = model(token_ids, use_cache=False).logits.flatten(0, 1)
-        assert torch.equal(shell.embedded(token_ids, None), first[0])
-        hidden = shell.final_norm(last[0].flatten(0, 1))
+        assert torch.equal(client.embedded(token_ids), first[0])
+        hidden = client.final_norm(last[0].flatten(0, 1))
         torch.testing.assert_close(output.logits(hidden), expected, atol=1e-6 * float(expected.abs().max()), rtol=0)
         local = load_local_backbone(str(tmp_path))
         torch.testing.assert_close(local.hidden_states(token_ids), last[0], atol=1e-6, rtol=1e-6)
@@ -71,4 +70,4 @@ def test_weights_that_would_be_left_out_are_named(name: str, tmp_path: Path) -> 
 def test_missing_weights_are_named(tmp_path: Path) -> None:
     with_other_tensors(tmp_path, lambda tensors: tensors.pop("model.norm.weight"))
     with pytest.raises(CheckpointError, match=r"lacks weights for norm\.weight"):
-        Shell(str(tmp_path), AutoConfig.from_pretrained(tmp_path))
+        load_client_base(str(tmp_path))

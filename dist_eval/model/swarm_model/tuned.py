@@ -1,4 +1,4 @@
-"""The tuned tensors of a Petals model: copied out, copied in, and saved layer by layer.
+"""The tuned tensors of a swarm model: copied out, copied in, and saved layer by layer.
 
 On disk each layer is a separate safetensors file, so that a model can load only some. Layer 0 holds the prompts before
 the text, layers 1 to n the deep prompts of the n blocks, and layer n + 1 the head. The metadata of each file has its
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from dist_eval.data.problem_types import class_names, problem_from
 from dist_eval.errors import CheckpointError, one_line
@@ -23,50 +24,39 @@ _NAME = "layer_{:02d}-model_states.safetensors"
 
 
 def tuned_tensors_of(model: Any) -> TunedCheckpoint:
-    """Copies the tuned tensors out of a Petals model."""
-    config, base = model.config, model.transformer
-    prompts = deep = None
-    if config.tuning_mode:
-        prompts = base.prompt_embeddings.weight
-    if config.tuning_mode == "deep_ptune":
-        flat = base.intermediate_prompt_embeddings.weight
-        deep = flat.view(len(flat), config.num_hidden_layers, config.hidden_size).permute(1, 0, 2)
+    """Copies the tuned tensors out of a swarm model; without a head, that of the checkpoint has no rows."""
+    config, base = model.config, model.swarm_base
+    has_head = isinstance(getattr(model, "score", None), nn.Linear)
+    head = model.score.weight if has_head else torch.empty(0, config.hidden_size)
 
     def copied(tensor: torch.Tensor | None) -> Any:
         return None if tensor is None else tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
 
     return TunedCheckpoint(
-        head=copied(model.score.weight),
-        prompts=copied(prompts),
-        deep_prompts=copied(deep),
-        label_names=class_names(config.id2label, config.num_labels, "The model's config"),
+        head=copied(head),
+        prompts=copied(base.soft_prompts()),
+        deep_prompts=copied(base.deep_prompts()),
+        label_names=class_names(config.id2label, len(head), "The model's config") if has_head else [],
         architecture={key: getattr(config, key, None) for key in ARCHITECTURE},
-        problem=problem_from(config.problem_type, config.num_labels, "The model's config"),
+        problem=problem_from(config.problem_type, len(head), "The model's config"),
         base_model=config._name_or_path or None,
-        adapter=config.active_adapter,
+        adapter=getattr(config, "active_adapter", None),
     )
 
 
 @torch.no_grad()
 def put_tuned_tensors(tuned: TunedCheckpoint, model: Any) -> None:
-    """Copies tuned tensors into a Petals model with the same settings.
-
-    Args:
-        tuned: the tensors.
-        model: a Petals `Distributed*ForSequenceClassification`.
-    """
-    model.score.weight.copy_(tuned.head)
-    if tuned.prompts is not None:
-        model.transformer.prompt_embeddings.weight.copy_(tuned.prompts)
-    if tuned.deep_prompts is not None:
-        model.transformer.intermediate_prompt_embeddings.weight.copy_(tuned.deep_prompts.permute(1, 0, 2).flatten(1))
+    """Copies tuned tensors into a swarm model with the same settings."""
+    if tuned.num_labels:
+        model.score.weight.copy_(tuned.head)
+    model.swarm_base.put_prompts(tuned)
 
 
 def save_layers(model: Any, folder: str | Path) -> list[Path]:
-    """Writes the tuned tensors of a Petals model, one file per layer.
+    """Writes the tuned tensors of a swarm model, one file per layer.
 
     Args:
-        model: a Petals `Distributed*ForSequenceClassification`.
+        model: what `AutoDistributedModelForSequenceClassification` opens.
         folder: created if it does not exist.
 
     Returns:
@@ -88,10 +78,10 @@ def save_layers(model: Any, folder: str | Path) -> list[Path]:
 
 
 def load_layers(model: Any, folder: str | Path, layers: Collection[int] | None = None) -> list[int]:
-    """Loads tuned tensors into a Petals model, in place.
+    """Loads tuned tensors into a swarm model, in place.
 
     Args:
-        model: a Petals `Distributed*ForSequenceClassification`.
+        model: what `AutoDistributedModelForSequenceClassification` opens.
         folder: what `save_layers` wrote.
         layers: the ones to load; by default all of the model's.
 
@@ -133,11 +123,11 @@ def load_layers(model: Any, folder: str | Path, layers: Collection[int] | None =
 
 
 def _tensors_of(model: Any, layer: int) -> Iterator[tuple[str, torch.Tensor]]:
-    config, base = model.config, model.transformer
+    config, base = model.config, model.swarm_base
     blocks, hidden = config.num_hidden_layers, config.hidden_size
     if layer == 0 and config.tuning_mode:
         yield PROMPTS, base.prompt_embeddings.weight
     elif 1 <= layer <= blocks and config.tuning_mode == "deep_ptune":
         yield _DEEP, base.intermediate_prompt_embeddings.weight[:, (layer - 1) * hidden : layer * hidden]
-    elif layer == blocks + 1:
+    elif layer == blocks + 1 and hasattr(model, "score"):
         yield HEAD, model.score.weight

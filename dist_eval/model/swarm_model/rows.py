@@ -1,0 +1,96 @@
+"""Padded batches: the real tokens of each row are moved to the left, so that a swarm needs no mask.
+
+Attention is causal. So padding on the right reaches no real token, and each row's outputs are those of the row alone.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from dist_eval.errors import DataError
+
+
+class Rows:
+    """The real tokens of the rows of a batch.
+
+    Args:
+        real: whether a column of a row is a token and no padding, bool of shape [rows, columns].
+    """
+
+    def __init__(self, real: torch.Tensor) -> None:
+        self.real, self.counts = real, real.sum(dim=1)
+        self.longest = max(1, int(self.counts.max()))
+        order = torch.argsort(real.to(torch.int8), dim=1, descending=True, stable=True)
+        self._places = order[:, : self.longest]  # the column of each real token, then of some padding
+        columns = torch.arange(self.longest, device=real.device)
+        self._are_in_place = bool((self._places == columns).all())
+
+    def moved_left(self, values: torch.Tensor) -> torch.Tensor:
+        """Returns the values of the real tokens, of shape [rows, longest, width], before those of some padding."""
+        if self._are_in_place:
+            return values[:, : self.longest]
+        return values.gather(1, self._places.unsqueeze(2).expand(-1, -1, values.shape[2]))
+
+    def moved_back(self, values: torch.Tensor) -> torch.Tensor:
+        """Returns the values in their columns, of shape [rows, columns, width]; those of padding are zero."""
+        if bool(self.real.all()):
+            return values
+        found = values.new_zeros(*self.real.shape, values.shape[2])
+        ranks = torch.arange(self.longest, device=values.device) < self.counts.to(values.device)[:, None]
+        return found.index_put(self.real.to(values.device).nonzero(as_tuple=True), values[ranks])
+
+
+def real_columns(mask: torch.Tensor | None, held: torch.Tensor, columns: int) -> torch.Tensor:
+    """Returns which of the new columns are real.
+
+    Args:
+        mask: `attention_mask` of all columns, of shape [rows, held + columns]; None if all new ones are real.
+        held: of the columns before them, bool of shape [rows, held].
+        columns: number of new ones.
+
+    Returns:
+        bool of shape [rows, columns].
+
+    Raises:
+        DataError: the mask has another shape, or differs from before.
+    """
+    rows, before = held.shape
+    if mask is None:
+        return torch.ones(rows, columns, dtype=torch.bool, device=held.device)
+    if mask.ndim != 2 or mask.shape != (rows, before + columns):
+        raise DataError(
+            f"The attention_mask has the shape {list(mask.shape)}. A model on a swarm takes one of shape "
+            f"{[rows, before + columns]}, a column for each token of the texts so far."
+        )
+    real = mask.to(held.device) != 0
+    if not torch.equal(real[:, :before], held):
+        raise DataError("The attention_mask differs from the one with which the first part of the texts was sent.")
+    return real[:, before:]
+
+
+def require_consecutive(positions: torch.Tensor | None, held: torch.Tensor, real: torch.Tensor) -> None:
+    """Checks that tokens have the positions that each row has alone.
+
+    Args:
+        positions: `position_ids`, int64 of shape [rows or 1, columns], by default the numbers of the columns.
+        held: which of the columns before them are real, bool of shape [rows, held].
+        real: which of the new columns are, of shape [rows, columns].
+
+    Raises:
+        DataError: positions are skipped, begin elsewhere, or padding is between tokens.
+    """
+    whole = torch.cat([held, real], dim=1)
+    if positions is None:
+        positions = torch.arange(held.shape[1], whole.shape[1], device=real.device).unsqueeze(0)
+    elif positions.ndim != 2 or positions.shape[1] != real.shape[1]:
+        raise DataError(f"position_ids have the shape {list(positions.shape)} instead of {list(real.shape)}.")
+    ranks = (whole.cumsum(dim=1) - 1)[:, held.shape[1] :]
+    # how many columns of padding a row begins with, if it has a token
+    padding = whole.to(torch.int8).argmax(dim=1, keepdim=True)
+    skipped = positions.to(real.device) - ranks
+    fits = ((skipped == 0) | ~real).all(dim=1) | ((skipped == padding) | ~real).all(dim=1)
+    if not fits.all():
+        raise DataError(
+            f"Row {int((~fits).nonzero()[0])} of a batch is masked between tokens, or has position_ids that skip some. "
+            "The servers of a swarm take whole texts: pad on the left or on the right only."
+        )

@@ -1,0 +1,301 @@
+"""Opening models on a swarm, using them as transformers' own, and closing them."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import gc
+import os
+import pickle
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import ForkedSwarm, wait_for
+from tiny_models import LAYERS, random_checkpoint, save_tiny_models
+from torch.nn.functional import cross_entropy
+from transformers import LogitsProcessor
+
+from dist_eval import (
+    AutoDistributedModel,
+    AutoDistributedModelForCausalLM,
+    AutoDistributedModelForSequenceClassification,
+    PrivateSwarm,
+)
+from dist_eval.errors import CheckpointError, ConfigError, DataError, EvaluationError
+from dist_eval.model.checkpoint import TunedCheckpoint
+from dist_eval.model.classifier import Classifier, load_locally
+
+from .conftest import both, padded, texts
+
+ADDRESS = "/ip4/127.0.0.1/tcp/1/p2p/QmUUNRNa38WHWuRtGCFUrhQgKRTEhtZASKo1VjWGnTzAxL"
+
+
+@pytest.fixture(scope="module")
+def models(family_swarms: dict[str, PrivateSwarm]) -> Iterator[Any]:
+    with both(family_swarms["llama"]) as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"initial_peers": None}, ConfigError, "Name the swarm"),
+        ({"initial_peers": ["127.0.0.1:31337"]}, ConfigError, "is no peer address"),
+        ({"tuning_mode": "ptune"}, ConfigError, "pre_seq_len=0: give both"),
+        ({"pre_seq_len": 3}, ConfigError, "tuning_mode=None with pre_seq_len=3"),
+        ({"tuning_mode": "lora", "pre_seq_len": 3}, ConfigError, "must be 'ptune' or 'deep_ptune'"),
+        ({"num_heads_per_layer": 3}, ConfigError, "takes no num_heads_per_layer"),
+        ({"dtype": "int8"}, ConfigError, "must be a floating point type"),
+    ],
+)
+def test_options_that_cannot_be_are_named(
+    options: dict[str, Any], error: type[EvaluationError], message: str, tiny_models: dict[str, Path]
+) -> None:
+    with pytest.raises(error, match=message):
+        AutoDistributedModel.from_pretrained(tiny_models["llama"], **{"initial_peers": ADDRESS, **options})
+
+
+def test_a_classifiers_checkpoint_is_for_a_classifier(tiny_models: dict[str, Path], tmp_path: Path) -> None:
+    random_checkpoint(None).save(tmp_path)
+    with pytest.raises(CheckpointError, match="open it with AutoDistributedModelForSequenceClassification"):
+        AutoDistributedModelForCausalLM.from_pretrained(
+            tiny_models["llama"], initial_peers=ADDRESS, checkpoint=tmp_path
+        )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"output_hidden_states": True}, ConfigError, "do not return the hidden states"),
+        ({"output_attentions": True}, ConfigError, "do not return the attentions"),
+        ({"token_type_ids": torch.ones(1, 3, dtype=torch.long)}, ConfigError, "cannot take token_type_ids"),
+        ({"attention_mask": torch.ones(1, 1, 3, 3)}, DataError, r"the shape \[1, 1, 3, 3\]"),
+        ({"attention_mask": torch.zeros(1, 3)}, DataError, "Row 0 of a batch has no token"),
+        ({"attention_mask": torch.tensor([[1, 0, 1]])}, DataError, "masked between tokens"),
+    ],
+)
+def test_what_would_silently_differ_is_refused(
+    models: Any, arguments: dict[str, Any], error: type[EvaluationError], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        models[0](torch.ones(1, 3, dtype=torch.long), **arguments)
+
+
+def test_a_cache_continues_texts_and_forgets_their_ends(models: Any) -> None:
+    model, local = models
+    ids = texts()[0][None]
+    with torch.no_grad():
+        expected = local(ids).logits
+        first = model(ids[:, :8], use_cache=True)
+        cache = first.cache
+        torch.testing.assert_close(model(ids[:, 8:15], cache=cache).logits, expected[:, 8:15], atol=1e-5, rtol=0)
+        cache.crop(-4)
+        torch.testing.assert_close(model(ids[:, 11:], cache=cache).logits, expected[:, 11:], atol=1e-5, rtol=0)
+        with pytest.raises(DataError, match="2 texts cannot continue a batch of 1"):
+            model(ids.expand(2, -1), cache=cache)
+    cache.close()
+
+
+def test_without_room_on_servers_texts_are_computed_again(models: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, local = models
+    ids, mask = padded(texts(), "left")
+    monkeypatch.setattr(type(model.swarm_base.blocks), "has_sessions", False)
+    found, expected = (
+        each.generate(ids, attention_mask=mask, max_new_tokens=4, num_beams=2, pad_token_id=0)
+        for each in (model, local)
+    )
+    assert torch.equal(found, expected)
+
+
+def test_a_session_lasts_for_several_calls(models: Any) -> None:
+    model, local = models
+    ids, more = texts()[0][None], texts(7)[1][None]
+    with model.inference_session(max_length=60) as session:
+        parts = [model.generate(ids, max_new_tokens=3, pad_token_id=0)]
+        assert session.position == 22
+        parts.append(model.generate(max_new_tokens=2, pad_token_id=0))
+        parts.append(model.generate(more, max_new_tokens=3, pad_token_id=0, session=session))
+    expected = local.generate(ids, max_new_tokens=5, pad_token_id=0)
+    expected = local.generate(torch.cat([expected, more], dim=1), max_new_tokens=3, pad_token_id=0)
+    assert torch.equal(torch.cat(parts, dim=1), expected) and torch.equal(session.output_ids, expected)
+    assert model.active_session is None
+
+
+def test_generated_texts_are_streamed(models: Any) -> None:
+    class Streamer:
+        tokens: list[int] = []  # noqa: RUF012
+
+        def put(self, value: torch.Tensor) -> None:
+            self.tokens += value.flatten().tolist()
+
+        def end(self) -> None: ...
+
+    model, local = models
+    ids = texts()[1][None]
+    model.generate(ids, max_new_tokens=4, pad_token_id=0, streamer=Streamer())
+    assert Streamer.tokens == local.generate(ids, max_new_tokens=4, pad_token_id=0)[0].tolist()
+
+
+def test_copies_share_the_connection_and_pickles_are_refused(models: Any) -> None:
+    ids = texts()[0][None]
+    with torch.no_grad():
+        assert torch.equal(copy.deepcopy(models[0])(ids).logits, models[0](ids).logits)
+    with pytest.raises(ConfigError, match="cannot be pickled"):
+        pickle.dumps(models[0].swarm_base.blocks)
+
+
+def test_two_models_in_a_process_one_of_them_collected_while_an_event_loop_runs(
+    models: Any, family_swarms: dict[str, PrivateSwarm]
+) -> None:
+    swarm, ids = family_swarms["bloom"], texts()[0][None]
+    other = AutoDistributedModelForCausalLM.from_pretrained(
+        swarm.model, initial_peers=swarm.initial_peers, dht_prefix=swarm.dht_prefix
+    )
+
+    async def in_a_notebook() -> list[torch.Tensor]:
+        with torch.no_grad():
+            return [each(ids).logits for each in opened]
+
+    opened = [models[0], other]
+    logits, node = asyncio.run(in_a_notebook()), other.connection._connection.dht
+    opened.clear()
+    del other
+    gc.collect()
+    assert not node.is_alive()
+    with torch.no_grad():
+        torch.testing.assert_close(models[0](ids).logits, logits[0])
+
+
+def test_a_forked_process_is_told_to_open_its_own(models: Any) -> None:
+    read, write = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            models[0](texts()[0][None])
+        except ConfigError as error:
+            os.write(write, str(error).encode())
+            models[0].close()  # does nothing
+        os._exit(0)
+    os.close(write)
+    os.waitpid(pid, 0)
+    with os.fdopen(read) as said:
+        assert "open the model after the fork" in said.read()
+    with torch.no_grad():
+        models[0](texts()[0][None])
+
+
+@pytest.fixture(scope="module", params=["ptune", "deep_ptune"])
+def tuned(
+    request: pytest.FixtureRequest, family_swarms: dict[str, PrivateSwarm], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Any]:
+    """A tuned classifier on a swarm, and the same in this process."""
+    folder, swarm = tmp_path_factory.mktemp("tuned"), family_swarms["llama"]
+    random_checkpoint(request.param).save(folder)
+    with both(swarm, AutoDistributedModelForSequenceClassification, checkpoint=folder) as (model, _):
+        yield model, load_locally(swarm.model, TunedCheckpoint.load(folder))
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_tuned_classifier(tuned: Any, side: str) -> None:
+    model, local = tuned
+    rows = texts()
+    ids, mask = padded(rows, side)
+    lengths = torch.tensor([len(row) for row in rows])
+    with torch.no_grad():
+        found = model(ids, attention_mask=mask).logits
+        torch.testing.assert_close(found, local.logits(padded(rows, "right")[0], lengths), atol=1e-4, rtol=1e-5)
+        model.config.pad_token_id = 0
+        if side == "right":
+            torch.testing.assert_close(model(ids).logits, found, atol=1e-4, rtol=1e-5)
+
+
+def test_gradients_of_tuned_tensors(tuned: Any) -> None:
+    model, local = tuned
+    ids, mask = padded(texts(), "right")
+    labels = torch.tensor([0, 2, 1])
+    model.zero_grad()
+    loss = model(ids, attention_mask=mask, labels=labels).loss
+    loss.backward()
+    names = {
+        "head": "score",
+        "prompts": "model.prompt_embeddings",
+        "deep_prompts": "model.intermediate_prompt_embeddings",
+    }
+    here = {name: getattr(local.tuned, name) for name in names if getattr(local.tuned, name) is not None}
+    here = {name: tensor.clone().requires_grad_() for name, tensor in here.items()}
+    scores = Classifier(local.backbone, replace(local.tuned, **here)).scores(ids, mask.sum(dim=1))
+    expected = cross_entropy(scores, labels)
+    expected.backward()
+    torch.testing.assert_close(loss, expected)
+    gradients = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert gradients.keys() == {f"{names[name]}.weight" for name in here}
+    for name, tensor in here.items():
+        own = tensor.grad.transpose(0, 1).flatten(1) if name == "deep_prompts" else tensor.grad
+        torch.testing.assert_close(gradients[f"{names[name]}.weight"], own, atol=1e-4, rtol=1e-4)
+
+
+def test_tuned_tensors_are_saved_as_a_checkpoint(tuned: Any, tmp_path: Path) -> None:
+    model, local = tuned
+    model.save_pretrained(tmp_path)
+    saved = TunedCheckpoint.load(tmp_path)
+    assert saved.digest() == local.tuned.digest() and saved.base_fingerprint
+    assert saved.label_names == local.tuned.label_names
+
+
+def test_prompts_of_a_language_model_are_saved_without_a_head(
+    family_swarms: dict[str, PrivateSwarm], tmp_path: Path
+) -> None:
+    swarm, ids = family_swarms["llama"], texts()[0][None]
+    with both(swarm, tuning_mode="deep_ptune", pre_seq_len=2) as (model, _), torch.no_grad():
+        model.save_pretrained(tmp_path)
+        with both(swarm, checkpoint=tmp_path) as (again, _):
+            assert torch.equal(model(ids).logits, again(ids).logits)
+            texts_of = [each.generate(ids, max_new_tokens=3, pad_token_id=0) for each in (model, again)]
+            assert torch.equal(*texts_of)
+            assert torch.equal(again.generate(ids, max_new_tokens=3, pad_token_id=0, use_cache=False), texts_of[0])
+    with pytest.raises(CheckpointError, match="has no classification head"):
+        TunedCheckpoint.load(tmp_path)
+
+
+@pytest.fixture
+def replicated(tmp_path: Path) -> Iterator[PrivateSwarm]:
+    """A swarm of three servers that hold all blocks."""
+    folder = save_tiny_models(tmp_path, "llama")["llama"]
+    with ForkedSwarm(str(folder), num_blocks=LAYERS, dht_prefix="llama", spans=[(0, LAYERS)] * 3) as swarm:
+        yield swarm
+
+
+def kill_the_busiest(swarm: PrivateSwarm, model: Any) -> None:
+    statistics = model.swarm_base.blocks.requests.router.servers
+    requests = {str(peer): server.requests for peer, server in statistics.items()}
+    alive = [number for number, server in enumerate(swarm.servers) if server.poll() is None]
+    swarm.kill_server(max(alive, key=lambda number: requests.get(swarm.addresses[number].rpartition("/")[2], 0)))
+
+
+def test_a_killed_server_changes_no_token_and_no_gradient(replicated: PrivateSwarm) -> None:
+    class Killing(LogitsProcessor):
+        calls = 0
+
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            self.calls += 1
+            if self.calls == 3:
+                kill_the_busiest(replicated, model)
+            return scores
+
+    ids, mask = padded(texts(), "left")
+    options = {"attention_mask": mask, "max_new_tokens": 6, "pad_token_id": 0}
+    with both(replicated) as (model, local):
+        servers = model.swarm_base.blocks.requests.servers
+        assert wait_for(lambda: len(servers.spans()) == 3 or servers.refresh())
+        found = model.generate(ids, **options, logits_processor=[Killing()])
+        assert torch.equal(found, local.generate(ids, **options))
+        words = [local.get_input_embeddings()(ids).detach().requires_grad_() for _ in range(2)]
+        losses = [each(inputs_embeds=own, labels=ids).loss for each, own in zip((model, local), words, strict=True)]
+        kill_the_busiest(replicated, model)
+        for loss in losses:
+            loss.backward()
+    torch.testing.assert_close(words[0].grad, words[1].grad, atol=1e-6, rtol=1e-5)
