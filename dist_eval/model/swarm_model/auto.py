@@ -12,6 +12,7 @@ import torch
 
 from dist_eval.base_model.architecture import Architecture
 from dist_eval.base_model.config import default_dht_prefix, max_request_tokens, read_base_config
+from dist_eval.base_model.weights import file_of
 from dist_eval.data.revisions import resolve_commit
 from dist_eval.errors import CheckpointError, ConfigError
 from dist_eval.model.checkpoint import TunedCheckpoint
@@ -135,6 +136,8 @@ class _Auto:
             allowed_servers=allowed_servers,
             blocked_servers=blocked_servers or (),
         )
+        if loaded.can_generate():
+            _read_generation_config(loaded, name, commit)
         base = loaded.swarm_base
         if tuned is not None:
             tuned.require_base(name, base_config, fingerprint_of_base(base))
@@ -205,6 +208,14 @@ def _addresses(initial_peers: str | Sequence[str] | None) -> list[str]:
     addresses = [initial_peers] if isinstance(initial_peers, str) else [*map(str, initial_peers)]
     require_peer_addresses(addresses)
     return addresses
+
+
+def _read_generation_config(model: Any, name: str, revision: str | None) -> None:
+    """Gives a language model its own settings of `generate`, if it has a file of them."""
+    from transformers import GenerationConfig
+
+    if file_of(name, "generation_config.json", revision):
+        model.generation_config = GenerationConfig.from_pretrained(name, revision=revision or "main")
 
 
 def _config(base: Any, settings: Mapping[str, Any], own: Mapping[str, Any]) -> Any:

@@ -12,6 +12,7 @@ from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from dist_eval.base_model.architecture import Architecture
+from dist_eval.base_model.rope import RopeSwitch
 from dist_eval.errors import ConfigError, DataError
 from dist_eval.model.swarm_model.blocks import SwarmBlocks
 from dist_eval.model.swarm_model.cache import SwarmCache, cache_name
@@ -72,7 +73,7 @@ class SwarmBase(SwarmModel, Prompts):
         if not held.shape[1] and not rows.counts.all():
             raise DataError(f"Row {int((rows.counts == 0).nonzero()[0])} of a batch has no token.")
         texts = rows.moved_left(words)
-        hidden = self.whole_texts(texts) if cache is None else cache.continued(texts, rows)
+        hidden = self.whole_texts(texts, rows.counts.tolist()) if cache is None else cache.continued(texts, rows)
         output = self._output_class(last_hidden_state=rows.moved_back(hidden))
         if cache is not None:
             output[cache_name()] = cache
@@ -101,17 +102,39 @@ class SwarmBase(SwarmModel, Prompts):
             raise ValueError("You must specify exactly one of input_ids or inputs_embeds")
         return self.get_input_embeddings()(ids) if words is None else words
 
-    def whole_texts(self, words: torch.Tensor) -> torch.Tensor:
-        """Computes texts from their beginning.
+    def whole_texts(self, words: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+        """Computes texts from their beginning; those whose rotary embeddings differ never share a request.
 
         Args:
             words: embedded tokens, float of shape [rows, length, hidden], padded on the right.
+            counts: number of real tokens of each row.
 
         Returns:
             The outputs of the base model, of the same shape. They are differentiable in words and prompts.
         """
-        length = words.shape[1] + self.prompt_length
-        rows = max(1, MAX_REQUEST_TOKENS // length)
+        kinds = [self._rope.kind(self.prompt_length + count) for count in counts]
+        if {*kinds} == {self._rope.kind(self.prompt_length + words.shape[1])}:
+            return self._alike(words)
+        outputs: list[torch.Tensor] = [words] * len(words)
+        for kind in {*kinds}:
+            rows = [row for row, other in enumerate(kinds) if other == kind]
+            longest = max(counts[row] for row in rows)
+            found = torch.nn.functional.pad(self._alike(words[rows, :longest]), (0, 0, 0, words.shape[1] - longest))
+            for row, output in zip(rows, found, strict=True):
+                outputs[row] = output
+        return torch.stack(outputs)
+
+    @functools.cached_property
+    def _rope(self) -> RopeSwitch:
+        return RopeSwitch(self.config)
+
+    def changes_frequencies(self, tokens: int) -> bool:
+        """Whether a text that becomes so long, without prompts, has other rotary embeddings from its first token on."""
+        return self._rope.kind(self.prompt_length + tokens) > 0
+
+    def _alike(self, words: torch.Tensor) -> torch.Tensor:
+        """Sends texts in as many requests as they need."""
+        rows = max(1, MAX_REQUEST_TOKENS // (words.shape[1] + self.prompt_length))
         deep = self.deep_prompts()
         return self.run(words, lambda hidden: self.blocks.forward(hidden, deep, most_texts=rows), self.soft_prompts())
 

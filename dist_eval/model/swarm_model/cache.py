@@ -99,7 +99,7 @@ class SwarmCache(Cache):
         if self._can_use_sessions(words) and (self._at_once or not is_first):
             outputs = self._in_sessions(texts, new, words)
         elif is_first:
-            outputs = self._base.whole_texts(words)
+            outputs = self._base.whole_texts(words, rows.counts.tolist())
         else:
             outputs = self._recomputed(texts, new, words)
         self._texts, self._columns = texts, torch.cat([self.columns(words), rows.real], dim=1)
@@ -112,7 +112,7 @@ class SwarmCache(Cache):
 
     def _recomputed(self, texts: Sequence[Text], new: Sequence[torch.Tensor], words: torch.Tensor) -> torch.Tensor:
         whole = [torch.cat(text) if text else words[0, :1] for text in texts]
-        outputs = self._base.whole_texts(pad_sequence(whole, batch_first=True))
+        outputs = self._base.whole_texts(pad_sequence(whole, batch_first=True), [*map(len, whole)])
         places = [(len(text) - len(part), len(text)) for text, part in zip(whole, new, strict=True)]
         return _padded([found[slice(*place)] for found, place in zip(outputs, places, strict=True)], words)
 
@@ -156,6 +156,8 @@ class SwarmCache(Cache):
         padding = self.get_seq_length() - sum(map(len, texts[0][:-1]))
         room = max(2 * length, length + _LEAST_ROOM) if self._max_length is None else self._max_length - padding
         room = max(room, length)
+        if self._base.changes_frequencies(room):
+            raise NoCacheError("what servers keep would not fit to texts that become longer")
         session = self._base.blocks.session(
             lambda hidden, _: hidden,
             len(texts),

@@ -299,3 +299,19 @@ def test_a_killed_server_changes_no_token_and_no_gradient(replicated: PrivateSwa
         for loss in losses:
             loss.backward()
     torch.testing.assert_close(words[0].grad, words[1].grad, atol=1e-6, rtol=1e-5)
+
+
+def test_texts_with_other_rotary_embeddings_are_computed_alone(models: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, local = models
+    sent, forward = list[tuple[int, ...]](), model.swarm_base.blocks.forward
+
+    def noted(hidden: torch.Tensor, *further: Any, **options: Any) -> torch.Tensor:
+        sent.append(tuple(hidden.shape[:2]))
+        return forward(hidden, *further, **options)
+
+    monkeypatch.setattr(model.swarm_base.blocks, "forward", noted)
+    monkeypatch.setattr(model.swarm_base._rope, "lengths", [15])
+    ids, mask = padded(texts(), "left")
+    found = model.generate(ids, attention_mask=mask, max_new_tokens=2, pad_token_id=0)
+    assert torch.equal(found, local.generate(ids, attention_mask=mask, max_new_tokens=2, pad_token_id=0))
+    assert sorted(sent) == [(1, 13), (1, 14), (2, 20), (2, 21)]

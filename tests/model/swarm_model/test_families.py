@@ -38,6 +38,8 @@ def models(
 def test_it_is_of_the_familys_own_class(models: Any) -> None:
     model, local = models
     assert isinstance(model, type(local)) and type(model).__name__ == type(local).__name__
+    settings = [each.generation_config.to_dict() for each in models]
+    assert all((settings[0][name] or None) == (value or None) for name, value in settings[1].items())
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
