@@ -27,6 +27,7 @@ from dist_eval.swarm.directory import ServerDirectory
 from dist_eval.swarm.failures import Failure, RequestDisplaced, classify, drop_traceback, may_have_room_later
 from dist_eval.swarm.gate import RateLimiter
 from dist_eval.swarm.inputs import Inputs, TokenIds
+from dist_eval.swarm.outputs import picked
 from dist_eval.swarm.router import Router
 from dist_eval.swarm.routes import RouteRecord, Span
 from dist_eval.swarm.servers import SwarmServers
