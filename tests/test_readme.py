@@ -1,4 +1,4 @@
-"""The programs and commands of all READMEs, run as they stand there; their links."""
+"""The programs and commands of all READMEs, run as they stand there; the links of all pages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dist_eval.metrics.metric_loading import load_text_metrics
 
 ROOT = Path(__file__).parents[1]
 FILES = subprocess.run(
-    ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", "*README.md"],
+    ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", "*.md"],
     cwd=ROOT,
     capture_output=True,
     text=True,
