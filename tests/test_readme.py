@@ -77,8 +77,15 @@ def test_the_training_loop_evaluates_after_each_epoch(capsys: pytest.CaptureFixt
     model = Classifier(2, 2)
     x = torch.randn(40, 2)
     batches = [{"x": part, "labels": (part[:, 0] > 0).long()} for part in x.split(8)]
-    names = {"train_dataloader": batches, "eval_dataloader": batches, "model": model}
-    exec(EXAMPLES[LOOP], {**names, "optimizer": torch.optim.SGD(model.parameters(), lr=10.0)})
+    optimizer = torch.optim.SGD(model.parameters(), lr=10.0)
+
+    def train_one_epoch(model: torch.nn.Module) -> None:
+        for batch in batches:
+            optimizer.zero_grad()
+            model(**batch).loss.backward()
+            optimizer.step()
+
+    exec(EXAMPLES[LOOP], {"train_one_epoch": train_one_epoch, "eval_dataloader": batches, "model": model})
     assert model.training
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(":")[0] for line in lines] == ["epoch 0", "epoch 1"]
