@@ -1,6 +1,6 @@
 """Builds the documentation site: `uv run python .docs/build.py FOLDER`.
 
-Its pages are the READMEs and the pages of .github, the options of each command from the parsers, and the reference of the
+Its pages are the READMEs, those of .github, the options of each command from the parsers, and the reference of the
 public API from docstrings. A dead link is an error.
 """
 
