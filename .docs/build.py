@@ -1,7 +1,7 @@
 """Builds the documentation site: `uv run python .docs/build.py FOLDER`.
 
-Its pages are the READMEs as they stand in the repository, a page for each group of options, made of the parsers, and
-the reference of the public API, made of docstrings. A link that leads nowhere is an error.
+Its pages are the READMEs, those of .github, the options of each command from the parsers, and the reference of the
+public API from docstrings. A dead link is an error.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ PARSERS |= {f"swarm {name}": build() for name, (build, _) in COMMANDS_OF_SWARM.i
 MODULES = ("dist_eval", *(f"dist_eval.{name}" for name in ("demo", "errors", "schema", "statistics")))
 LAUNCH = [f"launch/{name}/README" for name in ("swarm", "multinode", "slurm", "kubernetes")]
 SECTIONS = {
-    "Evaluating": [f"dist_eval/{name}/README" for name in ("data", "model", "metrics", "harness", "tuning", "api")],
-    "Petals from Python": ["dist_eval/model/swarm_model/README"],
+    "Evaluating": [
+        f"dist_eval/{name}/README" for name in ("data", "model", "metrics", "harness", "tuning", "api", "cli")
+    ],
     "Results": [f"dist_eval/{name}/README" for name in ("runs", "report", "statistics", "analysis")],
     "Swarms and clusters": [
         "dist_eval/serving/README",
@@ -38,7 +39,13 @@ SECTIONS = {
     ],
     "Options": [f"options/{command.replace(' ', '-')}" for command in PARSERS],
     "Reference": [f"reference/{module}" for module in MODULES],
-    "More": ["benchmarks/README", ".github/CONTRIBUTING"],
+    "More": [
+        "benchmarks/README",
+        ".github/SECURITY",
+        "dist_eval/README",
+        ".github/CONTRIBUTING",
+        ".github/CHANGELOG",
+    ],
 }
 
 

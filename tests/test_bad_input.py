@@ -1,4 +1,4 @@
-"""Bad input of many kinds: what the program says, how it ends, and that nothing is lost. A README has the table."""
+"""Bad input of many kinds: what the program says, how it ends, and that nothing is lost."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ from dist_eval.__main__ import run
 from dist_eval.errors import ConfigError
 from dist_eval.options.commandline import parse_args
 
-README = Path(__file__).parents[1] / "dist_eval" / "data" / "README.md"
 PEER = "/ip4/127.0.0.1/tcp/9/p2p/QmZmNRxpVSgwCUQ1ncBqnmjUUzotKCQj6JPvWEd2YpBd57"
 ROWS = "12/3g,1\n45/ab,7\n"
 
@@ -97,7 +96,7 @@ class Kind:
     """A kind of input.
 
     Attributes:
-        name: what the README's table calls it.
+        name: describes it, and names the test.
         says: a part of the message; of the printed result where the input is accepted.
         make: spoils a scene and returns options.
         status: exit status.
@@ -542,13 +541,6 @@ def test_it_is_told_in_one_clear_message_and_nothing_is_lost(
         results = results_of(scene.output)
         assert results["status"] == "failed"
         assert kind.says in results["error"]["message"]
-
-
-def test_the_readme_has_the_table() -> None:
-    rows = [f"| {kind.name} | `{kind.says}` | {kind.status} |" for kind in KINDS]
-    readme = README.read_text(encoding="utf-8")
-    assert "\n".join(rows) in readme, "the table should be:\n" + "\n".join(rows)
-    assert f"What it says to {len(KINDS)} kinds of awkward input" in readme
 
 
 def test_the_kinds_are_many_and_different() -> None:

@@ -1,4 +1,4 @@
-"""The programs and commands of all READMEs, run as they stand there; their links."""
+"""The programs and commands of all READMEs, run as they stand there; the links of all pages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dist_eval.metrics.metric_loading import load_text_metrics
 
 ROOT = Path(__file__).parents[1]
 FILES = subprocess.run(
-    ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", "*README.md"],
+    ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", "*.md"],
     cwd=ROOT,
     capture_output=True,
     text=True,
@@ -77,8 +77,15 @@ def test_the_training_loop_evaluates_after_each_epoch(capsys: pytest.CaptureFixt
     model = Classifier(2, 2)
     x = torch.randn(40, 2)
     batches = [{"x": part, "labels": (part[:, 0] > 0).long()} for part in x.split(8)]
-    names = {"train_dataloader": batches, "eval_dataloader": batches, "model": model}
-    exec(EXAMPLES[LOOP], {**names, "optimizer": torch.optim.SGD(model.parameters(), lr=10.0)})
+    optimizer = torch.optim.SGD(model.parameters(), lr=10.0)
+
+    def train_one_epoch(model: torch.nn.Module) -> None:
+        for batch in batches:
+            optimizer.zero_grad()
+            model(**batch).loss.backward()
+            optimizer.step()
+
+    exec(EXAMPLES[LOOP], {"train_one_epoch": train_one_epoch, "eval_dataloader": batches, "model": model})
     assert model.training
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition(":")[0] for line in lines] == ["epoch 0", "epoch 1"]

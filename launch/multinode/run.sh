@@ -2,7 +2,7 @@
 # One evaluation on several hosts, without a scheduler. Change the three lines, and start it on every host:
 #
 #   launch/multinode/run.sh                     the run
-#   launch/multinode/run.sh dist_eval.doctor    what would be wrong with it; on every host, too
+#   launch/multinode/run.sh dist_eval.doctor    checks only: what would go wrong; also on every host
 #
 # The same file serves all hosts: each one finds itself in the list. README.md says more.
 set -euo pipefail

@@ -1,4 +1,4 @@
-"""Further kinds of awkward data: each is read rightly, or refused with one sentence. A README has the table."""
+"""Further kinds of awkward data: each is read rightly, or refused with one sentence."""
 
 from __future__ import annotations
 
@@ -26,7 +26,6 @@ from dist_eval.data.dataset import tokenize_dataset
 from dist_eval.data.labelled_rows import LabelledRows, read_texts
 from dist_eval.errors import DataError
 
-README = Path(__file__).parents[2] / "dist_eval" / "data" / "README.md"
 ROWS = "text,label\ngood,pos\nbad,neg\n"
 READ = "read: 'good' is pos, 'bad' is neg"
 ALSO = "read: 'good' is pos, 'bad' is neg, 'good' is pos, 'bad' is neg"
@@ -66,7 +65,7 @@ class Kind:
     """A kind of data.
 
     Attributes:
-        name: what the README's table calls it.
+        name: describes it, and names the test.
         says: what was read, or a part of the message.
         files: content by name of the file; None for a folder, and a `Path` for a symbolic link.
         dataset: what is given as the dataset, in the folder of the files; by default the only file, or the folder.
@@ -498,10 +497,3 @@ def test_what_may_not_be_read_is_named(name: str, tmp_path: Path) -> None:
     path.chmod(0o755)
     assert str(tmp_path / name) in outcome
     assert "cannot be read: Permission denied" in outcome.replace("[Errno 13] ", "")
-
-
-def test_the_readme_has_the_table() -> None:
-    rows = [f"| {kind.name} | `{kind.says}` |" for kind in KINDS]
-    readme = README.read_text(encoding="utf-8")
-    assert "\n".join(rows) in readme, "the table should be:\n" + "\n".join(rows)
-    assert f"{len(KINDS)} further kinds of data" in readme
