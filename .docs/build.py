@@ -27,7 +27,8 @@ MODULES = ("dist_eval", *(f"dist_eval.{name}" for name in ("demo", "errors", "sc
 LAUNCH = [f"launch/{name}/README" for name in ("swarm", "multinode", "slurm", "kubernetes")]
 SECTIONS = {
     "Evaluating": [
-        f"dist_eval/{name}/README" for name in ("data", "model", "metrics", "harness", "tuning", "api", "cli")
+        f"dist_eval/{name}/README"
+        for name in ("data", "model", "metrics", "harness", "tuning", "api", "model/swarm_model", "cli")
     ],
     "Results": [f"dist_eval/{name}/README" for name in ("runs", "report", "statistics", "analysis")],
     "Swarms and clusters": [
