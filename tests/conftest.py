@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -374,6 +374,16 @@ class Launcher:
                 os.kill(number, 9)
             except OSError:
                 continue
+
+
+def with_options(command: Sequence[str], further: Sequence[str]) -> list[str]:
+    """Returns a command with further options, each in the place of the one that the command has of its name."""
+    named, kept, is_kept = {word for word in further if word.startswith("--")}, list[str](), True
+    for word in command:
+        is_kept = word not in named if word.startswith("-") else is_kept
+        if is_kept:
+            kept.append(word)
+    return [*kept, *further]
 
 
 def run_here(*command: str) -> int:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from jinja2 import TemplateError
-
 from dist_eval.errors import ConfigError, one_line
 
 _CONTENT = "0prompt0"  # no template changes it
@@ -24,6 +22,8 @@ def render_chat(tokenizer: Any, messages: Sequence[dict[str, str]], **options: A
         jinja2.TemplateError: the template refuses the conversation.
         ConfigError: the template fails otherwise.
     """
+    from jinja2 import TemplateError
+
     try:
         return str(tokenizer.apply_chat_template(list(messages), tokenize=False, **options))
     except TemplateError:
@@ -74,6 +74,8 @@ class Frame:
         """Frames a prompt with the examples before it."""
         if not self.is_chat:
             return self._system + text.removeprefix(self._tokenizer.bos_token or "") if self._system else text
+        from jinja2 import TemplateError
+
         messages = [{"role": "user", "content": text}]
         if self._system:
             messages.insert(0, {"role": "system", "content": self._system})

@@ -210,13 +210,13 @@ class Attempts:
         return bool(self._route(self._not_banned(takers, now), now))
 
     def _blame_request(self, failure: Failure, peers: Sequence[Any], error: Exception) -> NoReturn:
-        """Raises what several servers say about the request; their wrong answers do not count against them."""
+        """Raises what several servers say about the request, which does not count against them."""
         messages = "; ".join(self._messages)
-        if failure is Failure.REFUSED:
-            raise RefusedError(f"servers refused it, {messages}") from error
         if len({*peers}) > 1:
             for peer in peers:
-                self.router.stats(peer).retract_wrong_answer()
+                self.router.stats(peer).retract(failure)
+        if failure is Failure.REFUSED:
+            raise RefusedError(f"servers refused it, {messages}") from error
         raise ModelOutputError(f"servers answered with {messages}") from error
 
     def _is_for_halves(self, wanted: Sequence[Span], taking: Sequence[Span], now: float) -> bool:

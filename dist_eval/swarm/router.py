@@ -125,9 +125,9 @@ class ServerStats:
         self.limit = min(self.limit, tokens - 1, self.limit if stated is None else stated)
         self.refusal = refusal
 
-    def retract_wrong_answer(self) -> None:
-        """Lifts the ban for a wrong answer: other servers gave one too, so the request caused it."""
-        self.wrong_answers -= 1
+    def retract(self, failure: Failure) -> None:
+        """Lifts the ban for a wrong answer or a refusal: other servers did the same, so the request caused it."""
+        self.wrong_answers -= failure is Failure.WRONG
         self.ban.lift()
 
     def is_banned(self, now: float) -> bool:

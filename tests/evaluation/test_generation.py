@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import TIMEOUT, ForkedSwarm, Launcher, assert_tracked, results_of, run_here, wait_for
+from conftest import TIMEOUT, ForkedSwarm, Launcher, assert_tracked, results_of, run_here, wait_for, with_options
 from harness_tasks import WORDS, make_tokenizer
 from pyarrow import parquet
 from safetensors.torch import load_file, save_file
@@ -71,11 +71,12 @@ def dataset(expected: list[str], tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 def command(model: Path, dataset: Path, output: Path, *further: str) -> list[str]:
-    return [
+    own = [
         *("-m", "dist_eval", "--model", str(model), "--dataset", str(dataset), "--label-column", "answers"),
         *("--prompt", "Question: {question}\\nAnswer:", "--generate", "--stop", "w"),
-        *("--max-new-tokens", str(NEW_TOKENS), "--report", "none", "--output", str(output), *further),
+        *("--max-new-tokens", str(NEW_TOKENS), "--report", "none", "--output", str(output)),
     ]
+    return with_options(own, further)
 
 
 def predictions(output: Path) -> list[dict[str, Any]]:

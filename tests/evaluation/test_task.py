@@ -16,6 +16,7 @@ BY_CONTENT = {
     *("model", "checkpoint", "dataset", "subset", "split", "text_column", "label_column", "labels", "strict", "demo"),
     *("max_length", "server_max_tokens", "token_budget", "adapter"),
     *("prompt", "prompt_file", "label_words", "label_delimiter", "length_normalization"),
+    *("apply_chat_template", "system_instruction"),
     *("few_shot", "few_shot_from", "few_shot_seed"),
     *("limit", "sample", "precision", "sample_seed", "stratify"),
     *("session_share", "revision", "dataset_revision"),

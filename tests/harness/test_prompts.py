@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import results_of, run_here
+from conftest import results_of, run_here, with_options
 from harness_tasks import make_tasks, make_tokenizer
 from pyarrow import parquet
 from tiny_models import VOCABULARY
@@ -78,5 +78,5 @@ def test_answers_are_those_of_the_harness_own_backend(
         template = results_of(tmp_path / name)["model"]["prompt"]["template"]
         shown = f"[system] {SYSTEM} [user] Question: {{question}}\nAnswer: [assistant]\n"
         assert template == (f"<s>{shown}" if is_chat else f"{SYSTEM}Question: {{question}}\nAnswer:")
-        assert run_here(*command, "--report", "none", "--system-instruction", "another") == 1
+        assert run_here(*with_options([*command, "--report", "none"], ["--system-instruction", "another"])) == 1
         assert "prompt and label words" in capfd.readouterr().err

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TIMEOUT, Launcher, assert_tracked, results_of, run_here, wait_for
+from conftest import TIMEOUT, Launcher, assert_tracked, results_of, run_here, wait_for, with_options
 from harness_tasks import DOCUMENTS, TASKS, make_tasks, make_tokenizer
 from tiny_models import VOCABULARY, save_tiny_models
 
@@ -42,11 +42,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def command(model: Path, tasks: Path, output: Path, *further: str) -> list[str]:
-    return [
+    own = [
         *("-m", "dist_eval.harness", "--tasks", ",".join(TASKS), "--include-path", str(tasks), "--num-fewshot", "2"),
         *("--model", str(model), "--max-length", str(MOST_TOKENS + 1), "--bootstrap-iters", "10"),
-        *("--output", str(output), *further),
+        *("--output", str(output)),
     ]
+    return with_options(own, further)
 
 
 LOCAL = ("--backend", "local")

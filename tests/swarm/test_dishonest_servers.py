@@ -118,7 +118,7 @@ def test_answers_that_are_not_finite_once_cast_count_against_those_who_gave_them
     def only_the_liar_gave_wrong_answers() -> bool:
         accused = [peer for peer, server in requests.router.servers.items() if server.wrong_answers]
         assert accused == [peer for peer in requests.router.servers if is_banned(requests, peer)]
-        requests.router.stats(accused[0]).retract_wrong_answer()  # it is asked again
+        requests.router.stats(accused[0]).retract(Failure.WRONG)  # it is asked again
         return [str(peer) for peer in accused] == swarm.liars[:1]
 
     assert torch.allclose(classifier.logits(ids, lengths), truth, atol=1e-4)

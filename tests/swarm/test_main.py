@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import TIMEOUT, Launcher, wait_for
+from conftest import TIMEOUT, Launcher, wait_for, with_options
 
 from dist_eval import demo
 from dist_eval.errors import ConfigError
@@ -100,7 +100,8 @@ def test_invalid_options_are_one_clear_message(
 ) -> None:
     before = signal.getsignal(signal.SIGTERM)
     try:
-        assert main(["--model", str(demo.BASE_MODEL), "--peers-file", str(tmp_path / "peers.txt"), *options]) == 1
+        own = ["--model", str(demo.BASE_MODEL), "--peers-file", str(tmp_path / "peers.txt")]
+        assert main(with_options(own, options)) == 1
     finally:
         signal.signal(signal.SIGTERM, before)
     said = capsys.readouterr()

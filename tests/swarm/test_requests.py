@@ -17,7 +17,7 @@ import torch
 from conftest import TIMEOUT, ForkedSwarm, SwarmClient, requests_of, wait_for
 from tiny_models import HIDDEN, LAYERS
 
-from dist_eval.errors import ModelOutputError, OutageError, RefusedError, SwarmError
+from dist_eval.errors import OutageError, RefusedError, SwarmError
 from dist_eval.model.backbone import SoftPrompts
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_swarm_backbone, with_tuned_head
@@ -225,7 +225,7 @@ def test_non_finite_values_from_two_servers_are_not_counted_against_them(
 ) -> None:
     classifier = swarm_client.classifier_on_all(replicas, make_tuned(None))
     requests, hidden = requests_of(classifier), hidden_states(classifier.backbone, rows=2, length=10)
-    with pytest.raises(ModelOutputError, match=r"values that are not finite; blocks 0:4 \(peer"):
+    with pytest.raises(RefusedError, match=r"Received hidden states that are not finite .* blocks 0:4 \(peer"):
         requests.forward(torch.full_like(hidden, torch.nan), None)
     servers = requests.router.servers.values()
     assert [server.wrong_answers for server in servers] == [0] * len(servers)

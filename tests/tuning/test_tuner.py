@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import TIMEOUT, ForkedSwarm, Launcher, results_of, run_here, wait_for
+from conftest import TIMEOUT, ForkedSwarm, Launcher, results_of, run_here, wait_for, with_options
 
 from dist_eval import demo
 from dist_eval.model.checkpoint import TunedCheckpoint
@@ -33,11 +33,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def command(data: dict[str, Path], output: Path, *further: str) -> list[str]:
-    return [
+    own = [
         *("-m", "dist_eval.tuning", "--model", str(demo.BASE_MODEL), "--dataset", str(data["train"])),
         *("--eval-dataset", str(data["evaluation"]), "--epochs", str(EPOCHS), "--batch-size", "16"),
-        *("--pre-seq-len", "4", "--output", str(output), *further),
+        *("--pre-seq-len", "4", "--output", str(output)),
     ]
+    return with_options(own, further)
 
 
 LOCAL = ("--backend", "local")
