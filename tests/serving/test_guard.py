@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from dist_eval.serving.guard import Guard
 from dist_eval.serving.metadata import FIELDS, Refused, read_metadata
 from dist_eval.serving.server_tasks import _prompt_of_each
+from dist_eval.swarm.chain import ChainRequest
 from dist_eval.swarm.protocol import request_metadata
 
 WIDTH, UIDS = 8, ["m.0", "m.1", "m.2"]
@@ -59,6 +60,44 @@ HONEST: dict[str, Callable[[], Any]] = {
         request("m.0", hidden(), NONE, NO_ORDER, metadata={"session_id": "s", "next_servers": [["Qm", "t", 1, 3]]})
     ),
 }
+
+
+HOP = {"peer": "QmRxVLPuFyTNFHhxwGXpQ4KqjM5vDohjvnVSbdRW38bWd3", "start": 3, "end": 5, "patience": 1.0}
+IDS = torch.zeros(2, 5, dtype=torch.int64)
+
+
+def chained(*tensors: torch.Tensor, chain: Any = (HOP,), **fields: Any) -> ChainRequest | None:
+    return GUARD.forward(request("m.0 m.1 m.2", *tensors, metadata={"chain": [*chain], **fields}))
+
+
+def test_requests_to_pass_on_have_prompts_of_all_blocks_and_rows_that_there_are() -> None:
+    assert chained(hidden(), NONE, rows=[9]) is not None
+    assert chained(hidden(), torch.ones(5, 1, 2, WIDTH)) is not None
+    assert chained(IDS, torch.ones(5, 1, 2, WIDTH), torch.ones(4, WIDTH), ids=True, rows=[17]) is not None
+    assert chained(IDS, NONE, NONE, ids=True, chain=()) is not None
+
+
+@pytest.mark.parametrize(
+    ("tensors", "fields", "words"),
+    [
+        ((hidden(), torch.ones(3, 1, 2, WIDTH)), {}, r"instead of \[5, "),
+        ((hidden(), NONE), {"rows": [10]}, "positions up to 10, of 10"),
+        ((hidden(), NONE), {"rows": []}, "rows"),
+        ((hidden(), NONE), {"chain": [{**HOP, "peer": "nobody"}]}, "peer"),
+        ((hidden(), NONE), {"chain": [HOP, HOP]}, "gaps"),
+        ((hidden(), NONE), {"chain": 5}, "chain"),
+        ((IDS, NONE), {}, "dtype of the hidden states is 'int64'"),
+        ((IDS, NONE), {"ids": True}, "needs 3 tensors"),
+        ((IDS[0], NONE, NONE), {"ids": True}, "the token ids have size"),
+        ((IDS, NONE, torch.ones(2, WIDTH + 1)), {"ids": True}, "the soft prompts have size"),
+        ((IDS, NONE, torch.ones(60, WIDTH)), {"ids": True}, "is greater than max_batch_size"),
+    ],
+)
+def test_other_requests_to_pass_on_are_refused(
+    tensors: tuple[torch.Tensor, ...], fields: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(Refused, match=words):
+        GUARD.forward(request("m.0 m.1 m.2", *tensors, metadata={"chain": [HOP], **fields}))
 
 
 @pytest.mark.parametrize("what", HONEST)

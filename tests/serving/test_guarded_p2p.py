@@ -23,7 +23,7 @@ Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, A
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("FIRST_MESSAGE_SECONDS", "IDLE_SECONDS", "MESSAGE_SECONDS"):
+    for name in ("FIRST_MESSAGE_SECONDS", "IDLE_SECONDS", "MESSAGE_SECONDS", "_DISCARD_SECONDS"):
         monkeypatch.setattr(guarded_p2p, name, 0.2)
 
 

@@ -232,6 +232,7 @@ def test_what_no_client_sends_is_refused_in_one_sentence(guarded_swarm: PrivateS
     refused("info", "does not serve 'xxx", lambda: stranger.call("rpc_info", request("x" * 10**6)))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unharmed")
 def test_sessions_that_compute_nothing_or_wait_for_room_hold_up_nobody(stranger: Stranger, client: Stranger) -> None:
     for _ in range(150):  # each allocates and frees caches, which the process of the blocks is to read
