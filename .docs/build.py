@@ -17,7 +17,7 @@ from pathlib import Path
 from sphinx.cmd.build import build_main
 
 from dist_eval.cli.main import COMMANDS, parser_of
-from dist_eval.swarm.__main__ import COMMANDS as COMMANDS_OF_SWARM
+from dist_eval.petals.__main__ import COMMANDS as COMMANDS_OF_SWARM
 
 ROOT = Path(__file__).parents[1]
 PARSERS = {name: parser_of(program) for name, program in COMMANDS.items()}
@@ -28,12 +28,12 @@ LAUNCH = [f"launch/{name}/README" for name in ("swarm", "multinode", "slurm", "k
 SECTIONS = {
     "Evaluating": [
         f"dist_eval/{name}/README"
-        for name in ("data", "model", "metrics", "harness", "tuning", "api", "model/swarm_model", "cli")
+        for name in ("data", "model", "metrics", "harness", "tuning", "api", "petals/model", "cli")
     ],
     "Results": [f"dist_eval/{name}/README" for name in ("runs", "report", "statistics", "analysis")],
     "Swarms and clusters": [
-        "dist_eval/serving/README",
-        "dist_eval/swarm/README",
+        "dist_eval/petals/server/README",
+        "dist_eval/petals/client/README",
         "dist_eval/planning/README",
         "launch/README",
         *LAUNCH,

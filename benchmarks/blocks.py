@@ -19,8 +19,8 @@ from benchmarks.gpu import make_model
 from benchmarks.harness import BenchmarkError, Program, Report
 from benchmarks.meter import MEBIBYTE, Meter, growth_of_private_memory, memory
 from benchmarks.processes import call
-from dist_eval.base_model.weights import without_warnings
-from dist_eval.serving.private import PrivateSwarm
+from dist_eval.petals.base_model.weights import without_warnings
+from dist_eval.petals.server.private import PrivateSwarm
 
 QUESTION = "How much memory does loading a quarter of a model's blocks take, beside the whole model in transformers?"
 FAMILIES_QUESTION = "How far is what a server says beforehand that its blocks take from what they do take?"
@@ -121,9 +121,9 @@ def load_quarter(_: Path, *, model: str, dtype: str) -> dict[str, float]:
     """Loads the first quarter of the blocks as a server does, and returns what that took in bytes."""
     from transformers import AutoConfig
 
-    from dist_eval.base_model.architecture import Architecture
-    from dist_eval.base_model.weights import ModelWeights
-    from dist_eval.serving.blocks import load_block
+    from dist_eval.petals.base_model.architecture import Architecture
+    from dist_eval.petals.base_model.weights import ModelWeights
+    from dist_eval.petals.server.blocks import load_block
 
     torch.set_num_threads(1)
     architecture = Architecture(AutoConfig.from_pretrained(model), model)
@@ -144,7 +144,7 @@ def load_whole(_: Path, *, model: str, dtype: str) -> dict[str, float]:
     """Loads the whole model as transformers does, and returns what that took in bytes."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from dist_eval.base_model.architecture import Architecture
+    from dist_eval.petals.base_model.architecture import Architecture
 
     torch.set_num_threads(1)
     Architecture(AutoConfig.from_pretrained(model), model)  # imports the family's code

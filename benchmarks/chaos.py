@@ -29,7 +29,7 @@ import psutil
 
 from benchmarks.harness import BenchmarkError, Program, Report
 from dist_eval import demo
-from dist_eval.serving.private import PrivateSwarm
+from dist_eval.petals.server.private import PrivateSwarm
 
 QUESTION = "Is anything lost when ranks, servers and whole runs are killed, and how soon does a run resume?"
 SOONEST = "seconds without a finished batch"
@@ -257,7 +257,7 @@ def replicated_swarm(
     scratch_dir: Path, spans: Sequence[tuple[int, int]] = ((0, _BLOCKS),) * _REPLICAS
 ) -> Iterator[PrivateSwarm]:
     """Opens a swarm for the embedded example, by default of servers that each hold all blocks."""
-    from dist_eval.swarm.hivemind_compat import prepare_hivemind
+    from dist_eval.petals.client.hivemind_compat import prepare_hivemind
 
     prepare_hivemind(sockets=scratch_dir)
     with PrivateSwarm(str(demo.BASE_MODEL), num_blocks=_BLOCKS, dht_prefix=_PREFIX, spans=spans, threads=1) as swarm:
@@ -352,8 +352,8 @@ def judge_caches(run: Run, swarm: PrivateSwarm, at_first: list[int]) -> str:
 def free_cache(swarm: PrivateSwarm) -> list[int]:
     """Returns the attention cache that servers have left, in tokens times blocks."""
     from dist_eval.model.classifier import load_swarm_backbone
-    from dist_eval.swarm.client import join_swarm
-    from dist_eval.swarm.coverage import wait_until_covered
+    from dist_eval.petals.client.client import join_swarm
+    from dist_eval.petals.client.coverage import wait_until_covered
 
     for number in range(_REPLICAS):
         wait_until_up(swarm, number)

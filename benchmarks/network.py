@@ -28,8 +28,8 @@ from benchmarks.tcp import measure_link
 from benchmarks.waiting_server import Speed
 from benchmarks.wire import Wire
 from dist_eval.model.classifier import load_swarm_backbone
-from dist_eval.serving import private
-from dist_eval.serving.private import PrivateSwarm
+from dist_eval.petals.server import private
+from dist_eval.petals.server.private import PrivateSwarm
 
 QUESTION = "What share of a network do large activations get through, and what do compression and chains buy?"
 TCP, CHAIN = "plain TCP", "chain"
@@ -79,7 +79,7 @@ def _write_model(folder: Path, hidden: int) -> None:
     """Writes a model that is wide and otherwise small."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from dist_eval.base_model.weights import without_warnings
+    from dist_eval.petals.base_model.weights import without_warnings
 
     config = LlamaConfig(
         vocab_size=64,
@@ -97,11 +97,11 @@ def _write_model(folder: Path, hidden: int) -> None:
 @contextmanager
 def _swarm(wire: Wire, model: Path, dtype: str, scratch_dir: Path) -> Iterator[PrivateSwarm]:
     """Starts a server for each block, on hosts 1, 2, ...; yields the first one."""
-    from dist_eval.swarm.hivemind_compat import prepare_hivemind
+    from dist_eval.petals.client.hivemind_compat import prepare_hivemind
 
     prepare_hivemind(sockets=scratch_dir)
-    from dist_eval.swarm.client import join_swarm, leave_swarm
-    from dist_eval.swarm.coverage import wait_until_covered
+    from dist_eval.petals.client.client import join_swarm, leave_swarm
+    from dist_eval.petals.client.coverage import wait_until_covered
 
     speeds = scratch_dir / "speeds.json"
     speeds.write_text(json.dumps([asdict(Speed(0.0, 1e-6))]))
@@ -138,8 +138,8 @@ def _send(
     wire: Wire, swarm: PrivateSwarm, dtype: str, way: str, width: int, options: argparse.Namespace
 ) -> dict[str, float]:
     """Sends requests through both servers, some at a time, by a chain or compressed; returns bytes and seconds."""
-    from dist_eval.swarm.client import join_swarm
-    from dist_eval.swarm.inputs import TokenIds
+    from dist_eval.petals.client.client import join_swarm
+    from dist_eval.petals.client.inputs import TokenIds
 
     dht = join_swarm(swarm.initial_peers, _TIMEOUT, check=swarm.require_alive)
     settings: dict[str, Any] = {"dht_prefix": swarm.dht_prefix, "request_timeout": _TIMEOUT, "max_retries": 0}

@@ -24,7 +24,7 @@ from benchmarks.models import PROMPT_TOKENS, SIZES, SMALL, Model, make_model
 from benchmarks.processes import run_dist_eval
 from benchmarks.swarms import swarm_of
 from benchmarks.text import SEED, make_corpus
-from dist_eval.serving.private import PrivateSwarm
+from dist_eval.petals.server.private import PrivateSwarm
 
 QUESTION = "How much faster are texts that begin alike, if servers compute their beginning once?"
 SESSIONS, PLAIN = "dist_eval, sessions", "dist_eval, plain forwards"

@@ -21,7 +21,7 @@ import psutil
 from benchmarks.chaos import Run, replicated_swarm, restart, wait_for, wait_until_up, write_rows
 from benchmarks.harness import BenchmarkError, Program, Report
 from benchmarks.meter import MEBIBYTE
-from dist_eval.serving.private import PrivateSwarm
+from dist_eval.petals.server.private import PrivateSwarm
 
 QUESTION = "Does a run stay as fast and as small as it began?"
 KINDS = ("memory, MiB", "open files", "threads")

@@ -26,7 +26,7 @@ _OURS, _THEIRS = "dist_eval", "hivemind"
 
 def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     """Measures both ways."""
-    from dist_eval.swarm.hivemind_compat import prepare_hivemind
+    from dist_eval.petals.client.hivemind_compat import prepare_hivemind
 
     prepare_hivemind(sockets=scratch_dir)
     from hivemind.utils.asyncio import switch_to_uvloop
@@ -103,8 +103,8 @@ async def _by_hivemind(p2p: Any, peer: Any, hidden: torch.Tensor) -> torch.Tenso
 async def _by_dist_eval(p2p: Any, peer: Any, hidden: torch.Tensor) -> torch.Tensor:
     from hivemind.proto import runtime_pb2
 
-    from dist_eval.swarm.payload import Payload
-    from dist_eval.swarm.streams import call_stream
+    from dist_eval.petals.client.payload import Payload
+    from dist_eval.petals.client.streams import call_stream
 
     request = runtime_pb2.ExpertRequest(uid="model.0")
     answer = await call_stream(
@@ -130,7 +130,7 @@ def _parts(hidden: torch.Tensor) -> Any:
 def _answer(pipe: Connection, scratch_dir: Path, hidden: torch.Tensor) -> None:
     """Answers each request with the hidden states that it should have."""
     from dist_eval.process.lifetime import die_with_parent
-    from dist_eval.swarm.hivemind_compat import prepare_hivemind
+    from dist_eval.petals.client.hivemind_compat import prepare_hivemind
 
     die_with_parent()
     prepare_hivemind(sockets=scratch_dir)

@@ -23,23 +23,23 @@ from dist_eval import demo
 from dist_eval.inference.in_flight import Window
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.results.work import ServerTraffic
-from dist_eval.swarm.router import Router
-from dist_eval.swarm.routes import Span
+from dist_eval.petals.client.router import Router
+from dist_eval.petals.client.routes import Span
 
 QUESTION = "What does this swarm sustain, and which of its servers limit it?"
 
 
 def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     """Measures all sizes and windows, in rounds."""
-    from dist_eval.base_model.config import default_dht_prefix, read_base_config
-    from dist_eval.swarm.hivemind_compat import prepare_hivemind
+    from dist_eval.petals.base_model.config import default_dht_prefix, read_base_config
+    from dist_eval.petals.client.hivemind_compat import prepare_hivemind
 
     prepare_hivemind(sockets=scratch_dir)
     from dist_eval.model.classifier import load_swarm_backbone, with_tuned_head
-    from dist_eval.swarm.client import join_swarm
-    from dist_eval.swarm.coverage import wait_until_covered
-    from dist_eval.swarm.directory import ServerDirectory
-    from dist_eval.swarm.requests import SwarmRequests
+    from dist_eval.petals.client.client import join_swarm
+    from dist_eval.petals.client.coverage import wait_until_covered
+    from dist_eval.petals.client.directory import ServerDirectory
+    from dist_eval.petals.client.requests import SwarmRequests
 
     report = Report("swarm", QUESTION, unit="tokens/s", options=options)
     config = read_base_config(options.model)
@@ -92,7 +92,7 @@ def _peers(options: argparse.Namespace, prefix: str, blocks: int) -> Iterator[Se
     if options.initial_peers:
         yield options.initial_peers
         return
-    from dist_eval.serving.private import PrivateSwarm, split_blocks
+    from dist_eval.petals.server.private import PrivateSwarm, split_blocks
 
     with PrivateSwarm(
         options.model, num_blocks=blocks, dht_prefix=prefix, spans=split_blocks(blocks, 2), threads=1

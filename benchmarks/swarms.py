@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks.delay_proxy import DelayProxy
 from benchmarks.models import Model
 from dist_eval.process.ports import free_ports
-from dist_eval.serving.private import PrivateSwarm, split_blocks
+from dist_eval.petals.server.private import PrivateSwarm, split_blocks
 
 _TIMEOUT = 180.0
 _HOST = "127.0.0.1"
@@ -28,11 +28,11 @@ def swarm_of(
         spans: the blocks of each server, by default of two with half of them each.
         **options: of `PrivateSwarm`.
     """
-    from dist_eval.swarm.hivemind_compat import prepare_hivemind
+    from dist_eval.petals.client.hivemind_compat import prepare_hivemind
 
     prepare_hivemind(sockets=scratch_dir)
-    from dist_eval.swarm.client import join_swarm, leave_swarm, rejoin_swarm
-    from dist_eval.swarm.coverage import wait_until_covered
+    from dist_eval.petals.client.client import join_swarm, leave_swarm, rejoin_swarm
+    from dist_eval.petals.client.coverage import wait_until_covered
 
     blocks = model.size.layers
     spans = spans or split_blocks(blocks, 2)

@@ -82,14 +82,14 @@ def main() -> None:
     start, _, end = sys.argv[sys.argv.index("--block_indices") + 1].partition(":")
     number = int(sys.argv[sys.argv.index("--identity_path") + 1].rpartition("-")[2])
 
-    from dist_eval.serving.petals_server import import_server
-    from dist_eval.swarm.hivemind_compat import prepare_hivemind
+    from dist_eval.petals.server.petals_server import import_server
+    from dist_eval.petals.client.hivemind_compat import prepare_hivemind
 
     prepare_hivemind(sockets=Path(sys.argv[1]))
     import_server()
     from petals.server import server as petals_server
 
-    from dist_eval.serving import server
+    from dist_eval.petals.server import server
 
     blocks = int(end) - int(start)
 

@@ -23,26 +23,26 @@ if TYPE_CHECKING:
     from dist_eval.metrics.computing import Metrics, compute_metrics
     from dist_eval.metrics.predictions import Predictions, prove_coverage
     from dist_eval.model.checkpoint import TunedCheckpoint
-    from dist_eval.model.swarm_model.auto import (
+    from dist_eval.petals.model.auto import (
         AutoDistributedModel,
         AutoDistributedModelForCausalLM,
         AutoDistributedModelForSequenceClassification,
     )
     from dist_eval.options.config import EvaluationConfig
     from dist_eval.results.inputs import Coverage
-    from dist_eval.serving.private import PrivateSwarm
+    from dist_eval.petals.server.private import PrivateSwarm
 
 _MODULES = {
-    "AutoDistributedModel": "model.swarm_model.auto",
-    "AutoDistributedModelForCausalLM": "model.swarm_model.auto",
-    "AutoDistributedModelForSequenceClassification": "model.swarm_model.auto",
+    "AutoDistributedModel": "petals.model.auto",
+    "AutoDistributedModelForCausalLM": "petals.model.auto",
+    "AutoDistributedModelForSequenceClassification": "petals.model.auto",
     "Coverage": "results.inputs",
     "EvaluationConfig": "options.config",
     "EvaluationError": "errors",
     "Metrics": "metrics.computing",
     "PetalsPipeline": "api.pipeline",
     "Predictions": "metrics.predictions",
-    "PrivateSwarm": "serving.private",
+    "PrivateSwarm": "petals.server.private",
     "TunedCheckpoint": "model.checkpoint",
     "compute_metrics": "metrics.computing",
     "evaluate": "api.evaluate",

@@ -37,10 +37,10 @@ from dist_eval.process.lifetime import workspace
 from dist_eval.process.logging_setup import silence_libraries
 from dist_eval.process.patching import gc_paused
 from dist_eval.schema import results_schema
-from dist_eval.serving import private
-from dist_eval.serving.private import PrivateSwarm
-from dist_eval.swarm.requests import SwarmRequests
-from dist_eval.swarm.routes import Span
+from dist_eval.petals.server import private
+from dist_eval.petals.server.private import PrivateSwarm
+from dist_eval.petals.client.requests import SwarmRequests
+from dist_eval.petals.client.routes import Span
 
 silence_libraries()
 # in the background of a script it is ignored, and whatever is started from here would ignore it, too
@@ -124,8 +124,8 @@ class SwarmClient:
     backbones: list[SwarmBackbone] = field(default_factory=list)
 
     def join(self, swarm: PrivateSwarm) -> Any:
-        from dist_eval.swarm.client import join_swarm
-        from dist_eval.swarm.coverage import wait_until_covered
+        from dist_eval.petals.client.client import join_swarm
+        from dist_eval.petals.client.coverage import wait_until_covered
 
         if swarm.dht_prefix not in self.nodes:
             dht = join_swarm(swarm.initial_peers, TIMEOUT, check=swarm.require_alive)
@@ -147,7 +147,7 @@ class SwarmClient:
 
     def leave(self, swarm: PrivateSwarm) -> None:
         """Lets go of whatever was made for a swarm."""
-        from dist_eval.swarm.client import leave_swarm
+        from dist_eval.petals.client.client import leave_swarm
 
         node = self.nodes.pop(swarm.dht_prefix, None)
         for backbone in [one for one in self.backbones if one.dht is node]:
@@ -197,7 +197,7 @@ CLIENTS: list[SwarmClient] = []
 
 @pytest.fixture(scope="session")
 def swarm_client() -> Iterator[SwarmClient]:
-    from dist_eval.swarm.hivemind_compat import prepare_hivemind
+    from dist_eval.petals.client.hivemind_compat import prepare_hivemind
 
     with workspace() as sockets:
         with gc_paused():  # DHT nodes are forked from here, and would copy all that they scan
@@ -211,7 +211,7 @@ def swarm_client() -> Iterator[SwarmClient]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    from dist_eval.swarm.hivemind_compat import prepare_hivemind
+    from dist_eval.petals.client.hivemind_compat import prepare_hivemind
 
     for client in CLIENTS:  # a program that a test ran in this process had its sockets in a folder of its own
         if "swarm_client" in getattr(item, "fixturenames", ()):

@@ -9,7 +9,7 @@ import base58
 import msgpack
 from hypothesis import strategies as st
 
-from dist_eval.swarm.announcements import ServerRecord
+from dist_eval.petals.client.announcements import ServerRecord
 
 anything = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary(),

@@ -53,7 +53,7 @@ MODULES = (
     # what is imported at the end of a run, or first for a swarm
     "dist_eval.report.evaluation",
     "dist_eval.report.text",
-    "dist_eval.swarm.inference_session",
+    "dist_eval.petals.client.inference_session",
     "matplotlib.backends.backend_agg",
     "matplotlib.backends.backend_svg",
     "sklearn.metrics",
@@ -166,10 +166,10 @@ def serve(address: str) -> list[str]:
     adopt_orphans()
     silence_libraries()
     with gc_paused():
-        from dist_eval.swarm.hivemind_compat import prepare_hivemind
+        from dist_eval.petals.client.hivemind_compat import prepare_hivemind
 
         prepare_hivemind(sockets=Path(address).parent)
-        from dist_eval.serving.petals_server import import_server
+        from dist_eval.petals.server.petals_server import import_server
 
         import_server()
         for name in MODULES:
@@ -235,7 +235,7 @@ def _become(request: dict, streams: list[int]) -> list[str]:
     from hivemind.utils.asyncio import _AsyncContextWrapper
     from hivemind.utils.mpfuture import MPFuture
 
-    from dist_eval.serving import private
+    from dist_eval.petals.server import private
 
     if request["leads_session"]:
         os.setsid()

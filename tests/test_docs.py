@@ -17,7 +17,7 @@ from conftest import Launcher
 
 import dist_eval
 from dist_eval.cli.main import COMMANDS, parser_of
-from dist_eval.swarm.__main__ import COMMANDS as COMMANDS_OF_SWARM
+from dist_eval.petals.__main__ import COMMANDS as COMMANDS_OF_SWARM
 
 griffe, _ = pytest.importorskip("griffe"), pytest.importorskip("sphinx")
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from dist_eval.process.lifetime import helpers_die_with_us
-from dist_eval.swarm.hivemind_compat import prepare_hivemind
+from dist_eval.petals.client.hivemind_compat import prepare_hivemind
 
 
 def connect(scratch_dir: Path, *, peers: list[str]) -> dict[str, float]:
@@ -17,7 +17,7 @@ def connect(scratch_dir: Path, *, peers: list[str]) -> dict[str, float]:
     import hivemind
     from transformers import AutoTokenizer, LlamaForCausalLM  # noqa: F401
 
-    from dist_eval.swarm.client import leave_swarm
+    from dist_eval.petals.client.client import leave_swarm
 
     with helpers_die_with_us():
         dht = hivemind.DHT(initial_peers=peers, client_mode=True, num_workers=32, start=True)

@@ -21,7 +21,7 @@ def import_petals(sockets: Path) -> Any:
     Args:
         sockets: folder for the Unix sockets of the p2p daemon.
     """
-    from dist_eval.swarm.hivemind_compat import prepare_hivemind
+    from dist_eval.petals.client.hivemind_compat import prepare_hivemind
 
     prepare_hivemind(sockets=sockets)
     import hivemind

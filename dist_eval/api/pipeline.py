@@ -20,8 +20,8 @@ from dist_eval.api.evaluate import raise_on_all_ranks
 from dist_eval.distributed.collectives import all_gather, group_of_program
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import ConfigError, DataError, EvaluationError
-from dist_eval.model.swarm_model.model import SwarmModel
-from dist_eval.model.swarm_model.tuned import load_layers, save_layers
+from dist_eval.petals.model.model import SwarmModel
+from dist_eval.petals.model.tuned import load_layers, save_layers
 from dist_eval.model.user_model import answers_of, evaluation_mode, logits_of, without_wrapper
 
 LossFunction = Callable[[Any, Any], Any]
@@ -115,11 +115,11 @@ class PetalsPipeline:
         return (reduced, _joined([outputs for outputs, _ in taken])) if return_logits else reduced
 
     def save_state_dict(self, folder: str | Path) -> list[Path]:
-        """Writes the tuned tensors, one file per layer (see `dist_eval.model.swarm_model.tuned.save_layers`)."""
+        """Writes the tuned tensors, one file per layer (see `dist_eval.petals.model.tuned.save_layers`)."""
         return save_layers(without_wrapper(self.module), folder)
 
     def load_state_dir(self, folder: str | Path, layers: Collection[int] | None = None) -> list[int]:
-        """Reads tuned tensors, all layers or some (see `dist_eval.model.swarm_model.tuned.load_layers`)."""
+        """Reads tuned tensors, all layers or some (see `dist_eval.petals.model.tuned.load_layers`)."""
         return load_layers(without_wrapper(self.module), folder, layers)
 
     def _loss(self, outputs: Tensors, labels: Any) -> Any:

@@ -45,7 +45,7 @@ COMMANDS = {
         "say beforehand what a run sends, and how long it takes", "dist_eval.planning", "dist_eval.planning.config:PLAN"
     ),
     "doctor": Program("check hosts, inputs and swarm beforehand", "dist_eval.doctor", "dist_eval.doctor.config:DOCTOR"),
-    "swarm": Program("start a private swarm, or show one (swarm status)", "dist_eval.swarm.__main__"),
+    "swarm": Program("start a private swarm, or show one (swarm status)", "dist_eval.petals.__main__"),
     "compare": Program("test whether runs differ by more than chance", "dist_eval.compare.__main__"),
     "report": Program("show a run as a page, a summary or model card metadata", "dist_eval.report.__main__"),
     "summary": Program("show many runs in one table", "dist_eval.summary.__main__"),

@@ -36,7 +36,7 @@ class BatchOutcome:
     route: Sequence[RouteSegment] = ()  # the servers that computed it. Empty without a swarm.
     # the reasons of examples without an answer, by row in the batch
     failed: Mapping[int, str] = field(default_factory=dict)
-    # findings of an audit (see `dist_eval.swarm.findings.Findings.to_record`), None without one
+    # findings of an audit (see `dist_eval.petals.client.findings.Findings.to_record`), None without one
     audit: Mapping[str, Any] | None = None
     # whether its texts were to share a beginning, and took plain forwards: no server had room for caches
     fell_back: bool = False

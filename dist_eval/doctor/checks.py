@@ -141,13 +141,13 @@ def check_swarm(config: DoctorConfig, topology: Topology, base: BaseModelSpec, s
             "--swarm embedded starts servers that other hosts cannot reach.",
             "Start one with `dist-eval swarm --host ADDRESS`, and name it with --initial-peers.",
         )
-    from dist_eval.swarm.hivemind_compat import prepare_hivemind
+    from dist_eval.petals.client.hivemind_compat import prepare_hivemind
 
     prepare_hivemind(sockets=sockets)
-    from dist_eval.swarm.announcements import mixed_precisions, mixed_versions
-    from dist_eval.swarm.client import join_swarm, leave_swarm, public_peers
-    from dist_eval.swarm.coverage import measure_distances, wait_until_covered
-    from dist_eval.swarm.reachability import CONTACT_SECONDS
+    from dist_eval.petals.client.announcements import mixed_precisions, mixed_versions
+    from dist_eval.petals.client.client import join_swarm, leave_swarm, public_peers
+    from dist_eval.petals.client.coverage import measure_distances, wait_until_covered
+    from dist_eval.petals.client.reachability import CONTACT_SECONDS
 
     deadline = time.monotonic() + config.check_timeout
     option = "--check-timeout"

@@ -27,8 +27,8 @@ from dist_eval.model.backbone import AnsweringModel, ModelOnBackbone
 from dist_eval.model.generation import Texts
 from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.results.work import Dispute
-from dist_eval.swarm.findings import Findings
-from dist_eval.swarm.routes import ANY_ROUTE, RouteRecord, SendOptions, Span
+from dist_eval.petals.client.findings import Findings
+from dist_eval.petals.client.routes import ANY_ROUTE, RouteRecord, SendOptions, Span
 
 TOLERANCES = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
 """Largest relative difference that counts as agreement, by the dtype that servers compute in.

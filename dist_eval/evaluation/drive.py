@@ -15,7 +15,7 @@ from typing import Any, Generic, TextIO, TypeVar
 
 import numpy as np
 
-from dist_eval.base_model.config import session_tokens
+from dist_eval.petals.base_model.config import session_tokens
 from dist_eval.data.collector import Columns
 from dist_eval.data.plan import BatchPlan
 from dist_eval.distributed.collectives import all_gather, require_agreement
@@ -29,7 +29,7 @@ from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.results.work import RankWork, Swarm, Throughput
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.runs.journal import Journal, record_plan, recorded_cache_tokens, require_recorded_plan
-from dist_eval.swarm.findings import Findings
+from dist_eval.petals.client.findings import Findings
 
 _SHORTEST_SECONDS = 1e-3
 

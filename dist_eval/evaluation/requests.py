@@ -45,7 +45,7 @@ from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.files import REPORT
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.runs.saved_samples import SavedTexts
-from dist_eval.swarm.routes import RouteRecord, SendOptions
+from dist_eval.petals.client.routes import RouteRecord, SendOptions
 
 FILES = (*continuations.FILES, *generation.FILES)
 """What a folder with requests holds."""

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dist_eval.base_model.config import read_base_config
+from dist_eval.petals.base_model.config import read_base_config
 from dist_eval.data.chat import Frame
 from dist_eval.data.dataset import TokenizedDataset, tokenize_dataset
 from dist_eval.data.labelled_rows import LabelledRows, draw_examples

@@ -26,7 +26,7 @@ from dist_eval.options.config import EvaluationConfig, RunConfig
 from dist_eval.results.inputs import Coverage
 from dist_eval.results.work import RankWork, Traffic
 from dist_eval.runs.journal import Journal
-from dist_eval.swarm.findings import Findings
+from dist_eval.petals.client.findings import Findings
 from dist_eval.tables import format_count
 
 

@@ -18,11 +18,11 @@ from dist_eval.model.label_words import LabelWords
 from dist_eval.model.language_model import CausalModel
 from dist_eval.model.pretrained_classifier import PretrainedClassifier, load_full_model, local_device
 from dist_eval.model.swarm_backbone import SwarmBackbone
-from dist_eval.model.swarm_model.connection import Reaching, connect
+from dist_eval.petals.model.connection import Reaching, connect
 from dist_eval.options.groups import SwarmOptions
 from dist_eval.process.shared_state import SharedStates
 from dist_eval.results.work import Swarm
-from dist_eval.swarm.router import Router
+from dist_eval.petals.client.router import Router
 
 _PATIENCE = 2.0  # Times --request-timeout after which a request without an answer is that of a rank that hangs
 
@@ -65,7 +65,7 @@ def open_swarm(
     elif not topology.is_leader:
         yield SwarmPeers(rank_store.wait_for("peers", options.swarm_timeout).split())
     else:
-        from dist_eval.serving.private import PrivateSwarm, split_blocks
+        from dist_eval.petals.server.private import PrivateSwarm, split_blocks
 
         blocks = base.config.num_hidden_layers
         with PrivateSwarm(
@@ -118,8 +118,8 @@ def load_model(
     """
     if options is None or isinstance(target, PretrainedClassifier):
         return load_on_host(base, target, topology), None
-    from dist_eval.swarm.client import public_peers
-    from dist_eval.swarm.hivemind_compat import prepare_hivemind
+    from dist_eval.petals.client.client import public_peers
+    from dist_eval.petals.client.hivemind_compat import prepare_hivemind
 
     prepare_hivemind(sockets=sockets)
     reaching = Reaching(

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dist_eval.base_model.config import (
+from dist_eval.petals.base_model.config import (
     default_cache_tokens,
     default_dht_prefix,
     has_sessions,
@@ -20,8 +20,8 @@ from dist_eval.base_model.config import (
     read_config_file,
     tokenizer_limit,
 )
-from dist_eval.base_model.rope import RopeSwitch
-from dist_eval.base_model.weights import weight_map
+from dist_eval.petals.base_model.rope import RopeSwitch
+from dist_eval.petals.base_model.weights import weight_map
 from dist_eval.data.revisions import pinned
 from dist_eval.errors import CheckpointError, ConfigError
 from dist_eval.model.checkpoint import TunedCheckpoint

@@ -13,16 +13,16 @@ from typing import Any
 
 import torch
 
-from dist_eval.base_model.architecture import Architecture
-from dist_eval.base_model.config import read_base_config
+from dist_eval.petals.base_model.architecture import Architecture
+from dist_eval.petals.base_model.config import read_base_config
 from dist_eval.data.answers import logits_columns
 from dist_eval.data.revisions import pinned
 from dist_eval.model.backbone import Backbone, LocalBackbone, ModelOnBackbone, SoftPrompts
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.swarm_backbone import SwarmBackbone
-from dist_eval.model.swarm_model.base import SwarmBase, base_class
-from dist_eval.model.swarm_model.loading import base_fingerprint, load_client_model, load_whole_base
-from dist_eval.swarm.routes import ANY_ROUTE, RouteRecord, SendOptions
+from dist_eval.petals.model.base import SwarmBase, base_class
+from dist_eval.petals.model.loading import base_fingerprint, load_client_model, load_whole_base
+from dist_eval.petals.client.routes import ANY_ROUTE, RouteRecord, SendOptions
 
 
 class Classifier(ModelOnBackbone):
@@ -74,8 +74,8 @@ def load_swarm_backbone(
 
     Close it before the process group of its program. `options` are those of `SwarmRequests`.
     """
-    from dist_eval.swarm.directory import ServerDirectory
-    from dist_eval.swarm.requests import SwarmRequests
+    from dist_eval.petals.client.directory import ServerDirectory
+    from dist_eval.petals.client.requests import SwarmRequests
 
     base = load_client_base(model)
     directory = ServerDirectory(dht, dht_prefix, base.config.num_hidden_layers, adapter)

@@ -23,7 +23,7 @@ from dist_eval.model.generation_config import GenerationSettings, Process, logit
 from dist_eval.model.language_model import LanguageModel
 from dist_eval.model.text_session import Room, with_room
 from dist_eval.results.inputs import Decoding
-from dist_eval.swarm.routes import RouteRecord, SendOptions
+from dist_eval.petals.client.routes import RouteRecord, SendOptions
 
 
 class Texts(NamedTuple):

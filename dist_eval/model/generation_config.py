@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dist_eval.base_model.weights import file_of
+from dist_eval.petals.base_model.weights import file_of
 from dist_eval.data.revisions import pinned
 from dist_eval.errors import CheckpointError, ConfigError, ModelOutputError, one_line
 from dist_eval.results.inputs import Decoding

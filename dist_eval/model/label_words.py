@@ -26,7 +26,7 @@ from dist_eval.model.classifier import Classifier
 from dist_eval.model.language_model import LanguageModel
 from dist_eval.model.output_embedding import OutputEmbedding
 from dist_eval.results.inputs import PromptSummary
-from dist_eval.swarm.routes import RouteRecord, SendOptions
+from dist_eval.petals.client.routes import RouteRecord, SendOptions
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from dist_eval.base_model.architecture import Architecture, replace_module
-from dist_eval.base_model.weights import ModelWeights
+from dist_eval.petals.base_model.architecture import Architecture, replace_module
+from dist_eval.petals.base_model.weights import ModelWeights
 from dist_eval.data.revisions import pinned
 from dist_eval.errors import CheckpointError, ModelOutputError
 

@@ -16,7 +16,7 @@ from dist_eval.data.plan import SharedBeginning
 from dist_eval.errors import NoCacheError
 from dist_eval.model.backbone import SoftPrompts
 from dist_eval.model.text_session import TextSession
-from dist_eval.swarm.routes import RouteRecord
+from dist_eval.petals.client.routes import RouteRecord
 
 # Seconds to wait for room, because a plain forward would have other bits; and as long a time without attempts then
 _LONGEST_WAIT, _BETWEEN_TRIES = 60.0, 1.0

@@ -7,22 +7,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dist_eval.base_model.rope import RopeSwitch
+from dist_eval.petals.base_model.rope import RopeSwitch
 from dist_eval.data.answers import RouteSegment
 from dist_eval.data.plan import SharedBeginning
 from dist_eval.errors import NoCacheError
 from dist_eval.model.backbone import NO_PROMPTS, Backbone, SoftPrompts
 from dist_eval.model.session_pool import SessionPool
-from dist_eval.model.swarm_model.base import SwarmBase
-from dist_eval.model.swarm_model.blocks import SwarmBlocks
+from dist_eval.petals.model.base import SwarmBase
+from dist_eval.petals.model.blocks import SwarmBlocks
 from dist_eval.model.text_session import RecomputedTextSession, TextSession
 from dist_eval.results.work import Traffic
-from dist_eval.swarm.inputs import TokenIds
-from dist_eval.swarm.routes import RouteRecord, Span
-from dist_eval.swarm.session_room import SessionRoom
+from dist_eval.petals.client.inputs import TokenIds
+from dist_eval.petals.client.routes import RouteRecord, Span
+from dist_eval.petals.client.session_room import SessionRoom
 
 if TYPE_CHECKING:
-    from dist_eval.swarm.requests import SwarmRequests
+    from dist_eval.petals.client.requests import SwarmRequests
 
 
 class SwarmBackbone(Backbone):
@@ -115,6 +115,6 @@ class SwarmBackbone(Backbone):
         """Closes the sessions, stops the thread that updates the list of servers, then leaves the swarm."""
         if self._pool is not None:
             self._pool.close()
-        from dist_eval.swarm.client import leave_swarm
+        from dist_eval.petals.client.client import leave_swarm
 
         leave_swarm(self.dht, self.requests.servers.connection, self.requests.servers.close)

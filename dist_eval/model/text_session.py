@@ -13,7 +13,7 @@ import torch
 
 from dist_eval.data.answers import RouteSegment
 from dist_eval.errors import NoCacheError
-from dist_eval.swarm.routes import RouteRecord
+from dist_eval.petals.client.routes import RouteRecord
 
 # Seconds: other ranks, and others, keep their caches until their texts are complete
 _LONGEST_WAIT_FOR_ROOM, _BETWEEN_TRIES = 600.0, 1.0

@@ -16,8 +16,8 @@ from torch.utils._pytree import tree_leaves
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import ConfigError, ModelOutputError
 from dist_eval.inference.in_flight import map_in_flight, window_in_memory
-from dist_eval.model.swarm_model.base import SwarmBase
-from dist_eval.model.swarm_model.model import SwarmModel
+from dist_eval.petals.model.base import SwarmBase
+from dist_eval.petals.model.model import SwarmModel
 
 Key = TypeVar("Key")
 Inputs = TypeVar("Inputs")

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dist_eval.base_model.config import read_base_config
+from dist_eval.petals.base_model.config import read_base_config
 from dist_eval.data.problem_types import default_problem
 from dist_eval.errors import CheckpointError, one_line, os_reason
 from dist_eval.model.checkpoint import (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from dist_eval.base_model.config import read_base_config
+from dist_eval.petals.base_model.config import read_base_config
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.labels import find_classes
 from dist_eval.data.readers import open_rows
@@ -21,7 +21,7 @@ from dist_eval.evaluation.task import write_dataset
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier
-from dist_eval.model.swarm_model.loading import base_fingerprint
+from dist_eval.petals.model.loading import base_fingerprint
 from dist_eval.options.groups import DataOptions, ModelOptions
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.tuning.config import LearningOptions, TuningConfig

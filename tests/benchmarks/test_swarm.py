@@ -6,9 +6,9 @@ import pytest
 
 from benchmarks.swarm import describe_bottleneck, describe_servers
 from dist_eval.results.work import Announcement, ServerTraffic
-from dist_eval.swarm.pacing import Ticket
-from dist_eval.swarm.router import Router
-from dist_eval.swarm.routes import Span
+from dist_eval.petals.client.pacing import Ticket
+from dist_eval.petals.client.router import Router
+from dist_eval.petals.client.routes import Span
 
 
 def measured(**seconds_per_work: float) -> Router:

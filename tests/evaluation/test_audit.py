@@ -30,10 +30,10 @@ from dist_eval.evaluation.audit import (
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_locally
 from dist_eval.results.work import AuditedServer, Dispute
-from dist_eval.serving.private import PrivateSwarm
-from dist_eval.swarm.findings import Findings
-from dist_eval.swarm.requests import SwarmRequests
-from dist_eval.swarm.routes import RouteRecord, SendOptions, Span
+from dist_eval.petals.server.private import PrivateSwarm
+from dist_eval.petals.client.findings import Findings
+from dist_eval.petals.client.requests import SwarmRequests
+from dist_eval.petals.client.routes import RouteRecord, SendOptions, Span
 
 AUDITED = SendOptions(audited=True)
 

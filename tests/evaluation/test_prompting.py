@@ -12,7 +12,7 @@ from conftest import results_of, run_here
 from dist_eval import demo
 
 if TYPE_CHECKING:
-    from dist_eval.serving.private import PrivateSwarm
+    from dist_eval.petals.server.private import PrivateSwarm
 
 DIGITS = [f"{digit}=<{digit}>" for digit in range(10)]
 PREDICTIONS = "predictions.parquet"

@@ -23,7 +23,7 @@ from dist_eval.errors import SwarmError
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.options.config import EvaluationConfig
-from dist_eval.serving.private import PrivateSwarm
+from dist_eval.petals.server.private import PrivateSwarm
 
 WORKER = str(Path(__file__).parents[1] / "workers" / "world_size_worker.py")
 RANKS = 3
@@ -313,7 +313,7 @@ def test_ranks_with_different_base_models_are_told_apart(launcher: Launcher, tmp
 def test_the_public_swarm_is_joined_only_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swarm_client: SwarmClient
 ) -> None:
-    from dist_eval.swarm import client
+    from dist_eval.petals.client import client
 
     asked: list[list[str]] = []
 

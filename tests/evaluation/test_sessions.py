@@ -12,7 +12,7 @@ from conftest import ForkedSwarm, Launcher, SwarmClient, results_of, run_here, w
 
 from dist_eval import demo
 from dist_eval.runs.files import PREDICTIONS
-from dist_eval.serving.private import PrivateSwarm
+from dist_eval.petals.server.private import PrivateSwarm
 
 ROWS = 60
 

@@ -25,7 +25,7 @@ from dist_eval.evaluation import worker
 from dist_eval.evaluation.worker import BatchWorker, FailurePolicy, assign_batches
 from dist_eval.inference.in_flight import Window
 from dist_eval.runs.journal import Journal
-from dist_eval.swarm.routes import RouteRecord, SendOptions
+from dist_eval.petals.client.routes import RouteRecord, SendOptions
 
 ROWS, CLASSES, FAULTY = 40, 3, "faulty"
 ALONE = Topology()

@@ -16,7 +16,7 @@ from harness_tasks import WORDS, make_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_eval.base_model.config import read_base_config
+from dist_eval.petals.base_model.config import read_base_config
 from dist_eval.data.answers import generation_columns, log_likelihood_columns
 from dist_eval.data.generation import text_of
 from dist_eval.errors import ConfigError, DataError

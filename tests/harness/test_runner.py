@@ -17,7 +17,7 @@ from harness_tasks import DOCUMENTS, TASKS, make_tasks, make_tokenizer
 from tiny_models import VOCABULARY, save_tiny_models
 
 from dist_eval import demo
-from dist_eval.serving.private import PrivateSwarm
+from dist_eval.petals.server.private import PrivateSwarm
 
 pytest.importorskip("lm_eval", reason="the extra `harness` is not installed")
 

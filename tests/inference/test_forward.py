@@ -18,7 +18,7 @@ from dist_eval.data.plan import BatchPlan
 from dist_eval.errors import ModelOutputError, OutageError, RefusedError, SwarmError
 from dist_eval.inference.forward import predict_batches
 from dist_eval.inference.in_flight import FIRST_SIZE, Window
-from dist_eval.swarm.routes import RouteRecord, SendOptions
+from dist_eval.petals.client.routes import RouteRecord, SendOptions
 
 ROWS, CLASSES, PATIENCE = 24, 3, 60.0
 LONG = 7

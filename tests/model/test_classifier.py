@@ -18,8 +18,8 @@ from dist_eval.inference.forward import checked_answers
 from dist_eval.model.backbone import picked
 from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_locally
-from dist_eval.serving.private import PrivateSwarm
-from dist_eval.swarm import transport
+from dist_eval.petals.server.private import PrivateSwarm
+from dist_eval.petals.client import transport
 
 MODES = (None, "ptune", "deep_ptune")
 MakeTuned = Callable[..., TunedCheckpoint]
@@ -158,7 +158,7 @@ def test_other_weights_of_the_same_size_are_an_error(
 
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from dist_eval.model.swarm_model.loading import base_fingerprint
+    from dist_eval.petals.model.loading import base_fingerprint
 
     original = load_locally(str(tiny_models["llama"]), make_tuned(None)).backbone
     fingerprint = base_fingerprint(original.word_embeddings, original.final_norm)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from conftest import FAMILIES
 from tiny_models import LAYERS, VOCABULARY
 
-from dist_eval.base_model.config import read_base_config
+from dist_eval.petals.base_model.config import read_base_config
 from dist_eval.data.shared_prefixes import CACHE_TOKENS
 from dist_eval.errors import ModelOutputError
 from dist_eval.model.classifier import load_local_backbone
@@ -16,12 +16,12 @@ from dist_eval.model.generation import Draws, Generator, end_tokens_of, token_pr
 from dist_eval.model.language_model import LanguageModel
 from dist_eval.model.output_embedding import OutputEmbedding
 from dist_eval.results.inputs import Decoding
-from dist_eval.swarm.routes import RouteRecord
+from dist_eval.petals.client.routes import RouteRecord
 
 if TYPE_CHECKING:
     from conftest import SwarmClient
 
-    from dist_eval.serving.private import PrivateSwarm
+    from dist_eval.petals.server.private import PrivateSwarm
 import numpy as np
 import pytest
 import torch

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tiny_models import VOCABULARY
 
-from dist_eval.base_model.config import read_base_config
+from dist_eval.petals.base_model.config import read_base_config
 from dist_eval.errors import CheckpointError, ConfigError
 from dist_eval.model.classifier import load_local_backbone
 from dist_eval.model.generation import Generator, end_tokens_of

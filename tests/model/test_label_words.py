@@ -12,7 +12,7 @@ from conftest import FAMILIES
 from transformers import AutoTokenizer
 
 from dist_eval import demo
-from dist_eval.base_model.config import read_base_config
+from dist_eval.petals.base_model.config import read_base_config
 from dist_eval.data.prompts import PromptedWords, Template
 from dist_eval.errors import ConfigError
 from dist_eval.model.classifier import Classifier, load_local_backbone

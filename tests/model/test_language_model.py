@@ -11,7 +11,7 @@ import torch
 from conftest import FAMILIES
 from tiny_models import VOCABULARY
 
-from dist_eval.base_model.config import read_base_config
+from dist_eval.petals.base_model.config import read_base_config
 from dist_eval.errors import CheckpointError
 from dist_eval.model import output_embedding
 from dist_eval.model.classifier import load_local_backbone
@@ -21,7 +21,7 @@ from dist_eval.model.output_embedding import OutputEmbedding
 if TYPE_CHECKING:
     from conftest import SwarmClient
 
-    from dist_eval.serving.private import PrivateSwarm
+    from dist_eval.petals.server.private import PrivateSwarm
 
 PARTS = [(5, 3), (5, 1), (1, 9), (12, 1), (7, 2)]
 

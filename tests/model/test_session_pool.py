@@ -13,7 +13,7 @@ import torch
 from conftest import wait_for
 from tiny_models import random_checkpoint
 
-from dist_eval.base_model.architecture import Architecture
+from dist_eval.petals.base_model.architecture import Architecture
 from dist_eval.data.plan import SharedBeginning
 from dist_eval.errors import NoCacheError
 from dist_eval.model import session_pool
@@ -21,7 +21,7 @@ from dist_eval.model.backbone import NO_PROMPTS, LocalBackbone, SoftPrompts
 from dist_eval.model.classifier import Classifier, load_local_backbone
 from dist_eval.model.session_pool import SessionPool
 from dist_eval.model.text_session import RecomputedTextSession, TextSession
-from dist_eval.swarm.routes import RouteRecord, SendOptions
+from dist_eval.petals.client.routes import RouteRecord, SendOptions
 
 TOKENS = 64
 

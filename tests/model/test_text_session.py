@@ -6,7 +6,7 @@ import torch
 
 from dist_eval.data.answers import RouteSegment
 from dist_eval.model.text_session import RecomputedTextSession
-from dist_eval.swarm.routes import RouteRecord
+from dist_eval.petals.client.routes import RouteRecord
 
 IDS = torch.ones(1, 3, dtype=torch.int64)
 

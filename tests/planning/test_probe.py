@@ -21,7 +21,7 @@ from dist_eval.distributed.rank_store import Topology
 from dist_eval.inference.in_flight import Window
 from dist_eval.planning.probe import Probed, answers_wanted, expected_time, probe, spread_order
 from dist_eval.planning.record import TimeEstimate
-from dist_eval.swarm.routes import RouteRecord, SendOptions
+from dist_eval.petals.client.routes import RouteRecord, SendOptions
 
 CLASSES = 10
 

@@ -124,7 +124,7 @@ def test_every_program_prints_through_it() -> None:
         if 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")
     }
     assert len(programs) > 10
-    print_nothing = {"process/janitor.py", "serving/server.py"}  # their output goes nowhere, or to a log
+    print_nothing = {"process/janitor.py", "petals/server/server.py"}  # their output goes nowhere, or to a log
     by_other_means = {"doctor/__main__.py", "cli/main.py"}  # in their main functions
     for name in sorted(programs.keys() - print_nothing - by_other_means):
         assert any(how in programs[name] for how in ("run_program(", "program.main(", "tolerate_")), name

@@ -16,7 +16,7 @@ from samples import tokenized_digits
 from torch.nn.functional import cross_entropy
 
 from dist_eval import demo
-from dist_eval.base_model.config import read_base_config
+from dist_eval.petals.base_model.config import read_base_config
 from dist_eval.distributed.collectives import process_group
 from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.errors import ModelOutputError

@@ -17,7 +17,7 @@ from conftest import TIMEOUT, ForkedSwarm, Launcher, results_of, run_here, wait_
 
 from dist_eval import demo
 from dist_eval.model.checkpoint import TunedCheckpoint
-from dist_eval.serving.private import PrivateSwarm
+from dist_eval.petals.server.private import PrivateSwarm
 
 ROWS, EVALUATED, EPOCHS = 90, 40, 2
 STOPPED = {"SIGUSR1": 75, "STOP": 3}

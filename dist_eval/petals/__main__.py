@@ -1,0 +1,286 @@
+"""`python -m dist_eval.petals`: starts a private swarm on this host, one server of a larger one, or shows a swarm."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dist_eval.cluster import slurm
+from dist_eval.cluster.hosts import interfaces, is_loopback, outward
+from dist_eval.errors import ConfigError, EvaluationError, SwarmError, os_reason, print_error
+from dist_eval.process.files import BY_UMASK, write_atomically
+from dist_eval.process.lifetime import temporary_files_in, workspace
+from dist_eval.process.logging_setup import silence_libraries
+from dist_eval.process.programs import ArgumentParser, status_after_output, tolerate_broken_output
+from dist_eval.petals.server import member
+from dist_eval.petals.client import status
+from dist_eval.tables import format_count
+
+if TYPE_CHECKING:
+    from dist_eval.petals.server.private import PrivateSwarm
+    from dist_eval.petals.client.coverage import SwarmCoverage
+
+_WATCH_SECONDS, _PROBE_SECONDS = 0.5, 2.0
+
+Command = Callable[[argparse.Namespace], bool | None]
+"""Runs a command with its parsed options; False is a failure."""
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Builds the command-line parser."""
+    parser = ArgumentParser(
+        prog="dist-eval swarm",
+        description="Starts a private Petals swarm on this host and keeps it until Ctrl-C. "
+        "`dist-eval swarm status --initial-peers ...` shows what a running swarm covers, `serve` runs one "
+        "server whose address and identity are known beforehand, as on Kubernetes, `identities` creates those.",
+        allow_abbrev=False,
+    )
+    member.add_server_options(parser)
+    parser.add_argument(
+        "--servers", type=int, default=2, metavar="N", help="servers that share the blocks (default: 2)"
+    )
+    parser.add_argument(
+        "--blocks", nargs="+", metavar="A:B", help="blocks of each server instead of equal shares, also overlapping; "
+        "with --part those of all parts"
+    )  # fmt: skip
+    parser.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address or name to listen on and to announce; with --part one at which the other hosts reach this one "
+        "(default: 127.0.0.1)",
+    )
+    parser.add_argument("--peers-file", type=Path, default=Path("swarm-peers.txt"), metavar="FILE", help="where the "
+                        "peers are written while the swarm runs (default: swarm-peers.txt)")  # fmt: skip
+    parser.add_argument(
+        "--part",
+        default="1/1",
+        metavar="K/N",
+        help="this is the K-th of N such commands, started on several hosts with the same --peers-file on a folder "
+        "that they share: it starts its share of the servers (--servers is the number on each host), which join those "
+        "of the first one",
+    )
+    parser.add_argument(
+        "--slurm", action="store_true", help="take --part and --host from the Slurm step that this task belongs to"
+    )
+    parser.add_argument(
+        "--timeout", type=float, default=120.0, metavar="SECONDS", help="limit for the start (default: 120)"
+    )
+    parser.add_argument("-v", "--verbose", action="store_true", help="show the servers' output")
+    return parser
+
+
+def start(arguments: argparse.Namespace) -> None:
+    """Runs a private swarm, or a part of one, until Ctrl-C or SIGTERM.
+
+    The first part publishes its addresses to the others at once, in a file next to `--peers-file`, which is written
+    itself when all parts together cover the model.
+    """
+    from dist_eval.petals.base_model.config import default_dht_prefix, read_base_config
+    from dist_eval.petals.server.downloads import download_blocks
+    from dist_eval.petals.server.private import PrivateSwarm, existing_gpus, shares_of_blocks
+    from dist_eval.petals.server.quantization import require_quantizable
+    from dist_eval.petals.client.hivemind_compat import prepare_hivemind
+
+    part, parts = _part(arguments.part)
+    if arguments.slurm:
+        part, parts, arguments.host = slurm.task(os.environ)
+    host, gpus = _address(arguments.host), existing_gpus(arguments.gpus)
+    if parts > 1 and is_loopback(host):
+        host = _replace_loopback(arguments.host, host, from_slurm=arguments.slurm)
+    first_peers = arguments.peers_file.with_name(arguments.peers_file.name + ".first")
+    if part == 1:
+        _claim(arguments.peers_file, first_peers)
+    with ExitStack() as stack:
+        scratch_dir = stack.enter_context(workspace(*([arguments.peers_file, first_peers] if part == 1 else [])))
+        stack.enter_context(temporary_files_in(scratch_dir))
+        # imports the model's code, which creates a folder
+        config = read_base_config(arguments.model, arguments.revision)
+        blocks = config.num_hidden_layers
+        require_quantizable(arguments.model, config, arguments.torch_dtype, arguments.quantization)
+        all_spans = shares_of_blocks(blocks, parts * arguments.servers, arguments.blocks)
+        first, end = (len(all_spans) * number // parts for number in (part - 1, part))
+        if first == end:
+            raise ConfigError(f"--part {part}/{parts} has no server to start: --blocks names only {len(all_spans)}.")
+        spans = all_spans[first:end]
+        revision = download_blocks(arguments.model, arguments.revision, {i for span in spans for i in range(*span)})
+        swarm = PrivateSwarm(
+            arguments.model,
+            num_blocks=blocks,
+            dht_prefix=arguments.dht_prefix or default_dht_prefix(arguments.model, config, arguments.revision),
+            spans=spans,
+            revision=revision,
+            torch_dtype=arguments.torch_dtype,
+            quant_type=arguments.quantization,
+            adapters=arguments.adapters,
+            cache_tokens=arguments.cache_tokens,
+            gpus=gpus,
+            host=host,
+            initial_peers=() if part == 1 else _wait_for_peers(first_peers, arguments.timeout),
+            echo=arguments.verbose,
+        )
+        stack.enter_context(swarm)
+        print(f"starting {format_count(len(spans), 'server')} for {arguments.model} ...", flush=True)
+        if part == 1:
+            write_atomically(first_peers, "\n".join(swarm.initial_peers).encode(), BY_UMASK)
+            prepare_hivemind(sockets=scratch_dir)
+            print(_wait_for_coverage(swarm, len(all_spans), arguments.timeout).describe())
+            member.print_lines(swarm.newly_loaded())
+            print(f"peers (also in {arguments.peers_file}):", *swarm.initial_peers, sep="\n  ", flush=True)
+            write_atomically(arguments.peers_file, ("\n".join(swarm.initial_peers) + "\n").encode(), BY_UMASK)
+        if parts > 1:
+            print(f"part {part} of {parts}, blocks {spans}")
+        print(f"Ctrl-C ends the swarm; from elsewhere: kill {os.getpid()}", flush=True)
+        while True:
+            swarm.require_alive()
+            member.print_lines(swarm.newly_loaded())
+            time.sleep(_WATCH_SECONDS)
+
+
+def _claim(file: Path, first_peers: Path) -> None:
+    """Creates the peers file, which must not exist, and removes the addresses that a killed first part left."""
+    try:
+        file.open("x").close()
+        first_peers.unlink(missing_ok=True)
+    except FileExistsError as error:
+        raise ConfigError(
+            f"--peers-file {file} exists: another swarm may be using it, or a killed one left it behind. Remove it or "
+            "choose another."
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"--peers-file {file} cannot be written: {os_reason(error)}.") from error
+
+
+def _wait_for_peers(file: Path, timeout: float) -> list[str]:
+    """Waits until the first part of the swarm has published its addresses, and listens on one of them."""
+    from dist_eval.petals.client.reachability import may_listen
+
+    deadline, peers = time.monotonic() + timeout, []
+    while time.monotonic() < deadline:
+        with suppress(FileNotFoundError):
+            peers = file.read_text(encoding="utf-8").split()
+            if any(may_listen(peer, _PROBE_SECONDS) for peer in peers):
+                return peers
+        time.sleep(_WATCH_SECONDS)
+    if peers:
+        raise SwarmError(
+            f"Nothing listens at the addresses in {file} ({', '.join(peers)}). Either a killed swarm left the file and "
+            "the first part has not been restarted, or this host cannot reach the first part's."
+        )
+    raise SwarmError(
+        f"The first part of the swarm wrote no {file} within {timeout:g} s. Did it fail, or is its folder not shared "
+        "with this host? Wait longer with --timeout."
+    )
+
+
+def _wait_for_coverage(swarm: PrivateSwarm, servers: int, timeout: float) -> SwarmCoverage:
+    """Waits until the model is covered and this many servers, those of all parts, are online."""
+    from dist_eval.petals.client.client import join_swarm, leave_swarm
+    from dist_eval.petals.client.coverage import wait_until_covered
+
+    waiting: dict[str, Any] = {"check": swarm.require_alive, "timeout_option": "--timeout"}
+    dht = join_swarm(swarm.initial_peers, timeout, **waiting)
+    try:
+        return wait_until_covered(dht, swarm.dht_prefix, swarm.num_blocks, timeout, servers=servers, **waiting)
+    finally:
+        leave_swarm(dht)
+
+
+def _address(host: str) -> str:
+    from dist_eval.petals.server.private import require_address
+
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"--host {host!r} is not an IP address, and does not resolve to one: {error}.") from error
+    address = str(min(found, key=lambda one: one[0] != socket.AF_INET)[4][0])
+    require_address(address)
+    return address
+
+
+def _replace_loopback(host: str, address: str, *, from_slurm: bool) -> str:
+    """Returns what to use in place of a loopback address, at which other hosts would only reach themselves.
+
+    An address from Slurm is kept. If Slurm has a name instead, it is this host's only other address.
+    """
+    if from_slurm and host == address:
+        return address
+    others = [one for addresses in outward(interfaces()).values() for one in addresses]
+    others = [one for one in others if ":" not in one] or others
+    if from_slurm and len(others) == 1:
+        return others[0]
+    resolves = "is" if host == address else f"resolves here to {address},"
+    raise ConfigError(
+        f"{'The NodeAddr from Slurm' if from_slurm else '--host'} {host} {resolves} a loopback address, at which every "
+        f"host reaches itself. Start each part with {'--part and ' if from_slurm else ''}the --host at which the "
+        f"others reach it: this host has {', '.join(others) or 'none'}."
+    )
+
+
+def _part(text: str) -> tuple[int, int]:
+    part, _, parts = text.partition("/")
+    if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
+        raise ConfigError(f"--part: {text!r} is not a part of a swarm. It should look like 2/4.")
+    return int(part), int(parts)
+
+
+def _with_petals(command: Command) -> Command:
+    """Makes a command run in a workspace, with Petals imported."""
+
+    @functools.wraps(command)
+    def run(arguments: argparse.Namespace) -> bool | None:
+        from dist_eval.petals.client.hivemind_compat import prepare_hivemind
+
+        with workspace() as scratch_dir, temporary_files_in(scratch_dir):
+            prepare_hivemind(sockets=scratch_dir)
+            return command(arguments)
+
+    return run
+
+
+COMMANDS: dict[str, tuple[Callable[[], argparse.ArgumentParser], Command]] = {
+    "status": (status.build_parser, _with_petals(status.show)),
+    "serve": (member.build_serve_parser, _with_petals(member.serve)),
+    "identities": (member.build_identities_parser, _with_petals(member.make_identities)),
+}
+
+
+def parse_args(words: Sequence[str]) -> tuple[Command, argparse.Namespace]:
+    """Parses a command line.
+
+    Returns:
+        The command, and its options.
+    """
+    if words[:1] and words[0] in COMMANDS:
+        build, command = COMMANDS[words[0]]
+        return command, build().parse_args(words[1:])
+    return start, build_parser().parse_args(words)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line."""
+    command, parsed = parse_args(sys.argv[1:] if arguments is None else arguments)
+    if not parsed.verbose:
+        silence_libraries()
+    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT, too: shells make background jobs ignore it
+        signal.signal(number, signal.default_int_handler)
+    try:
+        return 1 if command(parsed) is False else 0
+    except KeyboardInterrupt:
+        return 0
+    except EvaluationError as error:
+        print_error(str(error), "dist-eval swarm")
+        return 1
+
+
+if __name__ == "__main__":
+    tolerate_broken_output()
+    os._exit(status_after_output(main()))  # everything is closed; see `temporary_files_in`

@@ -1,0 +1,353 @@
+"""The configs of base models, the names that they have in a swarm, and the limits of requests that follow from them.
+
+A reader of configs ignores what it does not know. Files of newer versions, and of models with code of their own, hold
+keys whose effect would be missing without a word. Here such a key is an error, unless it cannot matter.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from dist_eval.petals.base_model.weights import file_of
+from dist_eval.data.problem_types import require_plausible_width
+from dist_eval.errors import CheckpointError, one_line
+from dist_eval.process.parsing import read_json
+
+_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads")
+_OPTIONAL_SIZES = ("vocab_size", "type_vocab_size", "max_position_embeddings", "num_key_value_heads", "num_kv_heads")
+_ROTARY = ("rope_parameters", "rope_scaling", "partial_rotary_factor", "rope_theta")
+
+# Names of keys without an effect on the answers of a model whose weights fit
+_NO_EFFECT = re.compile(
+    "|".join(
+        (
+            # about the model, its tokenizer and its way of generating texts
+            r"_.*|auto_map|architectures|transformers\.js_config|is_llama_config|unsloth_.*",
+            r"sbert_.*|sentence_transformers",
+            r"(.*_)?(version|revision|date|license|author|url|tags?|comment|description|languages?)|prefix|dataset.*",
+            r"name|name_or_path|model_name|(finetuning_)?tasks?|task_.*|tokenizer_class|do_lower_case",
+            r".*_token_ids?|(bos|eos|unk|sep|pad|cls|mask)_token|force_.*|forced_.*",
+            r".*suppress_tokens|bad_words_ids|remove_invalid_values",
+            r"do_sample|early_stopping|min_length|num_(beam.*|return_sequences)|temperature|top_[kp]|typical_p",
+            r".*(_penalty|_ngram_size)",
+            # used in training only
+            r".*(dropout|pdrop|_drop|drop_prob|layerdrop|loss|_coef|coefficient|checkpointing|smoothing).*",
+            r"(.*_)?(init|initializer)(_.*)?|mask_(time|feature)_.*|seed|train.*|optimizer.*|learning_rate|neftune_.*",
+            # sizes, which the shapes of the weights must match
+            r"head_dim|ffn_hidden_size|n_embed|n_ctx|seq_length|max_.*|.*_max_length",
+            # what is kept, returned or fused, and how
+            r"(torch_)?dtype|use_bfloat16|xla_device|use_cache|save_step|tie_.*|torchscript|return_dict.*",
+            r"output_(past|attentions|hidden_states|scores|router_logits)|pretraining_tp|slow_but_exact",
+            r"attn_implementation|chunk_size_.*",
+            r"masked_softmax_fusion|bias_dropout_fusion|offset_alibi|skip_bias_add(_qkv)?|attention_softmax_in_fp32",
+            # of the first BERT and BART, whose code never used them
+            r"directionality|pooler_(fc_size|num_.*|size_per_head|type)|normalize_embedding",
+            r"extra_pos_embeddings|legacy",
+        )
+    )
+)
+
+# Later keys of a model type, and the value that stands for what was computed before there was a choice
+_AS_BEFORE: dict[tuple[str, str], Any] = {("falcon", "activation"): "gelu", ("gpt_neox", "attention_bias"): True}
+
+
+# Where the code of modules reads a key of their config
+_READ_BY_MODULES = re.compile(r"\bconfig\.([a-z_]\w*)|\bgetattr\(\s*(?:self\.)?config,\s*[\"'](\w+)[\"']")
+
+
+def require_integers(raw: Mapping[str, Any], where: str) -> None:
+    """Checks that the sizes in a config are integers."""
+    for key in (*_SIZES, *_OPTIONAL_SIZES):
+        value = raw.get(key, 0)
+        if not (type(value) is int or (value is None and key in _OPTIONAL_SIZES)):
+            raise CheckpointError(f"{where}: {key} should be an integer, not {value!r:.80}.")
+
+
+def require_keys_read(raw: Mapping[str, Any], config: Any, where: str) -> None:
+    """Checks that everything in a config that changes what is computed was read."""
+    for key, value in raw.items():
+        if key.endswith("attn_implementation") and "/" in str(value):  # newer versions run a kernel from the hub
+            raise CheckpointError(f"{where}: {key} {value!r:.80} is code from a hub, which is not run: remove it.")
+    if quantization := raw.get("quantization_config"):
+        raise CheckpointError(
+            f"{where}: the weights are quantized ({quantization!s:.80}), and such weights are not read: name the "
+            "model in bfloat16 or float32."
+        )
+    known = _known_keys(type(config))
+    if missed := _rotary(raw).items() - _rotary(_as_read(config, known)).items():
+        key = next(key for key in _ROTARY if key in raw)
+        what = f"{key} with {', '.join(f'{name} {value}' for name, value in sorted(missed))}"
+        raise _refusal(f"{where}: {what}", config)
+    for key in _unread(raw, config.model_type, known):
+        raise _refusal(f"{where}: {key} {raw[key]!r:.80}", config)
+
+
+def require_same_base(raw: Mapping[str, Any], base: Any, where: str, own: Collection[str]) -> None:
+    """Checks that the config of tuned tensors describes a base model that computes the same.
+
+    Args:
+        raw: the content of their `config.json`.
+        base: the base model's `transformers` config.
+        where: the file, for messages.
+        own: keys that are about the tuned tensors.
+
+    Raises:
+        CheckpointError: a key differs, or is unknown; the message names it.
+    """
+    known = _known_keys(type(base))
+    for key in _unread(raw, base.model_type, {*known, *own}):
+        raise _refusal(f"{where}: {key} {raw[key]!r:.80}", base)
+    named = [key for key in inspect.signature(type(base)).parameters if key in raw and key not in (*own, *_ROTARY)]
+    named = [key for key in named if raw[key] is not None and not _NO_EFFECT.fullmatch(key)]
+    theirs = _rotary(raw) | {key: raw[key] for key in named}
+    ours = _rotary(_as_read(base, known)) | {key: getattr(base, key, None) for key in named}
+    is_whole = "rope_parameters" in raw or "rope_scaling" in raw
+    for key in {**(ours if is_whole else {}), **theirs}:
+        if theirs.get(key) != ours.get(key) and (key in theirs or key != "rope_theta"):  # which may be left out
+            raise CheckpointError(
+                f"{where} is for a base model with {key} {theirs.get(key)!r:.80}, and this one has "
+                f"{ours.get(key)!r:.80}: give the base model that it was tuned on."
+            )
+
+
+def _unread(raw: Mapping[str, Any], model_type: str, known: Collection[str]) -> Iterator[str]:
+    """Yields the keys of a config that are not known and may matter."""
+    for key, value in raw.items():
+        is_factor = key.endswith(("scale", "factor", "multiplier"))
+        is_off = value in (None, False, "", [], {}) or (is_factor and value == 1 and value is not True)
+        is_as_before = value == _AS_BEFORE.get((model_type, key))
+        if not (key in known or key in _ROTARY or is_off or is_as_before or _NO_EFFECT.fullmatch(key)):
+            yield key
+
+
+def _refusal(what: str, config: Any) -> CheckpointError:
+    return CheckpointError(
+        f"{what} is not read by transformers {version('transformers')} for models of type {config.model_type!r}, and "
+        "may change what they compute. A version that reads it is needed."
+    )
+
+
+def _as_read(config: Any, known: Collection[str]) -> dict[str, Any]:
+    return {key: value for key, value in config.to_dict().items() if key in known}
+
+
+def _known_keys(kind: Any) -> set[str]:
+    """Returns the keys that a class of configs reads: arguments of constructors, and names in their code."""
+    known = {*dir(kind), *getattr(kind, "attribute_map", ())}
+    for base in (base for base in kind.__mro__ if base.__module__.startswith("transformers.models.")):
+        for function in (vars(base).get(name) for name in ("__init__", "__post_init__")):
+            if function is not None:
+                code = inspect.unwrap(function).__code__
+                known.update(inspect.signature(function).parameters)
+                known.update(code.co_names, (text for text in code.co_consts if isinstance(text, str)))
+    with suppress(Exception):  # some classes cannot do without arguments
+        known.update(kind().to_dict())
+    return known | _keys_of_modeling(kind)
+
+
+def _keys_of_modeling(kind: Any) -> set[str]:
+    """Returns the keys that the code of a model type's modules reads: some are no arguments of its config."""
+    source = str(kind.__module__).replace(".configuration_", ".modeling_")
+    found = find_spec(source) if source.startswith("transformers.models.") and source != kind.__module__ else None
+    if found is None or found.origin is None:
+        return set()
+    text = Path(found.origin).read_text(encoding="utf-8")
+    return {attribute or argument for attribute, argument in _READ_BY_MODULES.findall(text)}
+
+
+def _rotary(values: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the settings of rotary embeddings, as text, by the names that `rope_parameters` has for them."""
+    found = {key: values.get(key) for key in ("rope_theta", "partial_rotary_factor")}
+    for part in (values.get("rope_scaling"), values.get("rope_parameters")):
+        found.update(part if isinstance(part, dict) else {})
+    if "type" in found:
+        found["rope_type"] = found.pop("type")
+    defaults = {"rope_type": "default", "partial_rotary_factor": 1}
+    return {
+        key: str(float(value) if isinstance(value, int) else value)
+        for key, value in found.items()
+        if value is not None and value != defaults.get(key)
+    }
+
+
+ADAPTER_CONFIG, _TOKENIZER_CONFIG = "adapter_config.json", "tokenizer_config.json"
+_POSITIONS = ("max_position_embeddings", "max_seq_len")  # the latter is MPT's
+_PETALS_TOKENS, _PETALS_TOKENS_MULTI_QUERY = 2048, 8192
+
+
+def default_dht_prefix(model: str, base: Any, revision: str | None = None) -> str:
+    """Returns the name under which Petals announces a model by default.
+
+    Source: `from_pretrained` of the configs in `petals.models` (2.2.0, and main for Mixtral) for hub names. For a
+    folder, for which Petals has no rule, its name. A revision, by which Petals does not tell servers apart, is a part
+    of the name.
+    """
+    if revision:
+        return default_dht_prefix(model, base) + "-" + re.sub(r"[^\w-]", "-", revision)
+    if Path(model).is_dir():
+        return Path(model).resolve().name.replace(".", "-").replace(" ", "-")
+    if base.model_type == "bloom":
+        return (model + "-petals").replace(".", "-")
+    if base.model_type == "mixtral":
+        return model.replace(".", "-")
+    name = model.split("/")[-1].replace(".", "-")
+    return name + "-hf" if base.model_type == "llama" and not name.endswith("-hf") else name
+
+
+def read_base_config(model: str, revision: str | None = None) -> Any:
+    """Reads a base model's config and checks that a swarm can serve such a model in blocks.
+
+    Args:
+        model: folder or hub name.
+        revision: branch, tag or commit on a hub; by default its main branch.
+
+    Returns:
+        A `transformers.PretrainedConfig`.
+
+    Raises:
+        CheckpointError: there is no such model, or it cannot be served in blocks.
+    """
+    from dist_eval.petals.base_model.architecture import Architecture
+
+    config = read_config(model, "base model", revision)
+    decoder = Architecture(config, model).config
+    # transformers ties by that of the whole model
+    decoder.tie_word_embeddings = getattr(config, "tie_word_embeddings", False)
+    return decoder
+
+
+def read_config(model: str, what: str, revision: str | None = None) -> Any:
+    """Reads a model's config.
+
+    Args:
+        model: folder or hub name.
+        what: what the model is, for messages.
+        revision: see `read_base_config`.
+
+    Returns:
+        A `transformers.PretrainedConfig`.
+
+    Raises:
+        CheckpointError: it cannot be read, or not all that changes what is computed; or it is a LoRA adapter.
+    """
+    from transformers import AutoConfig
+
+    if not Path(model).exists() and (model.startswith((".", "/", "~")) or model.count("/") > 1):
+        raise CheckpointError(f"There is no folder {model} with a {what}.")
+    try:
+        _require_no_adapter(model, what, revision)
+        raw = read_config_file(model, revision)
+        require_integers(raw, f"{model}/config.json")
+        require_plausible_width(raw, f"{model}/config.json")
+        config = AutoConfig.from_pretrained(model, revision=revision, trust_remote_code=False)
+    except CheckpointError:
+        raise
+    except Exception as error:  # OSError, ValueError, and errors of the hub's client
+        where = "folder" if Path(model).exists() else "folder or hub model"
+        raise CheckpointError(f"The {what} {model} cannot be read as a {where}: {one_line(error)}") from error
+    require_keys_read(raw, config, f"{model}/config.json")
+    decoder = config.get_text_config(decoder=True)
+    for key, part in raw.items():  # a model of several parts has a config of each
+        if isinstance(part, dict) and decoder is not config and getattr(config, key, None) is decoder:
+            require_keys_read(part, decoder, f"{model}/config.json: {key}")
+    return config
+
+
+def _require_no_adapter(model: str, what: str, revision: str | None) -> None:
+    """Checks that a folder or hub model holds no LoRA adapter, which transformers would add without a word."""
+    from transformers.utils.hub import cached_file
+
+    quiet: dict[str, Any] = {
+        "_raise_exceptions_for_missing_entries": False,
+        "_raise_exceptions_for_connection_errors": False,
+    }
+    if found := cached_file(model, ADAPTER_CONFIG, revision=revision, **quiet):
+        base = json.loads(Path(found).read_text(encoding="utf-8")).get("base_model_name_or_path")
+        raise CheckpointError(
+            f"The {what} {model} is or holds a LoRA adapter ({ADAPTER_CONFIG}), made for {base}. Name the model "
+            "without it, and the adapter with --adapter where servers hold it; or save the model with the adapter "
+            "merged into its weights (merge_and_unload), and name that folder."
+        )
+
+
+def read_config_file(model: str, revision: str | None = None) -> dict[str, Any]:
+    """Returns the content of a model's `config.json`, as it is: no default depends on a version of transformers.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    from transformers.utils.hub import cached_file
+
+    try:
+        found = cached_file(model, "config.json", revision=revision)
+        if found is None:  # without a connection
+            raise FileNotFoundError("there is no such folder, and no such model in the hub's cache on this host")
+        return dict(read_json(Path(found)))
+    except Exception as error:  # OSError, ValueError, and errors of the hub's client
+        raise CheckpointError(f"The config of {model} cannot be read: {one_line(error)}") from error
+
+
+def max_positions(config: Any) -> int | None:
+    """Returns how many tokens a model has positions for, or its decoder; None if there is no limit."""
+    for part in (config, config.get_text_config(decoder=True)):
+        for key in _POSITIONS:
+            positions = getattr(part, key, None)
+            if isinstance(positions, int) and positions > 0:  # some families say -1 for no limit
+                return positions
+    return None
+
+
+def tokenizer_limit(place: str, revision: str | None = None) -> int | None:
+    """Returns how many tokens the tokenizer of a folder or hub model cuts texts to by itself (`model_max_length`).
+
+    Raises:
+        CheckpointError: its config cannot be read.
+    """
+    found = file_of(place, _TOKENIZER_CONFIG, revision)
+    if found is None:
+        return None
+    try:
+        values = dict(read_json(found))
+    except (ValueError, TypeError, OSError) as error:
+        raise CheckpointError(f"{found} cannot be read: {one_line(error)}") from error
+    limit = values.get("model_max_length", values.get("max_len"))  # the name in files of transformers 2
+    return int(limit) if isinstance(limit, int | float) and limit >= 1 else None
+
+
+def max_request_tokens(config: Any) -> int:
+    """Returns how many tokens a Petals server accepts in one request by default.
+
+    Source: `max_batch_size` in `petals.server.server` (2.2.0): 8192 with multi-query attention, 2048 without.
+    """
+    key_value_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return _PETALS_TOKENS_MULTI_QUERY if config.num_attention_heads > key_value_heads else _PETALS_TOKENS
+
+
+def default_cache_tokens(config: Any) -> int:
+    """Returns for how many tokens of sessions a server has room by default: as Petals', twice those of a request."""
+    return 2 * max_request_tokens(config)
+
+
+def has_sessions(config: Any) -> bool:
+    """Whether servers can keep what is needed of a text to continue it, so that it may take several requests."""
+    from dist_eval.petals.base_model.architecture import Architecture
+
+    return Architecture(config).has_attention_cache
+
+
+def session_tokens(config: Any) -> int:
+    """Returns how many tokens a session of texts that begin alike may hold.
+
+    More rows are faster, fewer leave room for other sessions: it is a quarter of what Petals' servers have memory for
+    by default (`attn_cache_tokens`, twice `max_batch_size`), so that half of that keeps two servers busy. It depends on
+    the model alone, because results depend on it.
+    """
+    return max_request_tokens(config) // 2

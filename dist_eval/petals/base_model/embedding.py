@@ -1,0 +1,65 @@
+"""The inputs of a decoder's first layer: embeddings with whatever scale, norm or position a family adds to them.
+
+A base model is built with a single layer that returns its inputs, so what comes out of that are those of the first one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from dist_eval.petals.base_model.architecture import Architecture, LayerStub, replace_module, without_table
+from dist_eval.petals.base_model.loading import load_model
+from dist_eval.petals.base_model.weights import ModelWeights
+
+
+def prompted(words: nn.Embedding, input_ids: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
+    """Embeds token ids after soft prompts: of shape [batch, pre_seq_len + length, hidden], as `words` are."""
+    return after_prompts(words(input_ids.to(words.weight.device)), prompts)
+
+
+def after_prompts(embeddings: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
+    """Puts soft prompts, of shape [pre_seq_len, hidden], before the embeddings of each text."""
+    if prompts is None:
+        return embeddings
+    return torch.cat([prompts.to(embeddings).expand(len(embeddings), -1, -1), embeddings], dim=1)
+
+
+def last_layer_outputs(model: nn.Module, architecture: Architecture, embeddings: torch.Tensor) -> torch.Tensor:
+    """Runs a base model, one call at a time; returns the outputs of its last layer, before the final norm."""
+    found: list[torch.Tensor] = []
+    layer = model.get_submodule(architecture.layers)[-1]  # type: ignore[index]
+    hook = layer.register_forward_hook(
+        lambda _, args, output: found.append(output[0] if isinstance(output, tuple) else output)
+    )
+    try:
+        model(inputs_embeds=embeddings, use_cache=False)
+    finally:
+        hook.remove()
+    return found[0]
+
+
+def load_without_layers(name: str, architecture: Architecture, revision: str | None) -> Any:
+    """Loads a base model whose only layer returns its inputs, and whose table of token embeddings has no rows.
+
+    Args:
+        name: folder or hub name of the model.
+        architecture: of the model.
+        revision: branch, tag or commit on a hub.
+    """
+    base = architecture.base_class
+
+    def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        with torch.device("meta"):
+            base.__init__(self, config, *args, **kwargs)
+        replace_module(self, architecture.layers, nn.ModuleList([LayerStub(architecture.returns_tuple)]))
+        without_table(self.get_submodule(architecture.embeddings))
+        self.config = architecture.truncated(0)
+
+    model_class = type(base.__name__, (base,), {"__module__": base.__module__, "__init__": __init__})
+    weights = ModelWeights(name, architecture, revision)
+    tensors = {key: tensor for path in architecture.norms for key, tensor in weights.tensors(f"{path}.").items()}
+    table = f"{architecture.embeddings}.weight"
+    return load_model(model_class, architecture, tensors, name, drawn=[table]).requires_grad_(False)

@@ -1,0 +1,55 @@
+"""Makes transformers' own models of tensors, and checks that these are the ones that the models need."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+
+from dist_eval.petals.base_model.architecture import Architecture
+from dist_eval.petals.base_model.weights import require_all_read, without_warnings
+from dist_eval.errors import CheckpointError
+
+
+def load_model(
+    model_class: Any,
+    architecture: Architecture,
+    tensors: Mapping[str, torch.Tensor],
+    name: str,
+    *,
+    config: Any = None,
+    dtype: torch.dtype = torch.float32,
+    drawn: Collection[str] = (),
+) -> Any:
+    """Makes a model of tensors, in eval mode.
+
+    Args:
+        model_class: one of transformers' classes, or one that was made of one.
+        architecture: of its base model.
+        tensors: by their names in the model.
+        name: of the base model, for messages.
+        config: the model's `transformers` config; by default that of the architecture.
+        dtype: of the parameters.
+        drawn: names of tensors that are drawn at random if they are not among `tensors`, such as a new head.
+
+    Raises:
+        CheckpointError: a tensor is missing, has the wrong shape, or would not be used.
+    """
+    with without_warnings():
+        model, report = model_class.from_pretrained(
+            None,
+            config=config or architecture.config,
+            state_dict=dict(tensors),
+            dtype=dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are an error below
+        )
+    missing = {*map(str, report["missing_keys"])} - {*drawn}
+    if wrong := sorted([*missing, *(str(key[0]) for key in report["mismatched_keys"])]):
+        raise CheckpointError(f"The base model {name} lacks weights for {', '.join(wrong[:5])}.")
+    layers = [f"{architecture.layers}.{index}." for index in range(architecture.config.num_hidden_layers)]
+    computed = (*layers, *(f"{path}." for path in architecture.norms))
+    unread = [key for key in report["unexpected_keys"] if key.startswith(computed)]
+    require_all_read(unread, f"The base model {name}")
+    return model.eval()

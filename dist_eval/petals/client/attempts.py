@@ -1,0 +1,290 @@
+"""The attempts to have a part of a route answered: whom to ask, and what follows a failure. Sends nothing, waits not.
+
+After a failure, another server is asked if there is one. What all servers, or all that did not fail recently, refuse as
+too large is split in halves by the sender (`TooLarge`). Where no server can be reached, the request waits for it; that
+costs no attempt (`NoServer`). That the request itself is to blame is known once two servers say so.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from dist_eval.data.answers import RouteSegment
+from dist_eval.errors import ModelOutputError, NoCacheError, RefusedError, SwarmError, one_line
+from dist_eval.petals.client.chain import MOST_HOPS
+from dist_eval.petals.client.failures import Failure, classify, may_have_room_later, stated_limit
+from dist_eval.petals.client.petals_version import can_chain
+from dist_eval.petals.client.router import Router
+from dist_eval.petals.client.routes import Span, without
+from dist_eval.tables import format_count
+
+_FIRST_DELAY, _LONGEST_DELAY = 1.0, 5.0
+# Time until a displaced request chooses again. If a lost cache displaced it, the failure is recorded then.
+_DISPLACED_SECONDS = 0.01
+# Stall timeout where another server holds the blocks: at least this many seconds, or this multiple of the server's
+# recent median latency. It doubles with each attempt: where all servers are busy, the first one asked answers first.
+_MIN_STALL_SECONDS, _STALL_LATENCIES = 5.0, 10.0
+
+_FAILURES_TO_CONFIRM, _RECENT_LATENCIES, _PEER_CHARACTERS = 2, 20, 8
+
+
+class TooLarge(Exception):
+    """All servers that hold the blocks accept smaller requests only."""
+
+
+class NoServer(Exception):
+    """No server that holds the blocks can be reached.
+
+    Attributes:
+        what: the blocks.
+        why: the error of the server that was asked, or that there is none.
+        since: when the outage began, in seconds of `time.monotonic()`.
+        brief: both in a few words, without the text of libraries.
+    """
+
+    def __init__(self, what: str, why: str, since: float, brief: str) -> None:
+        super().__init__(f"{what}: {why}")
+        self.what, self.why, self.since, self.brief = what, why, since, brief
+
+
+@dataclass(frozen=True)
+class RoutePart:
+    """A part of a route that is to be answered."""
+
+    block: int  # where to start
+    end: int  # one past the last block of the route
+    tokens: int  # of the request, counting padding and prompts
+    avoided: Sequence[RouteSegment] = ()  # segments to avoid if there is another route; the request is then optional
+    prefer_whole: bool = False  # prefer servers that hold all blocks of the route
+    in_session: bool = False  # whether servers are to keep attention caches of the texts
+    # returns the segment to ask, whose server holds attention caches of the texts at the moment, if any
+    cached: Callable[[], Span | None] = lambda: None
+    largest_message: int | None = None  # tokens of the largest of these, if there are several
+    rows: int = 1  # texts of the request, if it can be split between them
+    chained: bool = False  # whether servers that can may pass it on to each other
+    has_ids: bool = False  # whether such servers are sent token ids
+
+    @property
+    def size(self) -> int:
+        """Tokens that a server must take at once."""
+        return self.tokens if self.largest_message is None else self.largest_message
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The server to ask."""
+
+    segment: Span  # the server, and the blocks that it should run
+    stall_timeout: float  # seconds to wait for its answer to a message
+    spans: Sequence[Span]  # the blocks that were online, from which the server was chosen
+    at: float  # when it was chosen, in seconds of `time.monotonic()`
+    has_cache: bool = False  # whether it is the one that holds attention caches
+    # the servers that pass the request on, beginning with this one; empty if it is a request to a single server
+    chain: Sequence[Span] = ()
+    patience: Sequence[float] = ()  # seconds to wait for each of them and those after it
+
+    # failures that do not tell who is at fault; after one of them the same servers are asked one by one
+    doubtful: Collection[Failure] = ()
+
+
+@dataclass
+class Attempts:
+    """The attempts for one part of a route."""
+
+    router: Router  # chooses servers, and knows their statistics
+    part: RoutePart  # what is to be answered
+    limit: int  # failed attempts after which to give up
+    timeout: float  # longest time to wait for a server's answer to a message, in seconds
+    _failed: int = 0
+    _alone: bool = False  # whether servers are asked one by one, because a chain of them has failed
+    _outage_since: float | None = None
+    _room_later: bool = False  # whether one of the servers without room for a session may have it later
+    _messages: list[str] = field(default_factory=list)
+    _peers: dict[Failure, list[Any]] = field(default_factory=dict)  # the servers that failed in each way
+
+    def choose(self, online: Sequence[Span], now: float) -> Choice:
+        """Chooses a server.
+
+        Raises:
+            TooLarge: the request is to be split.
+            NoServer: there is none.
+            SwarmError: there is none, and the request is optional.
+        """
+        wanted = without(online, self.part.avoided)
+        spans: Sequence[Span] = self._taking_it(wanted)
+        is_for_halves = self._is_for_halves(wanted, spans, now)
+        if self.part.prefer_whole:
+            spans = self._holding_all(spans, now)
+        cached = self.part.cached()
+        has_cache = cached is not None and any(span.peer == cached.peer for span in spans)
+        route = [cached] if has_cache and cached is not None else self._route_again(spans, now)
+        if is_for_halves or (not route and self._route(wanted, now)):
+            refusing = next(span.peer for span in wanted if not self._takes_it(span))
+            raise TooLarge(f"peer {refusing}: {self.router.stats(refusing).refusal}")
+        if not route:
+            having = "with sessions holds" if self.part.in_session else "holds"
+            why = f"no server online {having} it, or a block after it"
+            raise self._unreachable(f"block {self.part.block}", why, now, f"block {self.part.block}: {why}")
+        chain = self._chain(route, now)
+        stall_timeouts = [
+            min(self.timeout, self._stall_timeout(span, spans, now) * 2**self._failed) for span in chain or route[:1]
+        ]
+        patience = [sum(stall_timeouts[place:]) for place in range(len(stall_timeouts))]
+        doubtful = [Failure.REFUSED] * (len(chain) > 1 or (bool(chain) and self.part.has_ids))
+        doubtful += [Failure.WRONG] * (len(chain) > 1)
+        return Choice(route[0], patience[0], spans, now, has_cache, chain, patience, doubtful)
+
+    def answered(self, choice: Choice, now: float, end: int | None = None) -> None:
+        """Bans servers that refused as too large what another one took, and those that did not pass a request on.
+
+        Args:
+            choice: who was asked.
+            now: the time.
+            end: how far a chain of servers came.
+        """
+        computed = [span for span in choice.chain or [choice.segment] if end is None or span.end <= end]
+        if not choice.has_cache:  # it took it in smaller pieces
+            for server in (self.router.stats(span.peer) for span in computed):
+                server.largest_answered = max(server.largest_answered, self.part.size)
+        for peer in self._peers.pop(Failure.TOO_LARGE, ()):
+            self.router.stats(peer).ban.longer(now)
+        if further := choice.chain[len(computed) :]:
+            self.router.ban_chain([computed[-1].peer, further[0].peer], now)
+
+    def failed(self, choice: Choice, error: Exception, now: float) -> float:
+        """Decides what to do about a request that failed.
+
+        Returns:
+            Seconds until the next attempt.
+
+        Raises:
+            NoServer: the server could not be reached: another one may be asked at once, if there is one.
+            EvaluationError: there is no answer to this request.
+        """
+        peer, failure = choice.segment.peer, classify(error)
+        what = f"blocks {choice.segment.start}:{choice.segment.end} (peer {peer})"
+        if failure is Failure.DISPLACED:
+            return _DISPLACED_SECONDS
+        if failure is Failure.TOO_LARGE:
+            self._peers.setdefault(failure, []).append(peer)
+            self.router.stats(peer).refused_size(self.part.size, stated_limit(error), one_line(error), now)
+            return 0.0
+        self._alone |= failure in choice.doubtful
+        if failure in choice.doubtful:
+            self.router.ban_chain([span.peer for span in choice.chain], now)
+            self.router.retries += 1
+            return 0.0
+        is_unreachable = failure in (Failure.UNREACHABLE, Failure.NOT_LISTENING)
+        if self.part.avoided and (is_unreachable or failure in (Failure.NO_ANSWER, Failure.NO_CACHE)):
+            raise _no_second_opinion(what) from error
+        self.router.retries += failure is not Failure.NOT_LISTENING
+        if is_unreachable:
+            brief = f"blocks {choice.segment.start}:{choice.segment.end} (peer ...{str(peer)[-_PEER_CHARACTERS:]})"
+            brief += f": {error}" * (failure is Failure.NOT_LISTENING)
+            raise self._unreachable(what, one_line(error), choice.at, brief) from error
+        self._messages.append(f"{what}: {one_line(error)}")
+        peers = self._peers.setdefault(failure, [])
+        peers.append(peer)
+        if failure in (Failure.WRONG, Failure.REFUSED):
+            self._outage_since = None  # it was reached
+            if self._is_confirmed(peers, choice):
+                self._blame_request(failure, peers, error)
+        self._failed += 1
+        self._room_later |= failure is Failure.NO_CACHE and may_have_room_later(error)
+        if self._failed >= self.limit:
+            kind = NoCacheError if failure is Failure.NO_CACHE else SwarmError
+            given_up = kind(
+                f"got no answer for {what} in {format_count(self._failed, 'attempt')}: {self._messages[-1]}"
+            )
+            if failure is Failure.NO_CACHE:
+                given_up.transient = self._room_later
+            raise given_up from error
+        return 0.0 if self._failed == 1 else min(_FIRST_DELAY * 2 ** (self._failed - 2), _LONGEST_DELAY)
+
+    def has_route(self, online: Sequence[Span], now: float) -> bool:
+        """Whether there is a route of servers that are not banned, and take the request or, if it is split, a part."""
+        takers = online if self.part.rows > 1 else self._taking_it(online)
+        return bool(self._route(self._not_banned(takers, now), now))
+
+    def _blame_request(self, failure: Failure, peers: Sequence[Any], error: Exception) -> NoReturn:
+        """Raises what several servers say about the request, which does not count against them."""
+        messages = "; ".join(self._messages)
+        if len({*peers}) > 1:
+            for peer in peers:
+                self.router.stats(peer).retract(failure)
+        if failure is Failure.REFUSED:
+            raise RefusedError(f"servers refused it, {messages}") from error
+        raise ModelOutputError(f"servers answered with {messages}") from error
+
+    def _is_for_halves(self, wanted: Sequence[Span], taking: Sequence[Span], now: float) -> bool:
+        """Whether all servers that take the request at once have failed recently, and others would take its halves."""
+        if self.part.rows == 1 or len(taking) == len(wanted) or not self.has_route(wanted, now):
+            return False
+        return not self._route(self._not_banned(taking, now), now)
+
+    def _unreachable(self, what: str, why: str, now: float, brief: str) -> NoServer | SwarmError:
+        if self.part.avoided:
+            return _no_second_opinion(what)
+        self._outage_since = now if self._outage_since is None else self._outage_since
+        return NoServer(what, why, self._outage_since, brief)
+
+    def _is_confirmed(self, peers: Sequence[Any], choice: Choice) -> bool:
+        """Whether several servers failed in the same way, or one several times and there is no other."""
+        if len(peers) < _FAILURES_TO_CONFIRM:
+            return False
+        others = [span for span in choice.spans if span.peer not in peers]
+        return len({*peers}) > 1 or not self._route(others, choice.at)
+
+    def _stall_timeout(self, segment: Span, spans: Sequence[Span], now: float) -> float:
+        """Returns seconds to wait for a server: fewer if another one could answer, or the request is optional."""
+        latencies = list(self.router.stats(segment.peer).latencies)[-_RECENT_LATENCIES:]
+        if not latencies:
+            return self.timeout
+        others = [span for span in self._not_banned(spans, now) if span.peer != segment.peer]
+        is_optional = bool(self.part.avoided)
+        if not is_optional and self.router.next_segment(others, segment.start, segment.end, 1, now) is None:
+            return self.timeout
+        return max(_MIN_STALL_SECONDS, _STALL_LATENCIES * statistics.median(latencies))
+
+    def _holding_all(self, spans: Sequence[Span], now: float) -> Sequence[Span]:
+        whole = [span for span in spans if span.start <= self.part.block and span.end >= self.part.end]
+        return self._not_banned(whole, now) or spans
+
+    def _taking_it(self, spans: Sequence[Span]) -> list[Span]:
+        return [span for span in spans if self._takes_it(span)]
+
+    def _takes_it(self, span: Span) -> bool:
+        return self.part.size <= self.router.stats(span.peer).limit
+
+    def _not_banned(self, spans: Sequence[Span], now: float) -> list[Span]:
+        return [span for span in spans if not self.router.stats(span.peer).is_banned(now)]
+
+    def _chain(self, route: Sequence[Span], now: float) -> Sequence[Span]:
+        """Returns the servers at the beginning of a route that pass the request on to each other."""
+        chain: list[Span] = []
+        peers: list[Any] = []
+        for span in route[: MOST_HOPS if self.part.chained and not self._alone else 0]:
+            can = can_chain(span.announced.version) and span.peer not in peers
+            if not can or span.dtype != route[0].dtype or not self.router.may_chain([*peers, span.peer], now):
+                break
+            chain.append(span)
+            peers.append(span.peer)
+        return chain
+
+    def _route_again(self, spans: Sequence[Span], now: float) -> Sequence[Span]:
+        """Chooses a route; after a failure of servers that have answered before, whatever speed others announce."""
+        if self._failed:
+            proven = [span for span in spans if self.router.stats(span.peer).pacing.seconds_per_work is not None]
+            if again := self._route(self._not_banned(proven, now), now):
+                return again
+        return self._route(spans, now)
+
+    def _route(self, spans: Sequence[Span], now: float) -> Sequence[Span]:
+        return self.router.route(spans, self.part.block, self.part.end, self.part.tokens, now)
+
+
+def _no_second_opinion(what: str) -> SwarmError:
+    return SwarmError(f"no second opinion for {what}")

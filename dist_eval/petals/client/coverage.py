@@ -1,0 +1,311 @@
+"""A swarm's coverage: which servers hold which blocks, and which blocks have no server."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dist_eval.errors import SwarmError
+from dist_eval.printable import printable_lines
+from dist_eval.results.work import ServerSpan, Swarm
+from dist_eval.petals.client.announcements import announcement_of, mixed_precisions, mixed_versions
+from dist_eval.petals.client.dht_records import read_blocks, read_models
+from dist_eval.petals.client.petals_version import serves, versions_needed
+from dist_eval.petals.client.reachability import BETWEEN_CONTACTS
+from dist_eval.tables import format_count, output_width, text_table
+
+_POLL_SECONDS, _PING_SECONDS, _MODELS_SECONDS = 0.25, 2.5, 5.0
+_ADAPTERS_NAMED, _REASONS_NAMED = 5, 3
+
+
+@dataclass(frozen=True)
+class SwarmCoverage:
+    """The servers of a model's blocks at one point in time."""
+
+    dht_prefix: str  # name under which the blocks are announced
+    num_blocks: int  # blocks of the model
+    servers: tuple[ServerSpan, ...]  # all announced servers, by first block
+    adapter: str | None = None  # a LoRA adapter, if only servers that hold it count
+    # why there are more records, which are implausible, and how many
+    dropped: Counter[str] = field(default_factory=Counter)
+    unreachable: frozenset[str] = frozenset()  # identities of online servers that did not answer this host
+
+    @property
+    def online(self) -> list[ServerSpan]:
+        """The servers that requests can be sent to."""
+        online = [server for server in self.servers if server.state == "online"]
+        return [server for server in online if self.adapter is None or self.adapter in (server.adapters or ())]
+
+    @property
+    def replicas(self) -> list[int]:
+        """Number of online servers of each block."""
+        online = self.online
+        return [sum(s.start <= block < s.end for s in online) for block in range(self.num_blocks)]
+
+    @property
+    def missing(self) -> list[int]:
+        """Blocks without an online server."""
+        return [block for block, count in enumerate(self.replicas) if count == 0]
+
+    @property
+    def out_of_reach(self) -> list[int]:
+        """Blocks with online servers, none of which answered this host."""
+        reachable = replace(self, servers=tuple(s for s in self.servers if s.peer_id not in self.unreachable))
+        return sorted({*reachable.missing} - {*self.missing})
+
+    def serving(self, config: Any) -> SwarmCoverage:
+        """Returns the coverage of a given model: servers whose version of Petals does not compute it are "unfit"."""
+        if config is None:
+            return self
+        servers = (s if serves(s.version, config) else s.model_copy(update={"state": "unfit"}) for s in self.servers)
+        return replace(self, servers=tuple(servers))
+
+    def summary(self) -> Swarm:
+        """Returns the section `swarm` of `results.json`."""
+        return Swarm(
+            dht_prefix=self.dht_prefix,
+            num_blocks=self.num_blocks,
+            missing_blocks=self.missing,
+            replicas_per_block=self.replicas,
+            servers=list(self.servers),
+            dropped_records=self.dropped.total(),
+        )
+
+    def describe(self) -> str:
+        """Returns a text table of the servers, the replicas per block and the missing blocks."""
+        lines = [
+            f"{self.dht_prefix}: {format_count(self.num_blocks, 'block')}, {format_count(len(self.servers), 'server')}"
+        ]
+        columns = {
+            "server": ["..." + server.peer_id[-8:] for server in self.servers],
+            "blocks": [f"{server.start}:{server.end}" for server in self.servers],
+            "state": [
+                "not reachable from here" if server.peer_id in self.unreachable else server.state
+                for server in self.servers
+            ],
+            "dtype": [server.precision for server in self.servers],
+            "petals": [server.version or "" for server in self.servers],
+            "throughput": [f"{server.throughput:g}" for server in self.servers],
+            "ms/token": [
+                "" if (s := server.seconds_per_token) is None else f"{1000 * s:.3g}" for server in self.servers
+            ],
+            "free cache": ["" if server.free_cache is None else str(server.free_cache) for server in self.servers],
+            "adapters": [", ".join(server.adapters or ()) for server in self.servers],
+            "name": [server.name or "" for server in self.servers],
+        }
+        told = {name: cells for name, cells in columns.items() if any(cells)}
+        rows = [list(told), *map(list, zip(*told.values(), strict=True))]
+        lines += [f"  {line}" for line in text_table(rows, width=output_width() - len("  "))]
+        lines += filter(None, (mixed_precisions(self.online), mixed_versions(self.online)))
+        if self.dropped:
+            lines.append(f"dropped, because they are implausible: {format_dropped(self.dropped, 'record')}")
+        if self.adapter is not None:
+            lines.append(f"counting only servers with the adapter {self.adapter}:")
+        lines.append("replicas per block: " + ranges_by_value(self.replicas))
+        lines.append("missing blocks: " + (format_ranges(self.missing) or "none"))
+        if self.out_of_reach:
+            lines.append(f"not reachable from here: every server of blocks {format_ranges(self.out_of_reach)}")
+        return printable_lines("\n".join(lines))
+
+
+def format_dropped(dropped: Counter[str], what: str) -> str:
+    """Says how many records were dropped, and the most frequent reasons."""
+    named = [f"{reason} ({count})" for reason, count in dropped.most_common(_REASONS_NAMED)]
+    named += ["..."] * (len(dropped) > _REASONS_NAMED)
+    return f"{format_count(dropped.total(), what)}: {'; '.join(named)}"
+
+
+def format_ranges(numbers: Sequence[int]) -> str:
+    """Formats sorted numbers as ranges: [0, 1, 2, 5] becomes "0-2, 5"."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(str(p[0]) if len(p) == 1 else f"{p[0]}-{p[-1]}" for p in parts)
+
+
+def ranges_by_value(values: Sequence[int]) -> str:
+    """Formats positions by value: [1, 1, 2] becomes "1 (blocks 0-1), 2 (blocks 2)"."""
+    return ", ".join(
+        f"{value} (blocks {format_ranges([i for i, v in enumerate(values) if v == value])})"
+        for value in sorted(set(values))
+    )
+
+
+def look_up_coverage(
+    dht: Any, dht_prefix: str, num_blocks: int, timeout: float = 30.0, *, adapter: str | None = None
+) -> SwarmCoverage:
+    """Looks up which servers hold a model's blocks, within so many seconds; with an adapter, those that have it."""
+    records = read_blocks(dht, dht_prefix, num_blocks, timeout)
+    servers = [
+        ServerSpan(
+            peer_id=span.peer,
+            start=span.start,
+            end=span.end,
+            state=span.server.state,
+            throughput=span.server.throughput,
+            name=span.server.public_name,
+            seconds_per_token=rate and (span.end - span.start) / rate,
+            free_cache=None if cache is None else cache // (span.end - span.start),
+            **announcement_of(span.server).to_json(),
+        )
+        for span in records.spans()
+        for rate, cache in [(span.server.forward_rps, span.server.cache_tokens_left)]
+    ]
+    return SwarmCoverage(dht_prefix, num_blocks, tuple(servers), adapter, records.dropped)
+
+
+def measure_distances(dht: Any, peers: Sequence[str], timeout: float) -> dict[str, float | None]:
+    """Pings servers, all at the same time, and those that do not answer again.
+
+    Args:
+        dht: a running `hivemind.DHT`.
+        peers: identities of the servers.
+        timeout: how long to ask again, in seconds.
+
+    Returns:
+        Round-trip time of a further ping (the first one may open a connection) in seconds, None without an answer.
+
+    Raises:
+        SwarmError: this process' own node does not answer.
+    """
+    from hivemind.p2p import PeerID
+
+    from dist_eval.petals.client import protocol
+
+    def ping(peers: Sequence[str]) -> dict[str, float]:
+        ask = functools.partial(protocol.ping, [PeerID.from_base58(peer) for peer in peers], _PING_SECONDS)
+        try:
+            return dict(dht.run_coroutine(ask, return_future=True).result(2 * _PING_SECONDS))
+        except concurrent.futures.TimeoutError as error:
+            raise SwarmError("This process' own node of the swarm does not answer.") from error
+
+    found, give_up = ping(peers), time.monotonic() + timeout
+    while (missing := [peer for peer in peers if peer not in found]) and time.monotonic() < give_up:
+        time.sleep(BETWEEN_CONTACTS)
+        found |= ping(missing)
+    found |= ping(list(found))
+    return {peer: found.get(peer) for peer in peers}
+
+
+def wait_until_covered(
+    dht: Any,
+    dht_prefix: str,
+    num_blocks: int,
+    timeout: float,
+    *,
+    config: Any = None,
+    adapter: str | None = None,
+    servers: int = 1,
+    check: Callable[[], None] = lambda: None,
+    timeout_option: str = "--swarm-timeout",
+) -> SwarmCoverage:
+    """Waits until every block has an online server.
+
+    Args:
+        dht: a running `hivemind.DHT`.
+        dht_prefix: name under which the blocks are announced.
+        num_blocks: blocks of the model.
+        timeout: seconds.
+        config: the model's `transformers` config; servers whose version of Petals does not compute it do not count.
+        adapter: a LoRA adapter that servers must hold to count.
+        servers: number of servers that must be online, too.
+        check: called at every poll; raises when waiting has become pointless.
+        timeout_option: the option that sets the timeout, for the message.
+
+    Returns:
+        The complete coverage.
+
+    Raises:
+        SwarmError: blocks are still missing after `timeout`, or at once if all are online, but no server announces the
+            adapter; the message names them.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        check()
+        left = max(1.0, deadline - time.monotonic())
+        coverage = look_up_coverage(dht, dht_prefix, num_blocks, left, adapter=adapter).serving(config)
+        online = len(coverage.online)
+        if fault := adapter_fault(coverage, is_over=time.monotonic() > deadline):
+            raise SwarmError(fault)
+        if not coverage.missing and online >= servers:
+            return coverage
+        if time.monotonic() > deadline and not coverage.missing:
+            raise SwarmError(
+                f"Only {online} of {format_count(servers, 'server')} of {dht_prefix} "
+                f"{'is' if servers == 1 else 'are'} online after {timeout:g} s. Wait longer with "
+                f"{timeout_option}."
+            )
+        if time.monotonic() > deadline:
+            anyhow = replace(coverage, adapter=None)
+            unfit = unfit_message(anyhow, config)
+            raise SwarmError(
+                unfit or _missing_message(anyhow, read_models(dht, _MODELS_SECONDS).blocks, timeout, timeout_option)
+            )
+        time.sleep(_POLL_SECONDS)
+
+
+def unfit_message(coverage: SwarmCoverage, config: Any) -> str:
+    """Says which missing blocks are held by servers whose version of Petals is unfit; empty if none are."""
+    unfit = [server for server in coverage.servers if server.state == "unfit"]
+    held = [block for block in coverage.missing if any(server.start <= block < server.end for server in unfit)]
+    if not held:
+        return ""
+    versions = ", ".join(sorted({f"Petals {server.version or '(unknown)'}" for server in unfit}))
+    return (
+        f"Blocks {format_ranges(held)} of {coverage.dht_prefix} are held only by servers with {versions}, "
+        f"which would fail or compute something else: this model needs servers with {versions_needed(config)}."
+    )
+
+
+def adapter_fault(coverage: SwarmCoverage, *, is_over: bool) -> str:
+    """Says why an adapter is not there: empty if it is, if none is asked for, or if blocks are missing without it, too.
+
+    Args:
+        coverage: of the servers that hold the adapter.
+        is_over: whether to give up waiting for the adapter where some server announces it, but not one for each block.
+    """
+    adapter, missing = coverage.adapter, coverage.missing
+    if adapter is None or not missing or replace(coverage, adapter=None).missing:
+        return ""
+    held: dict[str, list[str]] = {}
+    for server in coverage.servers:
+        for name in server.adapters or ():
+            held.setdefault(name, []).append(f"{server.start}:{server.end}")
+    if adapter in held and not is_over:
+        return ""
+    others = ", ".join(f"{name} (blocks {', '.join(spans)})" for name, spans in sorted(held.items())[:_ADAPTERS_NAMED])
+    return (
+        f"No online server holds the adapter {adapter!r} for blocks {format_ranges(missing)} of {coverage.dht_prefix}. "
+        + (f"The servers announce {others}: name one that covers all blocks" if held else "The servers announce none")
+        + f"{' with --adapter,' if held else ': leave out --adapter,'} or start servers with --adapters {adapter}."
+    )
+
+
+def _missing_message(coverage: SwarmCoverage, models: dict[str, int], timeout: float, timeout_option: str) -> str:
+    prefix, total, dropped = coverage.dht_prefix, coverage.num_blocks, ""
+    if coverage.dropped:
+        found = format_dropped(coverage.dropped, "record")
+        dropped = f" What its servers announce is implausible, and was dropped, {found}."
+    if len(coverage.missing) < total or any(s.state == "joining" for s in coverage.servers):
+        return (
+            f"No online server holds blocks {format_ranges(coverage.missing)} of {prefix} (0-{total - 1}) after "
+            f"{timeout:g} s.{dropped} Start servers for them, or wait longer with {timeout_option}."
+        )
+    message = f"The swarm serves no block of {prefix!r} after {timeout:g} s.{dropped}"
+    if prefix in models:
+        return (
+            f"{message} It announces the model, but no server of it: start servers, or wait longer with "
+            f"{timeout_option}."
+        )
+    if models:
+        served = ", ".join(f"{name} ({format_count(blocks, 'block')})" for name, blocks in sorted(models.items())[:5])
+        return f"{message} It serves {served}: give this model's name in the swarm with --dht-prefix."
+    return f"{message} Start servers for it, or give its name in the swarm with --dht-prefix."

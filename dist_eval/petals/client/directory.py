@@ -1,0 +1,103 @@
+"""The servers of a model's blocks, kept up to date in a thread."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from dist_eval.petals.client.announcements import ServerRecord, announcement_of
+from dist_eval.petals.client.dht_records import read_blocks
+from dist_eval.petals.client.routes import Span
+
+_UPDATE_SECONDS, _CLOSING_SECONDS = 15.0, 4.0
+
+
+class ServerDirectory:
+    """The list of the servers that hold a model's blocks.
+
+    Args:
+        dht: a running `hivemind.DHT`.
+        dht_prefix: name under which the blocks are announced.
+        num_blocks: blocks of the model.
+        adapter: a LoRA adapter that servers must hold to count.
+        allowed_servers: the only servers that count, as peer ids in base58 or `PeerID`s; None for all.
+        blocked_servers: servers that do not count.
+
+    Attributes:
+        p2p: the connection to the servers, which is opened by `start`.
+    """
+
+    def __init__(
+        self,
+        dht: Any,
+        dht_prefix: str,
+        num_blocks: int,
+        adapter: str | None = None,
+        *,
+        allowed_servers: Collection[Any] | None = None,
+        blocked_servers: Collection[Any] | None = None,
+    ) -> None:
+        self.dht, self.dht_prefix, self.num_blocks, self.adapter = dht, dht_prefix, num_blocks, adapter
+        self._allowed = None if allowed_servers is None else {*map(str, allowed_servers)}
+        self._blocked = {*map(str, blocked_servers or ())}
+        self.p2p: Any = None
+        self._spans: Sequence[Span] = ()
+        self._outdated, self._closed = threading.Event(), False
+        self._thread = threading.Thread(target=_keep_up_to_date, args=(weakref.ref(self), self._outdated), daemon=True)
+
+    def start(self, timeout: float) -> None:
+        """Reads the first list, and starts the thread.
+
+        Raises:
+            SwarmError: the swarm does not answer.
+        """
+        from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
+
+        self.p2p = RemoteExpertWorker.run_coroutine(self.dht.replicate_p2p())
+        self._spans = self._read(timeout)
+        self._thread.start()
+
+    def spans(self) -> Sequence[Span]:
+        """Returns the blocks that were online when the list was read last."""
+        return self._spans
+
+    def update(self) -> None:
+        """Has the list read again soon."""
+        self._outdated.set()
+
+    def close(self) -> None:
+        """Stops the thread, and waits for it, unless it is waiting for the swarm."""
+        self._closed = True
+        self._outdated.set()
+        if self._thread.is_alive():
+            self._thread.join(_CLOSING_SECONDS)
+
+    def _read(self, timeout: float) -> Sequence[Span]:
+        from hivemind.p2p import PeerID
+
+        held = read_blocks(self.dht, self.dht_prefix, self.num_blocks, timeout).spans()
+        return [
+            Span(PeerID.from_base58(peer), start, end, announcement_of(server), server.forward_rps)
+            for peer, start, end, server in sorted(held, key=lambda span: (span.start - span.end, span.peer))
+            if self._counts(peer, server)
+        ]
+
+    def _counts(self, peer: str, server: ServerRecord) -> bool:
+        is_chosen = peer not in self._blocked and (self._allowed is None or peer in self._allowed)
+        return is_chosen and server.state == "online" and self.adapter in (None, *server.adapters)
+
+
+def _keep_up_to_date(reference: weakref.ref[ServerDirectory], outdated: threading.Event) -> None:
+    """Runs in the thread, which keeps neither list nor node alive while it waits: a program may drop its model."""
+    while True:
+        outdated.wait(_UPDATE_SECONDS)
+        outdated.clear()
+        directory = reference()
+        if directory is None or directory._closed or not directory.dht.is_alive():
+            return
+        with contextlib.suppress(Exception):  # whatever went wrong in the node's process: the old list is better
+            directory._spans = directory._read(_UPDATE_SECONDS)
+        del directory

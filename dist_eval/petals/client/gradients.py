@@ -1,0 +1,145 @@
+"""Gradients through a swarm: its blocks as a single `torch.autograd.Function`.
+
+The forward is that of evaluation (`requests.py`), and keeps the inputs of each server. The backward asks servers for
+gradients, from the last segment to the first. Any server that holds the blocks can answer, since it recomputes their
+forward; where none holds all blocks of a segment any more, the segment is split. So a server may leave at any moment,
+and the number of retries is bounded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dist_eval.petals.client.attempts import Choice, RoutePart, TooLarge
+from dist_eval.petals.client.requests import SwarmRequests, for_all, parts_of, tokens_in, within
+from dist_eval.petals.client.turns import Request
+
+_BACKWARD_WORK = 3  # Cost of a backward in forwards: it recomputes one, and costs about two itself
+
+Part = tuple[int, int, torch.Tensor]
+"""A segment of the route: its first block, one past its last block, and its inputs."""
+
+Way = tuple[torch.Tensor, list[Part]]
+"""Outputs of the last block for some texts, and the route that they took."""
+
+
+def through_swarm(
+    requests: SwarmRequests, hidden: torch.Tensor, prompts: torch.Tensor | None, rows: int | None = None
+) -> torch.Tensor:
+    """Sends hidden states through all blocks; differentiable and thread-safe.
+
+    Args:
+        requests: sends to the swarm.
+        hidden: float tensor of shape [batch, length, hidden].
+        prompts: deep prompts of shape [blocks, pre_seq_len, hidden], or None; the same in all concurrent calls.
+        rows: most texts of a request: several requests are sent at a time. By default it is one.
+
+    Returns:
+        The last block's outputs, of the same shape, dtype and device as `hidden`.
+
+    Raises:
+        EvaluationError: see `SwarmRequests.forward`; the backward raises the same.
+    """
+    return _ThroughSwarm.apply(requests, hidden, prompts, rows)
+
+
+class _ThroughSwarm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, requests: SwarmRequests, hidden: torch.Tensor, prompts: torch.Tensor | None, rows: int | None
+    ) -> torch.Tensor:
+        from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
+
+        requests.transport.use_prompts(prompts)
+        ways = RemoteExpertWorker.run_coroutine(_forward_all(requests, parts_of(hidden.detach(), rows)))
+        ctx.requests, ctx.prompts, ctx.ways = requests, prompts, [parts for _, parts in ways]
+        return torch.cat([outputs for outputs, _ in ways]).to(hidden)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, torch.Tensor, torch.Tensor | None, None]:
+        from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
+
+        gradient, of_prompts = gradients[0], None
+        ctx.requests.transport.use_prompts(ctx.prompts)
+        answers = RemoteExpertWorker.run_coroutine(_backward_all(ctx.requests, ctx.ways, gradient))
+        if ctx.prompts is not None:
+            of_prompts = torch.zeros_like(ctx.prompts, dtype=torch.float32)
+            for _, pieces in answers:
+                for start, piece in pieces:  # summed over the batch, to which the prompts were broadcast
+                    of_prompts[start : start + len(piece)] += piece.to(of_prompts).sum(dim=1)
+            of_prompts = of_prompts.to(ctx.prompts)
+        return None, torch.cat([by_inputs for by_inputs, _ in answers]).to(gradient), of_prompts, None
+
+
+Pieces = list[tuple[int, torch.Tensor]]
+"""Gradients by deep prompts: first block, and a tensor of shape [blocks, batch, pre_seq_len, hidden]."""
+
+
+async def _forward_all(requests: SwarmRequests, parts: Sequence[torch.Tensor]) -> list[Way]:
+    """Sends several requests at a time; one that is too large for all servers becomes two."""
+
+    async def ways_of(hidden: torch.Tensor) -> list[Way]:
+        try:
+            return [await _forward(requests, hidden)]
+        except TooLarge as error:
+            return await _forward_all(requests, requests.halves(hidden, error))
+
+    return [way for ways in await for_all(parts, ways_of) for way in ways]
+
+
+async def _forward(requests: SwarmRequests, hidden: torch.Tensor) -> Way:
+    block, parts = 0, list[Part]()
+    await requests.rate_limiter.wait(tokens_in(hidden))
+    while block < requests.num_blocks:
+        segment, outputs = await requests.send(hidden, block)
+        parts.append((segment.start, segment.end, hidden))
+        hidden, block = outputs, segment.end
+    return hidden, parts
+
+
+async def _backward_all(
+    requests: SwarmRequests, ways: list[list[Part]], gradient: torch.Tensor
+) -> list[tuple[torch.Tensor, Pieces]]:
+    sizes = [len(parts[0][2]) for parts in ways]
+    pairs = [*zip(ways, gradient.split(sizes), strict=True)]
+    return await for_all(pairs, lambda pair: _backward(requests, *pair))
+
+
+async def _backward(requests: SwarmRequests, parts: list[Part], gradient: torch.Tensor) -> tuple[torch.Tensor, Pieces]:
+    pieces: Pieces = []
+    for part in reversed(parts):
+        gradient, of_part = await _through_part(requests, part, gradient)
+        pieces += of_part
+    return gradient, pieces
+
+
+async def _through_part(requests: SwarmRequests, part: Part, gradient: torch.Tensor) -> tuple[torch.Tensor, Pieces]:
+    """Backpropagates a gradient from the outputs of a segment to its inputs."""
+    start, end, inputs = part
+    tokens = tokens_in(inputs)
+
+    def make_request(choice: Choice) -> Request:
+        segment = choice.segment
+        work = tokens * (segment.end - segment.start)
+        if segment.end == end:
+            return Request(
+                within(lambda: requests.transport.send_back(segment, inputs, gradient)), _BACKWARD_WORK * work
+            )
+        return Request(within(lambda: requests.transport.send(segment, inputs)), work)
+
+    try:
+        whole = RoutePart(start, end, tokens, prefer_whole=True, rows=len(inputs))
+        choice, answer = await requests.send_with_retries(make_request, whole)
+    except TooLarge as error:
+        halves = zip(requests.halves(inputs, error), gradient.tensor_split(2), strict=True)
+        answers = [await _through_part(requests, (start, end, half), theirs) for half, theirs in halves]
+        return torch.cat([by_inputs for by_inputs, _ in answers]), [piece for _, found in answers for piece in found]
+    segment = choice.segment
+    if segment.end == end:
+        by_inputs, by_prompts = answer
+        return by_inputs, [] if by_prompts is None else [(start, by_prompts)]
+    # no server holds the whole segment any more, but the inputs of its rest are known now
+    return await _backward(requests, [(start, segment.end, inputs), (segment.end, end, answer)], gradient)

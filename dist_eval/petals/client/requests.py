@@ -1,0 +1,390 @@
+"""Requests to a swarm: hidden states before the first block → those after the last one.
+
+Petals' own client is made for training. This one is made for many forwards. `SwarmRequests` is the path of a batch,
+from top to bottom, segment by segment: choose a server, or a chain of servers that pass the request on to each other
+(`attempts.py`, by the speeds that `router.py` has measured), wait for its turn (`turns.py`), send (`transport.py`), and
+retry or go elsewhere. Wherever a chain ends, the next segment begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar, cast
+
+import torch
+
+from dist_eval.petals.base_model.config import max_request_tokens
+from dist_eval.data.answers import RouteSegment
+from dist_eval.errors import NoCacheError, RefusedError, SwarmError, one_line
+from dist_eval.process.memory import keep_freed_memory
+from dist_eval.results.work import Traffic
+from dist_eval.petals.client.attempts import Attempts, Choice, NoServer, RoutePart, TooLarge
+from dist_eval.petals.client.directory import ServerDirectory
+from dist_eval.petals.client.failures import Failure, RequestDisplaced, classify, drop_traceback, may_have_room_later
+from dist_eval.petals.client.gate import RateLimiter
+from dist_eval.petals.client.inputs import Inputs, TokenIds
+from dist_eval.petals.client.outputs import picked
+from dist_eval.petals.client.router import Router
+from dist_eval.petals.client.routes import RouteRecord, Span
+from dist_eval.petals.client.servers import SwarmServers
+from dist_eval.petals.client.transport import ChainOutputs, Transport
+from dist_eval.petals.client.turns import Request, Turns
+
+# How often a server's round trip is measured, and the longest time that this takes
+_ROUND_TRIPS, _ROUND_TRIP_SECONDS = 2, 2.0
+
+
+MakeRequest = Callable[[Choice], Request]
+"""Returns the request to a server, or to a chain of them, for the blocks that they should run."""
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+Halved = TypeVar("Halved", torch.Tensor, Inputs)
+
+
+class SwarmRequests:
+    """Sends hidden states through all blocks of a model.
+
+    Args:
+        directory: the list of servers.
+        config: the model's `transformers` config.
+        request_timeout: seconds to wait for a server's answer.
+        max_retries: how often each part of a request is sent again, after its first attempt.
+        compression: of the activations: "none" is exact, "float16" changes the result a little.
+        router: chooses servers; by default one of its own.
+        outage_timeout: seconds to wait for blocks that no reachable server holds.
+        rejoin: called every few seconds while waiting for such servers.
+        tokens_per_second: most tokens to send through the swarm in a second.
+        chains: whether servers that can may pass requests on to each other, which changes no bit of a result.
+
+    Attributes:
+        servers: those that may be asked.
+        router: chooses servers, and keeps their statistics.
+        rate_limiter: spaces batches.
+        halved: requests that were too large for all servers, and were split in halves.
+        timeout: seconds to wait for a server's answer.
+    """
+
+    def __init__(
+        self,
+        directory: ServerDirectory,
+        config: Any,
+        *,
+        request_timeout: float,
+        max_retries: int,
+        compression: str = "none",
+        router: Router | None = None,
+        outage_timeout: float = 120.0,
+        rejoin: Callable[[], None] = lambda: None,
+        tokens_per_second: float = math.inf,
+        chains: bool = True,
+    ) -> None:
+        self.router = router or Router()
+        self.halved = 0
+        self.rate_limiter = RateLimiter(tokens_per_second)
+        self.timeout, self._attempts = request_timeout, max_retries + 1
+        self._config, self._compression = config, compression
+        self.transport = Transport(directory, timeout=request_timeout, compression=compression)
+        self.servers = SwarmServers(directory, config, self.transport, outage_timeout=outage_timeout, rejoin=rejoin)
+        self.num_blocks = self.servers.num_blocks
+        # activations that are compressed on the way to each server would be others in a chain
+        self._chains = chains and compression == "none"
+        self._turns = Turns(self.router, self.servers.spans)
+
+    def start(self) -> None:
+        """Waits for the first list of servers, and measures how long messages to them take.
+
+        Raises:
+            SwarmError: some block has no server, or none whose version of Petals computes the model.
+        """
+        from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
+
+        keep_freed_memory()
+        self.servers.start(self.timeout)
+        RemoteExpertWorker.run_coroutine(self._measure_round_trips())
+
+    def forward(
+        self,
+        given: torch.Tensor | TokenIds,
+        prompts: torch.Tensor | None,
+        avoided: Sequence[RouteSegment] = (),
+        record: RouteRecord | None = None,
+        *,
+        rows: torch.Tensor | None = None,
+        most_texts: int | None = None,
+    ) -> torch.Tensor:
+        """Sends a batch through all blocks. Thread-safe.
+
+        Args:
+            given: hidden states, float tensor of shape [batch, length, hidden]; or of what they are made.
+            prompts: deep prompts of shape [blocks, pre_seq_len, hidden], or None. They are serialized once: pass the
+                same tensor each time.
+            avoided: segments to avoid if there is another route.
+            record: records the route.
+            rows: positions in batch x length whose outputs are needed, int64 of shape [rows]; by default all. Servers
+                then need not send the others.
+            most_texts: most texts of a request: several requests are sent at a time. By default it is one.
+
+        Returns:
+            The last block's outputs: of the shape of the hidden states, or of shape [rows, hidden]; in their dtype,
+            float32 for token ids, whose outputs are on the CPU.
+
+        Raises:
+            RefusedError: servers refused the request.
+            ModelOutputError: servers answered with values that are not finite.
+            OutageError: a block has had no reachable server for too long.
+            SwarmError: a segment got no answer in all attempts.
+        """
+        from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
+
+        self.transport.use_prompts(prompts)
+        inputs = Inputs.of(given)
+        is_told = rows is not None and len(rows) < inputs.size and most_texts is None  # of what servers need to send
+        sent = self._forward_parts(inputs, rows if is_told else None, avoided, record or RouteRecord(), most_texts)
+        found = RemoteExpertWorker.run_coroutine(sent)
+        found = found.to(given) if isinstance(given, torch.Tensor) else found.to(torch.float32)
+        return found if is_told else picked(found, rows)
+
+    async def _forward_parts(
+        self,
+        inputs: Inputs,
+        rows: torch.Tensor | None,
+        avoided: Sequence[RouteSegment],
+        record: RouteRecord,
+        most_texts: int | None,
+    ) -> torch.Tensor:
+        if most_texts is None:
+            return await self._forward(inputs, rows, avoided, record)
+        parts = inputs.split(most_texts)
+        return torch.cat(await for_all(parts, lambda part: self._forward(part, None, avoided, record)))
+
+    async def _forward(
+        self, inputs: Inputs, rows: torch.Tensor | None, avoided: Sequence[RouteSegment], record: RouteRecord
+    ) -> torch.Tensor:
+        await self.rate_limiter.wait(inputs.size)
+        return await self._forward_from(0, inputs, rows, avoided, record)
+
+    async def _forward_from(
+        self,
+        block: int,
+        inputs: Inputs,
+        rows: torch.Tensor | None,
+        avoided: Sequence[RouteSegment],
+        record: RouteRecord,
+    ) -> torch.Tensor:
+        while True:
+            part = RoutePart(
+                *(block, self.num_blocks, inputs.size, avoided),
+                rows=inputs.batch,
+                chained=self._chains,
+                has_ids=inputs.tokens is not None,
+            )
+            try:
+                choice, answer = await self.send_with_retries(
+                    lambda choice, inputs=inputs: self._forward_request(choice, inputs, rows),  # type: ignore[misc]
+                    part,
+                )
+            except TooLarge as error:
+                return await self._forward_halves(block, self.halves(inputs, error), rows, avoided, record)
+            block, outputs = choice.segment.end, answer
+            if isinstance(answer, ChainOutputs):
+                block, outputs = answer.answer.end, answer.outputs
+            record.route += [
+                RouteSegment(str(span.peer), span.start, span.end, span.announced.precision)
+                for span in choice.chain or [choice.segment]
+                if span.end <= block
+            ]
+            if block == self.num_blocks:
+                return outputs if outputs.ndim < 3 else picked(outputs, rows)
+            inputs = Inputs.of(outputs)
+
+    async def _forward_halves(
+        self,
+        block: int,
+        halves: Sequence[Inputs],
+        rows: torch.Tensor | None,
+        avoided: Sequence[RouteSegment],
+        record: RouteRecord,
+    ) -> torch.Tensor:
+        if rows is None:
+            return torch.cat([await self._forward_from(block, half, None, avoided, record) for half in halves])
+        cut, found = halves[0].size, list[torch.Tensor]()
+        places = [(rows < cut).nonzero().flatten(), (rows >= cut).nonzero().flatten()]
+        for half, place, start in zip(halves, places, (0, cut), strict=True):
+            if len(place):
+                found.append(await self._forward_from(block, half, rows[place] - start, avoided, record))
+        return torch.cat(found)[torch.cat(places).argsort()]
+
+    async def send(
+        self, hidden: torch.Tensor, block: int, avoided: Sequence[RouteSegment] = ()
+    ) -> tuple[Span, torch.Tensor]:
+        """Sends hidden states to a single server from a block on; see `send_with_retries`."""
+        inputs = Inputs.of(hidden)
+        part = RoutePart(block, self.num_blocks, inputs.size, avoided, rows=inputs.batch)
+        choice, outputs = await self.send_with_retries(lambda choice: self._forward_request(choice, inputs), part)
+        return choice.segment, outputs
+
+    def _forward_request(self, choice: Choice, inputs: Inputs, rows: torch.Tensor | None = None) -> Request:
+        chain = choice.chain
+        if chain:
+            wanted = rows if chain[-1].end == self.num_blocks else None
+            blocks = chain[-1].end - chain[0].start
+            return Request(
+                within(lambda: self.transport.send_chain(chain, choice.patience, inputs, wanted)), inputs.size * blocks
+            )
+        return self._plain_request(choice.segment, inputs)
+
+    def _plain_request(self, segment: Span, inputs: Inputs) -> Request:
+        async def send() -> torch.Tensor:
+            return await self.transport.send(segment, await asyncio.to_thread(inputs.hidden))
+
+        return Request(within(send), inputs.size * (segment.end - segment.start))
+
+    async def send_with_retries(self, make_request: MakeRequest, part: RoutePart) -> tuple[Choice, Any]:
+        """Sends a request to one server after another until one has answered; returns who was asked, and the answer.
+
+        Raises:
+            TooLarge: servers accept smaller requests only.
+            EvaluationError: see `forward`.
+        """
+        attempts = Attempts(self.router, part, self._attempts, self.timeout)
+        online = self.servers.session_spans if part.in_session else self.servers.spans
+        has_waited = False
+        while True:
+            try:
+                choice = attempts.choose(online(), time.monotonic())
+                try:
+                    answer = await self._turns.send(make_request(choice), choice)
+                except Exception as error:  # any of the daemon, the connection or the server
+                    drop_traceback(error)
+                    delay = attempts.failed(choice, error, time.monotonic())
+                    if classify(error) not in (Failure.DISPLACED, Failure.TOO_LARGE):
+                        self.servers.refresh()
+                    await asyncio.sleep(delay)
+                else:
+                    end = answer.answer.end if isinstance(answer, ChainOutputs) else None
+                    attempts.answered(choice, time.monotonic(), end)
+                    if choice.chain and choice.chain[-1].end != end:
+                        self.servers.refresh()
+                    if has_waited:
+                        self.servers.came_back()
+                    return choice, answer
+            except NoServer as outage:
+                self.servers.refresh()
+                if not attempts.has_route(online(), time.monotonic()):
+                    has_waited = True
+                    await self.servers.wait(outage)
+
+    def halves(self, given: Halved, error: TooLarge) -> Sequence[Halved]:
+        """Splits a request into two that a server may accept.
+
+        Raises:
+            RefusedError: it is a single text.
+        """
+        batch, length = given.shape[:2]
+        if batch == 1:
+            refused = RefusedError(
+                f"a text of {length} tokens, prompts included, is more than the servers accept "
+                f"({error}): give a lower --max-length"
+            )
+            # what servers take by default is refused by few: others may be back later
+            refused.transient = length <= max_request_tokens(self._config)
+            raise refused from error
+        self.halved += 1
+        return given.tensor_split(2)
+
+    def ask(self, segment: Span, hidden: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
+        """Sends hidden states through blocks of a given server.
+
+        Raises:
+            SwarmError: see `answer_of`.
+        """
+        self.transport.use_prompts(prompts)
+        return self.answer_of(segment, self._plain_request(segment, Inputs.of(hidden)))
+
+    def answer_of(self, segment: Span, request: Request) -> torch.Tensor:
+        """Sends a request to a given server.
+
+        Raises:
+            SwarmError: there is no usable answer; the message names the server. A `NoCacheError` if it has no room for
+                a session.
+        """
+        from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
+
+        choice = Choice(segment, self.timeout, spans=(), at=time.monotonic())
+
+        async def send() -> torch.Tensor:
+            while True:
+                with contextlib.suppress(RequestDisplaced):  # by the failure of another request
+                    return await self._turns.send(request, choice)
+
+        try:
+            return RemoteExpertWorker.run_coroutine(send())
+        except Exception as error:  # any of the daemon, the connection or the server
+            has_no_room = classify(error) is Failure.NO_CACHE
+            failed = (NoCacheError if has_no_room else SwarmError)(
+                f"blocks {segment.start}:{segment.end} (peer {segment.peer}): {one_line(error)}"
+            )
+            failed.transient = not has_no_room or may_have_room_later(error)
+            raise failed from error
+
+    async def _measure_round_trips(self) -> None:
+        """Measures how long messages to servers take; those that take long to answer are left out."""
+
+        async def measure(span: Span) -> None:
+            with contextlib.suppress(Exception):  # any of the daemon, the connection or the server
+                await self.transport.free_cache(span)  # opens the connection
+                for _ in range(_ROUND_TRIPS):
+                    sent_at = time.monotonic()
+                    await self.transport.free_cache(span)
+                    self.router.stats(span.peer).pacing.measured_round_trip(time.monotonic() - sent_at)
+
+        tasks = [asyncio.ensure_future(measure(span)) for span in self.servers.spans()]
+        await asyncio.wait(tasks, timeout=_ROUND_TRIP_SECONDS)
+        for task in tasks:
+            task.cancel()
+
+    def traffic(self) -> Traffic:
+        """Returns the traffic so far, for the section `ranks` of `results.json`."""
+        return Traffic(
+            compression=self._compression,
+            round_trips=self._turns.answers,
+            retries=self.router.retries,
+            halved=self.halved,
+            bytes_sent=self.transport.bytes_sent,
+            bytes_received=self.transport.bytes_received,
+            servers=[
+                server.traffic(str(peer))
+                for peer, server in self.router.servers.items()
+                if server.requests or server.failures
+            ],
+        )
+
+
+def parts_of(hidden: torch.Tensor, rows: int | None) -> Sequence[torch.Tensor]:
+    """Splits a batch into requests of so many texts at most; by default it is one."""
+    return hidden.split(rows or max(1, len(hidden)))
+
+
+async def for_all(items: Sequence[Item], call: Callable[[Item], Awaitable[Result]]) -> list[Result]:
+    """Calls a function with all items at a time; returns the results, once all calls have ended."""
+    answers = await asyncio.gather(*map(call, items), return_exceptions=True)  # none goes on alone
+    for answer in answers:
+        if isinstance(answer, BaseException):
+            raise answer
+    return cast(list[Result], answers)
+
+
+def within(send: Callable[[], Awaitable[Any]]) -> Callable[[float], Awaitable[Any]]:
+    """Returns what sends a single message, and waits for its answer for so many seconds."""
+    return lambda seconds: asyncio.wait_for(send(), seconds)
+
+
+def tokens_in(hidden: torch.Tensor) -> int:
+    """Returns the tokens in hidden states of shape [batch, length, hidden], counting padding and prompts."""
+    return hidden.shape[0] * hidden.shape[1]

@@ -1,0 +1,263 @@
+"""Routing of requests by the measured speed of servers. Does no I/O.
+
+A request takes the route with the least cost: its expected latency, of which its own time counts a little less than its
+waiting. Both follow from each server's `pacing`: its speed, the way to it, what it was sent and what waits for it.
+Before a server's first answer, its speed is taken from what it announces, in proportion to those that are measured. So
+work spreads over replicas in proportion to their speed, a slow one gets as much as it can do in the same time, and one
+that fails is banned for a while.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dist_eval.process.shared_state import SharedStates
+from dist_eval.results.work import Announcement, ServerTraffic
+from dist_eval.petals.client.chain_pacing import ChainPacing
+from dist_eval.petals.client.failures import Failure
+from dist_eval.petals.client.pacing import Pacing
+from dist_eval.petals.client.routes import UNKNOWN, Span
+
+_BAN_SECONDS, _LONGEST_BAN_SECONDS = 1.0, 60.0
+_SEGMENT_BLOCKS = 0.25  # Least cost of a segment, in blocks: with no measurements yet, fewer segments are better
+# Weight of a request's own time at a server, beside the time that it waits there: where it would be done first, it may
+# leave a slower server idle that the next requests will need
+_OWN_WEIGHT = 0.75
+_JITTER = 0.02  # Relative noise on costs, which breaks ties between equal servers differently on each rank
+_LATENCIES_KEPT = 1_000
+# How many times as fast as the slowest that announces its speed, and as the fastest that is measured, a server without
+# a measurement is expected to be at most, whatever it announces: more would only decide about its first requests
+_MOST_AHEAD = 30.0
+# By how much a server has to be faster or slower than expected, beside others, for requests that wait to choose again.
+# Of two replicas that announce the same, one may be five times as slow: without it, 20 batches take twice as long
+_OTHER_SPEED = 3.0
+
+
+@dataclass
+class Ban:
+    """Until when something that failed is not used, for longer each time in a row."""
+
+    _streak: int = 0
+    _until: float = -math.inf
+
+    def longer(self, now: float) -> None:
+        """Bans it; several failures together count once."""
+        if not self.holds(now):
+            self.at_least(min(_BAN_SECONDS * 2 ** min(self._streak, 10), _LONGEST_BAN_SECONDS), now)
+            self._streak += 1
+
+    def at_least(self, seconds: float, now: float) -> None:
+        """Bans it for so many seconds."""
+        self._until = max(self._until, now + seconds)
+
+    def holds(self, now: float) -> bool:
+        """Whether it is banned."""
+        return now < self._until
+
+    def worked(self) -> None:
+        """Records that it did not fail: the next ban is short again."""
+        self._streak = 0
+
+    def lift(self) -> None:
+        """Ends the ban."""
+        self._until = -math.inf
+
+
+@dataclass
+class ServerStats:
+    """Statistics of a server."""
+
+    requests: int = 0  # answered requests
+    failures: int = 0  # failed requests
+    wrong_answers: int = 0  # failed requests whose answer cannot be right
+    work: int = 0  # tokens times blocks of all answered requests
+    # seconds from request to answer of the latest requests
+    latencies: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES_KEPT))
+    announced: Announcement = UNKNOWN  # what it announced when it was asked last
+    pacing: Pacing = field(default_factory=Pacing)  # when it can use a further forward
+    largest_answered: int = 0  # tokens of the largest request that it answered
+    limit: float = math.inf  # most tokens of a request that it may take: it refused larger ones
+    refusal: str = ""  # what it said then
+    ban: Ban = field(default_factory=Ban)
+
+    def answered(self, work: int, sent_at: float, now: float) -> None:
+        """Records the answer to a request."""
+        self.requests += 1
+        self.work += work
+        self.latencies.append(now - sent_at)
+        self.ban.worked()
+
+    def failed(self, now: float, failure: Failure = Failure.UNREACHABLE) -> None:
+        """Records a failed request, and bans the server, longer each time that it fails again after a ban.
+
+        What may be the client's fault bans it briefly or not at all; a wrong answer bans it for the longest time. What
+        was not sent does not count.
+        """
+        if failure is Failure.DISPLACED:
+            return
+        if failure is Failure.NOT_LISTENING:
+            self.ban.longer(now)
+            return
+        self.failures += 1
+        if failure is Failure.TOO_LARGE:
+            return
+        if failure in (Failure.REFUSED, Failure.NO_CACHE):
+            self.ban.at_least(_BAN_SECONDS, now)
+        elif failure is Failure.WRONG:
+            self.wrong_answers += 1
+            self.ban.at_least(_LONGEST_BAN_SECONDS, now)
+        else:
+            self.ban.longer(now)
+
+    def refused_size(self, tokens: int, stated: int | None, refusal: str, now: float) -> None:
+        """Records that it refused a request as too large: from now on it gets smaller ones only.
+
+        If it took as many tokens before, or says that it takes as many, its word is not to be relied on: it is banned.
+        """
+        if tokens <= max(self.largest_answered, stated or 0):
+            self.ban.longer(now)
+        self.limit = min(self.limit, tokens - 1, self.limit if stated is None else stated)
+        self.refusal = refusal
+
+    def retract(self, failure: Failure) -> None:
+        """Lifts the ban for a wrong answer or a refusal: other servers did the same, so the request caused it."""
+        self.wrong_answers -= failure is Failure.WRONG
+        self.ban.lift()
+
+    def is_banned(self, now: float) -> bool:
+        """Whether it failed recently."""
+        return self.ban.holds(now)
+
+    def traffic(self, peer: str) -> ServerTraffic:
+        """Returns the statistics for `results.json`."""
+        latencies = sorted(self.latencies)
+        count = len(latencies)
+        return ServerTraffic(
+            peer=peer,
+            announced=self.announced,
+            requests=self.requests,
+            failures=self.failures,
+            wrong_answers=self.wrong_answers,
+            token_blocks=self.work,
+            latency_p50=latencies[(count - 1) // 2] if count else None,
+            latency_p95=latencies[min(count - 1, int(0.95 * count))] if count else None,
+        )
+
+    def cost(self, tokens: int, blocks: int, now: float, expected: float) -> float:
+        """Estimates what a request costs here, in seconds: its latency, of which its own time counts a little less."""
+        work = tokens * (max(blocks, _SEGMENT_BLOCKS) + _SEGMENT_BLOCKS)
+        return self.pacing.latency(_OWN_WEIGHT * work, now, expected)
+
+
+class Router:
+    """Chooses routes, and keeps statistics of the servers.
+
+    Not thread-safe.
+
+    Attributes:
+        servers: statistics by peer.
+        chains: bans of servers that failed to pass requests on to each other, by peers.
+        retries: requests that had to be repeated.
+
+    Args:
+        seed: of the noise that breaks ties between equal servers; different on each rank.
+        shared: shares the servers' pacing with the other ranks of this host.
+        period: seconds in which a rank that does not hang has an answer, or gives a request up: what was sent in the
+            period before the last one is forgotten, and ranks that hang are not counted as waiting.
+    """
+
+    def __init__(self, seed: int = 0, shared: SharedStates | None = None, period: float = math.inf) -> None:
+        self.servers: dict[Any, ServerStats] = {}
+        self.chains: dict[tuple[Any, ...], Ban] = {}
+        self.retries = 0
+        self._shared, self._period, self._random = shared, period, random.Random(seed)
+        self._rates_before: dict[Any, float] = {}  # at the time when those that wait chose their servers
+
+    def stats(self, peer: Any) -> ServerStats:
+        """Returns the statistics of a server."""
+        if peer not in self.servers:
+            self.servers[peer] = ServerStats(pacing=Pacing(self._shared, str(peer), self._period))
+        return self.servers[peer]
+
+    def pacing_of(self, chain: Sequence[Span]) -> ChainPacing:
+        """Returns the pacing of requests that servers pass on to each other."""
+        name = hashlib.sha256(repr([(str(span.peer), span.start, span.end) for span in chain]).encode()).hexdigest()
+        parts = [(self.stats(span.peer).pacing, span.end - span.start) for span in chain]
+        return ChainPacing(Pacing(self._shared, name, self._period), parts)
+
+    def ban_chain(self, peers: Sequence[Any], now: float) -> None:
+        """Has these servers pass no requests on to each other for a while; a single one gets them like others."""
+        self.chains.setdefault(tuple(peers), Ban()).longer(now)
+
+    def may_chain(self, peers: Sequence[Any], now: float) -> bool:
+        """Whether the last of these servers may be added to the chain of the others."""
+        ends = (tuple(peers[start:]) for start in range(len(peers)))
+        return not self.chains or not any(end in self.chains and self.chains[end].holds(now) for end in ends)
+
+    def speeds_changed(self, spans: Sequence[Span]) -> bool:
+        """Whether servers are new, or much faster or slower beside others than when this was true last."""
+        rates = self._rates(spans)
+        ratios = [rate / self._rates_before[peer] for peer, rate in rates.items() if peer in self._rates_before]
+        if len(ratios) == len(rates) and max(ratios, default=1.0) <= _OTHER_SPEED * min(ratios, default=1.0):
+            return False
+        self._rates_before = rates
+        return True
+
+    def _rates(self, spans: Sequence[Span]) -> dict[Any, float]:
+        """Returns seconds per unit of work of each server: as measured, or as expected."""
+        expected = self._expected_rates(spans)
+        return {peer: self.stats(peer).pacing.seconds_per_work or rate for peer, rate in expected.items()}
+
+    def next_segment(self, spans: Sequence[Span], start: int, end: int, tokens: int, now: float) -> Span | None:
+        """Returns the first segment of `route`, if there is one."""
+        return next(iter(self.route(spans, start, end, tokens, now)), None)
+
+    def route(self, spans: Sequence[Span], start: int, end: int, tokens: int, now: float) -> Sequence[Span]:
+        """Chooses the route from block `start` to `end` that should be fastest; it is empty if there is none.
+
+        A request, of so many tokens with padding and prompts, may change servers wherever a server's blocks start or
+        end. Banned servers are used only where there is no other route.
+        """
+        self._rates_before = self._rates_before or self._rates(spans)
+        healthy = [span for span in spans if not self.stats(span.peer).is_banned(now)]
+        return self._fastest(healthy, start, end, tokens, now) or self._fastest(spans, start, end, tokens, now)
+
+    def _fastest(self, spans: Sequence[Span], start: int, end: int, tokens: int, now: float) -> Sequence[Span]:
+        expected = self._expected_rates(spans)
+        points = sorted({p for span in spans for p in (span.start, span.end) if start < p < end} | {start, end})
+        cost: dict[int, float] = {end: 0.0}
+        first: dict[int, Span] = {}
+        for point in reversed(points[:-1]):
+            for span in spans:
+                if not span.start <= point < span.end:
+                    continue
+                noise = 1.0 + _JITTER * self._random.random()
+                for stop in points:
+                    if point < stop <= span.end and stop in cost:
+                        own = self.stats(span.peer).cost(tokens, stop - point, now, expected[span.peer])
+                        total = own * noise + cost[stop]
+                        if total < cost.get(point, math.inf):
+                            cost[point], first[point] = total, replace(span, start=point, end=stop)
+        route: list[Span] = []
+        while start in first:
+            route.append(first[start])
+            start = route[-1].end
+        return route
+
+    def _expected_rates(self, spans: Sequence[Span]) -> dict[Any, float]:
+        """Returns the seconds per unit of work to expect of each server without its own measurements."""
+        announced = {span.peer: rate for span in spans if (rate := span.seconds_per_work)}
+        least = max(announced.values(), default=0.0) / _MOST_AHEAD
+        announced = {peer: max(rate, least) for peer, rate in announced.items()}
+        measured = {peer: self.stats(peer).pacing.seconds_per_work for peer in {span.peer: None for span in spans}}
+        known = {peer: rate for peer, rate in measured.items() if rate is not None}
+        scale = min((rate / announced[peer] for peer, rate in known.items() if peer in announced), default=1.0)
+        expected = {peer: scale * rate for peer, rate in announced.items()}
+        fastest = min((known or expected).values(), default=1.0)
+        return {peer: max(expected.get(peer, fastest), fastest / _MOST_AHEAD) for peer in measured}

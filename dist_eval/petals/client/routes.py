@@ -1,0 +1,105 @@
+"""Routes of requests: the blocks that servers hold, what constrains a batch's route, and what is recorded of it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dist_eval.data.answers import RouteSegment
+from dist_eval.data.plan import SharedBeginning
+from dist_eval.results.work import Announcement
+from dist_eval.petals.client.findings import Findings
+
+# Bounds of the speeds that servers announce, beyond which a time would not be finite, or no time at all
+_LEAST_RPS, _MOST_RPS = 1e-3, 1e12
+
+UNKNOWN = Announcement()
+"""That of a server of which nothing is known."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Consecutive blocks that one server holds.
+
+    Attributes:
+        peer: the server.
+        start: its first block.
+        end: one past its last block.
+        announced: how it computes.
+        forward_rps: tokens per second through one block, as it announces; None if it does not.
+    """
+
+    peer: Any
+    start: int
+    end: int
+    announced: Announcement = UNKNOWN
+    forward_rps: float | None = None
+
+    @property
+    def dtype(self) -> str | None:
+        """Name of the dtype that it computes in, or None if unknown."""
+        return self.announced.dtype
+
+    @property
+    def seconds_per_work(self) -> float | None:
+        """Seconds for one token through one block, as it announces; None if it does not, or no such number."""
+        rps = self.forward_rps
+        return 1.0 / min(max(rps, _LEAST_RPS), _MOST_RPS) if rps is not None and rps > 0 else None
+
+
+@dataclass(frozen=True)
+class SendOptions:
+    """What constrains how a batch is computed.
+
+    Attributes:
+        audited: whether other servers recompute it, where there are any.
+        avoided: segments to avoid if there is another route.
+        shared: what its texts begin with, to be computed once; None for a plain forward.
+    """
+
+    audited: bool = False
+    avoided: Sequence[RouteSegment] = ()
+    shared: SharedBeginning | None = None
+
+
+ANY_ROUTE = SendOptions()
+"""Constrains nothing."""
+
+
+@dataclass
+class RouteRecord:
+    """How a batch was computed.
+
+    Attributes:
+        route: the servers that computed it, filled in as they answer.
+        fell_back: whether it took plain forwards, although its texts were to share a beginning.
+        findings: of the audit.
+    """
+
+    route: list[RouteSegment] = field(default_factory=list)
+    fell_back: bool = False
+    findings: Findings | None = None
+
+
+def without(spans: Sequence[Span], avoided: Sequence[RouteSegment]) -> list[Span]:
+    """Removes avoided segments from spans where another server holds the same blocks."""
+    if not avoided:
+        return list(spans)
+    held: dict[int, set[str]] = {}
+    for span in spans:
+        for block in range(span.start, span.end):
+            held.setdefault(block, set()).add(str(span.peer))
+    unwanted: dict[int, set[str]] = {}
+    for segment in avoided:
+        for block in range(segment.start, segment.end):
+            if block in held and not held[block] <= unwanted.get(block, set()) | {segment.peer}:
+                unwanted.setdefault(block, set()).add(segment.peer)
+    left = []
+    for span in spans:
+        kept = [block for block in range(span.start, span.end) if str(span.peer) not in unwanted.get(block, ())]
+        for _, run in itertools.groupby(enumerate(kept), key=lambda pair: pair[1] - pair[0]):
+            blocks = [block for _, block in run]
+            left.append(replace(span, start=blocks[0], end=blocks[-1] + 1))
+    return left

@@ -1,0 +1,248 @@
+"""A stream to one server that keeps the attention caches of some texts, so that each token is sent to it once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import AsyncIterator, Iterable
+from typing import Any, NamedTuple
+
+import torch
+
+from dist_eval.errors import SwarmError
+from dist_eval.petals.client.failures import RequestDisplaced
+from dist_eval.petals.client.limited_p2p import Allowance
+from dist_eval.petals.client.petals_version import can_roll_back
+from dist_eval.petals.client.protocol import ROLLS_BACK
+from dist_eval.petals.client.requests import tokens_in
+from dist_eval.petals.client.routes import Span
+from dist_eval.petals.client.transport import Transport
+from dist_eval.petals.client.turns import Request
+
+# Longest time that a server without room should wait for it; a client would then rather ask another one
+_ALLOCATION_SECONDS = 3.0
+_CLOSING_SECONDS = 2.0
+_AHEAD = 3  # steps of a long text at a server or on the way: it need not wait for them, nor hold many
+
+
+REQUEST_TOKENS = 1024
+"""Most tokens in a message, as in Petals' own micro-batches: servers accept 2048 or more."""
+
+
+class CacheLost(RequestDisplaced):
+    """The stream has ended: servers end it after five minutes without a request, or half an hour in all.
+
+    It was ended here if another step of it failed.
+    """
+
+
+class SentStep(NamedTuple):
+    """A step whose answer is on the way."""
+
+    answer: asyncio.Future[Any]  # will be the server's message, or why there is none
+    shape: torch.Size  # that its outputs have to have
+
+
+class ServerCache:
+    """The caches of a number of texts on one server, which answers their steps in turn. Belongs to one event loop.
+
+    Attributes:
+        segment: the server and its blocks.
+        position: tokens of each text that the caches hold once the steps that were sent are answered.
+    """
+
+    def __init__(self, transport: Transport, segment: Span, prompts: torch.Tensor | None, rolls_back: bool) -> None:
+        self.segment, self.position = segment, 0
+        self._rolls_back = rolls_back
+        self._transport, self._prompts, self._allowance = transport, prompts, Allowance()
+        self._requests: asyncio.Queue[Any] = asyncio.Queue()
+        self._head: dict[str, Any] | None = None
+        self._unanswered: deque[asyncio.Future[Any]] = deque()
+        self._reading: asyncio.Task[None]
+
+    @classmethod
+    async def open(
+        cls, transport: Transport, segment: Span, max_length: int, prompts: torch.Tensor | None, *, rolls_back: bool
+    ) -> ServerCache:
+        """Opens the stream; the server allocates the caches at the first step.
+
+        Args:
+            transport: the connection.
+            segment: the server and its blocks.
+            max_length: most tokens of a text.
+            prompts: deep prompts of all blocks, of shape [blocks, pre_seq_len, hidden], or None. They are sent with the
+                first step, which has to be longer.
+            rolls_back: whether texts may be continued from before their end; else some servers need less memory.
+
+        Raises:
+            RequestDisplaced: the server has other sessions than Petals.
+            Exception: any of the daemon or the connection (see `failures.classify`).
+        """
+        if not await transport.has_sessions(segment):
+            raise RequestDisplaced("its sessions are not those of Petals")
+        cache = cls(transport, segment, prompts, rolls_back)
+        metadata = {"max_length": max_length, "alloc_timeout": _ALLOCATION_SECONDS, ROLLS_BACK: rolls_back}
+        answers, cache._head = await transport.open_inference(segment, cache._sent(), metadata, cache._allowance)
+        cache._reading = asyncio.create_task(cache._read(answers))
+        return cache
+
+    def can_step(self, position: int) -> bool:
+        """Whether the texts may be continued at a position: at the end of what the caches hold, or before it."""
+        if position == self.position:
+            return True
+        if not self._rolls_back:
+            return False
+        least = 0 if self._prompts is None else self._prompts.shape[1]
+        return least <= position < self.position and can_roll_back(self.segment.announced.version)
+
+    async def send(self, hidden: torch.Tensor, position: int) -> SentStep:
+        """Sends the next tokens of the texts, also while steps before these are not answered. One call at a time.
+
+        Args:
+            hidden: the first block's inputs, float tensor of shape [rows, n, hidden].
+            position: of the first of these tokens; whatever the caches hold from there on is forgotten.
+
+        Raises:
+            CacheLost: the stream has ended.
+        """
+        from hivemind import MSGPackSerializer
+        from hivemind.proto import runtime_pb2
+
+        prompts = self._prompts if self._head else None
+        tensors = await self._transport.inference_tensors(self.segment, hidden, prompts)
+        if self._reading.done():
+            raise CacheLost
+        fields, self._head = self._head, None
+        if fields is None:
+            fields = {"metadata": MSGPackSerializer.dumps({"start_from_position": position})}
+            fields = fields if position != self.position else {}
+        self._allowance.expect(4 * hidden.numel())
+        self._unanswered.append(asyncio.get_running_loop().create_future())
+        self._requests.put_nowait(runtime_pb2.ExpertRequest(tensors=tensors, **fields))
+        self.position = position + hidden.shape[1]
+        return SentStep(self._unanswered[-1], hidden.shape)
+
+    async def outputs(self, step: SentStep) -> torch.Tensor:
+        """Waits for the answer to a step.
+
+        Returns:
+            The last block's outputs, of the step's shape, in the dtype that the server sent.
+
+        Raises:
+            CacheLost: the stream has ended.
+            WrongAnswer: the answer has the wrong shape, or is not finite.
+            Exception: any of the daemon, the connection or the server (see `failures.classify`).
+        """
+        answer = await step.answer
+        if isinstance(answer, Exception):
+            raise answer
+        return await self._transport.inference_outputs(answer.tensors, step.shape)
+
+    async def answers(self, chunks: Iterable[torch.Tensor], timeout: float) -> list[torch.Tensor]:
+        """Sends further tokens of the texts in several steps, a few of them ahead of the answers.
+
+        Args:
+            chunks: inputs of each step (see `send`).
+            timeout: seconds to wait for each answer.
+
+        Returns:
+            The outputs of each step.
+
+        Raises:
+            Exception: see `send` and `outputs`; no answer in time is a `TimeoutError`.
+        """
+        outputs, steps = list[torch.Tensor](), deque[SentStep]()
+        for chunk in chunks:
+            if len(steps) == _AHEAD:
+                outputs.append(await asyncio.wait_for(self.outputs(steps.popleft()), timeout))
+            try:
+                steps.append(await self.send(chunk, self.position))
+            except CacheLost:
+                for step in steps:  # the first of them knows why
+                    await asyncio.wait_for(self.outputs(step), timeout)
+                raise
+        return outputs + [await asyncio.wait_for(self.outputs(step), timeout) for step in steps]
+
+    async def close(self) -> None:
+        """Ends the stream after the steps that were sent; the server then frees the memory."""
+        from hivemind.proto import runtime_pb2
+
+        self._requests.put_nowait(runtime_pb2.ExpertRequest())  # without tensors: there are no more
+        self._requests.put_nowait(None)
+        ended, _ = await asyncio.wait([self._reading], timeout=_CLOSING_SECONDS)
+        if not ended:  # a server that is gone has nothing to free
+            await self.drop()
+
+    async def drop(self) -> None:
+        """Cuts the connection, after a failure."""
+        self._requests.put_nowait(None)
+        self._reading.cancel()
+        await asyncio.wait([self._reading])
+
+    async def _sent(self) -> AsyncIterator[Any]:
+        while (request := await self._requests.get()) is not None:
+            yield request
+
+    async def _read(self, answers: Any) -> None:
+        """Hands out the answers, which come in the order of the steps; a failure is that of the first without one."""
+        try:
+            async for answer in answers:
+                self._hand_out(answer)
+        except Exception as error:  # any of the daemon, the connection or the server
+            if self._unanswered:
+                self._hand_out(error)
+        finally:
+            with contextlib.suppress(Exception):  # of a connection that is lost anyway
+                await answers.aclose()
+            while self._unanswered:
+                self._hand_out(CacheLost())
+
+    def _hand_out(self, answer: Any) -> None:
+        waiting = self._unanswered.popleft()
+        if not waiting.done():  # not given up
+            waiting.set_result(answer)
+
+
+def whole_text_request(
+    transport: Transport,
+    segment: Span,
+    hidden: torch.Tensor,
+    deep_prompts: torch.Tensor | None,
+    request_tokens: int | None = None,
+) -> Request:
+    """Returns the request to a given server for texts that are too long for a message.
+
+    Args:
+        transport: the connection.
+        segment: the server, and the blocks that it should run.
+        hidden: inputs of the first of them, float tensor of shape [rows, length, hidden].
+        deep_prompts: of all blocks, of shape [blocks, pre_seq_len, hidden], or None.
+        request_tokens: see `chunk_tokens`.
+    """
+    rows, length, _ = hidden.shape
+
+    async def send(timeout: float) -> torch.Tensor:
+        try:
+            cache = await ServerCache.open(transport, segment, length, deep_prompts, rolls_back=False)
+            try:
+                chunks = hidden.split(chunk_tokens(rows, deep_prompts, request_tokens), dim=1)
+                return torch.cat(await cache.answers(chunks, timeout), dim=1)
+            finally:
+                await cache.close()
+        except RequestDisplaced as error:  # no other request's failure, after which this one would be sent again
+            raise SwarmError(str(error) or "the server has ended the stream") from error
+
+    return Request(send, tokens_in(hidden) * (segment.end - segment.start))
+
+
+def chunk_tokens(rows: int, deep_prompts: torch.Tensor | None, request_tokens: int | None) -> int:
+    """Returns how many tokens of each text a message has.
+
+    Args:
+        rows: number of texts.
+        deep_prompts: of all blocks, of shape [blocks, pre_seq_len, hidden], or None; the first message has them all.
+        request_tokens: most tokens that servers accept in a message, if that is less than `REQUEST_TOKENS`.
+    """
+    most = min(REQUEST_TOKENS, request_tokens or REQUEST_TOKENS)
+    return max(1, most // rows, 0 if deep_prompts is None else deep_prompts.shape[1])

@@ -1,0 +1,178 @@
+"""The servers of a model that may be asked: online, fit for the model, and not excluded; and waiting for them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from dist_eval.errors import OutageError, SwarmError
+from dist_eval.petals.client.attempts import NoServer
+from dist_eval.petals.client.directory import ServerDirectory
+from dist_eval.petals.client.petals_version import serves, versions_needed
+from dist_eval.petals.client.reachability import BETWEEN_CONTACTS, CONTACT_SECONDS
+from dist_eval.petals.client.routes import Span
+from dist_eval.petals.client.transport import Transport
+
+_POLL_SECONDS, _REJOIN_SECONDS = 1.0, 3.0
+_NOTICE_SECONDS, _LONGEST_NOTICE_SECONDS = 15.0, 60.0  # until an outage is said again: twice as long each time
+
+
+class SwarmServers:
+    """The servers of a model.
+
+    Args:
+        directory: the list of servers.
+        config: the model's `transformers` config.
+        transport: asks them.
+        outage_timeout: seconds to wait for blocks that no reachable server holds.
+        rejoin: called every few seconds while waiting for such servers.
+
+    Attributes:
+        excluded: peer ids of servers that are no longer used.
+        num_blocks: blocks of the model.
+    """
+
+    def __init__(
+        self,
+        directory: ServerDirectory,
+        config: Any,
+        transport: Transport,
+        *,
+        outage_timeout: float,
+        rejoin: Callable[[], None],
+    ) -> None:
+        self.excluded: set[str] = set()
+        self.num_blocks = directory.num_blocks
+        self.outage_timeout, self.rejoin = outage_timeout, rejoin
+        self._outage: tuple[str, float] | None = None
+        self._notice_seconds = 0.0  # until this outage is said again; 0 if it was not said
+        self._has_ended = False  # an outage that was said
+        self._noticed_at = self._rejoined_at = float("-inf")
+        self._directory, self._config, self._transport = directory, config, transport
+
+    def start(self, timeout: float) -> None:
+        """Starts the thread that updates the list of servers, and waits for the first list.
+
+        Args:
+            timeout: seconds to wait for an answer.
+
+        Raises:
+            SwarmError: some block has no server, or none whose version of Petals computes the model.
+        """
+        self._directory.start(timeout)
+        prefix = self._directory.dht_prefix
+        if not self._hold_all_blocks(self._directory.spans()):
+            raise SwarmError(f"Some blocks of {prefix} have no server that may be asked: start one, and try again.")
+        if not self._hold_all_blocks(self.spans()):
+            raise SwarmError(
+                f"Some blocks of {prefix} are held only by servers whose version of Petals would fail or compute "
+                f"something else: this model needs servers with {versions_needed(self._config)}."
+            )
+
+    def close(self) -> None:
+        """Stops keeping the list of servers up to date."""
+        self._directory.close()
+
+    @property
+    def connection(self) -> Any:
+        """The `hivemind.P2P` to the servers; None before `start`."""
+        return self._directory.p2p
+
+    def spans(self) -> Sequence[Span]:
+        """Returns the blocks that are online, without those of excluded servers and of unfit versions of Petals."""
+        return [
+            span
+            for span in self._directory.spans()
+            if serves(span.announced.version, self._config) and str(span.peer) not in self.excluded
+        ]
+
+    def session_spans(self) -> Sequence[Span]:
+        """Returns those of them whose servers have sessions, as far as they were asked."""
+        return list(filter(self._transport.may_have_sessions, self.spans()))
+
+    @property
+    def has_sessions(self) -> bool:
+        """Whether servers with sessions hold all blocks."""
+        return self._hold_all_blocks(self.session_spans())
+
+    def free_cache(self) -> dict[Span, int]:
+        """Asks all servers how much attention cache they have left; after a failed contact again, for a few seconds.
+
+        Returns:
+            Tokens of a text times blocks; 0 for a server that does not answer, or has no sessions.
+        """
+        from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
+
+        async def ask(spans: Sequence[Span]) -> list[int | BaseException]:
+            return await asyncio.gather(*map(self._transport.free_cache, spans), return_exceptions=True)
+
+        spans, give_up = self.spans(), time.monotonic() + CONTACT_SECONDS
+        answered = dict[Span, int]()
+        while missing := [span for span in spans if span not in answered]:
+            answers = zip(missing, RemoteExpertWorker.run_coroutine(ask(missing)), strict=True)
+            answered.update((span, left) for span, left in answers if isinstance(left, int))
+            if time.monotonic() > give_up:
+                break
+            if len(answered) < len(spans):
+                time.sleep(BETWEEN_CONTACTS)
+        return {span: answered.get(span, 0) for span in spans}
+
+    def refresh(self) -> None:
+        """Has the list of servers read again: those that left are dropped from it, new ones are added.
+
+        Raises:
+            SwarmError: this process' DHT node is dead: without it all requests would time out one by one.
+        """
+        node = self._directory.dht
+        if not node.is_alive():
+            raise SwarmError(
+                f"the hivemind node of this rank (process {node.pid}) was ended from outside, status {node.exitcode}: "
+                "if the host ran out of memory, start fewer ranks on it"
+            )
+        self._directory.update()
+
+    async def wait(self, outage: NoServer) -> None:
+        """Waits until it is worth looking for servers again.
+
+        Raises:
+            OutageError: that took too long.
+        """
+        now, deadline = time.monotonic(), outage.since + self.outage_timeout
+        faulty = ""
+        if self.excluded:
+            faulty = f" (not counting {', '.join(sorted(self.excluded))}, which an audit found faulty)"
+        limit = f"{self.outage_timeout:g} s (--swarm-timeout)"
+        if now > deadline:
+            self._notice_seconds = 0.0
+            what = f"{outage.what}: {outage.why}{faulty}"
+            raise OutageError(f"for {limit} there was no server to reach for {what}")
+        if now - self._rejoined_at > _REJOIN_SECONDS:
+            self._rejoined_at = now
+            await asyncio.to_thread(self.rejoin)
+        self._outage = (f"no server to reach for {outage.brief}{faulty}; the run waits up to {limit}", now)
+        await asyncio.sleep(min(_POLL_SECONDS, max(0.0, deadline - now)))
+
+    def came_back(self) -> None:
+        """Is called when a request that waited for servers has its answer."""
+        self._has_ended = self._notice_seconds > 0
+
+    def notice(self) -> str:
+        """Returns what requests wait for, in growing intervals, and then once that it is over; empty at other times."""
+        now = time.monotonic()
+        is_over = self._outage is None or now - self._outage[1] > 2 * _POLL_SECONDS  # nobody waits any more
+        if self._has_ended and is_over:
+            self._outage, self._notice_seconds, self._has_ended = None, 0.0, False
+            return "servers can be reached again, the run goes on"
+        if self._outage is None or now - self._noticed_at < self._notice_seconds:
+            return ""
+        what, seen_at = self._outage
+        if now - seen_at > 2 * _POLL_SECONDS:
+            return ""
+        self._noticed_at = now
+        self._notice_seconds = min(max(2 * self._notice_seconds, _NOTICE_SECONDS), _LONGEST_NOTICE_SECONDS)
+        return what
+
+    def _hold_all_blocks(self, spans: Sequence[Span]) -> bool:
+        return all(any(span.start <= block < span.end for span in spans) for block in range(self.num_blocks))

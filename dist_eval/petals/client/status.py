@@ -1,0 +1,174 @@
+"""`dist-eval swarm status`: which servers of a swarm hold which blocks."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dist_eval.errors import SwarmError
+from dist_eval.options.config import add_peer_options
+from dist_eval.options.peers import all_peers
+from dist_eval.process.programs import ArgumentParser
+
+if TYPE_CHECKING:
+    from dist_eval.petals.client.coverage import SwarmCoverage
+
+_LEAST_SECONDS, _MODELS_NAMED, _ASK_AGAIN_SECONDS, _MOST_ASKED = 0.1, 5, 1.0, 300
+_CLEAR = "\x1b[H\x1b[2J"  # the terminal
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Builds the parser of the command `status`."""
+    parser = ArgumentParser(
+        prog="dist-eval swarm status",
+        description="Shows which servers of a swarm hold which blocks and adapters, in which precision and with which "
+        "version of Petals, and which blocks have no server.",
+        allow_abbrev=False,
+    )
+    add_peer_options(parser)
+    parser.add_argument("--model", help="the model to look for: folder or hub name (default: all announced ones)")
+    parser.add_argument("--dht-prefix", metavar="NAME", help="name it is announced under")
+    parser.add_argument("--adapter", metavar="NAME", help="count only servers that hold this LoRA adapter")
+    parser.add_argument(
+        "--timeout", type=float, default=30.0, metavar="SECONDS", help="limit for joining the swarm (default: 30)"
+    )
+    parser.add_argument("--json", action="store_true", help="print one line of JSON instead of a table")
+    parser.add_argument(
+        "--watch",
+        type=_seconds,
+        nargs="?",
+        const=10.0,
+        metavar="SECONDS",
+        help="look again after so many seconds (10 if none are given), until Ctrl-C",
+    )
+    parser.add_argument("-v", "--verbose", action="store_true", help="show the output of libraries")
+    return parser
+
+
+def _seconds(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < float("inf"):
+            return float(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+
+
+def show(arguments: argparse.Namespace) -> bool:
+    """Prints a swarm's coverage, again and again if that is asked for; returns whether all blocks have servers."""
+    from dist_eval.petals.client.client import join_swarm, leave_swarm
+
+    peers = all_peers(arguments.initial_peers, arguments.peers_file)
+    if not peers:
+        build_parser().error("name the swarm with --initial-peers or --peers-file")
+    dht = join_swarm(peers, arguments.timeout, timeout_option="--timeout")
+    try:
+        while True:
+            status = _look_up(dht, arguments)
+            text = json.dumps(status.summary()) if arguments.json else status.describe()
+            if arguments.watch and not arguments.json:
+                text = _CLEAR + text if sys.stdout.isatty() else text + "\n"
+            print(text, flush=True)
+            if not arguments.watch:
+                return status.is_complete
+            time.sleep(arguments.watch)
+    finally:
+        leave_swarm(dht)
+
+
+class Status(NamedTuple):
+    """What was found of a swarm."""
+
+    models: list[SwarmCoverage]
+    not_looked_up: list[str]  # models for which there was no time
+    dropped_models: Counter[str]  # why announced models are implausible, and how many
+    asked: frozenset[str] = frozenset()  # identities of the servers that were asked whether they answer this host
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all blocks of all models have servers that this host can reach."""
+        return not self.not_looked_up and not any(model.missing or model.out_of_reach for model in self.models)
+
+    def summary(self) -> dict[str, Any]:
+        """Returns what `--json` prints; a model is as in the section `swarm` of `results.json`.
+
+        Besides, each server has `reachable`: whether it answered this host, null if it was not asked, because it is not
+        online or there are too many.
+        """
+        return {
+            "models": [_summary_of(model, self.asked) for model in self.models],
+            "not_looked_up": self.not_looked_up,
+            "dropped_models": self.dropped_models.total(),
+        }
+
+    def describe(self) -> str:
+        """Returns a text table for each model."""
+        texts = [model.describe() for model in self.models]
+        if self.dropped_models:
+            from dist_eval.petals.client.coverage import format_dropped
+
+            texts.insert(0, f"dropped, because they are implausible: {format_dropped(self.dropped_models, 'model')}")
+        if self.not_looked_up:
+            names = ", ".join(self.not_looked_up[:_MODELS_NAMED])
+            more = ", ..." if len(self.not_looked_up) > _MODELS_NAMED else ""
+            texts.append(f"not looked up within --timeout: {names}{more}; name one with --dht-prefix")
+        return "\n\n".join(texts)
+
+
+def _summary_of(model: SwarmCoverage, asked: frozenset[str]) -> dict[str, Any]:
+    summary, online = model.summary().model_dump(mode="json"), {server.peer_id for server in model.online}
+    for server in summary["servers"]:
+        peer = server["peer_id"]
+        server["reachable"] = peer not in model.unreachable if peer in online & asked else None
+    return summary
+
+
+def _look_up(dht: Any, arguments: argparse.Namespace) -> Status:
+    from dist_eval.petals.base_model.config import default_dht_prefix, read_base_config
+    from dist_eval.petals.client.coverage import look_up_coverage, measure_distances
+    from dist_eval.petals.client.dht_records import read_models
+
+    config = read_base_config(arguments.model) if arguments.model else None
+    dropped: Counter[str] = Counter()
+    if config is not None:
+        prefix = arguments.dht_prefix or default_dht_prefix(arguments.model, config)
+        models = {prefix: config.num_hidden_layers}
+    else:
+        announced = read_models(dht, arguments.timeout)
+        models = {k: v for k, v in announced.blocks.items() if arguments.dht_prefix in (None, k)}
+        dropped = announced.dropped
+    if not models:
+        raise SwarmError("The swarm announces no model. Name the one to look for with --model.")
+    look_up = functools.partial(look_up_coverage, dht, adapter=arguments.adapter)
+    coverages, unknown = look_up_all(look_up, models, arguments.timeout)
+    coverages = [coverage.serving(config) for coverage in coverages]
+    online = list(dict.fromkeys(server.peer_id for coverage in coverages for server in coverage.online))
+    answers = measure_distances(dht, online[:_MOST_ASKED], _ASK_AGAIN_SECONDS)  # anybody can announce thousands
+    unreachable = frozenset(peer for peer, seconds in answers.items() if seconds is None)
+    coverages = [replace(coverage, unreachable=unreachable) for coverage in coverages]
+    return Status(coverages, unknown, dropped, frozenset(answers))
+
+
+def look_up_all(
+    look_up: Callable[..., SwarmCoverage], models: Mapping[str, int], timeout: float
+) -> tuple[list[SwarmCoverage], list[str]]:
+    """Looks up the coverage of models, as many as there is time for: anybody can announce some.
+
+    Returns:
+        The coverage of each that was looked up, and the names of the others.
+    """
+    found, unknown, deadline = [], [], time.monotonic() + timeout
+    for name, blocks in sorted(models.items()):
+        try:
+            found.append(look_up(name, blocks, max(_LEAST_SECONDS, deadline - time.monotonic())))
+        except SwarmError:
+            unknown.append(name)
+            if len(unknown) == len(models):
+                raise
+    return found, unknown

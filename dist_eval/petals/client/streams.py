@@ -1,0 +1,120 @@
+"""Requests to servers that are too large for one message, as streams without copies (see `tensor_stream`)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from dist_eval.printable import printable
+from dist_eval.petals.client.failures import WrongAnswer
+from dist_eval.petals.client.limited_p2p import LONGEST_ERROR, Allowance, printable_errors
+from dist_eval.petals.client.payload import Payload
+from dist_eval.petals.client.raw_stream import RawStream
+from dist_eval.petals.client.tensor_stream import (
+    Arena,
+    MalformedStream,
+    PeerError,
+    TensorReader,
+    write_error,
+    write_tensors,
+)
+
+PART_BYTES = 4 << 20
+"""Largest part of a tensor in a message: `DEFAULT_MAX_MSG_SIZE` of hivemind."""
+
+_OPEN_SECONDS = 5.0
+
+
+class Answer(NamedTuple):
+    """What a server has answered, as it was sent."""
+
+    tensors: Sequence[Payload]
+    metadata: bytes
+
+
+async def call_stream(
+    p2p: Any,
+    peer: Any,
+    name: str,
+    request: Any,
+    payloads: Sequence[Payload],
+    *,
+    largest_answer: int,
+    timeout: float,
+) -> Answer:
+    """Sends a request to a server in a stream, and reads the answer.
+
+    Args:
+        p2p: the `hivemind.P2P`.
+        peer: the server.
+        name: of the method.
+        request: `runtime_pb2.ExpertRequest` without tensors.
+        payloads: its tensors, which may not change until the answer is here.
+        largest_answer: bytes of tensors that the server may answer with.
+        timeout: seconds to wait for each message of the answer.
+
+    Raises:
+        WrongAnswer: what comes is not an answer, or larger than any.
+        EOFError, OSError: the stream has ended too early.
+        asyncio.TimeoutError: nothing came in time.
+        P2PHandlerError: the server has answered with an error.
+        P2PDaemonError: there is no connection.
+    """
+    with printable_errors():
+        opening = p2p.call_binary_stream_handler(peer, name)
+        _, reader, writer = await asyncio.wait_for(opening, _OPEN_SECONDS)
+    stream = await RawStream.take(reader, writer)
+    sending = asyncio.create_task(send_request(stream, request, payloads))
+    try:
+        answer = await receive_answer(stream, largest_answer, timeout)
+        if not sending.done():
+            raise ConnectionResetError("the server ended the stream before the request")
+        await sending
+        return answer
+    finally:
+        await end_tasks(sending)  # before the connection that they wait for
+        stream.close()
+
+
+async def send_request(
+    stream: RawStream, request: Any, payloads: Sequence[Payload], part_bytes: int = PART_BYTES
+) -> None:
+    """Writes a request; see `call_stream`."""
+    from hivemind.proto import runtime_pb2
+
+    before = runtime_pb2.ExpertRequest(uid=request.uid).SerializeToString()
+    behind = runtime_pb2.ExpertRequest(metadata=request.metadata).SerializeToString()
+    await write_tensors(stream, payloads, lambda _: (before, behind), part_bytes)
+    await write_error(stream)
+
+
+async def receive_answer(stream: RawStream, largest: int, timeout: float) -> Answer:
+    """Reads an answer; see `call_stream`."""
+    from hivemind.p2p import P2PHandlerError
+    from hivemind.proto import runtime_pb2
+
+    allowance = Allowance(largest)
+    reader = TensorReader(stream, runtime_pb2.ExpertResponse, Arena(allowance.left), allowance.take)
+    loop, metadata = asyncio.get_running_loop(), b""
+    deadline = loop.time() + timeout * (1 - -largest // PART_BYTES)
+    try:
+        while (message := await asyncio.wait_for(reader.next(), min(timeout, deadline - loop.time()))) is not None:
+            metadata = metadata or message.metadata
+    except PeerError as error:
+        raise P2PHandlerError(printable(str(error), LONGEST_ERROR) or "an error without a reason") from None
+    except MalformedStream as error:
+        raise WrongAnswer(str(error)) from error
+    if not (payloads := reader.payloads):
+        raise ConnectionResetError("the server ended the stream without an answer")
+    return Answer(payloads, metadata)
+
+
+async def end_tasks(*tasks: asyncio.Task[Any]) -> None:
+    """Cancels tasks, and waits until they have ended."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # which nobody needs to know of

@@ -1,0 +1,263 @@
+"""Streams of messages with tensors, in the format of hivemind: the same bytes, without copies of what tensors have.
+
+Each message is a marker, the length of the content, and the content: an `ExpertRequest` or `ExpertResponse` with a part
+of a tensor. Another marker precedes an error, which also ends the requests of a stream. Of the protobuf format, only
+the way to the bytes of tensors is read here; all other fields are collected, and left to protobuf.
+
+What is read comes from strangers: a stream is limited in bytes, and in all that takes time or memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dist_eval.petals.client.payload import Payload
+from dist_eval.petals.client.raw_stream import RawStream
+
+MESSAGE, ERROR = b"\x00", b"\x01"
+"""Markers, as in `hivemind.P2P`."""
+
+MOST_TENSORS = 8
+"""Of a message, and of a stream."""
+
+_LENGTH_BYTES = 8
+_VARINT, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5  # kinds of protobuf fields
+_TENSORS, _BUFFER = 2, 1  # numbers of fields: of a message, and of a tensor
+_MOST_FIELDS, _MOST_FIELD_BYTES = 64, 1 << 17  # of a message, beside tensors
+_MOST_ERROR_BYTES = 1 << 20
+
+
+class MalformedStream(ValueError):
+    """Bytes that are not a stream of messages with tensors."""
+
+
+class PeerError(Exception):
+    """What a peer has sent instead of a message: why it failed."""
+
+
+class Arena:
+    """Memory for the tensors of a stream, one behind the other.
+
+    Args:
+        most: bytes that it may grow to.
+
+    Attributes:
+        used: bytes that were taken.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self.used = most, 0
+        self._memory = np.empty(0, np.uint8).data
+
+    def reserve(self, size: int) -> None:
+        """Makes room for some more bytes, or as many as there may be."""
+        wanted = min(self._most, self.used + size)
+        if wanted > len(self._memory):
+            larger = np.empty(wanted, np.uint8).data
+            larger[: self.used] = self._memory[: self.used]
+            self._memory = larger
+
+    def take(self, size: int) -> memoryview:
+        """Returns the place of the next bytes."""
+        if self.used + size > self._most:
+            raise MalformedStream("a stream with more bytes of tensors than it may have")
+        if self.used + size > len(self._memory):
+            self.reserve(max(size, self.used))  # at least twice as much, so that many parts are not copied often
+        self.used += size
+        return self._memory[self.used - size : self.used]
+
+    def between(self, start: int, end: int) -> memoryview:
+        """Returns what was received."""
+        return self._memory[start:end]
+
+
+class _Range(NamedTuple):
+    head: Any  # `runtime_pb2.Tensor` without its bytes
+    start: int  # in the arena
+
+
+class TensorReader:
+    """Reads the messages of a stream, whose tensors may come in parts.
+
+    Args:
+        stream: the connection.
+        kind: of the messages, `runtime_pb2.ExpertRequest` or `ExpertResponse`.
+        arena: where the bytes of tensors are put.
+        allow: called with the length of each message before it is read; raises if that is too long.
+    """
+
+    def __init__(self, stream: RawStream, kind: Any, arena: Arena, allow: Callable[[int], None]) -> None:
+        self._stream, self._kind, self._arena, self._allow = stream, kind, arena, allow
+        self._ranges: list[_Range] = []
+
+    @property
+    def payloads(self) -> list[Payload]:
+        """The tensors that were received so far."""
+        starts = [one.start for one in self._ranges]
+        ends = [*starts, self._arena.used][1:]
+        parts = zip(self._ranges, ends, strict=True)
+        return [Payload(one.head, self._arena.between(one.start, end)) for one, end in parts]
+
+    async def next(self) -> Any:
+        """Reads a message.
+
+        Returns:
+            It without tensors; None at the end of the stream, if that is where a message would begin.
+
+        Raises:
+            PeerError: the peer has sent an error; without a text, it ends its requests.
+            MalformedStream: what comes is no message.
+            EOFError: the stream ends within a message.
+            Exception: any of `allow`, or the connection.
+        """
+        from hivemind.proto.p2pd_pb2 import RPCError
+
+        if await self._stream.at_end():
+            return None
+        marker = await self._stream.read(len(MESSAGE))
+        size = int.from_bytes(await self._stream.read(_LENGTH_BYTES), "big")
+        self._allow(size)
+        if marker == ERROR and size <= _MOST_ERROR_BYTES:
+            raise PeerError(_parsed(RPCError, await self._stream.read(size)).message)
+        if marker != MESSAGE:
+            raise MalformedStream("bytes that are not a message")
+        fields = _Fields(self._stream, self._stream.position + size)
+        count = 0
+        while (length := await fields.skip_to(_TENSORS)) is not None:
+            count += 1
+            if count > MOST_TENSORS:
+                raise MalformedStream("a message of too many tensors")
+            await self._read_part(length)
+        return _parsed(self._kind, bytes(fields.collected))
+
+    async def _read_part(self, length: int) -> None:
+        from hivemind.proto import runtime_pb2
+
+        fields, start = _Fields(self._stream, self._stream.position + length), self._arena.used
+        has_bytes = False
+        while (size := await fields.skip_to(_BUFFER)) is not None:
+            if has_bytes:
+                raise MalformedStream("a tensor that has its bytes twice")
+            has_bytes = True
+            await self._stream.read_into(self._arena.take(size))
+        head = _parsed(runtime_pb2.Tensor, bytes(fields.collected))
+        if head.dtype or not self._ranges:  # only the first part of a tensor has it
+            if len(self._ranges) == MOST_TENSORS:
+                raise MalformedStream("a stream of too many tensors")
+            head.ClearField("chunks")  # which nobody reads
+            self._ranges.append(_Range(head, start))
+            self._arena.reserve(Payload.size_of(head) - (self._arena.used - start))
+
+
+class _Fields:
+    """Reads the fields of a protobuf message."""
+
+    def __init__(self, stream: RawStream, end: int) -> None:
+        self.collected, self._count = bytearray(), 0
+        self._stream, self._end = stream, end
+
+    async def skip_to(self, number: int) -> int | None:
+        """Collects fields up to the next one of a number, which has bytes; returns its length, None at the end."""
+        while self._stream.position < self._end:
+            tag = await self._varint()
+            kind = tag & 7
+            if tag == number << 3 | _BYTES:
+                return self._within(await self._varint())
+            self._count += 1
+            self.collected += varint(tag)
+            length = 0
+            if kind in (_VARINT, _BYTES):
+                value = await self._varint()
+                self.collected += varint(value)
+                length = value if kind == _BYTES else 0
+            elif kind in (_EIGHT_BYTES, _FOUR_BYTES):
+                length = 8 if kind == _EIGHT_BYTES else 4
+            else:
+                raise MalformedStream("a message that cannot be read")
+            if self._count > _MOST_FIELDS or len(self.collected) + self._within(length) > _MOST_FIELD_BYTES:
+                raise MalformedStream("a message with too much beside its tensors")
+            self.collected += await self._stream.read(length)
+        return None
+
+    async def _varint(self) -> int:
+        value = 0
+        for shift in range(0, 64, 7):
+            self._within(1)
+            (byte,) = await self._stream.read(1)
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+        raise MalformedStream("a message that cannot be read")
+
+    def _within(self, length: int) -> int:
+        if self._stream.position + length > self._end:
+            raise MalformedStream("a field that is longer than its message")
+        return length
+
+
+def varint(value: int) -> bytes:
+    """Returns a number as protobuf writes it."""
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def _parsed(kind: Any, content: bytes) -> Any:
+    try:
+        return kind.FromString(content)
+    except Exception as error:  # of protobuf
+        raise MalformedStream("a message that cannot be read") from error
+
+
+async def write_tensors(
+    stream: RawStream, payloads: Sequence[Payload], fields: Callable[[bool], tuple[bytes, bytes]], part_bytes: int
+) -> None:
+    """Writes tensors in parts, each in a message; they may not change meanwhile.
+
+    Args:
+        stream: the connection.
+        payloads: the tensors.
+        fields: what a message has before and behind its part, the first message or a further one.
+        part_bytes: most bytes of a part.
+    """
+    is_first = True
+    for payload in payloads:
+        for head, data in _parts(payload, part_bytes):
+            before, behind = fields(is_first)
+            is_first = False
+            begin = field_begin(_BUFFER, len(data)) if data else b""
+            before += field_begin(_TENSORS, len(begin) + len(data) + len(head)) + begin
+            behind = head + behind
+            length = len(before) + len(data) + len(behind)
+            await stream.write(MESSAGE + length.to_bytes(_LENGTH_BYTES, "big") + before, data, behind)
+
+
+async def write_error(stream: RawStream, message: str | None = None) -> None:
+    """Writes an error; without a text, it ends the requests of a stream."""
+    from hivemind.proto.p2pd_pb2 import RPCError
+
+    content = RPCError(message=message).SerializeToString()
+    await stream.write(ERROR + len(content).to_bytes(_LENGTH_BYTES, "big") + content)
+
+
+def field_begin(number: int, length: int) -> bytes:
+    """Returns what stands before the bytes of a protobuf field."""
+    return varint(number << 3 | _BYTES) + varint(length)
+
+
+def _parts(payload: Payload, part_bytes: int) -> Iterator[tuple[bytes, memoryview]]:
+    """Yields the parts of a tensor as `hivemind.utils.streaming` splits it, each with its serialized head."""
+    from hivemind.proto import runtime_pb2
+
+    data = payload.data
+    head = runtime_pb2.Tensor(chunks=-(-len(data) // part_bytes))
+    head.MergeFrom(payload.head)
+    yield head.SerializeToString(), data[:part_bytes]
+    for start in range(part_bytes, len(data), part_bytes):
+        yield b"", data[start : start + part_bytes]

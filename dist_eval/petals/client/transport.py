@@ -1,0 +1,313 @@
+"""One request to one server: serializing, sending, and validating the answer.
+
+Tensors are sent in the dtype that the server computes in. Servers cast their inputs to it before anything else, so this
+changes no bit of the result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from dist_eval.petals.client.announcements import read_info
+from dist_eval.petals.client.chain import ChainAnswer, ChainRequest, Hop, read_chain_answer
+from dist_eval.petals.client.inputs import Inputs
+from dist_eval.petals.client.limited_p2p import Allowance, LimitedP2P
+from dist_eval.petals.client.outputs import DTYPES, read_answer
+from dist_eval.petals.client.payload import Payload
+from dist_eval.petals.client.petals_version import has_petals_sessions
+from dist_eval.petals.client.routes import Span
+from dist_eval.petals.client.streams import Answer, call_stream
+
+NO_TENSOR, NO_ORDER = torch.empty(0), torch.empty(0, dtype=torch.int64)
+"""Sent in place of prompts, and of an order of the rows of a session."""
+
+_FORWARD, _BACKWARD, _INFERENCE = "rpc_forward", "rpc_backward", "rpc_inference"
+_STREAM_OPEN_SECONDS = 5.0
+_COMPRESSION = {"none": "NONE", "float16": "FLOAT16"}
+_PLAIN = 0  # `CompressionType.NONE`, which is imported late
+
+
+class Connection(Protocol):
+    """What requests go through; a `ServerDirectory` is one."""
+
+    @property
+    def p2p(self) -> Any:
+        """The `hivemind.P2P`."""
+
+    @property
+    def dht_prefix(self) -> str:
+        """Name under which the blocks are announced."""
+
+    @property
+    def adapter(self) -> str | None:
+        """The LoRA adapter to compute with."""
+
+
+class ChainOutputs(NamedTuple):
+    """What a chain of servers has answered."""
+
+    outputs: torch.Tensor  # as for a single server; of shape [rows, hidden] if the chain came to its end
+    answer: ChainAnswer
+
+
+class Transport:
+    """Sends hidden states to servers.
+
+    Attributes:
+        bytes_sent: of all tensors so far.
+        bytes_received: of all tensors so far.
+    """
+
+    def __init__(self, directory: Connection, *, timeout: float, compression: str = "none") -> None:
+        from hivemind.proto import runtime_pb2
+
+        from dist_eval.petals.client.protocol import request_metadata
+
+        self.bytes_sent = self.bytes_received = 0
+        self._directory, self._timeout = directory, timeout
+        self._compression = runtime_pb2.CompressionType.Value(_COMPRESSION[compression])
+        self._has_sessions: dict[Any, bool] = {}
+        self._prompts: torch.Tensor | None = None
+        self._version: Any = None
+        self._packed_prompts: dict[tuple[int, int, str | None], Payload] = {}
+        self._metadata = {
+            method: request_metadata(tensors, directory.adapter)
+            for method, tensors in ((_FORWARD, 2), (_BACKWARD, 3), (_INFERENCE, 3))
+        }
+
+    def use_prompts(self, prompts: torch.Tensor | None) -> None:
+        """Sets the deep prompts, of shape [blocks, pre_seq_len, hidden], that are sent with all further requests.
+
+        They are serialized once, and again after an in-place change: pass the same tensor each time.
+        """
+        version = None
+        if prompts is not None:
+            changes = 0 if prompts.is_inference() else prompts._version
+            version = (prompts.data_ptr(), prompts.shape, changes)
+        if version != self._version:
+            self._prompts, self._packed_prompts, self._version = prompts, {}, version
+
+    async def send(self, segment: Span, hidden: torch.Tensor) -> torch.Tensor:
+        """Sends hidden states through blocks of one server.
+
+        Args:
+            segment: the server and its blocks.
+            hidden: float tensor of shape [batch, length, hidden].
+
+        Returns:
+            The last block's outputs, of the same shape, in the dtype that the server sent.
+
+        Raises:
+            WrongAnswer: see `read_answer`.
+            Exception: any of the daemon, the connection or the server (see `failures.classify`).
+        """
+        compression = self._compression_for(segment)
+        packed = await asyncio.to_thread(self.pack, hidden, segment.dtype, compression)
+        metadata = {"output_compression": (compression,)} if compression != _PLAIN else {}
+        # an answer can be larger than its request: hivemind may serialize bfloat16 as float32
+        answer = await self._call(_FORWARD, segment, [packed, self._prompts_of(segment)], hidden.numel() * 4, metadata)
+        return (await asyncio.to_thread(read_answer, answer.tensors, [hidden.shape]))[0]
+
+    async def send_chain(
+        self, chain: Sequence[Span], patience: Sequence[float], inputs: Inputs, rows: torch.Tensor | None = None
+    ) -> ChainOutputs:
+        """Sends a batch through blocks of several servers, which pass it on from one to the next.
+
+        Args:
+            chain: the servers and their blocks. All compute in the same dtype.
+            patience: seconds to wait for each server and those after it.
+            inputs: of the first block. If they can be made of token ids, these are sent.
+            rows: positions in batch x length whose outputs are needed, int64 of shape [rows], if the last server runs
+                the model's last block; None for all.
+
+        Returns:
+            The outputs of the last server, or of an earlier one that could not pass them on.
+
+        Raises:
+            WrongAnswer: see `read_answer` and `read_chain_answer`.
+            Exception: any of the daemon, the connection or the first server (see `failures.classify`).
+        """
+        first, tokens = chain[0], inputs.tokens
+        request = ChainRequest(
+            chain=[
+                Hop(peer=str(span.peer), start=span.start, end=span.end, patience=seconds)
+                for span, seconds in zip(chain[1:], patience[1:], strict=True)
+            ],
+            rows=None if rows is None else rows.tolist(),
+            ids=tokens is not None,
+        )
+        tensors = [self._prompts_of(replace(first, end=chain[-1].end))]
+        if tokens is None:
+            hidden = await asyncio.to_thread(inputs.hidden)
+            tensors.insert(0, await asyncio.to_thread(self.pack, hidden, first.dtype, _PLAIN))
+        else:
+            soft = NO_TENSOR if tokens.prompts is None else tokens.prompts
+            tensors = [self.pack(tokens.ids, None, _PLAIN), *tensors, self.pack(soft, "float32", _PLAIN)]
+        answer = await self.call_chain(first, tensors, request, inputs.shape.numel() * 4, patience[0])
+        found = read_chain_answer(answer.metadata, [span.end for span in chain])
+        is_cut = rows is None or found.end < chain[-1].end
+        shape = inputs.shape if is_cut else torch.Size((1, len(rows), inputs.width))  # type: ignore[arg-type]
+        (outputs,) = await asyncio.to_thread(read_answer, answer.tensors, [shape])
+        return ChainOutputs(outputs if is_cut else outputs[0], found)
+
+    async def call_chain(
+        self, segment: Span, tensors: Sequence[Payload], request: ChainRequest, largest_answer: int, timeout: float
+    ) -> Answer:
+        """Sends serialized tensors to the first server of a chain; returns what comes back as it is.
+
+        Args:
+            segment: the first server and its blocks.
+            tensors: see `chain`.
+            request: the rest of the chain.
+            largest_answer: in bytes.
+            timeout: seconds to wait for the answer.
+        """
+        return await self._call(_FORWARD, segment, tensors, largest_answer, request.packed(), timeout)
+
+    async def send_back(
+        self, segment: Span, inputs: torch.Tensor, gradient: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Sends a gradient back through blocks of one server, which recomputes their forward.
+
+        Gradients are never compressed: small ones would underflow in float16.
+
+        Returns:
+            The gradient with respect to the inputs, of shape [batch, length, hidden], and to the deep prompts of these
+            blocks, of shape [blocks, batch, pre_seq_len, hidden] (None without any), in the dtype that the server sent.
+        """
+        packed = [await asyncio.to_thread(self.pack, tensor, segment.dtype, _PLAIN) for tensor in (inputs, gradient)]
+        shapes = [inputs.shape]
+        if self._prompts is not None:
+            _, length, width = self._prompts.shape
+            shapes.append(torch.Size((segment.end - segment.start, len(inputs), length, width)))
+        largest_answer = 4 * sum(shape.numel() for shape in shapes)
+        answer = await self._call(_BACKWARD, segment, [*packed, self._prompts_of(segment)], largest_answer)
+        outputs = await asyncio.to_thread(read_answer, answer.tensors, shapes)
+        return outputs[0], outputs[1] if len(outputs) > 1 else None
+
+    async def open_inference(
+        self, segment: Span, requests: AsyncIterator[Any], metadata: dict[str, Any], allowance: Allowance
+    ) -> tuple[AsyncIterator[Any], dict[str, Any]]:
+        """Opens a stream to a `ServerCache`; returns the answers, and what the first request needs besides tensors."""
+        opening = self._stub(segment, allowance).rpc_inference(requests)
+        answers = await asyncio.wait_for(opening, _STREAM_OPEN_SECONDS)
+        return answers, self._head(_INFERENCE, segment, metadata)
+
+    async def inference_tensors(self, segment: Span, hidden: torch.Tensor, prompts: torch.Tensor | None) -> list[Any]:
+        """Serializes what a request of `open_inference` has: hidden states, and the deep prompts of all blocks."""
+        deep = NO_TENSOR if prompts is None else prompts[segment.start : segment.end].unsqueeze(1)
+        packed = [
+            await asyncio.to_thread(self.pack, hidden, segment.dtype, self._compression_for(segment)),
+            self.pack(deep, segment.dtype, _PLAIN),
+            self.pack(NO_ORDER, None, _PLAIN),
+        ]
+        self.bytes_sent += sum(len(tensor.data) for tensor in packed)
+        return [tensor.message() for tensor in packed]
+
+    async def inference_outputs(self, tensors: Sequence[Any], shape: torch.Size) -> torch.Tensor:
+        """Reads the tensors of an answer to a request of `open_inference`."""
+        payloads = list(map(Payload.of_message, tensors))
+        self.bytes_received += sum(len(payload.data) for payload in payloads)
+        return (await asyncio.to_thread(read_answer, payloads, [shape]))[0]
+
+    async def free_cache(self, segment: Span) -> int:
+        """Asks a server how much attention cache it has left, in tokens of a text times blocks; 0 without sessions."""
+        from hivemind.proto import runtime_pb2
+
+        from dist_eval.petals.client.protocol import block_uid
+
+        uid = runtime_pb2.ExpertUID(uid=block_uid(self._directory.dht_prefix, segment.start))
+        answer = await self._stub(segment, Allowance()).rpc_info(uid, timeout=self._timeout)
+        info = read_info(answer.serialized_info)
+        self._has_sessions[segment.peer] = has_petals_sessions(info.inference_schema)
+        return info.cache_tokens_available if self._has_sessions[segment.peer] else 0
+
+    async def has_sessions(self, segment: Span) -> bool:
+        """Whether a server's sessions are those of Petals; it is asked if it was not before."""
+        if segment.peer not in self._has_sessions:
+            await self.free_cache(segment)
+        return self._has_sessions[segment.peer]
+
+    def may_have_sessions(self, segment: Span) -> bool:
+        """Whether a server's sessions are those of Petals, or it was not asked yet."""
+        return self._has_sessions.get(segment.peer, True)
+
+    def _stub(self, segment: Span, allowance: Allowance) -> Any:
+        from dist_eval.petals.client.protocol import TransformerConnectionHandler
+
+        return TransformerConnectionHandler.get_stub(LimitedP2P(self._directory.p2p, allowance), segment.peer)
+
+    def _head(self, method: str, segment: Span, metadata: dict[str, Any] | None = None) -> dict[str, Any]:
+        from hivemind import MSGPackSerializer
+
+        from dist_eval.petals.client.protocol import chain_uid
+
+        return {
+            "uid": chain_uid(self._directory.dht_prefix, segment.start, segment.end),
+            "metadata": MSGPackSerializer.dumps({**self._metadata[method], **(metadata or {})}),
+        }
+
+    def _compression_for(self, segment: Span) -> int:
+        """Returns how hidden states travel: in 16 bits they are small enough, and hivemind compresses no bfloat16."""
+        return _PLAIN if segment.dtype in ("bfloat16", "float16") else self._compression
+
+    async def _call(
+        self,
+        method: str,
+        segment: Span,
+        tensors: Sequence[Payload],
+        largest_answer: int,
+        metadata: dict[str, Any] | None = None,
+        timeout: float | None = None,
+    ) -> Answer:
+        from hivemind.p2p.p2p_daemon_bindings.control import MAX_UNARY_PAYLOAD_SIZE
+        from hivemind.proto import runtime_pb2
+
+        from dist_eval.petals.client.protocol import TransformerConnectionHandler
+
+        request = runtime_pb2.ExpertRequest(**self._head(method, segment, metadata))
+        size, timeout = sum(len(tensor.data) for tensor in tensors), self._timeout if timeout is None else timeout
+        if max(size, largest_answer) > MAX_UNARY_PAYLOAD_SIZE:
+            answer = await call_stream(
+                self._directory.p2p,
+                segment.peer,
+                f"{TransformerConnectionHandler.__name__}.{method}_stream",
+                request,
+                tensors,
+                largest_answer=largest_answer,
+                timeout=timeout,
+            )
+        else:
+            request.tensors.extend(tensor.message() for tensor in tensors)
+            found = await getattr(self._stub(segment, Allowance()), method)(request, timeout=timeout)
+            answer = Answer([Payload.of_message(tensor) for tensor in found.tensors], found.metadata)
+        self.bytes_sent += size
+        self.bytes_received += sum(len(tensor.data) for tensor in answer.tensors)
+        return answer
+
+    def _prompts_of(self, segment: Span) -> Payload:
+        key = (segment.start, segment.end, segment.dtype)
+        if key not in self._packed_prompts:
+            # a batch of 1, which the server broadcasts
+            prompts = NO_TENSOR if self._prompts is None else self._prompts[segment.start : segment.end].unsqueeze(1)
+            self._packed_prompts[key] = self.pack(prompts, segment.dtype, _PLAIN)
+        return self._packed_prompts[key]
+
+    @staticmethod
+    def pack(tensor: torch.Tensor, dtype: str | None, compression: int) -> Payload:
+        """Serializes a tensor in a dtype; in its own if the name is None or unknown.
+
+        The tensor may not change until it is sent.
+        """
+        from hivemind.compression.serialization import serialize_torch_tensor
+
+        if compression != _PLAIN:
+            tensor = tensor.detach().to("cpu", torch.float32).contiguous()
+            return Payload.of_message(serialize_torch_tensor(tensor, compression))
+        # a dtype unknown here is left to the server to cast to
+        return Payload.of(tensor.to("cpu", DTYPES.get(dtype or "", tensor.dtype)))

@@ -1,0 +1,174 @@
+"""A model's blocks on a swarm: inputs of the first one → outputs of the last one."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import torch
+
+from dist_eval.data.answers import RouteSegment
+from dist_eval.errors import ConfigError, NoCacheError, RefusedError
+from dist_eval.petals.model.shared import Shared
+from dist_eval.model.text_session import Room, with_room
+from dist_eval.petals.client.failures import can_have_more_room
+from dist_eval.petals.client.inputs import Inputs, TokenIds
+from dist_eval.petals.client.outputs import picked
+from dist_eval.petals.client.petals_version import can_roll_back
+from dist_eval.petals.client.routes import RouteRecord, Span
+from dist_eval.petals.client.session_room import NO_ROOM, SessionRoom, room_for_sessions
+
+if TYPE_CHECKING:
+    from dist_eval.petals.client.inference_session import Embed, InferenceSession
+    from dist_eval.petals.client.requests import SwarmRequests
+
+
+class SwarmBlocks(Shared):
+    """The blocks of a model.
+
+    Args:
+        requests: sends to the swarm.
+        keeps_texts: whether servers can keep what is needed of a text to continue it.
+        request_tokens: a text of more tokens takes several requests, in a session. By default, all are sent as they
+            are.
+    """
+
+    def __init__(self, requests: SwarmRequests, *, keeps_texts: bool, request_tokens: int | None = None) -> None:
+        self.requests, self._keeps_texts, self._request_tokens = requests, keeps_texts, request_tokens
+        self._room = Room(self.cache_tokens)  # of texts that are too long for a request
+        self._pid = os.getpid()
+
+    def forward(
+        self,
+        given: torch.Tensor | TokenIds,
+        deep_prompts: torch.Tensor | None = None,
+        *,
+        avoided: Sequence[RouteSegment] = (),
+        record: RouteRecord | None = None,
+        rows: torch.Tensor | None = None,
+        most_texts: int | None = None,
+    ) -> torch.Tensor:
+        """Sends a batch through all blocks. Thread-safe, and differentiable where one request has room.
+
+        Args:
+            given: hidden states, float tensor of shape [batch, length, hidden]; or of what they are made.
+            deep_prompts: of shape [blocks, pre_seq_len, hidden], or None.
+            avoided: segments to avoid if there is another route.
+            record: records the route.
+            rows: positions in batch x length whose outputs are needed, int64 of shape [rows]; by default all.
+            most_texts: of a request: several requests are sent at a time. By default it is one.
+
+        Returns:
+            The outputs of the last block before the final norm: of the shape of the hidden states, or of shape
+            [rows, hidden]; in their dtype, float32 for token ids.
+        """
+        self.require_own_process()
+        if torch.is_grad_enabled():
+            hidden = given.embed(given.ids, given.prompts) if isinstance(given, TokenIds) else given
+            if hidden.requires_grad or getattr(deep_prompts, "requires_grad", False):
+                from dist_eval.petals.client.gradients import through_swarm
+
+                return picked(through_swarm(self.requests, hidden, deep_prompts, most_texts), rows)
+        inputs = Inputs.of(given)
+        if self.is_long(inputs.length):
+            texts = inputs.hidden().split(1)
+            return picked(torch.cat([self._in_session(text, deep_prompts, avoided, record) for text in texts]), rows)
+        return self.requests.forward(given, deep_prompts, avoided, record, rows=rows, most_texts=most_texts)
+
+    def ask(
+        self, segment: Span, hidden: torch.Tensor, deep_prompts: torch.Tensor | None, *, by_token: bool = False
+    ) -> torch.Tensor:
+        """Sends inputs of a block, of shape [batch, length, hidden], through a given server, which an error names.
+
+        They are sent token by token, if it is asked for, in a session like those of texts that are generated.
+        """
+        from dist_eval.petals.client.server_cache import whole_text_request
+
+        if not by_token and not self.is_long(hidden.shape[1]):
+            return self.requests.ask(segment, hidden, deep_prompts)
+        tokens = hidden.shape[0] if by_token else self._request_tokens
+        request = whole_text_request(self.requests.transport, segment, hidden, deep_prompts, request_tokens=tokens)
+        with self._room.taken(hidden.shape[0] * hidden.shape[1]):
+            return with_room(lambda: self.requests.answer_of(segment, request))
+
+    def is_long(self, length: int) -> bool:
+        """Whether texts of so many tokens are sent in sessions, because no request has room for them."""
+        return length > (self._request_tokens or length) and self._keeps_texts
+
+    def _in_session(
+        self,
+        hidden: torch.Tensor,
+        deep_prompts: torch.Tensor | None,
+        avoided: Sequence[RouteSegment],
+        record: RouteRecord | None,
+    ) -> torch.Tensor:
+        """Sends a text that is too long for a request, of shape [1, length, hidden], in several."""
+        tokens = hidden.shape[1]
+        session = self.session(lambda ids, _: ids, 1, tokens, None, deep_prompts, rolls_back=False)
+        try:
+            with self._room.taken(tokens), closing(session):  # closed, for what a failure leaves
+                return with_room(lambda: session.pass_through(hidden, avoided, record))
+        except NoCacheError as error:
+            more_room = f", or start servers with --cache-tokens {tokens} or more" if can_have_more_room(error) else ""
+            refused = RefusedError(
+                f"a text of {tokens} tokens, prompts included, is sent in a session, and servers have no room for it "
+                f"({error}): give a lower --max-length{more_room}"
+            )
+            refused.transient = error.transient
+            raise refused from error
+
+    def session(
+        self,
+        embed: Embed,
+        rows: int,
+        max_length: int,
+        prompts: torch.Tensor | None = None,
+        deep_prompts: torch.Tensor | None = None,
+        *,
+        rolls_back: bool,
+    ) -> InferenceSession:
+        """Opens a session (see `InferenceSession`); nothing is sent yet."""
+        from dist_eval.petals.client.inference_session import InferenceSession
+
+        self.require_own_process()
+        return InferenceSession(
+            self.requests,
+            embed,
+            rows=rows,
+            max_length=max_length,
+            prompts=prompts,
+            deep_prompts=deep_prompts,
+            rolls_back=rolls_back,
+            request_tokens=self._request_tokens,
+        )
+
+    @property
+    def has_sessions(self) -> bool:
+        """Whether all blocks have servers that keep texts."""
+        return self._keeps_texts and self.requests.servers.has_sessions
+
+    def cache_tokens(self) -> float:
+        """Returns for how many tokens of texts the block with the least room has some; infinity without sessions."""
+        room = [0] * self.requests.num_blocks
+        for span, free in self.requests.servers.free_cache().items():
+            for block in range(span.start, span.end):
+                room[block] += free // (span.end - span.start)
+        return min(room) if self.has_sessions else math.inf
+
+    def room_for_sessions(self, share: float, session_tokens: int) -> SessionRoom:
+        """See `room_for_sessions`."""
+        spans = self.requests.servers.session_spans()
+        if not share or not self.has_sessions or not any(can_roll_back(span.announced.version) for span in spans):
+            return NO_ROOM
+        return room_for_sessions(self.requests.servers.free_cache(), self.requests.num_blocks, share, session_tokens)
+
+    def require_own_process(self) -> None:
+        """Raises a `ConfigError` in a process that was forked since: it has no connection to the swarm."""
+        if os.getpid() != self._pid:
+            raise ConfigError(
+                "This process was forked from the one that opened the model, and cannot use its connection to the "
+                "swarm: open the model after the fork, in the process that uses it."
+            )

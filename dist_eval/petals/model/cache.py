@@ -1,0 +1,279 @@
+"""A cache of transformers for texts that are computed on a swarm.
+
+It keeps the embedded texts, and knows the sessions in which servers keep what they have computed of them. So it can
+always be used: with sessions, where servers have them and room, only new tokens are sent; elsewhere the texts are
+computed from their beginning.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import inspect
+import itertools
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from transformers import GenerationMixin
+from transformers.cache_utils import Cache
+
+from dist_eval.errors import DataError, NoCacheError
+from dist_eval.petals.model.rows import Rows
+
+if TYPE_CHECKING:
+    from dist_eval.petals.model.base import SwarmBase
+    from dist_eval.petals.client.inference_session import InferenceSession
+
+_LEAST_ROOM = 64  # tokens behind a text for which a session has room, if it is not known how many will follow
+_SESSIONS_AT_ONCE = 8
+
+Text = list[torch.Tensor]
+"""A row's embedded tokens, in parts of shape [tokens, hidden]: those of one call each."""
+
+
+@dataclass
+class _Session:
+    """A session with the texts of some rows, which are equally long."""
+
+    session: InferenceSession
+    room: int  # most tokens of a text
+    texts: list[Text] = field(default_factory=list)  # what it holds
+
+
+class SwarmCache(Cache):
+    """The texts of a batch so far.
+
+    Args:
+        base: the base model.
+        max_length: most columns that the batch will have; if it is not given, sessions are reopened as it grows.
+        at_once: open sessions with the first tokens; by default with the first that continue them.
+        reorders: whether texts will change from before their end, as with beams.
+    """
+
+    is_compileable = False
+    is_croppable = True
+
+    def __init__(
+        self, base: SwarmBase, *, max_length: int | None = None, at_once: bool = False, reorders: bool = False
+    ) -> None:
+        super().__init__(layers=[])
+        self._base, self._max_length, self._at_once, self._reorders = base, max_length, at_once, reorders
+        self._columns: torch.Tensor | None = None
+        self._texts: list[Text] = []
+        self._sessions: dict[tuple[int, ...], _Session] = {}
+        self._has_room = True
+        weakref.finalize(self, _close, self._sessions, os.getpid())
+
+    def columns(self, words: torch.Tensor) -> torch.Tensor:
+        """Returns which columns so far are tokens and no padding, bool of shape [rows, columns].
+
+        Raises:
+            DataError: the batch has another number of rows.
+        """
+        if self._columns is None:
+            return torch.zeros(len(words), 0, dtype=torch.bool, device=words.device)
+        if len(self._columns) != len(words):
+            raise DataError(f"{len(words)} texts cannot continue a batch of {len(self._columns)}.")
+        return self._columns
+
+    def continued(self, words: torch.Tensor, rows: Rows) -> torch.Tensor:
+        """Computes the next tokens of the texts.
+
+        Args:
+            words: embedded tokens, float of shape [rows, length, hidden], padded on the right.
+            rows: where they are in the batch.
+
+        Returns:
+            The outputs of the base model, of the same shape; those of padding may be anything.
+        """
+        new = [text[:count] for text, count in zip(words, rows.counts.tolist(), strict=True)]
+        before = self._texts or [[] for _ in new]
+        texts = [[*old, part] if len(part) else old for old, part in zip(before, new, strict=True)]
+        is_first = self._columns is None
+        if self._can_use_sessions(words) and (self._at_once or not is_first):
+            outputs = self._in_sessions(texts, new, words)
+        elif is_first:
+            outputs = self._base.whole_texts(words, rows.counts.tolist())
+        else:
+            outputs = self._recomputed(texts, new, words)
+        self._texts, self._columns = texts, torch.cat([self.columns(words), rows.real], dim=1)
+        return outputs
+
+    def _can_use_sessions(self, words: torch.Tensor) -> bool:
+        parameters = [words, self._base.soft_prompts(), self._base.deep_prompts()]
+        learns = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in parameters)
+        return self._has_room and not learns and self._base.blocks.has_sessions
+
+    def _recomputed(self, texts: Sequence[Text], new: Sequence[torch.Tensor], words: torch.Tensor) -> torch.Tensor:
+        whole = [torch.cat(text) if text else words[0, :1] for text in texts]
+        outputs = self._base.whole_texts(pad_sequence(whole, batch_first=True), [*map(len, whole)])
+        places = [(len(text) - len(part), len(text)) for text, part in zip(whole, new, strict=True)]
+        return _padded([found[slice(*place)] for found, place in zip(outputs, places, strict=True)], words)
+
+    def _in_sessions(self, texts: list[Text], new: list[torch.Tensor], words: torch.Tensor) -> torch.Tensor:
+        groups: dict[tuple[int, int], list[int]] = {}
+        for row, (text, part) in enumerate(zip(texts, new, strict=True)):
+            if len(part):
+                groups.setdefault((sum(map(len, text)), len(part)), []).append(row)
+        parts = [(tuple(rows), length, count) for (length, count), rows in groups.items()]
+        try:
+            self._close_others({rows for rows, *_ in parts})
+            answers = _at_once([functools.partial(self._step, texts, *part) for part in parts])
+        except NoCacheError:  # a plain forward may still work
+            self._has_room = False
+            self.close()
+            return self._recomputed(texts, new, words)
+        outputs = words.new_zeros(words.shape)
+        for (rows, _, count), found in zip(parts, answers, strict=True):
+            outputs[list(rows), :count] = found.to(outputs)
+        return outputs
+
+    @torch.no_grad()
+    def _step(self, texts: list[Text], rows: tuple[int, ...], length: int, count: int) -> torch.Tensor:
+        """Sends the last tokens of some texts of equal length, and whatever else their session does not hold."""
+        wanted = [texts[row] for row in rows]
+        known = self._sessions.get(rows)
+        if known is None or length > known.room:
+            self._forget(rows)
+            known = self._sessions[rows] = self._opened(wanted, length)
+        alike = map(_alike, wanted, known.texts or [[] for _ in wanted])
+        start = min(length - count, *alike)
+        words = torch.stack([torch.cat(text)[start:] for text in wanted])
+        place = start + self._base.prompt_length if start else 0
+        prompts = None if start else self._base.soft_prompts()
+        known.texts = []  # if the step fails, nobody knows what it holds
+        outputs = self._base.run(words, lambda hidden: known.session.step(hidden, place), prompts)
+        known.texts = wanted
+        return outputs[:, length - count - start :]
+
+    def _opened(self, texts: list[Text], length: int) -> _Session:
+        padding = self.get_seq_length() - sum(map(len, texts[0][:-1]))
+        room = max(2 * length, length + _LEAST_ROOM) if self._max_length is None else self._max_length - padding
+        room = max(room, length)
+        if self._base.changes_frequencies(room):
+            raise NoCacheError("what servers keep would not fit to texts that become longer")
+        session = self._base.blocks.session(
+            lambda hidden, _: hidden,
+            len(texts),
+            room + self._base.prompt_length,
+            deep_prompts=self._base.deep_prompts(),
+            rolls_back=self._reorders,
+        )
+        return _Session(session, room)
+
+    def _close_others(self, wanted: set[tuple[int, ...]]) -> None:
+        """Closes sessions of rows that are in others now."""
+        moved = {row for rows in wanted for row in rows}
+        for rows in [rows for rows in self._sessions if rows not in wanted and moved & {*rows}]:
+            self._forget(rows)
+
+    def _forget(self, rows: tuple[int, ...]) -> None:
+        if known := self._sessions.pop(rows, None):
+            known.session.close()
+
+    def close(self) -> None:
+        """Gives the memory of servers back; the texts can still be continued."""
+        for rows in list(self._sessions):
+            self._forget(rows)
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0 if self._columns is None else self._columns.shape[1]
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        return -1
+
+    def get_max_cache_shape(self, layer_idx: int = 0) -> int:
+        return -1
+
+    @property
+    def is_initialized(self) -> bool:
+        return self._columns is not None
+
+    @property
+    def batch_size(self) -> int:
+        return len(self._texts)
+
+    @property
+    def is_linear(self) -> list[bool]:
+        """What `generate` asks of each layer: as one of full attention."""
+        return [False]
+
+    is_sliding = is_dummy = is_linear
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        if self._columns is not None:
+            self._columns = self._columns[indices.to(self._columns.device)]
+            self._texts = [[*self._texts[row]] for row in torch.arange(len(self._texts))[indices.cpu()].tolist()]
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        self.batch_select_indices(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self.batch_select_indices(torch.arange(len(self._texts)).repeat_interleave(repeats))
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forgets the last columns: as many as a negative number says, or all behind as many as a positive one says."""
+        columns = self.get_seq_length()
+        kept = tokens_to_remove if tokens_to_remove > 0 else columns + tokens_to_remove
+        if self._columns is None or kept >= columns:
+            return
+        self._columns = self._columns[:, :kept]
+        sizes = self._columns.sum(dim=1).tolist()
+        self._texts = [_beginning(text, size) for text, size in zip(self._texts, sizes, strict=True)]
+
+    def reset(self) -> None:
+        self.close()
+        self._columns, self._texts = None, []
+
+    def activate_past_recording(self) -> None:
+        """Makes sure that `crop` works, as it always does."""
+
+
+@functools.cache
+def cache_name() -> str:
+    """Returns the name that this version of transformers has for a cache."""
+    known = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+    return "cache" if "cache" in known else "past_key_values"
+
+
+def _at_once(calls: Sequence[Callable[[], torch.Tensor]]) -> list[torch.Tensor]:
+    """Calls functions in threads, in the context of this one."""
+    if len(calls) < 2:
+        return [call() for call in calls]
+    with ThreadPoolExecutor(min(len(calls), _SESSIONS_AT_ONCE)) as pool:
+        return [future.result() for future in [pool.submit(contextvars.copy_context().run, call) for call in calls]]
+
+
+def _alike(one: Text, other: Text) -> int:
+    """Returns how many tokens two texts begin with that are the same, in parts that are the same."""
+    same = itertools.takewhile(lambda pair: pair[0] is pair[1] or torch.equal(*pair), zip(one, other, strict=False))
+    return sum(len(part) for part, _ in same)
+
+
+def _beginning(text: Text, size: int) -> Text:
+    found: Text = []
+    for part in text:
+        if size > 0:
+            found.append(part[:size])
+        size -= len(part)
+    return found
+
+
+def _padded(parts: list[torch.Tensor], words: torch.Tensor) -> torch.Tensor:
+    """Returns texts in one tensor, with the shape of `words`."""
+    found = pad_sequence(parts, batch_first=True)
+    return torch.nn.functional.pad(found, (0, 0, 0, words.shape[1] - found.shape[1]))
+
+
+def _close(sessions: dict[tuple[int, ...], _Session], pid: int) -> None:
+    """Is called when a cache is collected, in any thread: waits for nothing."""
+    if os.getpid() == pid:
+        for known in sessions.values():
+            known.session.close(wait=False)
+        sessions.clear()

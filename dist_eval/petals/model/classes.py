@@ -1,0 +1,113 @@
+"""The family's own classes of models with a head, on a base model whose layers a swarm computes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import nn
+
+from dist_eval.petals.base_model.architecture import Architecture
+from dist_eval.petals.model.base import SwarmBase, base_class, named_arguments, subclass
+from dist_eval.petals.model.generation import Generating
+from dist_eval.petals.model.model import SwarmModel
+
+
+class WithHead(SwarmModel):
+    """A mixin before a family's class with a head, whose base model becomes one on a swarm."""
+
+    if TYPE_CHECKING:  # transformers evaluates the annotations of its classes
+        swarm_base_class: ClassVar[type[SwarmBase]]
+        modules: Any
+        children: Any
+
+    def equip(self) -> None:
+        """Makes the base model one on a swarm."""
+        kind = self.swarm_base_class
+        base = next(module for module in self.modules() if type(module) is kind.architecture.base_class)
+        base.__class__ = kind
+        base.equip()
+
+    @property
+    def swarm_base(self) -> SwarmBase:
+        """The base model."""
+        return next(module for module in self.children() if isinstance(module, SwarmBase))
+
+
+class CausalLM(WithHead, Generating):
+    """A mixin before a family's language model."""
+
+
+class SequenceClassifier(WithHead):
+    """A mixin before a family's sequence classifier."""
+
+    if TYPE_CHECKING:
+        config: Any
+        score: nn.Linear
+        loss_function: Any
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Classifies texts by their last token: the last one of their mask, or as transformers finds it without."""
+        from transformers.modeling_outputs import SequenceClassifierOutputWithPast
+
+        given = named_arguments(super().forward, args, kwargs)  # type: ignore[misc]
+        labels, returns_dict = given.pop("labels", None), given.pop("return_dict", None)
+        output = self.swarm_base(**given)
+        hidden = output.last_hidden_state
+        last = self._last_tokens(given, hidden)
+        logits = self.score(hidden[torch.arange(len(hidden), device=hidden.device), last].to(self.score.weight.dtype))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, pooled_logits=logits, config=self.config)
+        found = SequenceClassifierOutputWithPast(loss=loss, logits=logits)
+        for name in output.keys() - {"last_hidden_state"}:
+            found[name] = output[name]
+        return found.to_tuple() if returns_dict is False else found
+
+    def _last_tokens(self, given: dict[str, Any], hidden: torch.Tensor) -> torch.Tensor:
+        rows, columns = hidden.shape[:2]
+        mask, ids = given.get("attention_mask"), given.get("input_ids")
+        if mask is not None:
+            mask = mask[:, mask.shape[1] - columns :]
+        elif ids is not None and self.config.pad_token_id is not None:
+            mask = ids != self.config.pad_token_id
+        elif ids is not None and rows > 1:
+            raise ValueError("Cannot handle batch sizes > 1 if no padding token is defined.")
+        else:
+            return torch.full((rows,), columns - 1, device=hidden.device)
+        numbers = torch.arange(columns, device=hidden.device)
+        return (numbers * (mask != 0).to(hidden.device)).argmax(dim=1)
+
+
+def causal_class(architecture: Architecture) -> Any:
+    """Makes a class of a family's language model."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    return _class(MODEL_FOR_CAUSAL_LM_MAPPING[type(architecture.config)], CausalLM, architecture)
+
+
+def classifier_class(architecture: Architecture) -> Any:
+    """Makes a class of a family's sequence classifier."""
+    from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+
+    kind = type(architecture.config)
+    has_one = kind in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
+    family = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING[kind] if has_one else _generic_classifier(architecture)
+    return _class(family, SequenceClassifier, architecture)
+
+
+def _generic_classifier(architecture: Architecture) -> Any:
+    """Makes a sequence classifier for a family that has none, as transformers makes those of most others."""
+    from transformers.modeling_layers import GenericForSequenceClassification
+
+    base: Any = architecture.base_class
+    root = next(kind for kind in base.__mro__ if kind.__name__.endswith("PreTrainedModel"))
+    name = f"{base.__name__.removesuffix('Model')}ForSequenceClassification"
+    return type(name, (GenericForSequenceClassification, root), {"__module__": base.__module__})
+
+
+def _class(family: Any, mixin: type, architecture: Architecture) -> Any:
+    names: dict[str, Any] = {"swarm_base_class": base_class(architecture)}
+    if family.base_model_prefix != "transformer":  # as all models of Petals call their base model
+        names["transformer"] = WithHead.swarm_base
+    return subclass(family, mixin, **names)

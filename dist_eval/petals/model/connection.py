@@ -1,0 +1,243 @@
+"""A model's connection to its swarm: opened within a time limit, closed by the program, at exit or with the model."""
+
+from __future__ import annotations
+
+import atexit
+import math
+import os
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from dist_eval.petals.model.shared import Shared
+from dist_eval.process.lifetime import MultiprocessingFiles, workspace
+from dist_eval.process.logging_setup import silence_petals
+from dist_eval.petals.client.router import Router
+
+if TYPE_CHECKING:
+    from dist_eval.petals.client.coverage import SwarmCoverage
+    from dist_eval.petals.client.requests import SwarmRequests
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Reaching:
+    """How a model's servers are found and asked.
+
+    Attributes:
+        addresses: of the swarm's peers.
+        dht_prefix: name under which the swarm announces the model.
+        adapter: a LoRA adapter that servers must hold and add to the model, or None.
+        timeout: seconds to wait for the swarm, and for servers of all blocks.
+        request_timeout: seconds to wait for a server's answer.
+        max_retries: how often each part of a request is sent again, after its first attempt.
+        compression: of the activations (see `SwarmRequests`).
+        tokens_per_second: most tokens to send through the swarm in a second.
+        allowed_servers: the only servers to use, as peer ids; None for all.
+        blocked_servers: servers not to use.
+    """
+
+    addresses: Sequence[str]
+    dht_prefix: str
+    adapter: str | None = None
+    timeout: float = 120.0
+    request_timeout: float = 60.0
+    max_retries: int = 4
+    compression: str = "none"
+    tokens_per_second: float = math.inf
+    allowed_servers: Sequence[str] | None = None
+    blocked_servers: Sequence[str] = ()
+
+
+@dataclass
+class Connection:
+    """What is open for a model.
+
+    Attributes:
+        dht: the node of a DHT.
+        requests: sends to the swarm.
+        coverage: the servers that were found.
+    """
+
+    dht: Any
+    requests: SwarmRequests
+    coverage: SwarmCoverage
+
+    def close(self) -> None:
+        """Leaves the swarm."""
+        from dist_eval.petals.client.client import leave_swarm
+
+        leave_swarm(self.dht, self.requests.servers.connection, self.requests.servers.close)
+
+
+def connect(
+    reaching: Reaching,
+    config: Any,
+    *,
+    router: Router | None = None,
+    check: Callable[[], None] = lambda: None,
+    timeout_option: str = "--swarm-timeout",
+) -> Connection:
+    """Joins a swarm, and waits until it has a server for each block of a model.
+
+    The process has to be prepared (`prepare_hivemind`).
+
+    Args:
+        reaching: which swarm, and how.
+        config: the model's `transformers` config.
+        router: chooses servers; by default one of the connection's own.
+        check: called at every poll; raises when waiting has become pointless.
+        timeout_option: the option that sets the timeout, for messages.
+
+    Raises:
+        SwarmError: the swarm does not answer or lacks blocks.
+    """
+    from dist_eval.petals.client.client import join_swarm, leave_swarm, rejoin_swarm
+    from dist_eval.petals.client.coverage import wait_until_covered
+    from dist_eval.petals.client.directory import ServerDirectory
+    from dist_eval.petals.client.requests import SwarmRequests
+
+    blocks, prefix, timeout = config.num_hidden_layers, reaching.dht_prefix, reaching.timeout
+
+    def rejoin() -> None:
+        check()
+        rejoin_swarm(dht, reaching.addresses)
+
+    dht = join_swarm(reaching.addresses, timeout, check=check, timeout_option=timeout_option)
+    try:
+        coverage = wait_until_covered(
+            *(dht, prefix, blocks, timeout),
+            config=config,
+            adapter=reaching.adapter,
+            check=check,
+            timeout_option=timeout_option,
+        )
+        rejoin_swarm(dht, reaching.addresses)  # the daemon may not know servers that came up after it joined
+        directory = ServerDirectory(
+            *(dht, prefix, blocks, reaching.adapter),
+            allowed_servers=reaching.allowed_servers,
+            blocked_servers=reaching.blocked_servers,
+        )
+        requests = SwarmRequests(
+            directory,
+            config,
+            request_timeout=reaching.request_timeout,
+            max_retries=reaching.max_retries,
+            compression=reaching.compression,
+            router=router,
+            outage_timeout=timeout,
+            rejoin=rejoin,
+            tokens_per_second=reaching.tokens_per_second,
+        )
+        requests.start()
+    except BaseException:
+        leave_swarm(dht)
+        raise
+    return Connection(dht, requests, coverage)
+
+
+class _Home:
+    """What all open models of a process share: a folder for sockets and temporary files, which ends with the last."""
+
+    def __init__(self) -> None:
+        self._lock, self._users, self._stack = threading.RLock(), 0, ExitStack()
+        self._files: MultiprocessingFiles
+
+    def open(self, action: Callable[[], Result]) -> Result:
+        """Calls what connects to a swarm; it has a place to put its files until `leave`."""
+        from dist_eval.petals.client.hivemind_compat import prepare_hivemind
+
+        with self._lock:
+            if not self._users:
+                silence_petals()
+                folder = self._stack.enter_context(workspace())
+                self._files = MultiprocessingFiles(folder)
+                self._stack.callback(self._files.remove)
+                prepare_hivemind(sockets=folder)
+            self._users += 1
+            try:
+                with self._files.begun():
+                    return action()
+            except BaseException:
+                self.leave()
+                raise
+
+    def leave(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                self._stack.close()
+
+
+_home = _Home()
+
+
+class OpenConnection(Shared):
+    """A connection of a program's own, which is closed at exit at the latest.
+
+    Args:
+        reaching: which swarm, and how.
+        config: the model's `transformers` config.
+
+    Raises:
+        SwarmError: the swarm does not answer or lacks blocks.
+    """
+
+    def __init__(self, reaching: Reaching, config: Any) -> None:
+        self._pid, self._lock = os.getpid(), threading.Lock()
+        router = Router(int(os.environ.get("RANK", 0)))  # ranks begin with different servers
+        connection, self._end = _home.open(
+            lambda: in_lasting_thread(lambda: connect(reaching, config, router=router, timeout_option="timeout"))
+        )
+        self._connection: Connection | None = connection
+        self.requests = connection.requests
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Leaves the swarm, once; in a process that was forked since, it does nothing."""
+        if os.getpid() != self._pid:
+            return
+        with self._lock:
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            atexit.unregister(self.close)
+            connection.close()
+            self._end.set()
+            _home.leave()
+
+    def close_when_collected(self) -> None:
+        """Does so in whatever thread a model was collected."""
+        from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
+
+        if threading.current_thread() is RemoteExpertWorker._event_thread:  # which it would wait for
+            threading.Thread(target=self.close, daemon=True).start()
+        else:
+            self.close()
+
+
+def in_lasting_thread(action: Callable[[], Result]) -> tuple[Result, threading.Event]:
+    """Calls a function in a thread that lasts until an event is set; returns the result, and the event.
+
+    The kernel ends forked helpers with the thread that started them, which may be one of a pool.
+    """
+    end, done = threading.Event(), threading.Event()
+    results: list[Result] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(action())
+        except BaseException as error:  # raised below
+            errors.append(error)
+            end.set()
+        done.set()
+        end.wait()
+
+    threading.Thread(target=run, daemon=True, name="swarm").start()
+    done.wait()
+    if errors:
+        raise errors[0]
+    return results[0], end

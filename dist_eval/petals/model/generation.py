@@ -1,0 +1,168 @@
+"""`generate` of transformers with caches on a swarm, and sessions that last for several calls, as Petals has them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dist_eval.errors import ConfigError
+from dist_eval.petals.model.cache import SwarmCache, cache_name
+
+if TYPE_CHECKING:
+    from dist_eval.petals.model.base import SwarmBase
+
+
+class InferenceSession:
+    """Texts that several calls of `generate` continue.
+
+    Args:
+        base: the base model.
+        max_length: most tokens of a text, for which servers reserve memory.
+
+    Attributes:
+        output_ids: all tokens so far, int64 of shape [rows, length], or None before the first call.
+    """
+
+    def __init__(self, base: SwarmBase, max_length: int) -> None:
+        self.max_length = max_length
+        self.output_ids: torch.Tensor | None = None
+        self.cache = SwarmCache(base, max_length=max_length, at_once=True)
+
+    @property
+    def position(self) -> int:
+        """Tokens of each text that servers hold."""
+        return self.cache.get_seq_length()
+
+    @property
+    def last_token_id(self) -> torch.Tensor | None:
+        """The last token of each text, of shape [rows, 1]."""
+        return None if self.output_ids is None else self.output_ids[:, -1:]
+
+    def close(self) -> None:
+        """Gives the memory of servers back."""
+        self.cache.close()
+
+    def __enter__(self) -> InferenceSession:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+_active: ContextVar[tuple[Any, InferenceSession] | None] = ContextVar("active_session", default=None)
+_generating: ContextVar[list[SwarmCache] | None] = ContextVar("generating", default=None)
+
+
+def active_cache(base: SwarmBase) -> SwarmCache | None:
+    """Returns the cache of the session that is in use in this context."""
+    found = _active.get()
+    return found[1].cache if found is not None and found[0] is base else None
+
+
+class Generating:
+    """A mixin before a family's class that can `generate`."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def swarm_base(self) -> SwarmBase: ...
+
+    @property
+    def active_session(self) -> InferenceSession | None:
+        """The session in use in this context."""
+        found = _active.get()
+        return found[1] if found is not None and found[0] is self.swarm_base else None
+
+    @contextmanager
+    def use_session(self, session: InferenceSession | None) -> Iterator[InferenceSession | None]:
+        """Within this context, calls of the model and of `generate` continue the texts of a session."""
+        token = _active.set(None if session is None else (self.swarm_base, session))
+        try:
+            yield session
+        finally:
+            _active.reset(token)
+
+    @contextmanager
+    def inference_session(self, *, max_length: int) -> Iterator[InferenceSession]:
+        """Opens a session, and uses it within this context.
+
+        Args:
+            max_length: most tokens of a text, for which servers reserve memory.
+        """
+        with InferenceSession(self.swarm_base, max_length) as session, self.use_session(session):
+            yield session
+
+    def generate(
+        self, inputs: torch.Tensor | None = None, *args: Any, session: InferenceSession | None = None, **kwargs: Any
+    ) -> Any:
+        """Generates texts, as `generate` of transformers does.
+
+        Args:
+            inputs: token ids, int64 of shape [rows, length].
+            *args: see transformers.
+            session: whose texts are continued: `inputs` are their next tokens, or None if there are none, and what is
+                returned begins after what the session had before. By default it is that of the context, if any.
+            **kwargs: see transformers.
+        """
+        session = session or self.active_session
+        token = _generating.set([])
+        try:
+            # what is called below gets the cache as an argument
+            with self.use_session(None) if session else nullcontext():
+                if session is None:
+                    return super().generate(inputs, *args, **kwargs)  # type: ignore[misc]
+                return self._continue(session, inputs, *args, **kwargs)
+        finally:
+            for cache in _generating.get() or ():
+                cache.close()
+            _generating.reset(token)
+
+    def _continue(self, session: InferenceSession, inputs: torch.Tensor | None, *args: Any, **kwargs: Any) -> Any:
+        inputs = kwargs.pop("input_ids", None) if inputs is None else inputs
+        before = 0
+        mask = kwargs.pop("attention_mask", None)
+        if session.output_ids is not None:
+            before = session.output_ids.shape[1]
+            new = session.output_ids[:, before:] if inputs is None else inputs.to(session.output_ids)
+            inputs = torch.cat([session.output_ids, new], dim=1)
+            held = session.cache.columns(inputs).long()
+            mask = torch.ones_like(new) if mask is None else mask[:, mask.shape[1] - new.shape[1] :].to(new)
+            generated = mask.new_ones(len(mask), before - held.shape[1])
+            mask = torch.cat([held.to(mask), generated, mask], dim=1)
+        if mask is not None:
+            kwargs["attention_mask"] = mask
+        result = super().generate(inputs, *args, **kwargs, **{cache_name(): session.cache})  # type: ignore[misc]
+        sequences = result if isinstance(result, torch.Tensor) else result.sequences
+        session.output_ids, new = sequences, sequences[:, before:].clone()
+        if isinstance(result, torch.Tensor):
+            return new
+        result.sequences = new
+        return result
+
+    def _prepare_cache_for_generation(
+        self,
+        generation_config: Any,
+        model_kwargs: dict[str, Any],
+        generation_mode: Any,
+        batch_size: int,
+        max_cache_length: int,
+        *args: Any,
+    ) -> Any:
+        """Is called by `generate`, and puts a cache among the arguments of the model."""
+        given = model_kwargs.get(cache_name())
+        if given is not None and not isinstance(given, SwarmCache):
+            raise ConfigError(f"A {type(given).__name__} cannot hold what the servers of a swarm keep: leave it out.")
+        generation_config.cache_implementation = None  # a model's own settings may name one
+        if given is None and generation_config.use_cache is not False:
+            reorders = (generation_config.num_beams or 1) > 1
+            cache = SwarmCache(self.swarm_base, max_length=max_cache_length, at_once=True, reorders=reorders)
+            model_kwargs[cache_name()] = cache
+            if (made := _generating.get()) is not None:
+                made.append(cache)
+        return super()._prepare_cache_for_generation(  # type: ignore[misc]
+            generation_config, model_kwargs, generation_mode, batch_size, max_cache_length, *args
+        )

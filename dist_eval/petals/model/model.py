@@ -1,0 +1,70 @@
+"""What all swarm models have: an end, and tuned tensors that can be saved."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+
+from dist_eval.errors import ConfigError
+from dist_eval.petals.model.loading import base_fingerprint
+from dist_eval.petals.model.tuned import tuned_tensors_of
+
+if TYPE_CHECKING:
+    from dist_eval.petals.model.connection import OpenConnection
+
+Self = TypeVar("Self", bound="SwarmModel")
+
+
+class SwarmModel:
+    """A mixin before a family's class.
+
+    Attributes:
+        connection: to the swarm.
+    """
+
+    if TYPE_CHECKING:  # transformers evaluates the annotations of its classes
+        connection: OpenConnection
+        swarm_base: Any
+
+    def close(self) -> None:
+        """Leaves the swarm, and ends the processes that were started for it."""
+        self.connection.close()
+
+    def __enter__(self: Self) -> Self:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def save_pretrained(
+        self, save_directory: str | os.PathLike[str], is_main_process: bool = True, **kwargs: Any
+    ) -> None:
+        """Writes the tuned tensors as a checkpoint, which `checkpoint=` and `dist-eval run --checkpoint` read.
+
+        Args:
+            save_directory: a folder, which is created if it does not exist.
+            is_main_process: whether this process writes; for programs with several.
+            **kwargs: what else transformers can be told: `push_to_hub` is refused, the rest has no effect.
+
+        Raises:
+            ConfigError: the model has no tuned tensors.
+            OSError: the folder cannot be written.
+        """
+        if kwargs.get("push_to_hub"):
+            raise ConfigError("push_to_hub is not done by save_pretrained of a model on a swarm: upload the folder.")
+        tuned = tuned_tensors_of(self)
+        if not tuned.num_labels and tuned.prompts is None:
+            raise ConfigError("The model has no tuned tensors to save: open it with tuning_mode and pre_seq_len.")
+        path = next(path for path, module in self.named_modules() if module is self.swarm_base)  # type: ignore[attr-defined]
+        if is_main_process:
+            found = dataclasses.replace(tuned, base_fingerprint=fingerprint_of_base(self.swarm_base))
+            found.save(os.fspath(save_directory), f"{path}." if path else "")
+
+
+def fingerprint_of_base(base: Any) -> str | None:
+    """Returns the hash of a base model's weights (see `base_fingerprint`); None if they were rounded."""
+    words = base.get_input_embeddings()
+    return base_fingerprint(words, base.final_norm) if words.weight.dtype == torch.float32 else None

@@ -1,0 +1,122 @@
+"""How much memory a server's blocks take, known before they are read: from the model's config alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from dist_eval.petals.base_model.architecture import Architecture
+from dist_eval.errors import ConfigError
+from dist_eval.tables import format_count
+
+# Of a weight of a linear layer, as bitsandbytes stores it: in NF4 half a byte, and for each 64 of them a scale in 8
+# bits, of which 256 share one in 32 bits; in INT8 a byte, and a scale in 32 bits for each row
+_NF4_BYTES, _INT8_BYTES, _INT8_ROW_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256), 1.0, 4
+_EXPERTS_NDIM, _CONVOLUTIONS = 3, (nn.Conv1d, nn.Conv2d)
+_WORK_BYTES = (2 << 30) / 14336  # for each number of a hidden state: of a backward pass, as Petals estimates it
+
+
+def block_bytes(architecture: Architecture, dtype: torch.dtype, quantization: str = "") -> list[int]:
+    """Returns how much memory each block of a model takes, to about a percent; experts included.
+
+    Args:
+        architecture: of the model.
+        dtype: of the weights on the server.
+        quantization: "int8" of linear layers, "nf4" of these and of fused experts; "" for none.
+
+    Returns:
+        Bytes of each block.
+    """
+    return [_layer_bytes(layer, dtype, quantization) for layer in layers_of(architecture)]
+
+
+def layers_of(architecture: Architecture) -> list[nn.Module]:
+    """Returns the layers of a model without their weights."""
+    with torch.device("meta"):
+        model = architecture.base_class(architecture.config)
+    layers: Any = model.get_submodule(architecture.layers)
+    return list(layers)
+
+
+def fused_experts(module: nn.Module) -> list[tuple[nn.Module, str]]:
+    """Returns the parameters that have all experts of a layer in one: the module of each, and its name there."""
+    return [
+        (owner, name)
+        for owner in module.modules()
+        if not isinstance(owner, _CONVOLUTIONS)
+        for name, parameter in owner.named_parameters(recurse=False)
+        if parameter.ndim == _EXPERTS_NDIM
+    ]
+
+
+def _layer_bytes(layer: nn.Module, dtype: torch.dtype, quantization: str) -> int:
+    total, experts = 0.0, fused_experts(layer) if quantization == "nf4" else []
+    for module in layer.modules():
+        for name, weight in module.named_parameters(recurse=False):
+            is_linear = isinstance(module, nn.Linear) and name == "weight"
+            if quantization and (is_linear or (module, name) in experts):
+                rows = _INT8_ROW_BYTES * len(weight)
+                total += _NF4_BYTES * weight.numel() if quantization == "nf4" else _INT8_BYTES * weight.numel() + rows
+            else:
+                total += weight.numel() * dtype.itemsize
+    return round(total)
+
+
+@dataclass(frozen=True)
+class BlockMemory:
+    """The memory of a server beside what blocks take of it, all in bytes.
+
+    Attributes:
+        sizes: of each block of the model.
+        cache: that sessions may take for a block.
+        hidden_size: of the model.
+        free: of the device.
+    """
+
+    sizes: Sequence[int]
+    cache: int
+    hidden_size: int
+    free: int
+
+    def blocks_that_fit(self) -> int:
+        """Returns how many blocks fit, whichever they are, beside their sessions and a backward pass.
+
+        Raises:
+            ConfigError: not a single one does.
+        """
+        largest = max(self.sizes)
+        fit = int((self.free - _WORK_BYTES * self.hidden_size) // (largest + self.cache))
+        if fit < 1:
+            raise ConfigError(
+                f"No block fits into the {format_bytes(self.free)} that are free: each takes up to "
+                f"{format_bytes(largest)}, its sessions {format_bytes(self.cache)}, and a backward pass "
+                f"{format_bytes(int(_WORK_BYTES * self.hidden_size))}."
+            )
+        return min(fit, len(self.sizes))
+
+    def require_room(self, start: int, end: int) -> None:
+        """Checks that the weights of some blocks fit.
+
+        Raises:
+            ConfigError: they do not; the message says how many would.
+        """
+        needed = sum(self.sizes[start:end])
+        if needed > self.free:
+            raise ConfigError(
+                f"Blocks {start}:{end} take {format_bytes(needed)}, but {format_bytes(self.free)} are free: give this "
+                f"server {format_count(self.blocks_that_fit(), 'block')} or fewer (--blocks), or other GPUs (--gpus)."
+            )
+
+
+def format_bytes(size: int) -> str:
+    """Returns a size for people.
+
+    Examples:
+        >>> format_bytes(3 << 29), format_bytes(5 << 20)
+        ('1.50 GiB', '5.0 MiB')
+    """
+    return f"{size / 2**30:.2f} GiB" if size >= 1 << 30 else f"{size / 2**20:.1f} MiB"

@@ -1,0 +1,203 @@
+"""Passes requests on to the server of the next blocks (see `dist_eval.petals.client.chain`); runs in a server's handlers.
+
+Whatever prevents it, a server answers with its own outputs, from which the client goes on. So a request can have no
+server compute for nothing, and a client depends on no server that it did not choose. Only peers are called that the
+swarm's DHT names as servers of the next blocks, and as such that pass requests on; a bounded number of requests wait
+for others at a time, each for a bounded time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from dist_eval.errors import one_line
+from dist_eval.printable import printable
+from dist_eval.petals.server.embedding import Embedder
+from dist_eval.petals.server.server_tasks import run_forward
+from dist_eval.petals.client.announcements import ServerRecord, announcement_of
+from dist_eval.petals.client.chain import ChainAnswer, ChainRequest, Hop, HopTimes, read_chain_answer
+from dist_eval.petals.client.dht_records import read_block
+from dist_eval.petals.client.outputs import require_usable
+from dist_eval.petals.client.payload import Payload
+from dist_eval.petals.client.petals_version import can_chain
+from dist_eval.petals.client.routes import Span
+from dist_eval.petals.client.streams import Answer
+from dist_eval.petals.client.transport import NO_TENSOR, Transport
+
+_MOST_PASSED_ON, _SLOT_SECONDS = 16, 5.0  # at a time, by each handler; and how long a request waits to be one of them
+_READ_SECONDS, _READ_AGAIN_SECONDS = 60.0, 3.0  # how old announcements may be: those that name a server, and do not
+_LOOK_UP_SECONDS = 5.0
+_LONGEST_REASON = 200
+_PLAIN = 0  # `CompressionType.NONE`
+
+
+class CannotPassOn(Exception):
+    """Why a request is not passed on."""
+
+
+@dataclass(frozen=True)
+class _Connection:
+    p2p: Any
+    dht_prefix: str
+    adapter: str | None
+
+
+class Computed(NamedTuple):
+    """What a server has computed for a request."""
+
+    outputs: torch.Tensor  # of shape [batch, length, hidden]; [1, rows, hidden] if only some are needed
+    deep: torch.Tensor  # deep prompts for the servers after it; empty if there are none
+
+
+class ChainHandler:
+    """Answers requests that may be passed on.
+
+    Args:
+        handler: Petals' handler, which computes.
+        embedder: makes inputs of token ids; None if this server cannot.
+    """
+
+    def __init__(self, handler: Any, embedder: Embedder | None) -> None:
+        self._handler, self._embedder = handler, embedder
+        self._slots = asyncio.Semaphore(_MOST_PASSED_ON)
+        self._servers = _AnnouncedServers(handler.dht, handler.dht_prefix)
+
+    async def answer(
+        self, uid: str, tensors: Sequence[torch.Tensor], request: ChainRequest, metadata: Mapping[str, Any]
+    ) -> Answer:
+        """Computes this server's blocks, and has the servers after it compute theirs; a `Guard` has let it in.
+
+        Args:
+            uid: names of this server's blocks, as in any request.
+            tensors: see `dist_eval.petals.client.chain`.
+            request: where to pass it on.
+            metadata: all of a request.
+
+        Returns:
+            The last server's answer, or this one's.
+
+        Raises:
+            ValueError: the request is not a valid one.
+        """
+        began = time.monotonic()
+        backends = [self._handler.module_backends[one] for one in self._handler._check_uids(uid)]
+        adapter = self._handler._get_active_adapter(metadata)
+        end = int(backends[-1].name.rpartition(".")[2]) + 1
+        if request.chain and request.chain[0].start != end:
+            raise ValueError(f"Received a chain that goes on with block {request.chain[0].start}, not {end}")
+        computed = await self._compute(backends, tensors, request, adapter)
+        own, why = HopTimes(own=time.monotonic() - began), ""
+        if request.chain:
+            try:
+                return await self._pass_on(computed, request, adapter, own)
+            except Exception as error:  # any of the DHT, the daemon, the connection or the next server
+                why = printable(one_line(error), _LONGEST_REASON)
+                own = own.model_copy(update={"call": time.monotonic() - began - own.own})
+        packed = self._handler._serialize_outputs(computed.outputs, backends, {})
+        return Answer(
+            [Payload.of_message(tensor) for tensor in packed], _packed(ChainAnswer(end=end, hops=[own], why=why))
+        )
+
+    async def _compute(
+        self, backends: Sequence[Any], tensors: Sequence[torch.Tensor], request: ChainRequest, adapter: str
+    ) -> Computed:
+        hidden, deep, *further = tensors
+        if request.ids:
+            if self._embedder is None or not backends[0].name.endswith(".0"):
+                raise ValueError("Received token ids, of which only the server of the first block makes inputs")
+            (soft,) = further
+            hidden = await asyncio.to_thread(self._embedder.embedded, hidden, soft)
+        rows = torch.tensor(request.rows) if request.rows is not None and not request.chain else None
+        outputs = await run_forward(
+            hidden,
+            deep[: len(backends)],
+            requested_backends=backends,
+            active_adapter=adapter,
+            prioritizer=self._handler._prioritizer,
+            rows=rows,
+        )
+        return Computed(outputs, deep[len(backends) :])
+
+    async def _pass_on(self, computed: Computed, request: ChainRequest, adapter: str, own: HopTimes) -> Answer:
+        began, hop = time.monotonic(), request.chain[0]
+        try:
+            await asyncio.wait_for(self._slots.acquire(), _SLOT_SECONDS)
+        except asyncio.TimeoutError as error:
+            raise CannotPassOn("this server passes on as many requests as it may") from error
+        try:
+            require_usable(computed.outputs)
+            announced = announcement_of(await self._servers.named(hop, adapter))
+            segment = Span(_peer(hop), hop.start, hop.end, announced)
+            seconds = min(hop.patience, self._handler.request_timeout)
+            transport = Transport(
+                _Connection(self._handler._p2p, self._handler.dht_prefix, adapter or None), timeout=seconds
+            )
+            deep = computed.deep if computed.deep.numel() else NO_TENSOR
+            tensors = [
+                await asyncio.to_thread(transport.pack, computed.outputs, segment.dtype, _PLAIN),
+                transport.pack(deep, segment.dtype, _PLAIN),
+            ]
+            largest = 4 * computed.outputs.numel()
+            call = transport.call_chain(segment, tensors, request.after_first(), largest, seconds)
+            answer = await asyncio.wait_for(call, seconds)
+        finally:
+            self._slots.release()
+        theirs = read_chain_answer(answer.metadata, [one.end for one in request.chain])
+        own = own.model_copy(update={"call": time.monotonic() - began})
+        return Answer(answer.tensors, _packed(theirs.behind(own)))
+
+
+class _AnnouncedServers:
+    """The servers that the swarm's DHT names, as they are needed."""
+
+    def __init__(self, dht: Any, dht_prefix: str) -> None:
+        self._dht, self._dht_prefix = dht, dht_prefix
+        self._read: dict[int, tuple[float, Mapping[str, ServerRecord]]] = {}
+        self._lock = asyncio.Lock()
+
+    async def named(self, hop: Hop, adapter: str) -> ServerRecord:
+        """Returns what a server announces.
+
+        Raises:
+            CannotPassOn: it is none that holds the blocks and passes requests on.
+        """
+        async with self._lock:
+            read_at, servers = self._read.get(hop.start, (float("-inf"), {}))
+            age = time.monotonic() - read_at
+            if age > (_READ_SECONDS if _fits(servers.get(hop.peer), hop, adapter) else _READ_AGAIN_SECONDS):
+                servers = await asyncio.to_thread(read_block, self._dht, self._dht_prefix, hop.start, _LOOK_UP_SECONDS)
+                self._read[hop.start] = time.monotonic(), servers
+        record = servers.get(hop.peer)
+        if record is None or not _fits(record, hop, adapter):
+            raise CannotPassOn(f"{hop.peer} is not announced as a server of blocks {hop.start}:{hop.end} that chains")
+        return record
+
+
+def _fits(record: ServerRecord | None, hop: Hop, adapter: str) -> bool:
+    return (
+        record is not None
+        and record.state == "online"
+        and can_chain(record.version)
+        and record.end_block is not None
+        and hop.end <= record.end_block
+        and (not adapter or adapter in record.adapters)
+    )
+
+
+def _peer(hop: Hop) -> Any:
+    from hivemind.p2p import PeerID
+
+    return PeerID.from_base58(hop.peer)
+
+
+def _packed(answer: ChainAnswer) -> bytes:
+    from hivemind import MSGPackSerializer
+
+    packed: bytes = MSGPackSerializer.dumps(answer.packed())
+    return packed

@@ -1,0 +1,73 @@
+"""What servers need of a model on a hub: the files that hold their blocks, downloaded by the hub's own client."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from dist_eval.petals.base_model.architecture import Architecture
+from dist_eval.petals.base_model.config import read_base_config
+from dist_eval.petals.base_model.weights import INDEX_FILE, ModelWeights
+from dist_eval.errors import CheckpointError, ConfigError, one_line
+from dist_eval.petals.server.block_memory import format_bytes
+from dist_eval.tables import format_count
+
+
+def download_blocks(
+    model: str, revision: str | None, blocks: Collection[int], say: Callable[[str], None] = print
+) -> str | None:
+    """Downloads the files that hold blocks of a model, several at a time, with a progress bar on a terminal.
+
+    Files that are in the hub's cache are kept, those of an interrupted download, too.
+
+    Args:
+        model: folder or hub name.
+        revision: branch, tag or commit; by default the main branch.
+        blocks: their indices.
+        say: is told how much there is to download, if there is anything.
+
+    Returns:
+        The commit, by which servers find the files without asking the hub; None for a folder.
+
+    Raises:
+        CheckpointError: there is no such model or revision, its files cannot be downloaded, or it has no safetensors.
+        ConfigError: the model is a folder, and has no revisions.
+    """
+    if Path(model).exists():
+        if revision:
+            raise ConfigError(f"--revision {revision} is one of a model on a hub, but {model} is a folder.")
+        return None
+    commit = Path(_snapshot(model, revision, ["config.json", INDEX_FILE])).name
+    architecture = Architecture(read_base_config(model, commit), model)
+    weights = ModelWeights(model, architecture, commit)
+    paths = [f"{architecture.layers}.{index}." for index in blocks]
+    if 0 in blocks:  # this server makes its inputs of token ids
+        paths += [f"{path}." for path in (architecture.embeddings, *architecture.norms)]
+    files = sorted({file for path in paths for file in weights.files(path)})
+    missing = [file for file in _snapshot(model, commit, files, dry_run=True) if file.will_download]
+    if missing:
+        size = format_bytes(sum(file.file_size for file in missing))
+        say(f"downloading {format_count(len(missing), 'file')} of {model} ({commit[:12]}), {size}")
+    folder = Path(_snapshot(model, commit, files, shown=sys.stderr.isatty()))
+    if absent := [file for file in files if not (folder / file).exists()]:
+        raise CheckpointError(f"The model {model} lacks {absent[0]}, which its {INDEX_FILE} names.")
+    return commit
+
+
+def _snapshot(model: str, revision: str | None, files: list[str], *, shown: bool = False, dry_run: bool = False) -> Any:
+    """Returns the folder of a model's files, which are downloaded if need be; with `dry_run` what would be."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    hide = not shown and not are_progress_bars_disabled()
+    if hide:
+        disable_progress_bars()
+    try:
+        return snapshot_download(model, revision=revision, allow_patterns=files, dry_run=dry_run)
+    except Exception as error:  # OSError, ValueError, and errors of the hub's client
+        raise CheckpointError(f"The model {model} cannot be downloaded: {one_line(error)}") from error
+    finally:
+        if hide:
+            enable_progress_bars()

@@ -1,0 +1,309 @@
+"""What a server lets in: each message of a client is checked here, before Petals or a block sees it.
+
+A server answers whoever reaches it, and its handlers serve all clients. So a message is bounded in every number that it
+states, and those have to agree with each other and with the bytes that were sent. Values are checked where they are
+read (`server_tasks.py`), and streams, bytes and time-outs where they arrive (`guarded_p2p.py`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from dist_eval.petals.server.metadata import METADATA_BYTES, Refused, checked_metadata, is_int, shown
+from dist_eval.petals.client.announcements import reason_of
+from dist_eval.petals.client.chain import ChainRequest, read_request
+
+_SPARE_BYTES = METADATA_BYTES + (1 << 16)  # of a message, beside its tensors
+_MOST_TENSORS = 4
+_ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int64": 8}
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+_PLAIN, _FLOAT16 = 0, 2  # of `CompressionType`: the others are decoded by code that trusts their sizes
+_PLACEHOLDER = b"__T"
+
+
+@dataclass(frozen=True)
+class Guard:
+    """Checks the messages to one server.
+
+    Attributes:
+        uids: names of its blocks, in their order.
+        width: of hidden states.
+        tokens: most tokens of a message, padding included; also the most rows.
+        positions: most tokens of a text in a session.
+        adapters: names of those that may be asked for.
+    """
+
+    uids: Sequence[str]
+    width: int
+    tokens: int
+    positions: int
+    adapters: Collection[str] = ()
+
+    @property
+    def request_bytes(self) -> int:
+        """Largest request: hidden states and their gradient in float32, and as much of prompts for each block."""
+        return _SPARE_BYTES + 4 * self.width * self.tokens * (2 + len(self.uids))
+
+    def forward(self, request: Any) -> ChainRequest | None:
+        """Checks a forward: hidden states and deep prompts, or what servers pass on (see `dist_eval.petals.client.chain`).
+
+        Returns:
+            Where to pass it on; None for a request to this server alone.
+
+        Raises:
+            Refused: it is not one.
+        """
+        blocks, metadata = self._blocks(request.uid), self._metadata(request)
+        chained = _chain_in(metadata)
+        if chained is not None:
+            metadata = {}  # whose tensors always come in this order
+        if chained is not None and chained.ids:
+            ids, prompts, soft = _arguments(request, metadata, "token ids", "prompts", "soft prompts")
+            shape = self._token_ids(ids, soft)
+        else:
+            hidden, prompts = _arguments(request, metadata, "hidden states", "prompts")
+            shape = self._hidden(hidden)
+        if chained is not None:
+            blocks += sum(hop.end - hop.start for hop in chained.chain)
+            if chained.rows is not None and max(chained.rows) >= math.prod(shape):
+                raise Refused(f"outputs are wanted of positions up to {max(chained.rows)}, of {math.prod(shape)}")
+        self._prompts(prompts, blocks, shape)
+        return chained
+
+    def backward(self, request: Any) -> None:
+        """Checks a backward: inputs, the gradient of the outputs, and deep prompts.
+
+        Raises:
+            Refused: it is not one.
+        """
+        blocks = self._blocks(request.uid)
+        names = "hidden states", "gradient", "prompts"
+        hidden, gradient, prompts = _arguments(request, self._metadata(request), *names)
+        shape = self._hidden(hidden)
+        if self._hidden(gradient, "gradient") != shape:
+            raise Refused(f"the gradient has size {_sizes(gradient)}, but the hidden states have {_sizes(hidden)}")
+        self._prompts(prompts, blocks, shape)
+
+    def opening(self, request: Any) -> Mapping[str, Any]:
+        """Checks the first message of a session, which has the fields of a step, too.
+
+        Returns:
+            Its metadata.
+
+        Raises:
+            Refused: it does not open one.
+        """
+        metadata = self._metadata(request)
+        length: Any = metadata.get("max_length")
+        if not is_int(length):
+            raise Refused(f"max_length has to be a whole number, not {shown(length)}")
+        if not 0 <= length <= self.positions:
+            raise Refused(f"Cannot allocate KV cache for {length} tokens, max = {self.positions}")
+        blocks = self._blocks(request.uid)
+        if not request.tensors:
+            raise Refused("the first message of a session has no tensors")
+        self.step(request, blocks)
+        return metadata
+
+    def step(self, request: Any, blocks: int) -> None:
+        """Checks a step of a session: hidden states, deep prompts and an order of the rows; none of them ends it.
+
+        Args:
+            request: the message.
+            blocks: how many the session has.
+
+        Raises:
+            Refused: it is not one.
+        """
+        metadata = self._metadata(request)
+        if not request.tensors:
+            return
+        hidden, prompts, order = _arguments(request, metadata, "hidden states", "prompts", "order")
+        rows, length = self._hidden(hidden, may_be_empty=True)
+        self._prompts(prompts, blocks, (rows, length))
+        _require_order(order, rows)
+
+    def push(self, request: Any) -> None:
+        """Checks a step of a session that another server sends.
+
+        Raises:
+            Refused: it is not one.
+        """
+        if not isinstance(self._metadata(request).get("session_id"), str):
+            raise Refused("a step that is pushed has to name its session_id")
+        self.step(request, self._blocks(request.uid))
+
+    async def gathered(self, requests: AsyncIterator[Any]) -> Any:
+        """Returns one message of those that a large one was split into (`hivemind.utils.streaming`).
+
+        Raises:
+            Refused: they are not parts of one.
+        """
+        from hivemind.proto import runtime_pb2
+
+        whole, buffers = None, list[list[bytes]]()
+        async for request in requests:
+            if whole is None:
+                whole = runtime_pb2.ExpertRequest(uid=request.uid, metadata=request.metadata)
+            elif request.uid != whole.uid:
+                raise Refused("the messages of a stream name different blocks")
+            for part in request.tensors:
+                if part.dtype:  # only the first part of a tensor has it
+                    if len(buffers) == _MOST_TENSORS:
+                        raise Refused(f"a request has at most {_MOST_TENSORS} tensors")
+                    head = whole.tensors.add(compression=part.compression, dtype=part.dtype)
+                    head.size.extend(part.size)
+                    buffers.append([])
+                elif not buffers:
+                    raise Refused("a stream begins with a tensor without a dtype")
+                buffers[-1].append(part.buffer)
+        if whole is None:
+            raise Refused("a stream ended without a message")
+        for tensor, buffer in zip(whole.tensors, buffers, strict=True):
+            tensor.buffer = b"".join(buffer)
+        return whole
+
+    def info(self, uid: str) -> None:
+        """Checks what a client asks about: a block, or the server.
+
+        Raises:
+            Refused: there is no such block.
+        """
+        if uid and uid not in self.uids:
+            raise Refused(f"this server does not serve {shown(uid)}")
+
+    def _blocks(self, uid: str) -> int:
+        """Checks which blocks a request names; returns how many."""
+        names = uid.split(" ", len(self.uids))
+        start = self.uids.index(names[0]) if names[0] in self.uids else 0
+        if names != list(self.uids[start : start + len(names)]):
+            first, last = self.uids[0], self.uids[-1]
+            raise Refused(f"this server serves consecutive blocks from {first} to {last}, not {shown(uid)}")
+        return len(names)
+
+    def _metadata(self, request: Any) -> Mapping[str, Any]:
+        """Reads and checks the metadata of a message."""
+        metadata = checked_metadata(request.metadata)
+        adapter = metadata.get("active_adapter")
+        if adapter and adapter not in self.adapters:
+            raise Refused(f"adapter {shown(adapter)} not found")
+        return metadata
+
+    def _hidden(self, tensor: Any, name: str = "hidden states", *, may_be_empty: bool = False) -> tuple[int, int]:
+        """Checks hidden states, of shape [rows, n, width]; returns rows and n."""
+        _require_whole(tensor, name, _FLOATS)
+        if len(tensor.size) != 3 or tensor.size[2] != self.width:
+            raise Refused(f"the {name} have size {_sizes(tensor)} instead of [rows, tokens, {self.width}]")
+        rows, length = tensor.size[0], tensor.size[1]
+        if not rows or not (length or may_be_empty):
+            raise Refused(f"the {name} have {rows} rows of {length} tokens")
+        self._require_room(rows * max(1, length))
+        return rows, length
+
+    def _token_ids(self, ids: Any, soft: Any) -> tuple[int, int]:
+        """Checks token ids, of shape [rows, n], and soft prompts; returns rows and tokens of what is made of them."""
+        _require_whole(ids, "token ids", ("int64",))
+        _require_whole(soft, "soft prompts", _FLOATS)
+        if len(ids.size) != 2 or 0 in ids.size:
+            raise Refused(f"the token ids have size {_sizes(ids)} instead of [rows, tokens]")
+        before = 0
+        if 0 not in soft.size:
+            if len(soft.size) != 2 or soft.size[1] != self.width:
+                raise Refused(f"the soft prompts have size {_sizes(soft)} instead of [tokens, {self.width}]")
+            before = soft.size[0]
+        rows, length = ids.size[0], before + ids.size[1]
+        self._require_room(rows * length)
+        return rows, length
+
+    def _require_room(self, size: int) -> None:
+        if size > self.tokens:  # in the words of Petals, which clients read
+            raise Refused(f"Task size {size} is greater than max_batch_size ({self.tokens}), it can't be processed")
+
+    def _prompts(self, tensor: Any, blocks: int, shape: tuple[int, int]) -> None:
+        """Checks deep prompts, of shape [blocks, rows or 1, pre_seq_len, width]; none are an empty tensor."""
+        if tensor is None:
+            return
+        _require_whole(tensor, "prompts", _FLOATS)
+        if 0 in tensor.size:
+            return
+        rows, length = shape
+        fits = len(tensor.size) == 4 and tensor.size[0] == blocks and tensor.size[3] == self.width
+        if not fits or tensor.size[1] not in (1, rows) or tensor.size[2] > length:
+            wanted = f"[{blocks}, {rows} or 1, at most {length}, {self.width}]"
+            raise Refused(f"the prompts have size {_sizes(tensor)} instead of {wanted}")
+
+
+def _chain_in(metadata: Mapping[str, Any]) -> ChainRequest | None:
+    try:
+        return read_request(metadata)
+    except ValidationError as error:
+        raise Refused(f"metadata: {reason_of(error)}") from error
+
+
+def _arguments(request: Any, metadata: Mapping[str, Any], *names: str) -> list[Any]:
+    """Returns the tensors of a message in the order of what they are; None for one that was left out."""
+    tensors = request.tensors
+    if len(tensors) > _MOST_TENSORS:
+        raise Refused(f"a request has at most {_MOST_TENSORS} tensors, not {len(tensors)}")
+    for tensor in tensors:
+        if tensor.requires_grad:  # of no use here, and blocks change their inputs in place
+            tensor.requires_grad = False
+    found = list(tensors)
+    if (structure := metadata.get("args_structure")) is not None:
+        found = _in_order(found, structure)
+    if len(found) < len(names):
+        raise Refused(f"a request needs {len(names)} tensors ({', '.join(names)}), not {len(found)}")
+    missing = [name for name, tensor in zip(names, found, strict=False) if tensor is None and name != "prompts"]
+    if missing:
+        raise Refused(f"a request needs the {missing[0]}")
+    return found[: len(names)]
+
+
+def _in_order(tensors: Sequence[Any], structure: Any) -> list[Any]:
+    """Returns the arguments that stand in a structure of placeholders (`petals.utils.packaging`)."""
+    places = {_PLACEHOLDER + str(index).encode(): tensor for index, tensor in enumerate(tensors)} | {None: None}
+    arguments, named = structure if len(structure) == 2 else ((), None)
+    are_few = named == {} and isinstance(arguments, (list, tuple)) and len(arguments) <= _MOST_TENSORS
+    if are_few and all(isinstance(one, bytes | None) and one in places for one in arguments):
+        return [places[one] for one in arguments]
+    raise Refused(f"metadata: args_structure does not name the {len(tensors)} tensors of the request")
+
+
+def _require_whole(tensor: Any, name: str, dtypes: Collection[str]) -> None:
+    """Checks that a serialized tensor has the bytes that its size and dtype need."""
+    if tensor.dtype not in dtypes:
+        raise Refused(f"the dtype of the {name} is {shown(tensor.dtype)} instead of {' or '.join(dtypes)}")
+    if len(tensor.size) > 4:
+        raise Refused(f"the {name} come in {len(tensor.size)} dimensions")
+    numbers, found = math.prod(tensor.size), len(tensor.buffer)
+    if tensor.compression == _FLOAT16 and tensor.dtype not in ("bfloat16", "int64"):
+        widths: tuple[int, ...] = (2,)
+    elif tensor.compression == _PLAIN:  # hivemind may send bfloat16 as float32
+        widths = (2, 4) if tensor.dtype == "bfloat16" else (_ITEM_BYTES[tensor.dtype],)
+    else:
+        raise Refused(f"the {name} came in a compression that this server does not read ({tensor.compression})")
+    if found not in [numbers * width for width in widths]:
+        raise Refused(f"the {name} came in {found} bytes, which do not make size {_sizes(tensor)} of {tensor.dtype}")
+
+
+def _require_order(tensor: Any, rows: int) -> None:
+    """Checks the order that rows of a session are put into: empty, or for each row which one it continues."""
+    import numpy as np
+
+    _require_whole(tensor, "order", ("int64",))
+    if 0 in tensor.size:
+        return
+    if list(tensor.size) != [rows]:
+        raise Refused(f"the order has size {_sizes(tensor)} instead of [{rows}]")
+    order = np.frombuffer(tensor.buffer, dtype=np.int64)
+    if order.min() < 0 or order.max() >= rows:
+        raise Refused(f"the order names rows {order.min()} to {order.max()} of a session of {rows}, counted from 0")
+
+
+def _sizes(tensor: Any) -> str:
+    return shown(list(tensor.size))

@@ -1,0 +1,279 @@
+"""What a server does with a request: a task for as many of its blocks as take a quarter of a second.
+
+Petals makes a task of each block, after which the activations go from the GPU to the process of the handler and back.
+They are large (16 MiB for 1024 tokens of a model of 70B in bfloat16), so here they stay where they are while several
+blocks are computed. Tasks stay short, because a server does not interrupt one: steps of sessions go first between two
+of them, and of a request that was given up no further one is made.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dist_eval.petals.client.protocol import ROLLS_BACK
+
+TASK_SECONDS = 0.25
+"""What a task should take at most, if it has more than one block."""
+
+_seconds_per_work: dict[str, float] = {}  # of one token in one block, as in the latest task of a kind
+
+
+def merge_pools(backends: Mapping[str, Any]) -> None:
+    """Gives all blocks of a server the same three pools of tasks.
+
+    Args:
+        backends: Petals' `TransformerBackend` for each block's uid.
+    """
+    from petals.server.task_pool import PrioritizedTaskPool
+
+    first, chain = next(iter(backends.values())), _Chain(backends)
+
+    def pool(run: Callable[..., Any]) -> Any:
+        return PrioritizedTaskPool(
+            run, first.forward_pool.max_batch_size, run.__name__, device=first.forward_pool.device
+        )
+
+    forward, backward, inference = pool(chain.forward), pool(chain.backward), pool(chain.inference)
+    for backend in backends.values():
+        backend.forward_pool, backend.backward_pool, backend.inference_pool = forward, backward, inference
+
+
+class _Chain:
+    """Blocks one after the other; its methods run in the process of the blocks, and return the seconds at the end."""
+
+    def __init__(self, backends: Mapping[str, Any]) -> None:
+        self._backends = backends
+
+    def forward(
+        self, hidden: torch.Tensor, adapter: str, uids: Sequence[str], rows: torch.Tensor | None, *prompts: Any
+    ) -> tuple[Any, ...]:
+        """Runs blocks forward; prompts are of shape [batch or 1, pre_seq_len, hidden], or None.
+
+        The outputs are of the same shape as `hidden`, or [1, rows, hidden] at positions in batch x length.
+        """
+        start = time.monotonic()
+        for uid, prompt in zip(uids, prompts, strict=True):
+            (hidden,) = self._backends[uid].forward(_with_prompt(hidden, prompt), adapter)
+        if rows is not None:
+            hidden = hidden.flatten(0, 1)[rows].unsqueeze(0)
+        return hidden, _seconds_since(start, hidden)
+
+    def backward(
+        self, hidden: torch.Tensor, gradient: torch.Tensor, adapter: str, uids: Sequence[str], *prompts: Any
+    ) -> tuple[Any, ...]:
+        """Returns the gradients of the inputs, and of the prompts if there are any; each forward is run twice."""
+        start = time.monotonic()
+        inputs = [_with_prompt(hidden, prompts[0])]
+        for uid, prompt in zip(uids[:-1], prompts[1:], strict=True):
+            (outputs,) = self._backends[uid].forward(inputs[-1], adapter)
+            inputs.append(_with_prompt(outputs, prompt))
+        gradients: list[torch.Tensor] = []
+        for uid, prompt in zip(reversed(uids), reversed(prompts), strict=True):
+            (gradient,) = self._backends[uid].backward(inputs.pop(), gradient, adapter)
+            if prompt is not None:
+                gradients.insert(0, gradient[:, : prompt.shape[1]].clone())
+        stacked = [torch.stack(gradients)] if gradients else []
+        return gradient, *stacked, _seconds_since(start, gradient)
+
+    @torch.inference_mode()
+    def inference(self, hidden: torch.Tensor, order: torch.Tensor, steps: Any, *prompts: Any) -> tuple[Any, ...]:
+        """Runs a step of a session; `steps` has Petals' `InferenceMetadata` for each block."""
+        start = time.monotonic()
+        for step, prompt in zip(steps, prompts, strict=True):
+            (hidden,) = self._backends[step.uid].inference_step(_with_prompt(hidden, prompt), order, step)
+        return hidden, _seconds_since(start, hidden)
+
+
+def _with_prompt(hidden: torch.Tensor, prompt: torch.Tensor | None) -> torch.Tensor:
+    if prompt is not None:
+        hidden[:, : prompt.shape[1]] += prompt
+    return hidden
+
+
+def _seconds_since(start: float, computed: torch.Tensor) -> torch.Tensor:
+    if computed.is_cuda:
+        torch.cuda.synchronize(computed.device)
+    return torch.tensor(time.monotonic() - start)
+
+
+async def run_forward(
+    *tensors: torch.Tensor,
+    requested_backends: Sequence[Any],
+    active_adapter: str = "",
+    prioritizer: Any,
+    points: int = 0,
+    args_structure: Any = None,
+    rows: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Runs blocks forward; takes and returns what `petals.server.block_functions.run_rpc_forward` does.
+
+    With `rows`, positions in batch x length, only their outputs are returned, of shape [1, rows, hidden].
+    """
+    hidden, prompts, *_ = _unpacked(tensors, args_structure)
+    hidden = _as_hidden(hidden, requested_backends)
+    deep = _prompt_of_each(prompts, requested_backends)
+    priority = prioritizer.prioritize(hidden, points=points, backend=requested_backends[0], type="forward")
+    for blocks in _tasks("forward", hidden, len(requested_backends)):
+        picked = rows if blocks.stop == len(requested_backends) else None
+        hidden = await _forward(hidden, requested_backends[blocks], deep[blocks], active_adapter, priority, picked)
+    return hidden
+
+
+async def run_backward(
+    *tensors: torch.Tensor,
+    requested_backends: Sequence[Any],
+    active_adapter: str = "",
+    prioritizer: Any,
+    points: int = 0,
+    args_structure: Any = None,
+) -> Sequence[torch.Tensor]:
+    """Runs blocks backward; takes and returns what `petals.server.block_functions.run_rpc_backward` does."""
+    hidden, gradient, prompts, *_ = _unpacked(tensors, args_structure)
+    hidden, gradient = (_as_hidden(tensor, requested_backends) for tensor in (hidden, gradient))
+    deep = _prompt_of_each(prompts, requested_backends)
+    priority = prioritizer.prioritize(hidden, gradient, points=points, backend=requested_backends[0], type="backward")
+    inputs: list[tuple[slice, torch.Tensor]] = []
+    for blocks in _tasks("backward", hidden, len(requested_backends)):
+        inputs.append((blocks, hidden))
+        if blocks.stop < len(requested_backends):
+            hidden = await _forward(hidden.clone(), requested_backends[blocks], deep[blocks], active_adapter, priority)
+    of_prompts: list[torch.Tensor] = []
+    for blocks, hidden in reversed(inputs):
+        backends = requested_backends[blocks]
+        arguments = gradient, active_adapter, [backend.name for backend in backends], *deep[blocks]
+        pool = backends[0].backward_pool
+        gradient, *found, seconds = await pool.submit_task(hidden, *arguments, priority=priority)
+        _note("backward", seconds, hidden, len(backends))
+        of_prompts = [*found, *of_prompts]
+    return [gradient, torch.cat(of_prompts)] if of_prompts else [gradient]
+
+
+async def _forward(
+    hidden: torch.Tensor,
+    backends: Sequence[Any],
+    prompts: Sequence[Any],
+    adapter: str,
+    priority: float,
+    rows: torch.Tensor | None = None,
+) -> torch.Tensor:
+    uids, pool = [backend.name for backend in backends], backends[0].forward_pool
+    outputs, seconds = await pool.submit_task(hidden, adapter, uids, rows, *prompts, priority=priority)
+    _note("forward", seconds, hidden, len(backends))
+    return outputs
+
+
+def _tasks(kind: str, hidden: torch.Tensor, count: int) -> Iterator[slice]:
+    """Yields the blocks of each task of a request, as many as the tasks before show that there is time for."""
+    start = 0
+    while start < count:
+        seconds = _seconds_per_work.get(kind, float("inf")) * _tokens(hidden)
+        end = min(count, start + max(1, int(min(count, TASK_SECONDS / seconds))))
+        yield slice(start, end)
+        start = end
+
+
+def _note(kind: str, seconds: torch.Tensor, hidden: torch.Tensor, count: int) -> None:
+    """Notes what a task of a number of blocks took."""
+    _seconds_per_work[kind] = max(1e-12, float(seconds) / (_tokens(hidden) * count))
+
+
+def _tokens(hidden: torch.Tensor) -> int:
+    return max(1, hidden.shape[0] * hidden.shape[1])
+
+
+def _as_hidden(tensor: torch.Tensor, backends: Sequence[Any]) -> torch.Tensor:
+    """Returns what a client sent as hidden states, in the dtype of the blocks."""
+    if tensor.ndim != 3:
+        raise ValueError(f"Received hidden states of {tensor.ndim} dimensions instead of 3")
+    return _finite(tensor.to(backends[0].dtype), "hidden states")
+
+
+def _finite(tensor: torch.Tensor, name: str) -> torch.Tensor:
+    """Returns numbers that a client sent, and with which all others computed from them are numbers, too."""
+    if tensor.numel() and not torch.stack(torch.aminmax(tensor.detach())).isfinite().all():
+        raise ValueError(f"Received {name} that are not finite in {str(tensor.dtype).removeprefix('torch.')}")
+    return tensor
+
+
+def _unpacked(tensors: Sequence[torch.Tensor], args_structure: Any) -> Sequence[torch.Tensor]:
+    if args_structure is None:
+        return tensors
+    from petals.utils.packaging import unpack_args_kwargs
+
+    return unpack_args_kwargs(tensors, args_structure)[0]
+
+
+def _prompt_of_each(prompts: torch.Tensor | None, backends: Sequence[Any]) -> list[torch.Tensor | None]:
+    """Returns each block's prompts, or None, from those of all blocks, [blocks, rows or 1, pre_seq_len, hidden]."""
+    if prompts is None or not prompts.numel():
+        return [None] * len(backends)
+    if len(prompts) != len(backends):
+        raise ValueError(f"Received {len(prompts)} prompts for {len(backends)} blocks")
+    return list(_finite(prompts.to(backends[0].dtype), "prompts").unbind(0))
+
+
+async def iterate_inference(
+    requested_uids: Sequence[str],
+    requested_backends: Sequence[Any],
+    active_adapter: str | None,
+    input_iterator: AsyncIterator[tuple[Any, dict[str, Any]]],
+    cache_handles: Sequence[Sequence[int]],
+    *,
+    max_length: int,
+    prioritizer: Any,
+    points: int,
+    args_structure: Any = None,
+    **_: Any,
+) -> AsyncIterator[tuple[Sequence[Any], bool]]:
+    """Answers the steps of a session; a step's `start_from_position` forgets the tokens from there on.
+
+    Takes and yields what `petals.server.block_functions.iterate_rpc_inference` does (Petals 2.2.0.post1), which knows
+    no `start_from_position`; its meaning is that of Petals main (2.3.0.dev2).
+    """
+    from hivemind.compression.serialization import deserialize_torch_tensor, serialize_torch_tensor
+    from hivemind.utils.nested import nested_flatten
+    from petals.data_structures import InferenceMetadata
+
+    if any(backend.kept is None for backend in requested_backends):
+        raise ValueError("recurrent blocks keep no attention cache, so that they have no sessions")
+    backend, position, rolls_back, rows = requested_backends[0], 0, True, None
+    (output,) = nested_flatten(requested_backends[-1].outputs_schema)
+    async for request, step in input_iterator:
+        received = [deserialize_torch_tensor(tensor) for tensor in request.tensors]
+        hidden, prompts, order, *_ignored = _unpacked(received, args_structure)
+        hidden = _as_hidden(hidden, requested_backends)
+        if rows not in (None, len(hidden)):
+            raise ValueError(f"Received {len(hidden)} rows in a session of {rows}")
+        rows = len(hidden)
+        deep = _prompt_of_each(prompts, requested_backends)
+        rolls_back = rolls_back and step.get(ROLLS_BACK) is not False
+        start = step.get("start_from_position")
+        if start is not None:
+            if not isinstance(start, int) or not 0 <= start <= position:
+                raise ValueError(f"A session of {position} tokens cannot start from position {start!r}")
+            if not rolls_back and 0 < start < position:
+                raise ValueError(f"A session that does not go back cannot start from position {start} of {position}")
+            position = start
+        end = position + hidden.shape[1]
+        if end > max_length:
+            raise ValueError(f"Maximum length exceeded: {end} tokens in a session for {max_length}")
+        priority = prioritizer.prioritize(
+            hidden, order, points=points / max(max_length, 1), requested_uids=requested_uids, type="inference"
+        )
+        if hidden.numel():  # a step without tokens allocates the cache
+            steps = [
+                InferenceMetadata(uid, position, tuple(handles), active_adapter)
+                for uid, handles in zip(requested_uids, cache_handles, strict=True)
+            ]
+            for blocks in _tasks("inference", hidden, len(steps)):
+                hidden, seconds = await backend.inference_pool.submit_task(
+                    hidden, order, tuple(steps[blocks]), *deep[blocks], priority=priority
+                )
+                _note("inference", seconds, hidden, blocks.stop - blocks.start)
+        answer = serialize_torch_tensor(hidden.to(output.dtype), output.compression, allow_inplace=True)
+        yield [answer], all(prompt is None for prompt in deep)
+        position = end

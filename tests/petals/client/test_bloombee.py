@@ -1,0 +1,88 @@
+"""Servers that answer forwards and backwards like Petals, but whose sessions are others: they never get one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import bloombee_server
+import pytest
+import torch
+from conftest import ForkedSwarm, SwarmClient
+from tiny_models import LAYERS, random_checkpoint
+
+from dist_eval.model.backbone import SoftPrompts
+from dist_eval.model.classifier import load_local_backbone
+from dist_eval.petals.client.gradients import through_swarm
+from dist_eval.petals.client.routes import RouteRecord
+from dist_eval.petals.client.session_room import NO_ROOM
+
+ROWS, LENGTH = 2, 12
+
+
+class SwarmWithBloomBee(ForkedSwarm):
+    """A swarm whose first server, which has all blocks, is such a one."""
+
+    def start_server(self, number: int) -> None:
+        self._program = ["-m", "dist_eval.petals.server.server"] if number else [bloombee_server.__file__]
+        super().start_server(number)
+
+    @property
+    def peers(self) -> list[str]:
+        return [address.rsplit("/", 1)[1] for address in self.addresses]
+
+    def was_opened(self) -> bool:
+        return (self.folder / bloombee_server.OPENED).exists()
+
+
+@pytest.fixture(scope="module")
+def swarm(tiny_models: dict[str, Path], swarm_client: SwarmClient) -> Iterator[SwarmWithBloomBee]:
+    swarm = SwarmWithBloomBee(
+        str(tiny_models["llama"]), num_blocks=LAYERS, dht_prefix="bees", spans=[(0, 4), (0, 4)], threads=1
+    )
+    with swarm_client.visiting(swarm):
+        yield swarm
+
+
+def pieces() -> tuple[torch.Tensor, ...]:
+    ids = torch.randint(0, 100, (ROWS, LENGTH), generator=torch.Generator().manual_seed(3))
+    return ids.split([7, 1, 4], dim=1)
+
+
+def test_sessions_go_to_another_server(
+    swarm: SwarmWithBloomBee, swarm_client: SwarmClient, tiny_models: dict[str, Path]
+) -> None:
+    backbone, local = swarm_client.backbone(swarm), load_local_backbone(str(tiny_models["llama"]))
+    tuned, route = random_checkpoint("deep_ptune"), RouteRecord()
+    prompts = SoftPrompts(tuned.prompts, tuned.deep_prompts)
+    with torch.no_grad():
+        expected = local.hidden_states(torch.cat(pieces(), dim=1), prompts)[:, -LENGTH:]
+    with closing(backbone.session(ROWS, LENGTH, prompts)) as session:
+        found = torch.cat([session.step(piece, record=route) for piece in pieces()], dim=1)
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=0)
+    assert {segment.peer for segment in route.route} == {*swarm.peers[1:]}
+    assert {str(span.peer): left > 0 for span, left in backbone.requests.servers.free_cache().items()} == {
+        peer: number > 0 for number, peer in enumerate(swarm.peers)
+    }
+    assert not swarm.was_opened()
+
+
+def test_without_another_server_texts_are_sent_in_forwards(
+    swarm: SwarmWithBloomBee, swarm_client: SwarmClient, tiny_models: dict[str, Path]
+) -> None:
+    backbone, local = swarm_client.backbone(swarm), load_local_backbone(str(tiny_models["llama"]))
+    backbone.requests.servers.excluded = {*swarm.peers[1:]}
+    assert backbone.room_for_sessions(1.0, LENGTH) == NO_ROOM
+    route = RouteRecord()
+    with torch.no_grad():
+        expected = local.hidden_states(torch.cat(pieces(), dim=1))
+    with closing(backbone.session(ROWS, LENGTH)) as session:
+        found = torch.cat([session.step(piece, record=route) for piece in pieces()], dim=1)
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=0)
+    assert {segment.peer for segment in route.route} == {swarm.peers[0]}
+
+    hidden = backbone.embedded(torch.cat(pieces(), dim=1), None).detach().requires_grad_()
+    outputs = through_swarm(backbone.requests, hidden, None)
+    assert torch.autograd.grad(outputs.sum(), hidden)[0].isfinite().all()
+    assert not swarm.was_opened()

@@ -1,0 +1,237 @@
+"""Requests that servers pass on: the bits of server by server, and whatever fails, the client goes on from there."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import ForkedSwarm, SwarmClient, requests_of
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_models import HIDDEN, LAYERS, VOCABULARY, random_checkpoint, save_tiny_models
+
+from dist_eval.model.backbone import NO_PROMPTS, SoftPrompts
+from dist_eval.petals.server.metadata import read_metadata
+from dist_eval.petals.client import attempts
+from dist_eval.petals.client.chain import MOST_HOPS, ChainAnswer, ChainRequest, HopTimes, read_chain_answer, read_request
+from dist_eval.petals.client.failures import Failure, WrongAnswer, classify
+from dist_eval.petals.client.inputs import Inputs
+from dist_eval.petals.client.requests import SwarmRequests
+from dist_eval.petals.client.routes import RouteRecord, Span
+from dist_eval.petals.client.transport import ChainOutputs
+
+SPANS = [(0, 1), (1, 3), (3, LAYERS)]
+FAMILIES = ("bloom", "gemma3", "granite", "mixtral", "gpt_oss", "deepseek_v3", "xglm", "qwen3_next")
+ROWS, LENGTH = 6, 20
+LENGTHS = torch.tensor([20, 19, 12, 7, 3, 1])
+PEERS = ["Qm" + "".join(random.Random(number).choices("abcd", k=44)) for number in range(40)]
+
+
+def ids_of(rows: int = ROWS, length: int = LENGTH) -> torch.Tensor:
+    return torch.randint(0, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(3))
+
+
+def start(folder: Path, client: SwarmClient, dtype: str, spans: list[tuple[int, int]], name: str) -> Any:
+    swarm = ForkedSwarm(
+        str(folder), num_blocks=LAYERS, dht_prefix=name, spans=spans, torch_dtype=dtype, threads=1
+    )  # fmt: skip
+    return client.visiting(swarm)
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def swarm(
+    request: pytest.FixtureRequest, tiny_models: dict[str, Path], swarm_client: SwarmClient
+) -> Iterator[ForkedSwarm]:
+    with start(tiny_models["llama"], swarm_client, request.param, SPANS, f"chain-{request.param}") as swarm:
+        yield swarm
+
+
+@pytest.fixture(scope="module")
+def mortal(tiny_models: dict[str, Path], swarm_client: SwarmClient) -> Iterator[ForkedSwarm]:
+    with start(tiny_models["llama"], swarm_client, "float32", [*SPANS, SPANS[1]], "chain-mortal") as swarm:
+        yield swarm
+
+
+@pytest.mark.parametrize("mode", ["ptune", "deep_ptune"])
+def test_a_chain_with_ids_and_rows_has_the_bits_of_server_by_server(
+    swarm: ForkedSwarm, swarm_client: SwarmClient, mode: str
+) -> None:
+    tuned = random_checkpoint(mode)
+    chained, plain = (swarm_client.classifier(swarm, tuned, chains=chains) for chains in (True, False))
+    by_chain, by_server = RouteRecord(), RouteRecord()
+    found = chained.answer(ids_of(), LENGTHS, record=by_chain)["logits"]
+    assert torch.equal(found, plain.answer(ids_of(), LENGTHS, record=by_server)["logits"])
+    assert [(part.start, part.end) for part in by_chain.route] == SPANS
+    assert by_chain.route == by_server.route
+    traffic, itemsize = requests_of(chained).traffic(), 2 if "bfloat16" in swarm.dht_prefix else 4
+    assert traffic.round_trips == 1 and requests_of(plain).traffic().round_trips == 3
+    assert traffic.bytes_received == ROWS * HIDDEN * itemsize
+    assert [server.requests for server in traffic.servers] == [1, 1, 1]
+
+
+def test_all_outputs_or_those_of_hidden_states_can_be_asked_for(swarm: ForkedSwarm, swarm_client: SwarmClient) -> None:
+    chained, plain = (swarm_client.backbone(swarm, chains=chains) for chains in (True, False))
+    with torch.no_grad():
+        whole = plain.hidden_states(ids_of())
+        assert torch.equal(chained.hidden_states(ids_of()), whole)
+    rows = torch.tensor([77, 3, 5, 119, 3])
+    embedded = chained.embedded(ids_of(), None)
+    assert torch.equal(chained.requests.forward(embedded, None, rows=rows), whole.flatten(0, 1)[rows])
+    halves = chained.requests._forward_halves(0, Inputs.of(embedded).tensor_split(2), rows, (), RouteRecord())
+    assert torch.equal(run(halves), whole.flatten(0, 1)[rows])
+
+
+def run(coroutine: Any) -> Any:
+    from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
+
+    return RemoteExpertWorker.run_coroutine(coroutine)
+
+
+def passed_on(requests: SwarmRequests, chain: list[Span]) -> ChainOutputs:
+    """Sends a request to a chain, whatever its servers are."""
+    hidden = torch.ones(2, 3, HIDDEN)
+    outputs: ChainOutputs = run(requests.transport.send_chain(chain, [20.0] * len(chain), Inputs.of(hidden)))
+    return outputs
+
+
+def test_requests_are_passed_to_announced_servers_of_the_next_blocks_only(
+    mortal: ForkedSwarm, swarm_client: SwarmClient
+) -> None:
+    from hivemind.p2p import PeerID
+
+    requests = swarm_client.backbone(mortal).requests
+    first, second, *_ = sorted(requests.servers.spans(), key=lambda span: span.start)
+    stranger, last = PeerID.from_base58(PEERS[0]), Span(first.peer, 3, LAYERS, first.announced)
+    alone = passed_on(requests, [first])
+    assert alone.answer.end == 1 and not alone.answer.why
+    for further in (Span(stranger, 1, 3), Span(second.peer, 1, LAYERS), last):
+        chain = [first, *([second] if further.start == 3 else []), further]
+        found = passed_on(requests, chain)
+        assert found.answer.end == further.start
+        assert f"is not announced as a server of blocks {further.start}:{further.end}" in found.answer.why
+        if further.start == 1:
+            assert torch.equal(found.outputs, alone.outputs), "no block is lost"
+    with pytest.raises(Exception, match="Received a chain that goes on with block 3, not 1") as caught:
+        passed_on(requests, [first, Span(second.peer, 3, 4)])
+    assert classify(caught.value) is Failure.REFUSED
+
+
+def test_what_a_killed_server_held_is_computed_by_another_one(
+    mortal: ForkedSwarm, swarm_client: SwarmClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts, "_MIN_STALL_SECONDS", 2.0)
+    classifier = swarm_client.classifier_on_all(mortal, random_checkpoint("deep_ptune"))
+    requests = requests_of(classifier)
+    before = [classifier.logits(ids_of(), LENGTHS) for _ in range(20)][-1]
+    frozen = mortal.group(1)
+    os.killpg(frozen, signal.SIGSTOP)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            for _ in range(2):
+                records = [RouteRecord() for _ in range(8)]
+                answers = pool.map(lambda record: classifier.logits(ids_of(), LENGTHS, record=record), records)
+                assert all(torch.equal(answer, before) for answer in answers)
+                assert all([(part.start, part.end) for part in record.route] == SPANS for record in records)
+                mortal.kill_server(1)
+    finally:
+        if mortal.servers[1].poll() is None:
+            os.killpg(frozen, signal.SIGCONT)
+    at_fault = {server.peer for server in requests.traffic().servers if server.failures}
+    assert at_fault <= {mortal.addresses[1].rsplit("/", 1)[1]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_chains_have_the_bits_of_server_by_server_in_all_families(
+    name: str, swarm_client: SwarmClient, tmp_path: Path
+) -> None:
+    folder = save_tiny_models(tmp_path, name)[name]
+    generator = torch.Generator().manual_seed(5)
+    soft, deep = (torch.randn(*size, 3, HIDDEN, generator=generator) for size in ((), (LAYERS,)))
+    for dtype in ("float32", "bfloat16"):
+        with start(folder, swarm_client, dtype, [(0, 2), (2, LAYERS)], f"chain-{name}-{dtype}") as swarm:
+            chained, plain = (swarm_client.backbone(swarm, chains=chains) for chains in (True, False))
+            for prompts in (NO_PROMPTS, SoftPrompts(soft, None), SoftPrompts(soft, deep)):
+                with torch.no_grad():
+                    found, expected = (one.hidden_states(ids_of(), prompts) for one in (chained, plain))
+                assert torch.equal(found, expected)
+            assert chained.requests.traffic().round_trips == 3
+
+
+def packed(fields: Any) -> bytes:
+    from hivemind.utils.serializer import MSGPackSerializer
+
+    found: bytes = MSGPackSerializer.dumps(fields)
+    return found
+
+
+def hop(number: int, begin: int, end: int, **fields: Any) -> dict[str, Any]:
+    return {"peer": PEERS[number], "start": begin, "end": end, "patience": 1.0, **fields}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"chain": [hop(0, 1, 2), hop(1, 3, 4)]},  # a gap
+        {"chain": [hop(0, 1, 3), hop(1, 2, 4)]},  # an overlap
+        {"chain": [hop(0, 1, 2), hop(0, 2, 3)]},  # a server twice
+        {"chain": [hop(0, 2, 1)]},
+        {"chain": [hop(0, 1, 2, peer="x")]},
+        {"chain": [hop(0, 1, 2, patience=float("inf"))]},
+        {"chain": [hop(0, 1, 2, patience=-1.0)]},
+        {"chain": [hop(0, 1, 10**6)]},
+        {"chain": [hop(number, number, number + 1) for number in range(MOST_HOPS)]},
+        {"chain": None},
+        {"chain": [], "rows": []},
+        {"chain": [], "rows": [-1]},
+        {"chain": [], "rows": [1.5]},
+        {"chain": [], "ids": 1},
+    ],
+)
+def test_requests_that_no_client_of_ours_sends_are_refused(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="validation error"):
+        read_request(fields)
+
+
+def read(fields: dict[str, Any]) -> ChainRequest | None:
+    return read_request(read_metadata(packed(fields)))
+
+
+def test_requests_are_read_as_they_were_sent() -> None:
+    longest = [hop(number, number, number + 1) for number in range(MOST_HOPS - 1)]
+    request = read({"points": 0.0, "args_structure": ((b"x",), {}), "chain": longest, "rows": [3, 1]})
+    assert request is not None
+    assert read(request.packed()) == request
+    assert read(request.after_first().packed()).chain == request.chain[1:]  # type: ignore[union-attr]
+    assert read({"points": 0.0}) is None
+    assert read_request(read_metadata(b"")) is None
+
+
+@given(
+    st.one_of(
+        st.binary(max_size=60), st.dictionaries(st.sampled_from(["end", "hops", "why"]), st.integers(-(2**63), 2**63))
+    )
+)
+def test_answers_are_believed_only_if_a_server_of_the_chain_ends_there(content: Any) -> None:
+    with pytest.raises(WrongAnswer):
+        read_chain_answer(content if isinstance(content, bytes) else packed(content), [1, 3, 4])
+
+
+def test_answers_say_which_servers_computed_and_when() -> None:
+    hops = [HopTimes(own=1.0, call=5.0), HopTimes(own=2.0, call=2.5), HopTimes(own=2.0)]
+    answer = ChainAnswer(end=4, hops=hops, why="\x1b[2J")
+    read = read_chain_answer(packed(answer.packed()), [1, 3, 4])
+    assert (read.end, read.hops, read.why) == (4, hops, "\\x1b[2J")
+    assert read.times(10.0, 17.0) == [(10.0, 12.0), (12.0, 14.5), (14.5, 17.0)]
+    lie = ChainAnswer(end=1, hops=[HopTimes(own=0.0, call=1e5)])
+    assert lie.times(10.0, 17.0) == [(10.0, 10.0)], "no server is done before it was asked"
+    for end, count in ((2, 1), (3, 1), (4, 2)):
+        with pytest.raises(WrongAnswer):
+            read_chain_answer(packed(ChainAnswer(end=end, hops=hops[:count]).packed()), [1, 3, 4])

@@ -1,0 +1,109 @@
+"""The tasks of a request: what they compute, and how many blocks each has. Real servers are in `test_blocks`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from dist_eval.petals.server import server_tasks
+from dist_eval.petals.server.server_tasks import _Chain, run_backward, run_forward
+
+BLOCKS, HIDDEN = 6, 8
+
+
+class Backend:
+    """A block with what Petals' `TransformerBackend` has for its tasks."""
+
+    def __init__(self, number: int) -> None:
+        self.name, self.dtype = str(number), torch.float32
+        self.layer = torch.nn.Linear(HIDDEN, HIDDEN)
+
+    def compute(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden + torch.tanh(self.layer(hidden))
+
+    @torch.no_grad()
+    def forward(self, hidden: torch.Tensor, adapter: str) -> tuple[torch.Tensor]:
+        return (self.compute(hidden),)
+
+    def backward(self, hidden: torch.Tensor, gradient: torch.Tensor, adapter: str) -> tuple[torch.Tensor]:
+        inputs = hidden.detach().requires_grad_()
+        return torch.autograd.grad(self.compute(inputs), inputs, gradient)  # type: ignore[return-value]
+
+
+class Pool:
+    """Runs a task at once, as the only one, and notes how many blocks it has."""
+
+    def __init__(self, run: Callable[..., Any], place: int, sizes: list[int]) -> None:
+        self.run, self.place, self.sizes = run, place, sizes
+
+    async def submit_task(self, *arguments: Any, priority: float) -> Any:
+        self.sizes.append(len(arguments[self.place]))
+        return self.run(*arguments)
+
+
+class Prioritizer:
+    def prioritize(self, *tensors: torch.Tensor, **kwargs: Any) -> float:
+        return 2.0
+
+
+@pytest.fixture
+def backends(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    torch.manual_seed(2)
+    monkeypatch.setattr(server_tasks, "_seconds_per_work", {})
+    backends: list[Any] = [Backend(number) for number in range(BLOCKS)]
+    chain, sizes = _Chain({backend.name: backend for backend in backends}), list[int]()
+    for backend in backends:
+        backend.sizes = sizes
+        backend.forward_pool, backend.backward_pool = Pool(chain.forward, 2, sizes), Pool(chain.backward, 3, sizes)
+    return backends
+
+
+@pytest.mark.parametrize("blocks_in_time", [0.0, 2.5, 1e9])
+def test_gradients_of_inputs_and_prompts_are_those_of_the_blocks_however_many_a_task_has(
+    blocks_in_time: float, backends: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_tasks, "TASK_SECONDS", blocks_in_time * 15)
+    monkeypatch.setattr(server_tasks, "_note", lambda *_: None)
+    monkeypatch.setattr(server_tasks, "_seconds_per_work", {"forward": 1.0, "backward": 1.0})
+    inputs, prompts = torch.randn(3, 5, HIDDEN), torch.randn(BLOCKS, 1, 2, HIDDEN)
+    gradient = torch.randn(3, 5, HIDDEN)
+    leaf = inputs.clone().requires_grad_()
+    leaves = [prompt.expand(3, -1, -1).clone().requires_grad_() for prompt in prompts]
+    hidden = leaf
+    for backend, prompt in zip(backends, leaves, strict=True):
+        hidden = backend.compute(hidden + torch.nn.functional.pad(prompt, (0, 0, 0, 3)))
+    expected = torch.autograd.grad(hidden, [leaf, *leaves], gradient)
+    options: dict[str, Any] = {"requested_backends": backends, "prioritizer": Prioritizer()}
+    found = asyncio.run(run_forward(inputs.clone(), prompts, **options))
+    assert backends[0].sizes == {0.0: [1] * BLOCKS, 2.5: [2, 2, 2], 1e9: [BLOCKS]}[blocks_in_time]
+    of_inputs, of_prompts = asyncio.run(run_backward(inputs.clone(), gradient, prompts, **options))
+    torch.testing.assert_close(found, hidden.detach())
+    torch.testing.assert_close(of_inputs, expected[0])
+    torch.testing.assert_close(of_prompts, torch.stack(expected[1:]))
+
+
+def test_a_task_has_one_block_until_it_is_known_what_that_takes(backends: list[Any]) -> None:
+    options: dict[str, Any] = {"requested_backends": backends, "prioritizer": Prioritizer()}
+    for _ in range(2):
+        asyncio.run(run_forward(torch.zeros(1, 4, HIDDEN), torch.empty(0), **options))
+    assert backends[0].sizes[0] == 1 and backends[0].sizes[-1] == BLOCKS
+    assert sum(backends[0].sizes) == 2 * BLOCKS
+
+
+@pytest.mark.parametrize(
+    ("hidden", "prompts", "words"),
+    [((1, 2, HIDDEN), (BLOCKS - 1, 1, 2, HIDDEN), "5 prompts for 6 blocks"), ((2, HIDDEN), (0,), "2 dimensions")],
+)
+def test_what_makes_no_sense_is_refused(
+    hidden: tuple[int, ...], prompts: tuple[int, ...], words: str, backends: list[Any]
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        asyncio.run(
+            run_forward(
+                torch.zeros(hidden), torch.zeros(prompts), requested_backends=backends, prioritizer=Prioritizer()
+            )
+        )
