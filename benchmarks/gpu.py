@@ -180,13 +180,13 @@ def measure_whole(folder: Path, seconds: float) -> None:
 @contextlib.contextmanager
 def opened(folder: Path, quantization: str) -> Iterator[Any]:
     """Starts two servers, and yields the model's backbone."""
-    from dist_eval.petals.base_model.config import read_base_config
     from dist_eval.model.classifier import load_swarm_backbone
-    from dist_eval.process.lifetime import workspace
-    from dist_eval.petals.server.private import PrivateSwarm, split_blocks
+    from dist_eval.petals.base_model.config import read_base_config
     from dist_eval.petals.client.client import join_swarm
     from dist_eval.petals.client.coverage import wait_until_covered
     from dist_eval.petals.client.hivemind_compat import prepare_hivemind
+    from dist_eval.petals.server.private import PrivateSwarm, split_blocks
+    from dist_eval.process.lifetime import workspace
 
     blocks = read_base_config(str(folder)).num_hidden_layers
     swarm = PrivateSwarm(

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from dist_eval.petals.base_model.weights import without_warnings
-from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import load_locally
+from dist_eval.petals.base_model.weights import without_warnings
+from dist_eval.petals.model.checkpoint import TunedCheckpoint
 from dist_eval.petals.model.loading import base_fingerprint
 
 SEED = 20240302

@@ -129,8 +129,8 @@ def _parts(hidden: torch.Tensor) -> Any:
 
 def _answer(pipe: Connection, scratch_dir: Path, hidden: torch.Tensor) -> None:
     """Answers each request with the hidden states that it should have."""
-    from dist_eval.process.lifetime import die_with_parent
     from dist_eval.petals.client.hivemind_compat import prepare_hivemind
+    from dist_eval.process.lifetime import die_with_parent
 
     die_with_parent()
     prepare_hivemind(sockets=scratch_dir)

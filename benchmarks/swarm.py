@@ -21,10 +21,10 @@ import torch
 from benchmarks.harness import Program, Report
 from dist_eval import demo
 from dist_eval.inference.in_flight import Window
-from dist_eval.model.checkpoint import TunedCheckpoint
-from dist_eval.results.work import ServerTraffic
+from dist_eval.petals.client.records import ServerTraffic
 from dist_eval.petals.client.router import Router
 from dist_eval.petals.client.routes import Span
+from dist_eval.petals.model.checkpoint import TunedCheckpoint
 
 QUESTION = "What does this swarm sustain, and which of its servers limit it?"
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from benchmarks.delay_proxy import DelayProxy
 from benchmarks.models import Model
-from dist_eval.process.ports import free_ports
 from dist_eval.petals.server.private import PrivateSwarm, split_blocks
+from dist_eval.process.ports import free_ports
 
 _TIMEOUT = 180.0
 _HOST = "127.0.0.1"

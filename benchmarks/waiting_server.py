@@ -82,8 +82,8 @@ def main() -> None:
     start, _, end = sys.argv[sys.argv.index("--block_indices") + 1].partition(":")
     number = int(sys.argv[sys.argv.index("--identity_path") + 1].rpartition("-")[2])
 
-    from dist_eval.petals.server.petals_server import import_server
     from dist_eval.petals.client.hivemind_compat import prepare_hivemind
+    from dist_eval.petals.server.petals_server import import_server
 
     prepare_hivemind(sockets=Path(sys.argv[1]))
     import_server()

@@ -22,28 +22,28 @@ if TYPE_CHECKING:
     from dist_eval.errors import EvaluationError
     from dist_eval.metrics.computing import Metrics, compute_metrics
     from dist_eval.metrics.predictions import Predictions, prove_coverage
-    from dist_eval.model.checkpoint import TunedCheckpoint
-    from dist_eval.petals.model.auto import (
+    from dist_eval.options.config import EvaluationConfig
+    from dist_eval.petals import (
         AutoDistributedModel,
         AutoDistributedModelForCausalLM,
         AutoDistributedModelForSequenceClassification,
+        PrivateSwarm,
     )
-    from dist_eval.options.config import EvaluationConfig
+    from dist_eval.petals.model.checkpoint import TunedCheckpoint
     from dist_eval.results.inputs import Coverage
-    from dist_eval.petals.server.private import PrivateSwarm
 
 _MODULES = {
-    "AutoDistributedModel": "petals.model.auto",
-    "AutoDistributedModelForCausalLM": "petals.model.auto",
-    "AutoDistributedModelForSequenceClassification": "petals.model.auto",
+    "AutoDistributedModel": "petals",
+    "AutoDistributedModelForCausalLM": "petals",
+    "AutoDistributedModelForSequenceClassification": "petals",
     "Coverage": "results.inputs",
     "EvaluationConfig": "options.config",
     "EvaluationError": "errors",
     "Metrics": "metrics.computing",
     "PetalsPipeline": "api.pipeline",
     "Predictions": "metrics.predictions",
-    "PrivateSwarm": "petals.server.private",
-    "TunedCheckpoint": "model.checkpoint",
+    "PrivateSwarm": "petals",
+    "TunedCheckpoint": "petals.model.checkpoint",
     "compute_metrics": "metrics.computing",
     "evaluate": "api.evaluate",
     "prove_coverage": "metrics.predictions",

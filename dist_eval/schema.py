@@ -56,7 +56,7 @@ def _config_schema(config: type[RunConfig]) -> dict[str, Any]:
     """Returns the schema of the section `config`: all options of a kind of run."""
     from pydantic import Field, create_model
 
-    from dist_eval.results.record import Record
+    from dist_eval.record import Record
 
     hints, options = get_type_hints(config), dict[str, Any]()
     for option in dataclasses.fields(config):

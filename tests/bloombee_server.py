@@ -15,9 +15,9 @@ VERSION, TENSORS, OPENED = "2.3.0.dev2", 10, "opened"
 
 def main() -> None:
     """Runs the server; the arguments are those of `dist_eval.petals.server.server`."""
+    from dist_eval.petals.client.hivemind_compat import prepare_hivemind
     from dist_eval.petals.server import server
     from dist_eval.petals.server.petals_server import import_server
-    from dist_eval.petals.client.hivemind_compat import prepare_hivemind
 
     prepare_hivemind(sockets=Path(sys.argv[1]))
     import_server()

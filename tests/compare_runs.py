@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from samples import FACTS, config_for, folder_of, sections
 
-from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, custom_results
 from dist_eval.metrics.predictions import Predictions
+from dist_eval.petals.base_model.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.statistics import Units, class_intervals, metric_intervals
 from dist_eval.statistics.metrics import statistics_of_functions
 

@@ -30,17 +30,17 @@ from xdist.scheduler import LoadFileScheduling
 
 from dist_eval import demo
 from dist_eval.errors import SwarmError
-from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_swarm_backbone, with_tuned_head
 from dist_eval.model.swarm_backbone import SwarmBackbone
+from dist_eval.petals.client.requests import SwarmRequests
+from dist_eval.petals.client.routes import Span
+from dist_eval.petals.model.checkpoint import TunedCheckpoint
+from dist_eval.petals.server import private
+from dist_eval.petals.server.private import PrivateSwarm
 from dist_eval.process.lifetime import workspace
 from dist_eval.process.logging_setup import silence_libraries
 from dist_eval.process.patching import gc_paused
 from dist_eval.schema import results_schema
-from dist_eval.petals.server import private
-from dist_eval.petals.server.private import PrivateSwarm
-from dist_eval.petals.client.requests import SwarmRequests
-from dist_eval.petals.client.routes import Span
 
 silence_libraries()
 # in the background of a script it is ignored, and whatever is started from here would ignore it, too

@@ -92,9 +92,9 @@ def _make_dishonest(file: Path) -> None:
 
 def main() -> None:
     """Runs the server; the arguments are those of `dist_eval.petals.server.server`."""
+    from dist_eval.petals.client.hivemind_compat import prepare_hivemind
     from dist_eval.petals.server import server
     from dist_eval.petals.server.petals_server import import_server
-    from dist_eval.petals.client.hivemind_compat import prepare_hivemind
 
     identity = Path(sys.argv[sys.argv.index("--identity_path") + 1])
     prepare_hivemind(sockets=Path(sys.argv[1]))

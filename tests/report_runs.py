@@ -10,9 +10,9 @@ from conftest import results_of
 from samples import FACTS, PEER_ID, config_for, folder_of, sections
 
 from dist_eval.analysis.options import AnalysisOptions, analyse
-from dist_eval.data.problem_types import MULTI_LABEL, SINGLE_LABEL, Problem
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.predictions import Predictions
+from dist_eval.petals.base_model.problem_types import MULTI_LABEL, SINGLE_LABEL, Problem
 
 
 def rank_results(ranks: int) -> list[dict[str, Any]]:

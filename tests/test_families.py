@@ -16,8 +16,8 @@ from tiny_models import LAYERS, VOCABULARY, save_tiny_models
 from transformers import AutoConfig
 
 from dist_eval.petals.base_model.architecture import Architecture
-from dist_eval.petals.server.private import PrivateSwarm
 from dist_eval.petals.client.inference_session import InferenceSession
+from dist_eval.petals.server.private import PrivateSwarm
 
 FURTHER = ("qwen3_next", "qwen3", "llama31")
 """Models of the second tier; of them qwen3_next has recurrent layers, which have no sessions."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dist_eval.model.checkpoint import TunedCheckpoint
+from dist_eval.petals.model.checkpoint import TunedCheckpoint
 
 VOCABULARY, HIDDEN, LAYERS = 128, 64, 4
 _COMMON: dict[str, Any] = {

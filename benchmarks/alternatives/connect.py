@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from dist_eval.process.lifetime import helpers_die_with_us
 from dist_eval.petals.client.hivemind_compat import prepare_hivemind
+from dist_eval.process.lifetime import helpers_die_with_us
 
 
 def connect(scratch_dir: Path, *, peers: list[str]) -> dict[str, float]:

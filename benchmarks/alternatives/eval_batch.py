@@ -130,7 +130,7 @@ class _Head(nn.Module):
 def _layers(base: str, tuned: str) -> list[nn.Module]:
     from transformers import LlamaModel
 
-    from dist_eval.model.checkpoint import TunedCheckpoint
+    from dist_eval.petals.model.checkpoint import TunedCheckpoint
 
     model, checkpoint = LlamaModel.from_pretrained(base).eval(), TunedCheckpoint.load(tuned)
     assert checkpoint.prompts is not None and checkpoint.deep_prompts is not None

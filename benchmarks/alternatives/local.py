@@ -12,9 +12,9 @@ from benchmarks.alternatives.common import Task, timed
 from dist_eval.data.dataset import tokenize_dataset
 from dist_eval.data.labelled_rows import LabelledRows
 from dist_eval.data.plan import plan_batches
-from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import load_locally
 from dist_eval.options.groups import MAX_TOKEN_BUDGET
+from dist_eval.petals.model.checkpoint import TunedCheckpoint
 
 
 def classify(scratch_dir: Path, **task: Any) -> dict[str, Any]:

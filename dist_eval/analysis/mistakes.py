@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from dist_eval.data.problem_types import REGRESSION, SINGLE_LABEL
 from dist_eval.metrics.predictions import PredictionsLike
+from dist_eval.petals.base_model.problem_types import REGRESSION, SINGLE_LABEL
 from dist_eval.results.scores import ConfidentMistake
 
 # maximum number listed in `results.json`

@@ -14,10 +14,10 @@ import numpy as np
 from dist_eval.analysis.mistakes import confident_mistakes
 from dist_eval.analysis.slices import LENGTH, Slicing, compute_slices
 from dist_eval.data.columns import group_numbers
-from dist_eval.data.problem_types import REGRESSION
 from dist_eval.data.selection import positions_of
 from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.predictions import PredictionsLike
+from dist_eval.petals.base_model.problem_types import REGRESSION
 from dist_eval.results.scores import Analysis, ClassResults, Groups, OutputResults
 from dist_eval.statistics import Statistic, Units, class_intervals, compute_calibration, metric_intervals
 

@@ -13,13 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION
 from dist_eval.data.selection import positions_of
 from dist_eval.metrics.catalogue import METRICS, metric_names
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.metrics.units import FEW_UNITS
-from dist_eval.results.record import MetricValues, Reasons
+from dist_eval.petals.base_model.problem_types import MULTI_LABEL, REGRESSION
+from dist_eval.record import MetricValues, Reasons
 from dist_eval.results.scores import Intervals, Slice, SliceKind
 from dist_eval.statistics import Interval, metric_intervals
 from dist_eval.tables import format_count

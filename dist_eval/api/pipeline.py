@@ -20,9 +20,9 @@ from dist_eval.api.evaluate import raise_on_all_ranks
 from dist_eval.distributed.collectives import all_gather, group_of_program
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import ConfigError, DataError, EvaluationError
+from dist_eval.model.user_model import answers_of, evaluation_mode, logits_of, without_wrapper
 from dist_eval.petals.model.model import SwarmModel
 from dist_eval.petals.model.tuned import load_layers, save_layers
-from dist_eval.model.user_model import answers_of, evaluation_mode, logits_of, without_wrapper
 
 LossFunction = Callable[[Any, Any], Any]
 Tensors = torch.Tensor | tuple[torch.Tensor, ...]

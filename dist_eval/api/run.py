@@ -32,7 +32,7 @@ from dist_eval.options.config import RunConfig
 from dist_eval.options.harness import HARNESS, HarnessConfig
 from dist_eval.process.lifetime import workspace
 from dist_eval.process.programs import COMPLETE, STOPPED, STOPPED_BY_A_PERSON
-from dist_eval.results.record import Record
+from dist_eval.record import Record
 from dist_eval.results.run import CompleteHarnessRun, CompleteRun, EndedRun
 from dist_eval.runs.outcome import read_outcome
 from dist_eval.runs.reading import read_run

@@ -35,8 +35,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError, c10d_rendezvous_backend, static_tcp_rendezvous
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 
-from dist_eval.cluster.hosts import address_among, interface_of, interfaces, is_loopback, resolve
 from dist_eval.errors import error_summary, one_line
+from dist_eval.process.addresses import address_among, interface_of, interfaces, is_loopback, resolve
 from dist_eval.process.files import allow_many_files
 from dist_eval.process.patching import patched
 from dist_eval.process.ports import free_ports

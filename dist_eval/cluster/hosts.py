@@ -6,19 +6,13 @@ loopback address, which is a different host everywhere else. Independent of runs
 
 from __future__ import annotations
 
-import ipaddress
-import socket
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from dist_eval.errors import RunError
+from dist_eval.process.addresses import Interfaces, interface_of, interfaces, is_loopback, outward, resolve
 from dist_eval.process.programs import ArgumentParser, run_program
-
-_ELSEWHERE = "192.0.2.1"  # an address that no host has (RFC 5737): its route is the default route
-
-# IP addresses by the name of the network interface
-Interfaces = Mapping[str, Sequence[str]]
 
 
 class Place(NamedTuple):
@@ -28,73 +22,6 @@ class Place(NamedTuple):
     address: str  # the IP address at which the others reach it
     interface: str  # the network interface with that address
     head: str  # IP address of the first host
-
-
-def is_loopback(address: str) -> bool:
-    """Returns whether an IP address is a loopback address."""
-    return ipaddress.ip_address(address).is_loopback
-
-
-def interfaces() -> dict[str, list[str]]:
-    """Returns the interfaces of this host that are up, with their IP addresses except link-local ones."""
-    import psutil
-
-    states, found = psutil.net_if_stats(), {}
-    for name, entries in psutil.net_if_addrs().items():
-        addresses = [entry.address for entry in entries if entry.family in (socket.AF_INET, socket.AF_INET6)]
-        usable = [text for text in addresses if not ipaddress.ip_address(text.split("%")[0]).is_link_local]
-        if usable and name in states and states[name].isup:
-            found[name] = usable
-    return found
-
-
-def outward(local: Interfaces) -> dict[str, list[str]]:
-    """Returns the interfaces, and their addresses, at which other hosts may reach this one."""
-    reachable = {name: [text for text in addresses if not is_loopback(text)] for name, addresses in local.items()}
-    return {name: addresses for name, addresses in reachable.items() if addresses}
-
-
-def resolve(name: str) -> list[str]:
-    """Returns the IP addresses to which a host's name resolves here, none if it is unknown."""
-    try:
-        entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    except OSError:
-        return []
-    return list(dict.fromkeys(str(entry[4][0]).split("%")[0] for entry in entries))
-
-
-def interface_of(address: str, local: Interfaces) -> str | None:
-    """Returns the interface that has an address, None if this host does not have it."""
-    return next((name for name, addresses in local.items() if address in addresses), None)
-
-
-def address_towards(target: str) -> str | None:
-    """Returns the source address of packets from this host to an IP address, None without a route; sends nothing."""
-    family = socket.AF_INET6 if ipaddress.ip_address(target).version == 6 else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((target, 9))  # only consults the routing table
-            return str(probe.getsockname()[0])
-    except OSError:
-        return None
-
-
-def address_among(head: str, local: Interfaces) -> str | None:
-    """Returns the address at which the other hosts of a group reach this one, if its name resolves to loopback.
-
-    Args:
-        head: name or IP address of the host of the rendezvous.
-        local: the interfaces of this host.
-
-    Returns:
-        The address of this host towards the head. On the head itself, whose name resolves to loopback, its only
-        address, or that of the default route; None if it has none.
-    """
-    targets = [address for address in resolve(head) if not is_loopback(address)]
-    if targets:
-        return address_towards(targets[0])
-    candidates = [address for addresses in outward(local).values() for address in addresses]
-    return candidates[0] if len(candidates) == 1 else address_towards(_ELSEWHERE) if candidates else None
 
 
 def find_place(hosts: Sequence[str], local: Interfaces) -> Place:

@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from dist_eval.cluster import slurm
 from dist_eval.cluster.run_lists import read_sweep
 from dist_eval.distributed.stop import SIGNALS, leave_stop_file
 from dist_eval.errors import ConfigError, EvaluationError, RunError, print_error, translating_os_errors
+from dist_eval.process import slurm
 from dist_eval.process.programs import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS, ArgumentParser, run_program
 from dist_eval.runs.outcome import Outcome, read_outcome
 

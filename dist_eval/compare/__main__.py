@@ -58,8 +58,8 @@ def _read_metrics(
     """Returns names of metrics, and of them those that are loaded, because the runs do not have them."""
     from dist_eval.compare.evaluations import EvaluationRun
     from dist_eval.compare.tasks import TasksRun
-    from dist_eval.data.problem_types import PROBLEMS
     from dist_eval.metrics.metric_loading import load_metrics, load_text_metrics, name_of_spec
+    from dist_eval.petals.base_model.problem_types import PROBLEMS
 
     first = runs[0]
     if isinstance(first, TasksRun) and first.results.dataset is not None:

@@ -19,14 +19,14 @@ from dist_eval.compare.comparison import (
     renumbered,
     require_same_groups,
 )
-from dist_eval.data.problem_types import REGRESSION, exact_matches
 from dist_eval.errors import ConfigError, RunError, one_line
 from dist_eval.metrics.catalogue import accuracy_names, metric_names
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, custom_results
 from dist_eval.metrics.definitions import UNKNOWN
 from dist_eval.metrics.units import FEW_UNITS
-from dist_eval.results.record import MetricValues
+from dist_eval.petals.base_model.problem_types import REGRESSION, exact_matches
+from dist_eval.record import MetricValues
 from dist_eval.results.run import CompleteRun
 from dist_eval.results.scores import Intervals
 from dist_eval.runs.files import PREDICTIONS

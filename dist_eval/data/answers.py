@@ -9,22 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from dist_eval.petals.client.records import RouteSegment
+
 AnswerColumns = np.dtype[np.void]
 """A structured dtype: name, dtype and shape of each column of one example."""
-
-
-class RouteSegment(NamedTuple):
-    """A segment of a batch's route through a swarm."""
-
-    peer: str  # the server's peer id
-    start: int  # its first block
-    end: int  # one past its last block
-    # dtype in which the server computed, and its quantization if any; None if that is unknown
-    precision: str | None = None
 
 
 @dataclass(frozen=True)

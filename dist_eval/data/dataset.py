@@ -49,7 +49,7 @@ class TokenizedDataset:
         self.lengths: np.ndarray = np.load(folder / LENGTHS_FILE, mmap_mode="r")
         # tokens that each text that was too long has lost, int32 of shape [texts that were cut]
         self.cut: np.ndarray = np.load(folder / CUT_FILE, mmap_mode="r")
-        # label of each example, of the problem type's shape and dtype (see `dist_eval.data.problem_types`)
+        # label of each example, of the problem type's shape and dtype (see `dist_eval.petals.base_model.problem_types`)
         self.labels: np.ndarray = np.load(folder / LABELS_FILE, mmap_mode="r")
         is_part = self.facts.selection is not None
         # row of each example, ascending, int64 of shape [examples]; None if they are all rows

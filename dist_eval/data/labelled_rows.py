@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from dist_eval.data.labels import LabelColumn, open_labels
-from dist_eval.data.problem_types import SINGLE_LABEL, Problem
 from dist_eval.data.readers import RowSource, open_rows
 from dist_eval.errors import DataError
+from dist_eval.petals.base_model.problem_types import SINGLE_LABEL, Problem
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.data.readers import FILL_IN, RowSource
 from dist_eval.errors import ConfigError, DataError
+from dist_eval.petals.base_model.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.tables import format_count
 
 _SHOWN = 60

@@ -33,10 +33,10 @@ from dist_eval.data.formats import (
     translating_errors,
 )
 from dist_eval.data.in_memory import name_in_memory
-from dist_eval.data.revisions import pinned
 from dist_eval.errors import DataError, one_line, translating_os_errors
 from dist_eval.process.files import chunks_of
 from dist_eval.results.inputs import ShardSummary
+from dist_eval.revisions import pinned
 
 FILL_IN = "Fill it in, or remove the row."
 """What to do about a missing text or label."""

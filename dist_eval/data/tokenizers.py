@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from dist_eval.data.revisions import pinned
 from dist_eval.errors import CheckpointError, one_line
+from dist_eval.revisions import pinned
 
 ONE_BEGINNING = "the tokenizer's BOS in front already, which is not doubled"
 """What is said that texts have which begin with the token that the tokenizer puts before every text."""

@@ -26,8 +26,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from dist_eval.demo import digits
-from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import load_locally
+from dist_eval.petals.model.checkpoint import TunedCheckpoint
 from dist_eval.process.programs import run_program
 
 SEED = 20240229

@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dist_eval.analysis.options import columns_asked_for
-from dist_eval.cluster.hosts import address_among, interface_of, interfaces, is_loopback, resolve
 from dist_eval.data.readers import open_rows
-from dist_eval.data.revisions import HubKind, pin, resolve_commit
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.doctor.config import DoctorConfig
 from dist_eval.doctor.findings import Fault
@@ -26,7 +24,9 @@ from dist_eval.evaluation.task import target_of
 from dist_eval.model.base_model_spec import BaseModelSpec, EvalTarget
 from dist_eval.model.language_model import CausalModel
 from dist_eval.options.groups import ModelOptions
+from dist_eval.process.addresses import address_among, interface_of, interfaces, is_loopback, resolve
 from dist_eval.process.files import samples_of
+from dist_eval.revisions import HubKind, pin, resolve_commit
 from dist_eval.runs.environment import environment
 from dist_eval.tables import format_count
 

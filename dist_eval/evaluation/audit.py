@@ -20,15 +20,16 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from dist_eval.data.answers import RouteSegment, column_names
+from dist_eval.data.answers import column_names
 from dist_eval.errors import EvaluationError, SwarmError
 from dist_eval.inference.forward import checked, checked_answers
+from dist_eval.inference.send_options import ANY_ROUTE, SendOptions
 from dist_eval.model.backbone import AnsweringModel, ModelOnBackbone
 from dist_eval.model.generation import Texts
 from dist_eval.model.swarm_backbone import SwarmBackbone
-from dist_eval.results.work import Dispute
 from dist_eval.petals.client.findings import Findings
-from dist_eval.petals.client.routes import ANY_ROUTE, RouteRecord, SendOptions, Span
+from dist_eval.petals.client.records import Dispute, RouteSegment
+from dist_eval.petals.client.routes import RouteRecord, Span
 
 TOLERANCES = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
 """Largest relative difference that counts as agreement, by the dtype that servers compute in.

@@ -18,7 +18,6 @@ import torch
 
 from dist_eval.data.answers import AnswerColumns
 from dist_eval.data.plan import BatchPlan
-from dist_eval.data.revisions import pin, resolve_commit
 from dist_eval.distributed.collectives import explaining_lost_ranks, process_group, require_known_interfaces
 from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.distributed.stop import Stop
@@ -29,10 +28,11 @@ from dist_eval.model.backends import SwarmPeers, load_model, open_swarm
 from dist_eval.model.base_model_spec import BaseModelSpec, ModelTarget
 from dist_eval.options.config import RunConfig
 from dist_eval.options.groups import SwarmOptions
+from dist_eval.petals.client.records import Swarm
 from dist_eval.report.naming import without_folders
 from dist_eval.results.inputs import Coverage
 from dist_eval.results.run import CompleteHarnessRun, CompleteRun, Revisions, metrics_with_limits
-from dist_eval.results.work import Swarm
+from dist_eval.revisions import pin, resolve_commit
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.runs.journal import Journal
 from dist_eval.runs.run_folder import RunFolder

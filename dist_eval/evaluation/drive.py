@@ -15,7 +15,6 @@ from typing import Any, Generic, TextIO, TypeVar
 
 import numpy as np
 
-from dist_eval.petals.base_model.config import session_tokens
 from dist_eval.data.collector import Columns
 from dist_eval.data.plan import BatchPlan
 from dist_eval.distributed.collectives import all_gather, require_agreement
@@ -26,10 +25,12 @@ from dist_eval.inference.forward import Texts
 from dist_eval.inference.in_flight import Window
 from dist_eval.model.backbone import AnsweringModel, ModelOnBackbone
 from dist_eval.model.base_model_spec import BaseModelSpec
-from dist_eval.results.work import RankWork, Swarm, Throughput
+from dist_eval.petals.base_model.config import session_tokens
+from dist_eval.petals.client.findings import Findings
+from dist_eval.petals.client.records import Swarm
+from dist_eval.results.work import RankWork, Throughput
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.runs.journal import Journal, record_plan, recorded_cache_tokens, require_recorded_plan
-from dist_eval.petals.client.findings import Findings
 
 _SHORTEST_SECONDS = 1e-3
 

@@ -16,7 +16,6 @@ from dist_eval.analysis.texts import mean_metrics, measure_texts, text_slices
 from dist_eval.data.continuations import write_continuations
 from dist_eval.data.generation import text_of
 from dist_eval.data.labelled_rows import LabelledRows
-from dist_eval.data.problem_types import SINGLE_LABEL
 from dist_eval.data.prompted_rows import PromptedRows
 from dist_eval.data.prompts import Template
 from dist_eval.data.selection import select_rows
@@ -46,9 +45,10 @@ from dist_eval.model.generation_config import GenerationSettings
 from dist_eval.model.language_model import CausalModel
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.options.prompts import PromptOptions
+from dist_eval.petals.base_model.problem_types import SINGLE_LABEL
+from dist_eval.record import Reasons
 from dist_eval.results.harness import HarnessFiles, HarnessResults, PromptedDataset, TaskResults
 from dist_eval.results.inputs import Decoding, FailedExample
-from dist_eval.results.record import Reasons
 from dist_eval.results.run import CompleteHarnessRun
 from dist_eval.runs.files import PREDICTIONS
 from dist_eval.runs.fingerprint import Fingerprint

@@ -28,6 +28,7 @@ from dist_eval.evaluation.context import RunContext
 from dist_eval.evaluation.drive import Judge, RunOutput, decide_plan, drive
 from dist_eval.evaluation.worker import RankOutput
 from dist_eval.inference.in_flight import Window
+from dist_eval.inference.send_options import SendOptions
 from dist_eval.metrics.predictions import prove_coverage
 from dist_eval.model.backbone import AnsweringModel, ModelOnBackbone
 from dist_eval.model.base_model_spec import BaseModelSpec
@@ -36,6 +37,7 @@ from dist_eval.model.language_model import CausalModel, LanguageModel
 from dist_eval.model.output_embedding import OutputEmbedding
 from dist_eval.options.config import RunConfig
 from dist_eval.options.groups import ModelOptions
+from dist_eval.petals.client.routes import RouteRecord
 from dist_eval.process.files import chunks_of
 from dist_eval.report.page import format_run, report_on
 from dist_eval.results.harness import LANGUAGE_MODELING, HarnessResults, LanguageModelSummary
@@ -45,7 +47,6 @@ from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.files import REPORT
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.runs.saved_samples import SavedTexts
-from dist_eval.petals.client.routes import RouteRecord, SendOptions
 
 FILES = (*continuations.FILES, *generation.FILES)
 """What a folder with requests holds."""

@@ -12,7 +12,6 @@ from dist_eval.analysis.options import AnalysisOptions, columns_asked_for
 from dist_eval.data.collector import Columns
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import BatchPlan
-from dist_eval.data.problem_types import exact_matches
 from dist_eval.distributed.progress import Judged
 from dist_eval.evaluation.audit import AuditedModel, audited_batches
 from dist_eval.evaluation.context import RunContext
@@ -31,6 +30,7 @@ from dist_eval.metrics.predictions import Predictions
 from dist_eval.model.backbone import AnsweringModel, ModelOnBackbone
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.options.groups import DataOptions
+from dist_eval.petals.base_model.problem_types import exact_matches
 from dist_eval.report.page import format_run, report_on
 from dist_eval.results.inputs import FailedExample
 from dist_eval.results.run import EvaluationResults

@@ -12,7 +12,6 @@ from typing import cast
 import numpy as np
 
 from dist_eval.analysis.options import AnalysisOptions, analyse
-from dist_eval.data.problem_types import REGRESSION, SINGLE_LABEL
 from dist_eval.distributed.collectives import gather_columns, sum_arrays
 from dist_eval.evaluation.drive import RunOutput
 from dist_eval.evaluation.worker import RankOutput
@@ -21,6 +20,7 @@ from dist_eval.metrics.confusion import MOST_DENSE_CLASSES
 from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, custom_results
 from dist_eval.metrics.predictions import Predictions, PredictionsLike, prove_coverage
 from dist_eval.metrics.totals import Totals, require_same_totals
+from dist_eval.petals.base_model.problem_types import REGRESSION, SINGLE_LABEL
 from dist_eval.results.inputs import Coverage
 from dist_eval.results.scores import MOST_CELLS, Analysis, ConfusionMatrix, ProblemType, Scores, SparseConfusionMatrix
 from dist_eval.results.work import RankResults, Spread

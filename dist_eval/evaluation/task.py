@@ -10,15 +10,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dist_eval.petals.base_model.config import read_base_config
 from dist_eval.data.chat import Frame
 from dist_eval.data.dataset import TokenizedDataset, tokenize_dataset
 from dist_eval.data.labelled_rows import LabelledRows, draw_examples
 from dist_eval.data.plan import BatchPlan
-from dist_eval.data.problem_types import REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.data.prompted_rows import draw_referenced
 from dist_eval.data.prompts import PromptedWords, Template, join_texts
-from dist_eval.data.revisions import pinned
 from dist_eval.data.selection import Selection, select_rows
 from dist_eval.data.shared_prefixes import plan_with_shared_beginnings
 from dist_eval.data.tokenizers import load_tokenizer
@@ -33,7 +30,10 @@ from dist_eval.model.pretrained_classifier import PretrainedClassifier
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.options.groups import DataOptions, ModelOptions, SelectionOptions
 from dist_eval.options.prompts import PromptOptions
+from dist_eval.petals.base_model.config import read_base_config
+from dist_eval.petals.base_model.problem_types import REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.results.inputs import SelectionMethod, SelectionSummary
+from dist_eval.revisions import pinned
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.statistics.sampling import examples_for_precision
 from dist_eval.tables import format_count

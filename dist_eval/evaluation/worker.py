@@ -23,10 +23,11 @@ from dist_eval.errors import RunError, RunStopped
 from dist_eval.inference.forward import TextModel, Texts, predict_batches
 from dist_eval.inference.in_flight import Window
 from dist_eval.options.config import EvaluationConfig, RunConfig
-from dist_eval.results.inputs import Coverage
-from dist_eval.results.work import RankWork, Traffic
-from dist_eval.runs.journal import Journal
 from dist_eval.petals.client.findings import Findings
+from dist_eval.petals.client.records import Traffic
+from dist_eval.results.inputs import Coverage
+from dist_eval.results.work import RankWork
+from dist_eval.runs.journal import Journal
 from dist_eval.tables import format_count
 
 

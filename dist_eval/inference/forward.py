@@ -12,7 +12,8 @@ from dist_eval.data.answers import AnswerColumns, BatchOutcome, column_names, un
 from dist_eval.data.plan import BatchPlan
 from dist_eval.errors import EvaluationError, ModelOutputError, OutageError, RefusedError, SwarmError, one_line
 from dist_eval.inference.in_flight import Window, map_in_flight
-from dist_eval.petals.client.routes import ANY_ROUTE, RouteRecord, SendOptions
+from dist_eval.inference.send_options import ANY_ROUTE, SendOptions
+from dist_eval.petals.client.routes import RouteRecord
 from dist_eval.tables import format_count
 
 _ROWS_NAMED = 5

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, named
 from dist_eval.metrics.catalogue import METRICS, OF_CLASS, OF_OUTPUT
 from dist_eval.metrics.confusion import ClassCounts, confusion_matrix
 from dist_eval.metrics.definitions import rank_correlations, statistic_of_outputs, statistics_of
 from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.metrics.units import Units
-from dist_eval.results.record import MetricValues, Reasons
+from dist_eval.petals.base_model.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, named
+from dist_eval.record import MetricValues, Reasons
 from dist_eval.results.scores import ClassResults, OutputResults, PerClass
 
 _TOO_LARGE = "squares of the values are larger than any number of 64 bits"

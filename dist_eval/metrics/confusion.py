@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION
 from dist_eval.metrics.predictions import PredictionsLike
+from dist_eval.petals.base_model.problem_types import MULTI_LABEL, REGRESSION
 
 # classes up to which results have every cell of the matrix
 MOST_DENSE_CLASSES = 256

@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from dist_eval.data.problem_types import REGRESSION
 from dist_eval.errors import error_summary
 from dist_eval.metrics.predictions import PredictionsLike
-from dist_eval.results.record import MetricValues, Reasons
+from dist_eval.petals.base_model.problem_types import REGRESSION
+from dist_eval.record import MetricValues, Reasons
 
 
 @dataclass(frozen=True)

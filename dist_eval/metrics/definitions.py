@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.metrics.calibration import CalibrationError, Confidences
 from dist_eval.metrics.catalogue import OF_OUTPUT, Source, formulas
 from dist_eval.metrics.confusion import ClassCounts, class_addends, confusion_of
@@ -18,6 +17,7 @@ from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.metrics.ranking import AreasUnderCurves, AveragePrecisions, ranking_scores
 from dist_eval.metrics.statistic import OfRows, Statistic, Sums, most_resamples_of_calls
 from dist_eval.metrics.units import Units
+from dist_eval.petals.base_model.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 
 # the reason of a metric that cannot be resampled, or only in minutes
 UNKNOWN = "nothing is known of how it could be resampled"

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.errors import ConfigError
 from dist_eval.metrics.custom_metrics import (
     CustomMetric,
@@ -32,6 +31,7 @@ from dist_eval.metrics.custom_metrics import (
 )
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.metrics.texts import EXTRA_PACKAGES, TEXT_METRICS, USUAL_METRICS, TextMetric
+from dist_eval.petals.base_model.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.tables import format_count
 
 _SPEC = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<target>.+)", re.DOTALL)

@@ -8,8 +8,16 @@ from typing import Protocol
 
 import numpy as np
 
-from dist_eval.data.problem_types import MULTI_LABEL, SINGLE_LABEL, Problem, log_sums, problem_of, shifted, sigmoid
 from dist_eval.errors import CoverageError
+from dist_eval.petals.base_model.problem_types import (
+    MULTI_LABEL,
+    SINGLE_LABEL,
+    Problem,
+    log_sums,
+    problem_of,
+    shifted,
+    sigmoid,
+)
 from dist_eval.results.inputs import Coverage
 from dist_eval.tables import format_count
 
@@ -53,7 +61,7 @@ class Predictions:
         label: true class, int64 of shape [n]; in a multi-label problem which labels, bool of shape [n, num_labels]; in
             a regression the true values, float64 of shape [n, num_labels]. The dtype thus identifies the problem type.
         logits: outputs of the head, float32 of shape [n, num_labels].
-        loss: loss of each example (see `dist_eval.data.problem_types`), float64 of shape [n].
+        loss: loss of each example (see `dist_eval.petals.base_model.problem_types`), float64 of shape [n].
     """
 
     index: np.ndarray

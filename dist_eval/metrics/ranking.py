@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dist_eval.data.problem_types import SINGLE_LABEL
 from dist_eval.metrics.predictions import PredictionsLike, rows_of_a_chunk
 from dist_eval.metrics.statistic import Statistic, influence_of
 from dist_eval.metrics.units import Units
+from dist_eval.petals.base_model.problem_types import SINGLE_LABEL
 
 # yields for each class which examples belong to it, bool of shape [n], and its scores, float64 of shape [n]
 Columns = Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]]

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from dist_eval.data.problem_types import REGRESSION, exact_matches
 from dist_eval.errors import ExactnessError
 from dist_eval.metrics.confusion import confusion_matrix
 from dist_eval.metrics.predictions import PredictionsLike
+from dist_eval.petals.base_model.problem_types import REGRESSION, exact_matches
 
 _LOSS_TOLERANCE = 1e-9
 _CLASSES_IN_MESSAGE = 20

@@ -14,19 +14,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from dist_eval.petals.base_model.architecture import Architecture
-from dist_eval.petals.base_model.embedding import last_layer_outputs, prompted
-from dist_eval.petals.base_model.rope import RopeSwitch
-from dist_eval.data.answers import AnswerColumns, RouteSegment
+from dist_eval.data.answers import AnswerColumns
 from dist_eval.data.plan import SharedBeginning
 from dist_eval.data.shared_prefixes import CACHE_TOKENS, rows_in_cache
 from dist_eval.errors import ModelOutputError, NoCacheError
-from dist_eval.petals.model.loading import final_norm_of
+from dist_eval.inference.send_options import ANY_ROUTE, SendOptions
 from dist_eval.model.text_session import RecomputedTextSession, TextSession
-from dist_eval.results.work import Traffic
+from dist_eval.petals.base_model.architecture import Architecture
+from dist_eval.petals.base_model.embedding import last_layer_outputs, prompted
+from dist_eval.petals.base_model.rope import RopeSwitch
 from dist_eval.petals.client.outputs import picked
-from dist_eval.petals.client.routes import ANY_ROUTE, RouteRecord, SendOptions
+from dist_eval.petals.client.records import RouteSegment, Traffic
+from dist_eval.petals.client.routes import RouteRecord
 from dist_eval.petals.client.session_room import NO_ROOM, SessionRoom
+from dist_eval.petals.model.loading import final_norm_of
 
 
 class HostedModel:

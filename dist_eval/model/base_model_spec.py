@@ -9,6 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dist_eval.errors import CheckpointError, ConfigError
+from dist_eval.model.label_words import LabelWords
+from dist_eval.model.language_model import CausalModel
+from dist_eval.model.pretrained_classifier import PretrainedClassifier
+from dist_eval.options.groups import ModelOptions
 from dist_eval.petals.base_model.config import (
     default_cache_tokens,
     default_dht_prefix,
@@ -22,15 +27,10 @@ from dist_eval.petals.base_model.config import (
 )
 from dist_eval.petals.base_model.rope import RopeSwitch
 from dist_eval.petals.base_model.weights import weight_map
-from dist_eval.data.revisions import pinned
-from dist_eval.errors import CheckpointError, ConfigError
-from dist_eval.model.checkpoint import TunedCheckpoint
-from dist_eval.model.label_words import LabelWords
-from dist_eval.model.language_model import CausalModel
-from dist_eval.model.pretrained_classifier import PretrainedClassifier
-from dist_eval.options.groups import ModelOptions
+from dist_eval.petals.model.checkpoint import TunedCheckpoint
 from dist_eval.process.files import samples_of
 from dist_eval.results.inputs import ModelSummary
+from dist_eval.revisions import pinned
 
 _LONGEST_TEXT = 1 << 20
 # Texts in sessions on the servers of a run's own at a time: each text has a cache on one server after the other

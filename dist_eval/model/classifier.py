@@ -13,16 +13,17 @@ from typing import Any
 
 import torch
 
+from dist_eval.data.answers import logits_columns
+from dist_eval.inference.send_options import ANY_ROUTE, SendOptions
+from dist_eval.model.backbone import Backbone, LocalBackbone, ModelOnBackbone, SoftPrompts
+from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.petals.base_model.architecture import Architecture
 from dist_eval.petals.base_model.config import read_base_config
-from dist_eval.data.answers import logits_columns
-from dist_eval.data.revisions import pinned
-from dist_eval.model.backbone import Backbone, LocalBackbone, ModelOnBackbone, SoftPrompts
-from dist_eval.model.checkpoint import TunedCheckpoint
-from dist_eval.model.swarm_backbone import SwarmBackbone
+from dist_eval.petals.client.routes import RouteRecord
 from dist_eval.petals.model.base import SwarmBase, base_class
+from dist_eval.petals.model.checkpoint import TunedCheckpoint
 from dist_eval.petals.model.loading import base_fingerprint, load_client_model, load_whole_base
-from dist_eval.petals.client.routes import ANY_ROUTE, RouteRecord, SendOptions
+from dist_eval.revisions import pinned
 
 
 class Classifier(ModelOnBackbone):

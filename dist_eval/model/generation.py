@@ -18,12 +18,13 @@ import torch
 
 from dist_eval.data.answers import generation_columns
 from dist_eval.data.generation import StopStrings
+from dist_eval.inference.send_options import SendOptions
 from dist_eval.model.backbone import ModelOnBackbone
 from dist_eval.model.generation_config import GenerationSettings, Process, logits_process
 from dist_eval.model.language_model import LanguageModel
-from dist_eval.model.text_session import Room, with_room
+from dist_eval.petals.client.routes import RouteRecord
+from dist_eval.petals.client.session_room import Room, with_room
 from dist_eval.results.inputs import Decoding
-from dist_eval.petals.client.routes import RouteRecord, SendOptions
 
 
 class Texts(NamedTuple):

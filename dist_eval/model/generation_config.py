@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from dist_eval.petals.base_model.weights import file_of
-from dist_eval.data.revisions import pinned
 from dist_eval.errors import CheckpointError, ConfigError, ModelOutputError, one_line
+from dist_eval.petals.base_model.weights import file_of
 from dist_eval.results.inputs import Decoding
+from dist_eval.revisions import pinned
 
 _FILE, _END = "generation_config.json", "eos_token_id"
 

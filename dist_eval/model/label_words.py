@@ -17,16 +17,17 @@ from typing import Any
 import torch
 
 from dist_eval.data.answers import logits_columns
-from dist_eval.data.problem_types import SINGLE_LABEL, Problem
 from dist_eval.data.prompts import PromptedWords
 from dist_eval.errors import ConfigError
+from dist_eval.inference.send_options import SendOptions
 from dist_eval.model.backbone import Backbone, ModelOnBackbone
-from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier
 from dist_eval.model.language_model import LanguageModel
 from dist_eval.model.output_embedding import OutputEmbedding
+from dist_eval.petals.base_model.problem_types import SINGLE_LABEL, Problem
+from dist_eval.petals.client.routes import RouteRecord
+from dist_eval.petals.model.checkpoint import TunedCheckpoint
 from dist_eval.results.inputs import PromptSummary
-from dist_eval.petals.client.routes import RouteRecord, SendOptions
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from dist_eval.petals.base_model.config import read_base_config
 from dist_eval.data.answers import log_likelihood_columns
 from dist_eval.data.continuations import distinct_forwards
-from dist_eval.data.revisions import pinned
+from dist_eval.inference.send_options import SendOptions
 from dist_eval.model.backbone import Backbone, ModelOnBackbone
-from dist_eval.model.checkpoint import fingerprint
 from dist_eval.model.output_embedding import OutputEmbedding
 from dist_eval.options.groups import MAX_TOKEN_BUDGET
-from dist_eval.petals.client.routes import RouteRecord, SendOptions
+from dist_eval.petals.base_model.config import read_base_config
+from dist_eval.petals.client.routes import RouteRecord
+from dist_eval.petals.model.checkpoint import fingerprint
+from dist_eval.revisions import pinned
 
 
 @dataclass(frozen=True)

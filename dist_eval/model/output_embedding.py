@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from dist_eval.errors import CheckpointError, ModelOutputError
 from dist_eval.petals.base_model.architecture import Architecture, replace_module
 from dist_eval.petals.base_model.weights import ModelWeights
-from dist_eval.data.revisions import pinned
-from dist_eval.errors import CheckpointError, ModelOutputError
+from dist_eval.revisions import pinned
 
 _CHUNK_BYTES = 1 << 25  # Of a chunk of the vocabulary, and of its logits, in float32
 

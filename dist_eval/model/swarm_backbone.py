@@ -7,19 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dist_eval.petals.base_model.rope import RopeSwitch
-from dist_eval.data.answers import RouteSegment
 from dist_eval.data.plan import SharedBeginning
 from dist_eval.errors import NoCacheError
 from dist_eval.model.backbone import NO_PROMPTS, Backbone, SoftPrompts
 from dist_eval.model.session_pool import SessionPool
-from dist_eval.petals.model.base import SwarmBase
-from dist_eval.petals.model.blocks import SwarmBlocks
 from dist_eval.model.text_session import RecomputedTextSession, TextSession
-from dist_eval.results.work import Traffic
+from dist_eval.petals.base_model.rope import RopeSwitch
 from dist_eval.petals.client.inputs import TokenIds
+from dist_eval.petals.client.records import RouteSegment, Traffic
 from dist_eval.petals.client.routes import RouteRecord, Span
 from dist_eval.petals.client.session_room import SessionRoom
+from dist_eval.petals.model.base import SwarmBase
+from dist_eval.petals.model.blocks import SwarmBlocks
 
 if TYPE_CHECKING:
     from dist_eval.petals.client.requests import SwarmRequests

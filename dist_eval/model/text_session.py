@@ -2,58 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 
-from dist_eval.data.answers import RouteSegment
-from dist_eval.errors import NoCacheError
+from dist_eval.petals.client.records import RouteSegment
 from dist_eval.petals.client.routes import RouteRecord
-
-# Seconds: other ranks, and others, keep their caches until their texts are complete
-_LONGEST_WAIT_FOR_ROOM, _BETWEEN_TRIES = 600.0, 1.0
-
-
-def with_room(send: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """Sends texts in a session; if no server has room for the caches, waits up to ten minutes until there is."""
-    give_up = time.monotonic() + _LONGEST_WAIT_FOR_ROOM
-    while True:
-        try:
-            return send()
-        except NoCacheError as error:
-            if not error.transient or time.monotonic() > give_up:
-                raise
-            time.sleep(_BETWEEN_TRIES)
-
-
-class Room:
-    """Tokens that a rank's texts may take of servers' caches at a time; a single text is always let in. Thread-safe.
-
-    How many is asked once, when they are first needed.
-    """
-
-    def __init__(self, tokens: Callable[[], float]) -> None:
-        self._tokens = functools.cache(tokens)
-        self._taken, self._given_back = 0, threading.Condition()
-
-    @contextmanager
-    def taken(self, tokens: int) -> Iterator[None]:
-        """Waits until there is room for so many tokens, and takes it for the time of the context."""
-        with self._given_back:
-            most = self._tokens()
-            self._given_back.wait_for(lambda: not self._taken or self._taken + tokens <= most)
-            self._taken += tokens
-        try:
-            yield
-        finally:
-            with self._given_back:
-                self._taken -= tokens
-                self._given_back.notify_all()
 
 
 class TextSession(Protocol):

@@ -7,7 +7,6 @@ Everything that can be checked without reading data or contacting the swarm is c
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import os
 import re
@@ -17,7 +16,6 @@ from typing import Any
 
 from dist_eval.data.files import is_pattern, names_of, shared_file
 from dist_eval.data.prompts import Template
-from dist_eval.data.revisions import HubKind
 from dist_eval.errors import ConfigError
 from dist_eval.options.groups import (
     DataOptions,
@@ -30,8 +28,9 @@ from dist_eval.options.groups import (
     option,
     unwrap_single,
 )
-from dist_eval.options.peers import all_peers
 from dist_eval.options.prompts import GenerationOptions, PromptOptions
+from dist_eval.petals.client.peers import all_peers
+from dist_eval.revisions import HubKind
 
 # what --generate does not go with
 _OF_CLASSIFIERS = ("label_delimiter", "length_normalization", "labels", "stratify")
@@ -311,17 +310,3 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions, Genera
             raise ConfigError("--backend local uses no servers that --audit could compare: leave it out.")
         if self.initial_peers or self.swarm or not self.demo:  # the demo has a swarm of its own
             super()._check_where()
-
-
-def add_peer_options(parser: argparse.ArgumentParser, **help_texts: str) -> None:
-    """Adds `--initial-peers` and `--peers-file` to the parser of a command whose options are no `RunConfig`.
-
-    Args:
-        parser: the parser.
-        **help_texts: by name of the field, if they mean something else there than in a run.
-    """
-    fields = {field.name: field for field in dataclasses.fields(RunConfig)}
-    for name, default in (("initial_peers", []), ("peers_file", None)):
-        shown = fields[name].metadata
-        texts = {"metavar": shown["metavar"], "help": help_texts.get(name, shown["help"])}
-        parser.add_argument(flag(name), default=default, nargs=None if default is None else "+", **texts)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from dist_eval.errors import ConfigError
-from dist_eval.options.peers import require_peer_addresses
+from dist_eval.petals.client.peers import require_peer_addresses
 from dist_eval.tracking import TRACKERS
 
 # most tokens in one request: Petals' client splits anything larger into requests of this size (its

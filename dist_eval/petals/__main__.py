@@ -14,20 +14,20 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dist_eval.cluster import slurm
-from dist_eval.cluster.hosts import interfaces, is_loopback, outward
 from dist_eval.errors import ConfigError, EvaluationError, SwarmError, os_reason, print_error
+from dist_eval.petals.client import status
+from dist_eval.petals.server import member
+from dist_eval.process import slurm
+from dist_eval.process.addresses import interfaces, is_loopback, outward
 from dist_eval.process.files import BY_UMASK, write_atomically
 from dist_eval.process.lifetime import temporary_files_in, workspace
 from dist_eval.process.logging_setup import silence_libraries
 from dist_eval.process.programs import ArgumentParser, status_after_output, tolerate_broken_output
-from dist_eval.petals.server import member
-from dist_eval.petals.client import status
 from dist_eval.tables import format_count
 
 if TYPE_CHECKING:
-    from dist_eval.petals.server.private import PrivateSwarm
     from dist_eval.petals.client.coverage import SwarmCoverage
+    from dist_eval.petals.server.private import PrivateSwarm
 
 _WATCH_SECONDS, _PROBE_SECONDS = 0.5, 2.0
 
@@ -85,10 +85,10 @@ def start(arguments: argparse.Namespace) -> None:
     itself when all parts together cover the model.
     """
     from dist_eval.petals.base_model.config import default_dht_prefix, read_base_config
+    from dist_eval.petals.client.hivemind_compat import prepare_hivemind
     from dist_eval.petals.server.downloads import download_blocks
     from dist_eval.petals.server.private import PrivateSwarm, existing_gpus, shares_of_blocks
     from dist_eval.petals.server.quantization import require_quantizable
-    from dist_eval.petals.client.hivemind_compat import prepare_hivemind
 
     part, parts = _part(arguments.part)
     if arguments.slurm:

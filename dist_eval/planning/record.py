@@ -8,10 +8,10 @@ import numpy as np
 from pydantic import Field
 
 from dist_eval.data.dataset import TokenizedDataset
-from dist_eval.data.problem_types import REGRESSION, Problem
+from dist_eval.petals.base_model.problem_types import REGRESSION, Problem
+from dist_eval.record import Count, Record, Share
 from dist_eval.results.harness import PromptedDataset
 from dist_eval.results.inputs import DatasetSummary, PlanSummary, PromptsSummary
-from dist_eval.results.record import Count, Record, Share
 
 
 class TextLengths(Record):

@@ -12,7 +12,6 @@ from typing import Any, cast
 import psutil
 
 from dist_eval.data.plan import BatchPlan
-from dist_eval.data.problem_types import REGRESSION
 from dist_eval.distributed.collectives import all_gather, require_agreement
 from dist_eval.errors import RunError
 from dist_eval.evaluation.audit import AuditedModel, audited_batches
@@ -28,6 +27,7 @@ from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.language_model import CausalModel, LanguageModel
 from dist_eval.model.output_embedding import OutputEmbedding
 from dist_eval.options.groups import ModelOptions
+from dist_eval.petals.base_model.problem_types import REGRESSION
 from dist_eval.planning.config import PlanConfig
 from dist_eval.planning.probe import expected_time, probe
 from dist_eval.planning.record import (

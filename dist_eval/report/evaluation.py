@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from dist_eval.analysis.mistakes import worst_mistakes
-from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from dist_eval.metrics.catalogue import OF_CLASS, OF_OUTPUT, metric_names
+from dist_eval.petals.base_model.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from dist_eval.report.document import (
     Document,
     Mistakes,

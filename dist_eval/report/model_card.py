@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from dist_eval.data.problem_types import REGRESSION
 from dist_eval.errors import RunError
 from dist_eval.options.groups import DataOptions
+from dist_eval.petals.base_model.problem_types import REGRESSION
 from dist_eval.report.naming import dataset_name
 from dist_eval.report.sections import format_selection, metrics_shown
 from dist_eval.results.run import CompleteHarnessRun, CompleteRun

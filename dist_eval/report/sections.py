@@ -10,12 +10,12 @@ import numpy as np
 from dist_eval.data.tokenizers import ONE_BEGINNING
 from dist_eval.metrics.catalogue import metric_names
 from dist_eval.metrics.units import FEW_UNITS
+from dist_eval.petals.client.records import Audit, ServerTraffic
 from dist_eval.report.document import Number, Results, Rows, Section, Table, metric_number
 from dist_eval.report.naming import name_of
 from dist_eval.results.inputs import FailedExample, SelectionSummary
 from dist_eval.results.run import EvaluationResults
 from dist_eval.results.scores import Groups, Scores, Slice
-from dist_eval.results.work import Audit, ServerTraffic
 from dist_eval.runs.files import RESULTS
 from dist_eval.tables import Footnotes, format_count
 

@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from dist_eval.petals.client.records import Audit, Swarm
+from dist_eval.record import Count, MetricValues, Reasons, Record
 from dist_eval.results.inputs import (
     ContinuationsSummary,
     Coverage,
@@ -18,9 +20,8 @@ from dist_eval.results.inputs import (
     SelectionSummary,
     SessionsSummary,
 )
-from dist_eval.results.record import Count, MetricValues, Reasons, Record
 from dist_eval.results.scores import Groups, Interval, Slice
-from dist_eval.results.work import Audit, RankWork, Swarm, Throughput
+from dist_eval.results.work import RankWork, Throughput
 
 LANGUAGE_MODELING: Literal["language_modeling"] = "language_modeling"
 """In the place of a classifier's problem type."""

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from dist_eval.results.record import Count, Record
+from dist_eval.record import Count, Record
 
 SelectionMethod = Literal["first", "random", "stratified"]
 

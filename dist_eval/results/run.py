@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import Field, TypeAdapter
 
+from dist_eval.petals.client.records import Audit, Swarm
+from dist_eval.record import Count, MetricValues, Record, Time
 from dist_eval.results.harness import HarnessResults
 from dist_eval.results.inputs import (
     Coverage,
@@ -16,9 +18,8 @@ from dist_eval.results.inputs import (
     PlanSummary,
     SessionsSummary,
 )
-from dist_eval.results.record import Count, MetricValues, Record, Time
 from dist_eval.results.scores import Analysis, Scores
-from dist_eval.results.work import Audit, RankResults, Spread, Swarm, Throughput
+from dist_eval.results.work import RankResults, Spread, Throughput
 
 OptionValue = bool | int | float | str | list[str] | dict[str, Any] | None
 RecordedOptions = dict[str, OptionValue]

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from dist_eval.results.record import Count, MetricValues, Reasons, Record, Share
+from dist_eval.record import Count, MetricValues, Reasons, Record, Share
 
 ProblemType = Literal["single_label_classification", "multi_label_classification", "regression"]
 

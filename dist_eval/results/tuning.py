@@ -6,10 +6,10 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter
 
+from dist_eval.petals.client.records import Swarm, Traffic
+from dist_eval.record import Count, MetricValues, Record
 from dist_eval.results.inputs import Coverage, DatasetSummary, ModelSummary
-from dist_eval.results.record import Count, MetricValues, Record
 from dist_eval.results.run import RunHeader
-from dist_eval.results.work import Swarm, Traffic
 
 
 class EpochResults(Record):

@@ -36,8 +36,9 @@ from typing import Any
 
 import numpy as np
 
-from dist_eval.data.answers import AnswerColumns, BatchOutcome, RouteSegment
+from dist_eval.data.answers import AnswerColumns, BatchOutcome
 from dist_eval.errors import RunError, translating_os_errors
+from dist_eval.petals.client.records import RouteSegment
 from dist_eval.process.files import write_atomically
 from dist_eval.process.parsing import read_json
 from dist_eval.runs.files import FINGERPRINT, JOURNAL, RECORDED_PLAN

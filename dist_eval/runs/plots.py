@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from dist_eval.metrics.confusion import MOST_DENSE_CLASSES, confusion_of, most_confused
 from dist_eval.metrics.predictions import PredictionsLike
+from dist_eval.petals.base_model.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from dist_eval.printable import printable
 from dist_eval.process.files import replaced_atomically
 from dist_eval.results.run import EvaluationResults

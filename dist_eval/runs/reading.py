@@ -138,8 +138,8 @@ class FinishedRun:
         from dist_eval.data.files import dataset_name
         from dist_eval.data.in_memory import was_in_memory
         from dist_eval.data.labelled_rows import LabelledRows, read_texts
-        from dist_eval.data.problem_types import PROBLEMS
-        from dist_eval.data.revisions import pin
+        from dist_eval.petals.base_model.problem_types import PROBLEMS
+        from dist_eval.revisions import pin
 
         options = DataOptions.recorded_in(self.results.config)
         place = dataset or options.dataset or ()

@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from dist_eval.data.problem_types import REGRESSION, SINGLE_LABEL, Problem, problem_of
 from dist_eval.metrics.predictions import PredictionsLike, rows_of_a_chunk
 from dist_eval.metrics.ranking import probabilities_rank_alike
+from dist_eval.petals.base_model.problem_types import REGRESSION, SINGLE_LABEL, Problem, problem_of
 from dist_eval.process.files import replaced_atomically
 
 _ROWS_AT_ONCE = 1 << 16

@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from dist_eval.data.problem_types import REGRESSION
 from dist_eval.metrics.calibration import BINS, EDGES, Confidences
 from dist_eval.metrics.catalogue import OF_OUTPUT, accuracy_names
 from dist_eval.metrics.computing import Metrics, reasons_of_output
@@ -24,6 +23,7 @@ from dist_eval.metrics.definitions import UNKNOWN, statistic_of_outputs, statist
 from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.metrics.statistic import OfRows, Statistic, Sums
 from dist_eval.metrics.units import FEW_UNITS, SEED, Units
+from dist_eval.petals.base_model.problem_types import REGRESSION
 from dist_eval.results.scores import Calibration, CalibrationBin, Interval, LabelCalibration
 from dist_eval.statistics.evidence import bootstrap_intervals
 from dist_eval.statistics.intervals import too_few, wilson_interval

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dist_eval.data.problem_types import SINGLE_LABEL, exact_matches, problem_of
 from dist_eval.metrics.catalogue import accuracy_names
 from dist_eval.metrics.definitions import losses_of, statistics_of, statistics_of_classes
 from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.metrics.statistic import Difference, Statistic
 from dist_eval.metrics.units import SEED, Units
+from dist_eval.petals.base_model.problem_types import SINGLE_LABEL, exact_matches, problem_of
 from dist_eval.results.scores import Interval
 from dist_eval.statistics.evidence import gather_evidence
 from dist_eval.statistics.intervals import make_interval

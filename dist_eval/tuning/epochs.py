@@ -27,8 +27,8 @@ from dist_eval.metrics.catalogue import lower_is_better
 from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.model.base_model_spec import BaseModelSpec
-from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier
+from dist_eval.petals.model.checkpoint import TunedCheckpoint
 from dist_eval.results.tuning import BestEpoch, EpochResults, TuningProgress, TuningRank
 from dist_eval.tracking import Trackers
 from dist_eval.tuning.config import PROJECT, LearningOptions, TuningConfig

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from dist_eval.petals.base_model.config import read_base_config
-from dist_eval.data.problem_types import default_problem
 from dist_eval.errors import CheckpointError, one_line, os_reason
-from dist_eval.model.checkpoint import (
+from dist_eval.petals.base_model.config import read_base_config
+from dist_eval.petals.base_model.problem_types import default_problem
+from dist_eval.petals.model.checkpoint import (
     ADAPTER_TENSOR,
     ARCHITECTURE,
     DEEP_PROMPTS,

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from dist_eval.errors import RunError, one_line, translating_os_errors
-from dist_eval.model.checkpoint import TunedCheckpoint
+from dist_eval.petals.model.checkpoint import TunedCheckpoint
 from dist_eval.process.files import private_files, write_atomically
 from dist_eval.process.parsing import parse_json
 from dist_eval.results.tuning import TUNING, EpochResults, TuningProgress, TuningRank, TuningRun

@@ -22,8 +22,8 @@ from dist_eval.distributed.collectives import all_reduce_sum
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import EvaluationError, ModelOutputError
 from dist_eval.inference.in_flight import Window, map_in_flight
-from dist_eval.model.checkpoint import ARCHITECTURE, TunedCheckpoint
 from dist_eval.model.classifier import Classifier
+from dist_eval.petals.model.checkpoint import ARCHITECTURE, TunedCheckpoint
 from dist_eval.tuning.config import LearningOptions
 
 _MOST_SKIPPED = 20  # Most updates in a row without a finite gradient: with more of them, the scale is not the cause

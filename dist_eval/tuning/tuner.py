@@ -9,20 +9,20 @@ from pathlib import Path
 
 import torch
 
-from dist_eval.petals.base_model.config import read_base_config
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.labels import find_classes
 from dist_eval.data.readers import open_rows
-from dist_eval.data.revisions import pinned
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import ConfigError
 from dist_eval.evaluation.context import RunContext
 from dist_eval.evaluation.task import write_dataset
 from dist_eval.model.base_model_spec import BaseModelSpec
-from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier
-from dist_eval.petals.model.loading import base_fingerprint
 from dist_eval.options.groups import DataOptions, ModelOptions
+from dist_eval.petals.base_model.config import read_base_config
+from dist_eval.petals.model.checkpoint import TunedCheckpoint
+from dist_eval.petals.model.loading import base_fingerprint
+from dist_eval.revisions import pinned
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.tuning.config import LearningOptions, TuningConfig
 from dist_eval.tuning.epochs import Epochs

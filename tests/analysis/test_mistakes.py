@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dist_eval.analysis.mistakes import MOST, confident_mistakes, worst_mistakes
-from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION
 from dist_eval.metrics.predictions import Predictions
+from dist_eval.petals.base_model.problem_types import MULTI_LABEL, REGRESSION
 
 NAMES = ["a", "b", "c"]
 

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dist_eval.analysis.slices import MOST_VALUES, Slicing, compute_slices
-from dist_eval.data.problem_types import MULTI_LABEL, PROBLEMS
 from dist_eval.metrics.catalogue import metric_names
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.metric_loading import synthetic_predictions
 from dist_eval.metrics.predictions import Predictions
+from dist_eval.petals.base_model.problem_types import MULTI_LABEL, PROBLEMS
 from dist_eval.results.scores import Slice
 from dist_eval.statistics import wilson
 

@@ -9,8 +9,8 @@ from transformers import AutoTokenizer
 
 from benchmarks.models import PROMPT_TOKENS, TINY, make_model
 from benchmarks.text import make_corpus
-from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import load_locally
+from dist_eval.petals.model.checkpoint import TunedCheckpoint
 
 
 def test_predictions_of_unseen_text_are_of_both_classes(tmp_path: Path) -> None:

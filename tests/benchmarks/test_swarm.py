@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.swarm import describe_bottleneck, describe_servers
-from dist_eval.results.work import Announcement, ServerTraffic
 from dist_eval.petals.client.pacing import Ticket
+from dist_eval.petals.client.records import Announcement, ServerTraffic
 from dist_eval.petals.client.router import Router
 from dist_eval.petals.client.routes import Span
 

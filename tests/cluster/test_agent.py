@@ -14,7 +14,7 @@ from torch.distributed import run
 
 from dist_eval.cluster import agent
 from dist_eval.cluster.agent import _choose_addresses, main, open_store, own_address
-from dist_eval.cluster.hosts import resolve
+from dist_eval.process.addresses import resolve
 
 RANK = """
 import os, signal, sys, time

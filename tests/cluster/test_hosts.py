@@ -10,18 +10,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dist_eval.cluster import hosts as hosts_module
-from dist_eval.cluster.hosts import (
+from dist_eval.cluster.hosts import find_place, main
+from dist_eval.errors import RunError
+from dist_eval.process.addresses import (
     address_among,
     address_towards,
-    find_place,
     interface_of,
     interfaces,
     is_loopback,
-    main,
     outward,
     resolve,
 )
-from dist_eval.errors import RunError
 from dist_eval.process.patching import patched
 
 LOCAL = {"lo": ["127.0.0.1", "::1"], "eth0": ["10.9.0.2", "fd00::2"], "ib0": ["10.8.0.2"]}

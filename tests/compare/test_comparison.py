@@ -13,12 +13,12 @@ from compare_runs import predictions, run_of
 from dist_eval.compare.__main__ import main
 from dist_eval.compare.comparison import compare
 from dist_eval.compare.evaluations import EvaluationRun
-from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.errors import ConfigError
 from dist_eval.metrics.catalogue import metric_names
 from dist_eval.metrics.custom_metrics import CustomMetric
 from dist_eval.metrics.metric_loading import load_metrics
 from dist_eval.metrics.predictions import Predictions
+from dist_eval.petals.base_model.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.results.run import CompleteRun
 from dist_eval.results.scores import Groups
 from dist_eval.runs.reading import read_results

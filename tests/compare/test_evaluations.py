@@ -18,11 +18,11 @@ from dist_eval.compare.__main__ import main
 from dist_eval.compare.comparison import compare
 from dist_eval.compare.evaluations import EvaluationRun
 from dist_eval.compare.tables import describe_comparisons
-from dist_eval.data.problem_types import MULTI_LABEL, PROBLEMS, REGRESSION, Problem
 from dist_eval.errors import RunError
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.custom_metrics import CustomMetric
 from dist_eval.metrics.predictions import Predictions
+from dist_eval.petals.base_model.problem_types import MULTI_LABEL, PROBLEMS, REGRESSION, Problem
 from dist_eval.results.inputs import Coverage
 from dist_eval.statistics import wilson
 

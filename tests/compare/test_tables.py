@@ -16,7 +16,7 @@ from dist_eval.compare.__main__ import main
 from dist_eval.compare.comparison import compare
 from dist_eval.compare.evaluations import EvaluationRun, format_label
 from dist_eval.compare.tables import format_p, short_names
-from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, Problem
+from dist_eval.petals.base_model.problem_types import MULTI_LABEL, REGRESSION, Problem
 
 
 def test_the_table_shows_figures_intervals_and_both_ways_of_changing(

@@ -22,10 +22,10 @@ from dist_eval.data.columns import group_numbers
 from dist_eval.data.dataset import TokenizedDataset, tokenize_dataset
 from dist_eval.data.labelled_rows import LabelledRows, read_texts
 from dist_eval.data.plan import plan_batches
-from dist_eval.data.problem_types import MULTI_LABEL, SINGLE_LABEL, Problem
 from dist_eval.data.readers import RowSource
 from dist_eval.data.selection import SelectedRows, Selection, allocate, draw_rows, select_rows
 from dist_eval.errors import DataError
+from dist_eval.petals.base_model.problem_types import MULTI_LABEL, SINGLE_LABEL, Problem
 
 ROWS = 500
 DIGITS = AutoTokenizer.from_pretrained(demo.BASE_MODEL)

@@ -27,13 +27,14 @@ from dist_eval.evaluation.audit import (
     largest_difference,
     trusted_tolerance,
 )
-from dist_eval.model.checkpoint import TunedCheckpoint
+from dist_eval.inference.send_options import SendOptions
 from dist_eval.model.classifier import Classifier, load_locally
-from dist_eval.results.work import AuditedServer, Dispute
-from dist_eval.petals.server.private import PrivateSwarm
 from dist_eval.petals.client.findings import Findings
+from dist_eval.petals.client.records import AuditedServer, Dispute
 from dist_eval.petals.client.requests import SwarmRequests
-from dist_eval.petals.client.routes import RouteRecord, SendOptions, Span
+from dist_eval.petals.client.routes import RouteRecord, Span
+from dist_eval.petals.model.checkpoint import TunedCheckpoint
+from dist_eval.petals.server.private import PrivateSwarm
 
 AUDITED = SendOptions(audited=True)
 

@@ -12,11 +12,11 @@ from samples import config_for, folder_of, sections, tokenized_digits
 
 from dist_eval.analysis.options import analyse
 from dist_eval.data.dataset import TokenizedDataset
-from dist_eval.data.problem_types import SINGLE_LABEL
 from dist_eval.evaluation.rescoring import analysis_of, rescore_complete, with_recorded_analysis
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.metric_loading import load_metrics
 from dist_eval.metrics.predictions import Predictions
+from dist_eval.petals.base_model.problem_types import SINGLE_LABEL
 from dist_eval.runs.reading import read_results
 
 ROWS, NAMES = 120, ["a", "b"]

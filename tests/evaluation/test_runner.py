@@ -21,8 +21,8 @@ from dist_eval import demo
 from dist_eval.__main__ import run
 from dist_eval.errors import SwarmError
 from dist_eval.model.base_model_spec import BaseModelSpec
-from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.options.config import EvaluationConfig
+from dist_eval.petals.model.checkpoint import TunedCheckpoint
 from dist_eval.petals.server.private import PrivateSwarm
 
 WORKER = str(Path(__file__).parents[1] / "workers" / "world_size_worker.py")

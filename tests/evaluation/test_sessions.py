@@ -11,8 +11,8 @@ import pytest
 from conftest import ForkedSwarm, Launcher, SwarmClient, results_of, run_here, wait_for
 
 from dist_eval import demo
-from dist_eval.runs.files import PREDICTIONS
 from dist_eval.petals.server.private import PrivateSwarm
+from dist_eval.runs.files import PREDICTIONS
 
 ROWS = 60
 

@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 
-from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.errors import ConfigError
 from dist_eval.evaluation.task import selection_of
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.options.groups import SelectionOptions
+from dist_eval.petals.base_model.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 
 BY_CONTENT = {
     *("model", "checkpoint", "dataset", "subset", "split", "text_column", "label_column", "labels", "strict", "demo"),

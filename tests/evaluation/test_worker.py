@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples import tokenized_digits
 
-from dist_eval.data.answers import BatchOutcome, RouteSegment, logits_columns
+from dist_eval.data.answers import BatchOutcome, logits_columns
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import BatchPlan, plan_batches
 from dist_eval.distributed.collectives import process_group
@@ -24,8 +24,10 @@ from dist_eval.errors import RunError, RunStopped
 from dist_eval.evaluation import worker
 from dist_eval.evaluation.worker import BatchWorker, FailurePolicy, assign_batches
 from dist_eval.inference.in_flight import Window
+from dist_eval.inference.send_options import SendOptions
+from dist_eval.petals.client.records import RouteSegment
+from dist_eval.petals.client.routes import RouteRecord
 from dist_eval.runs.journal import Journal
-from dist_eval.petals.client.routes import RouteRecord, SendOptions
 
 ROWS, CLASSES, FAULTY = 40, 3, "faulty"
 ALONE = Topology()

@@ -16,7 +16,6 @@ from harness_tasks import WORDS, make_tokenizer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_eval.petals.base_model.config import read_base_config
 from dist_eval.data.answers import generation_columns, log_likelihood_columns
 from dist_eval.data.generation import text_of
 from dist_eval.errors import ConfigError, DataError
@@ -25,6 +24,7 @@ from dist_eval.model.generation import Generator, end_tokens_of
 from dist_eval.model.generation_config import GenerationSettings
 from dist_eval.model.language_model import LanguageModel
 from dist_eval.model.output_embedding import OutputEmbedding
+from dist_eval.petals.base_model.config import read_base_config
 
 pytest.importorskip("lm_eval", reason="the extra `harness` is not installed")
 from lm_eval.api.instance import Instance

@@ -12,13 +12,15 @@ import pytest
 import torch
 from samples import tokenized_digits
 
-from dist_eval.data.answers import BatchOutcome, RouteSegment, logits_columns
+from dist_eval.data.answers import BatchOutcome, logits_columns
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import BatchPlan
 from dist_eval.errors import ModelOutputError, OutageError, RefusedError, SwarmError
 from dist_eval.inference.forward import predict_batches
 from dist_eval.inference.in_flight import FIRST_SIZE, Window
-from dist_eval.petals.client.routes import RouteRecord, SendOptions
+from dist_eval.inference.send_options import SendOptions
+from dist_eval.petals.client.records import RouteSegment
+from dist_eval.petals.client.routes import RouteRecord
 
 ROWS, CLASSES, PATIENCE = 24, 3, 60.0
 LONG = 7

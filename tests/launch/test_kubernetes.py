@@ -23,9 +23,9 @@ from dist_eval.doctor.config import DOCTOR
 from dist_eval.errors import ConfigError
 from dist_eval.options.commandline import parse_args
 from dist_eval.options.config import EvaluationConfig
-from dist_eval.process.programs import FAILED, STOPPED, STOPPED_BY_A_PERSON, WRONG_OPTIONS
 from dist_eval.petals.__main__ import main as swarm_main
 from dist_eval.petals.__main__ import parse_args as parse_swarm
+from dist_eval.process.programs import FAILED, STOPPED, STOPPED_BY_A_PERSON, WRONG_OPTIONS
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
 
@@ -398,7 +398,7 @@ def test_the_servers_command_line_is_one_that_dist_eval_understands(launch: Path
     objects = kustomized(launch)
     swarm, service = find(objects, "StatefulSet")["spec"], find(objects, "Service", "swarm")
     (container,) = swarm["template"]["spec"]["containers"]
-    assert container["command"] == ["python", "-m", "dist_eval.petals.client", "serve"]
+    assert container["command"] == ["python", "-m", "dist_eval.petals", "serve"]
     command, options = parse_swarm(["serve", *(at_home(word, container, launch) for word in container["args"])])
     assert command.__name__ == "serve"
     assert (options.number, options.host, options.port) == (1, "10.0.0.7", PORT)

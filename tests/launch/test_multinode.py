@@ -48,7 +48,7 @@ def peers_file(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Pa
         options = ["--model", str(demo.BASE_MODEL), "--blocks", *SPANS, "--part", f"{number}/{len(network.hosts)}"]
         options += ["--host", host.address, "--peers-file", str(file)]
         logs.append((folder / f"{host.name}.log").open("w"))
-        parts.append(host.start(sys.executable, "-m", "dist_eval.petals.client", *options, stdout=logs[-1], env=ENVIRONMENT))
+        parts.append(host.start(sys.executable, "-m", "dist_eval.petals", *options, stdout=logs[-1], env=ENVIRONMENT))
     assert wait_for(lambda: any(part.poll() is not None for part in parts) or _content(file))
     assert all(part.poll() is None for part in parts), [Path(log.name).read_text() for log in logs]
     return file

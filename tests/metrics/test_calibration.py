@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import brier_score_loss
 
-from dist_eval.data.problem_types import MULTI_LABEL
 from dist_eval.metrics.calibration import BINS, EDGES, Confidences
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.predictions import Predictions
+from dist_eval.petals.base_model.problem_types import MULTI_LABEL
 
 
 def classified(examples: int, classes: int, seed: int, scale: float) -> Predictions:

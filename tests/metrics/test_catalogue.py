@@ -8,7 +8,6 @@ from typing import get_args
 
 import pytest
 
-from dist_eval.data.problem_types import PROBLEMS, SINGLE_LABEL, Problem
 from dist_eval.metrics.catalogue import (
     METRICS,
     OF_CLASS,
@@ -21,6 +20,7 @@ from dist_eval.metrics.catalogue import (
 )
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.metric_loading import synthetic_predictions
+from dist_eval.petals.base_model.problem_types import PROBLEMS, SINGLE_LABEL, Problem
 
 
 def metrics_of(problem: Problem, outputs: int) -> dict[str, float]:

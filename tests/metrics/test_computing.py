@@ -11,10 +11,10 @@ import sklearn.metrics as sk
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dist_eval.data.problem_types import SINGLE_LABEL
 from dist_eval.metrics.catalogue import METRICS, SHARE, Metric
 from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.predictions import Predictions
+from dist_eval.petals.base_model.problem_types import SINGLE_LABEL
 from dist_eval.results.scores import ClassResults
 
 AVERAGES = ("macro", "micro", "weighted")

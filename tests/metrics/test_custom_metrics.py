@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import sample_metrics
 
-from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from dist_eval.metrics.custom_metrics import Inputs, custom_results, numbers_by_name
 from dist_eval.metrics.metric_loading import load_metrics
 from dist_eval.metrics.predictions import Predictions
+from dist_eval.petals.base_model.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 
 
 def test_the_inputs_of_a_metric_match_the_problem_type() -> None:

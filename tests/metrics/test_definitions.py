@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as sk
 
-from dist_eval.data.problem_types import MULTI_LABEL, PROBLEMS, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.metrics.catalogue import METRICS, SHARE, Metric
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.definitions import statistics_of
@@ -16,6 +15,7 @@ from dist_eval.metrics.metric_loading import synthetic_predictions
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.metrics.ranking import AveragePrecisions
 from dist_eval.metrics.statistic import OfRows
+from dist_eval.petals.base_model.problem_types import MULTI_LABEL, PROBLEMS, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.statistics import AreasUnderCurves, Units, metric_intervals
 
 

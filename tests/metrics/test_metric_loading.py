@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dist_eval.data.problem_types import MULTI_LABEL, PROBLEMS, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.errors import ConfigError
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.custom_metrics import Inputs, custom_results
 from dist_eval.metrics.metric_loading import load_metrics, synthetic_predictions
+from dist_eval.petals.base_model.problem_types import MULTI_LABEL, PROBLEMS, REGRESSION, SINGLE_LABEL, Problem
 
 
 def error_of(*specs: str, problem: Problem = SINGLE_LABEL, outputs: int = 3) -> str:

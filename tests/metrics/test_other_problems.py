@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.predictions import Predictions
+from dist_eval.petals.base_model.problem_types import MULTI_LABEL, REGRESSION
 
 
 def labelled(label: np.ndarray, seed: int = 0) -> Predictions:

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dist_eval.data.answers import logits_columns
-from dist_eval.data.problem_types import cross_entropy
 from dist_eval.errors import CoverageError, ExactnessError
 from dist_eval.metrics.predictions import Coverage, Predictions, prove_coverage
+from dist_eval.petals.base_model.problem_types import cross_entropy
 
 quickly = settings(max_examples=100)
 

@@ -12,10 +12,10 @@ import sklearn.metrics as sk
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dist_eval.data.problem_types import MULTI_LABEL
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.metrics.ranking import probabilities_rank_alike, ranking_scores
+from dist_eval.petals.base_model.problem_types import MULTI_LABEL
 from dist_eval.runs.saved_samples import read_predictions, write_predictions
 
 AVERAGES = ("macro", "weighted")

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dist_eval.data.problem_types import MULTI_LABEL, PROBLEMS, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.errors import ExactnessError
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.metrics.totals import Totals, require_same_totals
+from dist_eval.petals.base_model.problem_types import MULTI_LABEL, PROBLEMS, REGRESSION, SINGLE_LABEL, Problem
 
 TOTALS = ("counts", "confusion", "loss", "errors")
 

@@ -13,9 +13,9 @@ from dist_eval import demo
 from dist_eval.errors import CheckpointError, ConfigError, EvaluationError
 from dist_eval.evaluation.task import EvalTask
 from dist_eval.model.base_model_spec import BaseModelSpec
-from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.options.groups import ModelOptions
+from dist_eval.petals.model.checkpoint import TunedCheckpoint
 
 OPTIONS: dict[str, Any] = {"dataset": str(demo.TEST_DATA), "swarm": "embedded"}
 

@@ -16,10 +16,10 @@ from tiny_models import HIDDEN, VOCABULARY
 from dist_eval.errors import CheckpointError, ModelOutputError
 from dist_eval.inference.forward import checked_answers
 from dist_eval.model.backbone import picked
-from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_locally
-from dist_eval.petals.server.private import PrivateSwarm
 from dist_eval.petals.client import transport
+from dist_eval.petals.model.checkpoint import TunedCheckpoint
+from dist_eval.petals.server.private import PrivateSwarm
 
 MODES = (None, "ptune", "deep_ptune")
 MakeTuned = Callable[..., TunedCheckpoint]

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 from conftest import FAMILIES
 from tiny_models import LAYERS, VOCABULARY
 
-from dist_eval.petals.base_model.config import read_base_config
 from dist_eval.data.shared_prefixes import CACHE_TOKENS
 from dist_eval.errors import ModelOutputError
 from dist_eval.model.classifier import load_local_backbone
 from dist_eval.model.generation import Draws, Generator, end_tokens_of, token_probabilities
 from dist_eval.model.language_model import LanguageModel
 from dist_eval.model.output_embedding import OutputEmbedding
-from dist_eval.results.inputs import Decoding
+from dist_eval.petals.base_model.config import read_base_config
 from dist_eval.petals.client.routes import RouteRecord
+from dist_eval.results.inputs import Decoding
 
 if TYPE_CHECKING:
     from conftest import SwarmClient

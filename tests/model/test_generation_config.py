@@ -12,13 +12,13 @@ import pytest
 import torch
 from tiny_models import VOCABULARY
 
-from dist_eval.petals.base_model.config import read_base_config
 from dist_eval.errors import CheckpointError, ConfigError
 from dist_eval.model.classifier import load_local_backbone
 from dist_eval.model.generation import Generator, end_tokens_of
 from dist_eval.model.generation_config import GenerationSettings
 from dist_eval.model.language_model import LanguageModel
 from dist_eval.model.output_embedding import OutputEmbedding
+from dist_eval.petals.base_model.config import read_base_config
 from dist_eval.results.inputs import Decoding
 
 LENGTHS, NEW_TOKENS, END = [3, 9, 1, 17], 12, 2

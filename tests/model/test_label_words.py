@@ -12,11 +12,11 @@ from conftest import FAMILIES
 from transformers import AutoTokenizer
 
 from dist_eval import demo
-from dist_eval.petals.base_model.config import read_base_config
 from dist_eval.data.prompts import PromptedWords, Template
 from dist_eval.errors import ConfigError
 from dist_eval.model.classifier import Classifier, load_local_backbone
 from dist_eval.model.label_words import LabelWordClassifier, LabelWords
+from dist_eval.petals.base_model.config import read_base_config
 
 PROMPTS = ["12/3g", "4", "..5d91/..dfaf5/.3"]
 

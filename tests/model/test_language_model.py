@@ -11,12 +11,12 @@ import torch
 from conftest import FAMILIES
 from tiny_models import VOCABULARY
 
-from dist_eval.petals.base_model.config import read_base_config
 from dist_eval.errors import CheckpointError
 from dist_eval.model import output_embedding
 from dist_eval.model.classifier import load_local_backbone
 from dist_eval.model.language_model import LanguageModel
 from dist_eval.model.output_embedding import OutputEmbedding
+from dist_eval.petals.base_model.config import read_base_config
 
 if TYPE_CHECKING:
     from conftest import SwarmClient

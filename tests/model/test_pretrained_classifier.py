@@ -12,7 +12,6 @@ import torch
 from tiny_models import VOCABULARY
 
 from dist_eval.data.dataset import TokenizedDataset
-from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from dist_eval.data.token_file import with_types
 from dist_eval.errors import CheckpointError, ConfigError, DataError, ModelOutputError
 from dist_eval.evaluation.task import write_dataset
@@ -21,6 +20,7 @@ from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.pretrained_classifier import PretrainedClassifier, load_full_model, local_device
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.options.groups import DataOptions
+from dist_eval.petals.base_model.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 
 CPU = torch.device("cpu")
 SMALL = {"vocab_size": VOCABULARY, "num_hidden_layers": 2, "num_attention_heads": 2}

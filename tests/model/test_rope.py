@@ -10,8 +10,6 @@ import torch
 from conftest import ForkedSwarm
 from tiny_models import LAYERS, ROPE_SWITCH, VOCABULARY, random_checkpoint, save_tiny_models
 
-from dist_eval.petals.base_model.config import read_base_config
-from dist_eval.petals.base_model.rope import RopeSwitch
 from dist_eval.errors import ConfigError
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.classifier import load_local_backbone, load_locally
@@ -19,6 +17,8 @@ from dist_eval.model.generation import Generator
 from dist_eval.model.language_model import CausalModel, LanguageModel
 from dist_eval.model.output_embedding import OutputEmbedding
 from dist_eval.options.groups import ModelOptions
+from dist_eval.petals.base_model.config import read_base_config
+from dist_eval.petals.base_model.rope import RopeSwitch
 from dist_eval.results.inputs import Decoding
 
 if TYPE_CHECKING:

@@ -13,15 +13,16 @@ import torch
 from conftest import wait_for
 from tiny_models import random_checkpoint
 
-from dist_eval.petals.base_model.architecture import Architecture
 from dist_eval.data.plan import SharedBeginning
 from dist_eval.errors import NoCacheError
+from dist_eval.inference.send_options import SendOptions
 from dist_eval.model import session_pool
 from dist_eval.model.backbone import NO_PROMPTS, LocalBackbone, SoftPrompts
 from dist_eval.model.classifier import Classifier, load_local_backbone
 from dist_eval.model.session_pool import SessionPool
 from dist_eval.model.text_session import RecomputedTextSession, TextSession
-from dist_eval.petals.client.routes import RouteRecord, SendOptions
+from dist_eval.petals.base_model.architecture import Architecture
+from dist_eval.petals.client.routes import RouteRecord
 
 TOKENS = 64
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from dist_eval.data.answers import RouteSegment
 from dist_eval.model.text_session import RecomputedTextSession
+from dist_eval.petals.client.records import RouteSegment
 from dist_eval.petals.client.routes import RouteRecord
 
 IDS = torch.ones(1, 3, dtype=torch.int64)

@@ -13,14 +13,14 @@ from conftest import TIMEOUT, Launcher, wait_for, with_options
 
 from dist_eval import demo
 from dist_eval.errors import ConfigError
+from dist_eval.petals.__main__ import _claim, _wait_for_peers, main
 from dist_eval.petals.server import private
 from dist_eval.petals.server.private import PrivateSwarm
-from dist_eval.petals.__main__ import _claim, _wait_for_peers, main
 
 IN_BACKGROUND = """
 import runpy, signal
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell starts jobs in the background of a script
-runpy.run_module("dist_eval.petals.client", run_name="__main__", alter_sys=True)
+runpy.run_module("dist_eval.petals", run_name="__main__", alter_sys=True)
 """
 
 
@@ -38,13 +38,13 @@ def test_a_private_swarm_starts_shows_its_status_and_ends(
     assert swarm.poll() is None, swarm.communicate()
     peers = peers_file.read_text().split()
     if end == signal.SIGINT:
-        status = launcher.run("-m", "dist_eval.petals.client", "status", "--initial-peers", *peers)
+        status = launcher.run("-m", "dist_eval.petals", "status", "--initial-peers", *peers)
         assert status.returncode == 0, status.stderr
         assert "replicas per block: 1 (blocks 0, 3), 2 (blocks 1-2)" in status.stdout
         assert "missing blocks: none" in status.stdout
         assert status.stderr == ""
         watch = launcher.start(
-            *("-m", "dist_eval.petals.client", "status", "--json", "--watch", "0.1", "--peers-file", str(peers_file)),
+            *("-m", "dist_eval.petals", "status", "--json", "--watch", "0.1", "--peers-file", str(peers_file)),
             preloaded=True,
         )
         assert watch.stdout
@@ -115,7 +115,7 @@ def test_the_status_names_missing_blocks_and_ends_with_status_1(
     demo_swarm: PrivateSwarm, tiny_models: dict[str, Path], launcher: Launcher
 ) -> None:
     words = ["--initial-peers", *demo_swarm.initial_peers, "--model", str(tiny_models["llama"])]
-    status = launcher.run("-m", "dist_eval.petals.client", "status", *words)
+    status = launcher.run("-m", "dist_eval.petals", "status", *words)
     assert status.returncode == 1
     assert "llama: 4 blocks, 0 servers" in status.stdout
     assert "missing blocks: 0-3" in status.stdout
@@ -123,14 +123,14 @@ def test_the_status_names_missing_blocks_and_ends_with_status_1(
 
 def test_peers_that_do_not_answer_are_one_clear_message(launcher: Launcher) -> None:
     peer = "/ip4/127.0.0.1/tcp/9/p2p/QmZmNRxpVSgwCUQ1ncBqnmjUUzotKCQj6JPvWEd2YpBd57"
-    status = launcher.run("-m", "dist_eval.petals.client", "status", "--initial-peers", peer, "--timeout", "1")
+    status = launcher.run("-m", "dist_eval.petals", "status", "--initial-peers", peer, "--timeout", "1")
     assert status.returncode == 1
     assert peer in status.stderr
     assert len(status.stderr.strip().splitlines()) == 1
 
 
 def test_a_model_that_does_not_exist_is_one_clear_message(launcher: Launcher, tmp_path: Path) -> None:
-    swarm = launcher.run("-m", "dist_eval.petals.client", "--model", str(tmp_path / "nothing"))
+    swarm = launcher.run("-m", "dist_eval.petals", "--model", str(tmp_path / "nothing"))
     assert swarm.returncode == 1
     assert str(tmp_path / "nothing") in swarm.stderr
     assert len(swarm.stderr.strip().splitlines()) == 1

@@ -12,10 +12,10 @@ from conftest import Launcher, run_here
 from dist_eval import demo
 from dist_eval.errors import ConfigError
 from dist_eval.options.commandline import build_parser, parse_args
+from dist_eval.petals.server.private import PrivateSwarm
 from dist_eval.planning.config import PLAN
 from dist_eval.planning.record import PlannedRun
 from dist_eval.planning.table import format_bytes
-from dist_eval.petals.server.private import PrivateSwarm
 
 OPTIONS = [word for name, value in demo.OPTIONS.items() for word in (f"--{name}", value)]
 

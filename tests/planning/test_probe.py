@@ -14,14 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from samples import tokenized_digits
 
-from dist_eval.data.answers import RouteSegment, logits_columns
+from dist_eval.data.answers import logits_columns
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import plan_batches
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.inference.in_flight import Window
+from dist_eval.inference.send_options import SendOptions
+from dist_eval.petals.client.records import RouteSegment
+from dist_eval.petals.client.routes import RouteRecord
 from dist_eval.planning.probe import Probed, answers_wanted, expected_time, probe, spread_order
 from dist_eval.planning.record import TimeEstimate
-from dist_eval.petals.client.routes import RouteRecord, SendOptions
 
 CLASSES = 10
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from samples import FACTS, tokenized_digits
 
-from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL
+from dist_eval.petals.base_model.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from dist_eval.planning.record import (
     HopValues,
     LabelCount,

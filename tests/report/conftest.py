@@ -14,7 +14,7 @@ from conftest import run_here
 from report_runs import HOSTILE, synthetic_run
 
 from dist_eval import demo
-from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION
+from dist_eval.petals.base_model.problem_types import MULTI_LABEL, REGRESSION
 
 FLAGS = (
     "--no-sandbox",

@@ -17,7 +17,7 @@ from samples import rewrite_results
 
 from dist_eval.analysis.options import AnalysisOptions
 from dist_eval.analysis.slices import Slicing
-from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION
+from dist_eval.petals.base_model.problem_types import MULTI_LABEL, REGRESSION
 from dist_eval.report.page import write_report
 
 PHONE, PAPER = {"width": 390, "height": 844}, {"width": 718, "height": 1000}

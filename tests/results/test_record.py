@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 from samples import FACTS, PREDICTIONS, RESULTS, config_for, folder_of, sections
 
-from dist_eval.results.record import Record
+from dist_eval.record import Record
 from dist_eval.results.run import RUN, RunningRun
 from dist_eval.results.scores import Interval
 

@@ -16,8 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dist_eval.data.answers import BatchOutcome, RouteSegment, logits_columns, unanswered
+from dist_eval.data.answers import BatchOutcome, logits_columns, unanswered
 from dist_eval.errors import RunError
+from dist_eval.petals.client.records import RouteSegment
 from dist_eval.runs.files import JOURNAL, RECORDED_PLAN
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.runs.journal import (

@@ -11,11 +11,11 @@ from matplotlib import image
 from samples import metrics_for, sections
 
 from dist_eval.analysis.options import AnalysisOptions, analyse
-from dist_eval.data.problem_types import MULTI_LABEL, PROBLEMS, SINGLE_LABEL
 from dist_eval.evaluation import scoring as written
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.confusion import most_confused
 from dist_eval.metrics.metric_loading import synthetic_predictions
+from dist_eval.petals.base_model.problem_types import MULTI_LABEL, PROBLEMS, SINGLE_LABEL
 from dist_eval.printable import printable
 from dist_eval.results.run import EvaluationResults
 from dist_eval.results.scores import SparseConfusionMatrix

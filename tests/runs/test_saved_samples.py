@@ -14,10 +14,10 @@ from samples import predictions_of
 
 from dist_eval.analysis.options import AnalysisOptions, analyse
 from dist_eval.analysis.slices import Slicing
-from dist_eval.data.problem_types import PROBLEMS
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.metric_loading import synthetic_predictions
 from dist_eval.metrics.predictions import Predictions
+from dist_eval.petals.base_model.problem_types import PROBLEMS
 from dist_eval.runs.saved_samples import (
     SavedTexts,
     read_chunks,

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from dist_eval.data.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.metrics.catalogue import OF_OUTPUT
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.predictions import Predictions
+from dist_eval.petals.base_model.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.statistics import Interval, Sums, Units, class_intervals, metric_intervals
 
 FIGURES_OF_CLASSES = ("precision", "recall", "f1")

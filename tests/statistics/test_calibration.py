@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dist_eval.data.problem_types import MULTI_LABEL
 from dist_eval.metrics.calibration import Confidences
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.definitions import statistics_of
 from dist_eval.metrics.predictions import Predictions
+from dist_eval.petals.base_model.problem_types import MULTI_LABEL
 from dist_eval.statistics import (
     Interval,
     Units,

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from dist_eval.data.problem_types import SINGLE_LABEL
 from dist_eval.metrics.catalogue import accuracy_names
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.predictions import Predictions
+from dist_eval.petals.base_model.problem_types import SINGLE_LABEL
 from dist_eval.statistics import OfRows, Statistic, Units, metric_intervals, wilson
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dist_eval.data.problem_types import MULTI_LABEL, PROBLEMS, REGRESSION, Problem
 from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.definitions import UNKNOWN
 from dist_eval.metrics.metric_loading import synthetic_predictions
 from dist_eval.metrics.predictions import Predictions
+from dist_eval.petals.base_model.problem_types import MULTI_LABEL, PROBLEMS, REGRESSION, Problem
 from dist_eval.statistics import metric_intervals
 
 

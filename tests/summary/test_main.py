@@ -16,9 +16,9 @@ from task_runs import task_run
 
 from dist_eval.analysis.options import AnalysisOptions, analyse
 from dist_eval.compare.__main__ import main as compare
-from dist_eval.data.problem_types import REGRESSION
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.metric_loading import synthetic_predictions
+from dist_eval.petals.base_model.problem_types import REGRESSION
 from dist_eval.report.__main__ import main as report
 from dist_eval.results.run import CompleteRun
 from dist_eval.results.tuning import TUNING

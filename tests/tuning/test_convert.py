@@ -11,9 +11,9 @@ from conftest import Launcher
 from torch import nn
 
 from dist_eval import demo
-from dist_eval.data.problem_types import REGRESSION
 from dist_eval.errors import CheckpointError
-from dist_eval.model.checkpoint import TunedCheckpoint
+from dist_eval.petals.base_model.problem_types import REGRESSION
+from dist_eval.petals.model.checkpoint import TunedCheckpoint
 from dist_eval.tuning.exports import convert
 
 HIDDEN, LAYERS, LENGTH, CLASSES = 96, 4, 5, 3

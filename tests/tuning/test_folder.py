@@ -11,7 +11,7 @@ import torch
 from dist_eval import demo
 from dist_eval.data.tokenizers import load_tokenizer
 from dist_eval.errors import RunError
-from dist_eval.model.checkpoint import TunedCheckpoint
+from dist_eval.petals.model.checkpoint import TunedCheckpoint
 from dist_eval.results.tuning import EpochResults
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.tuning.folder import TuningFolder, TuningState, pack_state, unpack_state, write_state

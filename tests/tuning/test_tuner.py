@@ -16,7 +16,7 @@ import torch
 from conftest import TIMEOUT, ForkedSwarm, Launcher, results_of, run_here, wait_for, with_options
 
 from dist_eval import demo
-from dist_eval.model.checkpoint import TunedCheckpoint
+from dist_eval.petals.model.checkpoint import TunedCheckpoint
 from dist_eval.petals.server.private import PrivateSwarm
 
 ROWS, EVALUATED, EPOCHS = 90, 40, 2

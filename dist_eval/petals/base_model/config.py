@@ -16,9 +16,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from dist_eval.petals.base_model.weights import file_of
-from dist_eval.data.problem_types import require_plausible_width
 from dist_eval.errors import CheckpointError, one_line
+from dist_eval.petals.base_model.problem_types import require_plausible_width
+from dist_eval.petals.base_model.weights import file_of
 from dist_eval.process.parsing import read_json
 
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads")

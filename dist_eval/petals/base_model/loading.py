@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
+from dist_eval.errors import CheckpointError
 from dist_eval.petals.base_model.architecture import Architecture
 from dist_eval.petals.base_model.weights import require_all_read, without_warnings
-from dist_eval.errors import CheckpointError
 
 
 def load_model(

@@ -16,9 +16,9 @@ from typing import Annotated, Any, Literal
 import msgpack
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict, ValidationError, model_validator
 
-from dist_eval.printable import printable
-from dist_eval.results.work import Announcement
 from dist_eval.petals.client.failures import WrongAnswer
+from dist_eval.petals.client.records import Announcement
+from dist_eval.printable import printable
 
 MOST_BLOCKS = 1000
 """Most blocks of a model; the largest that Petals can serve have 126."""

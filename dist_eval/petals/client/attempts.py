@@ -12,11 +12,11 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
-from dist_eval.data.answers import RouteSegment
 from dist_eval.errors import ModelOutputError, NoCacheError, RefusedError, SwarmError, one_line
 from dist_eval.petals.client.chain import MOST_HOPS
 from dist_eval.petals.client.failures import Failure, classify, may_have_room_later, stated_limit
 from dist_eval.petals.client.petals_version import can_chain
+from dist_eval.petals.client.records import RouteSegment
 from dist_eval.petals.client.router import Router
 from dist_eval.petals.client.routes import Span, without
 from dist_eval.tables import format_count

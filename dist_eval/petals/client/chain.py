@@ -18,10 +18,10 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from dist_eval.printable import printable
 from dist_eval.petals.client.announcements import MOST_BLOCKS, unpack
 from dist_eval.petals.client.dht_records import is_peer_id
 from dist_eval.petals.client.failures import WrongAnswer
+from dist_eval.printable import printable
 
 MOST_HOPS = 32
 """Most servers of a chain."""

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dist_eval.errors import SwarmError, one_line
+from dist_eval.petals.client.reachability import may_listen, probe_before_dialing, why_unreachable
 from dist_eval.process.lifetime import helpers_die_with_us
 from dist_eval.process.logging_setup import forking_without_warnings
-from dist_eval.petals.client.reachability import may_listen, probe_before_dialing, why_unreachable
 
 _POLL_SECONDS, _LEAST_PROBE_SECONDS, _PROBE_SECONDS, _PROBES_AT_ONCE = 0.1, 0.1, 5.0, 16
 _RETRY_SECONDS, _LEAVE_SECONDS, _END_SECONDS, _FIRST_ATTEMPT_SECONDS = 0.5, 4.0, 1.0, 15.0

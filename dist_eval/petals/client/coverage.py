@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dist_eval.errors import SwarmError
-from dist_eval.printable import printable_lines
-from dist_eval.results.work import ServerSpan, Swarm
 from dist_eval.petals.client.announcements import announcement_of, mixed_precisions, mixed_versions
 from dist_eval.petals.client.dht_records import read_blocks, read_models
 from dist_eval.petals.client.petals_version import serves, versions_needed
 from dist_eval.petals.client.reachability import BETWEEN_CONTACTS
+from dist_eval.petals.client.records import ServerSpan, Swarm
+from dist_eval.printable import printable_lines
 from dist_eval.tables import format_count, output_width, text_table
 
 _POLL_SECONDS, _PING_SECONDS, _MODELS_SECONDS = 0.25, 2.5, 5.0

@@ -17,7 +17,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dist_eval.errors import SwarmError
-from dist_eval.petals.client.announcements import MOST_BLOCKS, Implausible, ServerRecord, read_model, read_server, unpack
+from dist_eval.petals.client.announcements import (
+    MOST_BLOCKS,
+    Implausible,
+    ServerRecord,
+    read_model,
+    read_server,
+    unpack,
+)
 
 _MODELS = "_petals.models"
 _DICTIONARY = 0x50  # hivemind's extension of msgpack for a value with subkeys

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dist_eval.results.work import Audit, AuditedServer, Dispute
+from dist_eval.petals.client.records import Audit, AuditedServer, Dispute
 
 _DISPUTES_LISTED = 20
 

@@ -16,10 +16,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from dist_eval.data.answers import RouteSegment
 from dist_eval.errors import NoCacheError
 from dist_eval.petals.client.attempts import Choice, RoutePart, TooLarge
 from dist_eval.petals.client.failures import RequestDisplaced
+from dist_eval.petals.client.records import RouteSegment
 from dist_eval.petals.client.requests import SwarmRequests, for_all, tokens_in
 from dist_eval.petals.client.routes import RouteRecord, Span
 from dist_eval.petals.client.server_cache import CacheLost, SentStep, ServerCache, chunk_tokens

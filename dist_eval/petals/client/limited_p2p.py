@@ -7,8 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from dist_eval.printable import printable
 from dist_eval.petals.client.failures import WrongAnswer
+from dist_eval.printable import printable
 
 LONGEST_ERROR = 500
 """Characters that are kept of what a peer says about a failure."""

@@ -17,22 +17,21 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from dist_eval.petals.base_model.config import max_request_tokens
-from dist_eval.data.answers import RouteSegment
 from dist_eval.errors import NoCacheError, RefusedError, SwarmError, one_line
-from dist_eval.process.memory import keep_freed_memory
-from dist_eval.results.work import Traffic
+from dist_eval.petals.base_model.config import max_request_tokens
 from dist_eval.petals.client.attempts import Attempts, Choice, NoServer, RoutePart, TooLarge
 from dist_eval.petals.client.directory import ServerDirectory
 from dist_eval.petals.client.failures import Failure, RequestDisplaced, classify, drop_traceback, may_have_room_later
 from dist_eval.petals.client.gate import RateLimiter
 from dist_eval.petals.client.inputs import Inputs, TokenIds
 from dist_eval.petals.client.outputs import picked
+from dist_eval.petals.client.records import RouteSegment, Traffic
 from dist_eval.petals.client.router import Router
 from dist_eval.petals.client.routes import RouteRecord, Span
 from dist_eval.petals.client.servers import SwarmServers
 from dist_eval.petals.client.transport import ChainOutputs, Transport
 from dist_eval.petals.client.turns import Request, Turns
+from dist_eval.process.memory import keep_freed_memory
 
 # How often a server's round trip is measured, and the longest time that this takes
 _ROUND_TRIPS, _ROUND_TRIP_SECONDS = 2, 2.0

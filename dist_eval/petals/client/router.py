@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dist_eval.process.shared_state import SharedStates
-from dist_eval.results.work import Announcement, ServerTraffic
 from dist_eval.petals.client.chain_pacing import ChainPacing
 from dist_eval.petals.client.failures import Failure
 from dist_eval.petals.client.pacing import Pacing
+from dist_eval.petals.client.records import Announcement, ServerTraffic
 from dist_eval.petals.client.routes import UNKNOWN, Span
+from dist_eval.process.shared_state import SharedStates
 
 _BAN_SECONDS, _LONGEST_BAN_SECONDS = 1.0, 60.0
 _SEGMENT_BLOCKS = 0.25  # Least cost of a segment, in blocks: with no measurements yet, fewer segments are better

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dist_eval.data.answers import RouteSegment
-from dist_eval.data.plan import SharedBeginning
-from dist_eval.results.work import Announcement
 from dist_eval.petals.client.findings import Findings
+from dist_eval.petals.client.records import Announcement, RouteSegment
 
 # Bounds of the speeds that servers announce, beyond which a time would not be finite, or no time at all
 _LEAST_RPS, _MOST_RPS = 1e-3, 1e12
@@ -47,25 +45,6 @@ class Span:
         """Seconds for one token through one block, as it announces; None if it does not, or no such number."""
         rps = self.forward_rps
         return 1.0 / min(max(rps, _LEAST_RPS), _MOST_RPS) if rps is not None and rps > 0 else None
-
-
-@dataclass(frozen=True)
-class SendOptions:
-    """What constrains how a batch is computed.
-
-    Attributes:
-        audited: whether other servers recompute it, where there are any.
-        avoided: segments to avoid if there is another route.
-        shared: what its texts begin with, to be computed once; None for a plain forward.
-    """
-
-    audited: bool = False
-    avoided: Sequence[RouteSegment] = ()
-    shared: SharedBeginning | None = None
-
-
-ANY_ROUTE = SendOptions()
-"""Constrains nothing."""
 
 
 @dataclass

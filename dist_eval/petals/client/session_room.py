@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
+import torch
+
+from dist_eval.errors import NoCacheError
 from dist_eval.petals.client.petals_version import can_roll_back
 from dist_eval.petals.client.routes import Span
+
+# Sessions that keep a server busy while answers are on their way; each of them computes the beginning once more
+_FOR_A_SERVER = 3
+# Seconds: other ranks, and others, keep their caches until their texts are complete
+_LONGEST_WAIT_FOR_ROOM, _BETWEEN_TRIES = 600.0, 1.0
 
 
 class SessionRoom(NamedTuple):
@@ -20,9 +32,6 @@ class SessionRoom(NamedTuple):
     sessions: int
     busy: float
 
-
-# Sessions that keep a server busy while answers are on their way; each of them computes the beginning once more
-_FOR_A_SERVER = 3
 
 NO_ROOM = SessionRoom(0, 0.0)
 
@@ -51,3 +60,40 @@ def _servers_on_a_route(spans: Sequence[Span], blocks: int) -> int:
         block = max(span.end for span in spans if span.start <= block < span.end)
         servers += 1
     return servers
+
+
+def with_room(send: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """Sends texts in a session; if no server has room for the caches, waits up to ten minutes until there is."""
+    give_up = time.monotonic() + _LONGEST_WAIT_FOR_ROOM
+    while True:
+        try:
+            return send()
+        except NoCacheError as error:
+            if not error.transient or time.monotonic() > give_up:
+                raise
+            time.sleep(_BETWEEN_TRIES)
+
+
+class Room:
+    """Tokens that a rank's texts may take of servers' caches at a time; a single text is always let in. Thread-safe.
+
+    How many is asked once, when they are first needed.
+    """
+
+    def __init__(self, tokens: Callable[[], float]) -> None:
+        self._tokens = functools.cache(tokens)
+        self._taken, self._given_back = 0, threading.Condition()
+
+    @contextmanager
+    def taken(self, tokens: int) -> Iterator[None]:
+        """Waits until there is room for so many tokens, and takes it for the time of the context."""
+        with self._given_back:
+            most = self._tokens()
+            self._given_back.wait_for(lambda: not self._taken or self._taken + tokens <= most)
+            self._taken += tokens
+        try:
+            yield
+        finally:
+            with self._given_back:
+                self._taken -= tokens
+                self._given_back.notify_all()

@@ -14,8 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dist_eval.errors import SwarmError
-from dist_eval.options.config import add_peer_options
-from dist_eval.options.peers import all_peers
+from dist_eval.petals.client.peers import add_peer_options, all_peers
 from dist_eval.process.programs import ArgumentParser
 
 if TYPE_CHECKING:

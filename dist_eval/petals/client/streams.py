@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from dist_eval.printable import printable
 from dist_eval.petals.client.failures import WrongAnswer
 from dist_eval.petals.client.limited_p2p import LONGEST_ERROR, Allowance, printable_errors
 from dist_eval.petals.client.payload import Payload
@@ -19,6 +18,7 @@ from dist_eval.petals.client.tensor_stream import (
     write_error,
     write_tensors,
 )
+from dist_eval.printable import printable
 
 PART_BYTES = 4 << 20
 """Largest part of a tensor in a message: `DEFAULT_MAX_MSG_SIZE` of hivemind."""

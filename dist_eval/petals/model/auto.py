@@ -10,21 +10,21 @@ from typing import Any
 
 import torch
 
+from dist_eval.errors import CheckpointError, ConfigError
 from dist_eval.petals.base_model.architecture import Architecture
 from dist_eval.petals.base_model.config import default_dht_prefix, max_request_tokens, read_base_config
 from dist_eval.petals.base_model.weights import file_of
-from dist_eval.data.revisions import resolve_commit
-from dist_eval.errors import CheckpointError, ConfigError
-from dist_eval.model.checkpoint import TunedCheckpoint
+from dist_eval.petals.client.peers import require_peer_addresses
 from dist_eval.petals.model.base import base_class
 from dist_eval.petals.model.blocks import SwarmBlocks
+from dist_eval.petals.model.checkpoint import TunedCheckpoint
 from dist_eval.petals.model.classes import causal_class, classifier_class
 from dist_eval.petals.model.connection import OpenConnection, Reaching
 from dist_eval.petals.model.loading import load_client_model
 from dist_eval.petals.model.model import fingerprint_of_base
 from dist_eval.petals.model.prompts import require_mode
 from dist_eval.petals.model.tuned import put_tuned_tensors
-from dist_eval.options.peers import require_peer_addresses
+from dist_eval.revisions import resolve_commit
 
 _PUBLIC = "public"
 

@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
+from dist_eval.errors import ConfigError, DataError
 from dist_eval.petals.base_model.architecture import Architecture
 from dist_eval.petals.base_model.rope import RopeSwitch
-from dist_eval.errors import ConfigError, DataError
 from dist_eval.petals.model.blocks import SwarmBlocks
 from dist_eval.petals.model.cache import SwarmCache, cache_name
 from dist_eval.petals.model.generation import active_cache

@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from dist_eval.data.answers import RouteSegment
 from dist_eval.errors import ConfigError, NoCacheError, RefusedError
-from dist_eval.petals.model.shared import Shared
-from dist_eval.model.text_session import Room, with_room
 from dist_eval.petals.client.failures import can_have_more_room
 from dist_eval.petals.client.inputs import Inputs, TokenIds
 from dist_eval.petals.client.outputs import picked
 from dist_eval.petals.client.petals_version import can_roll_back
+from dist_eval.petals.client.records import RouteSegment
 from dist_eval.petals.client.routes import RouteRecord, Span
-from dist_eval.petals.client.session_room import NO_ROOM, SessionRoom, room_for_sessions
+from dist_eval.petals.client.session_room import NO_ROOM, Room, SessionRoom, room_for_sessions, with_room
+from dist_eval.petals.model.shared import Shared
 
 if TYPE_CHECKING:
     from dist_eval.petals.client.inference_session import Embed, InferenceSession

@@ -27,8 +27,8 @@ from dist_eval.errors import DataError, NoCacheError
 from dist_eval.petals.model.rows import Rows
 
 if TYPE_CHECKING:
-    from dist_eval.petals.model.base import SwarmBase
     from dist_eval.petals.client.inference_session import InferenceSession
+    from dist_eval.petals.model.base import SwarmBase
 
 _LEAST_ROOM = 64  # tokens behind a text for which a session has room, if it is not known how many will follow
 _SESSIONS_AT_ONCE = 8

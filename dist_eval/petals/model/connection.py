@@ -11,10 +11,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from dist_eval.petals.client.router import Router
 from dist_eval.petals.model.shared import Shared
 from dist_eval.process.lifetime import MultiprocessingFiles, workspace
 from dist_eval.process.logging_setup import silence_petals
-from dist_eval.petals.client.router import Router
 
 if TYPE_CHECKING:
     from dist_eval.petals.client.coverage import SwarmCoverage

@@ -10,7 +10,7 @@ from torch import nn
 from dist_eval.petals.base_model.architecture import Architecture
 from dist_eval.petals.base_model.loading import load_model
 from dist_eval.petals.base_model.weights import ModelWeights
-from dist_eval.model.checkpoint import DEEP_PROMPTS, HEAD, PROMPTS, fingerprint
+from dist_eval.petals.model.checkpoint import DEEP_PROMPTS, HEAD, PROMPTS, fingerprint
 
 TUNED = (HEAD, PROMPTS, DEEP_PROMPTS)
 """What the names of tuned tensors end with."""

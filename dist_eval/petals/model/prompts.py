@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from dist_eval.errors import ConfigError
-from dist_eval.model.checkpoint import TunedCheckpoint
+from dist_eval.petals.model.checkpoint import TunedCheckpoint
 
 MODES = ("ptune", "deep_ptune")
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from dist_eval.petals.base_model.architecture import Architecture
 from dist_eval.errors import ConfigError
+from dist_eval.petals.base_model.architecture import Architecture
 from dist_eval.tables import format_count
 
 # Of a weight of a linear layer, as bitsandbytes stores it: in NF4 half a byte, and for each 64 of them a scale in 8

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from dist_eval.errors import CheckpointError
 from dist_eval.petals.base_model.architecture import Architecture, replace_module
 from dist_eval.petals.base_model.weights import ModelWeights, require_all_read
-from dist_eval.errors import CheckpointError
 from dist_eval.process.memory import return_freed_memory
 
 if TYPE_CHECKING:

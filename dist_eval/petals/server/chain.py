@@ -1,4 +1,4 @@
-"""Passes requests on to the server of the next blocks (see `dist_eval.petals.client.chain`); runs in a server's handlers.
+"""Passes requests on to the server of the next blocks (see `petals.client.chain`); runs in a server's handlers.
 
 Whatever prevents it, a server answers with its own outputs, from which the client goes on. So a request can have no
 server compute for nothing, and a client depends on no server that it did not choose. Only peers are called that the
@@ -17,9 +17,6 @@ from typing import Any, NamedTuple
 import torch
 
 from dist_eval.errors import one_line
-from dist_eval.printable import printable
-from dist_eval.petals.server.embedding import Embedder
-from dist_eval.petals.server.server_tasks import run_forward
 from dist_eval.petals.client.announcements import ServerRecord, announcement_of
 from dist_eval.petals.client.chain import ChainAnswer, ChainRequest, Hop, HopTimes, read_chain_answer
 from dist_eval.petals.client.dht_records import read_block
@@ -29,6 +26,9 @@ from dist_eval.petals.client.petals_version import can_chain
 from dist_eval.petals.client.routes import Span
 from dist_eval.petals.client.streams import Answer
 from dist_eval.petals.client.transport import NO_TENSOR, Transport
+from dist_eval.petals.server.embedding import Embedder
+from dist_eval.petals.server.server_tasks import run_forward
+from dist_eval.printable import printable
 
 _MOST_PASSED_ON, _SLOT_SECONDS = 16, 5.0  # at a time, by each handler; and how long a request waits to be one of them
 _READ_SECONDS, _READ_AGAIN_SECONDS = 60.0, 3.0  # how old announcements may be: those that name a server, and do not

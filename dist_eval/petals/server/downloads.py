@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+from dist_eval.errors import CheckpointError, ConfigError, one_line
 from dist_eval.petals.base_model.architecture import Architecture
 from dist_eval.petals.base_model.config import read_base_config
 from dist_eval.petals.base_model.weights import INDEX_FILE, ModelWeights
-from dist_eval.errors import CheckpointError, ConfigError, one_line
 from dist_eval.petals.server.block_memory import format_bytes
 from dist_eval.tables import format_count
 

@@ -14,9 +14,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dist_eval.petals.server.metadata import METADATA_BYTES, Refused, checked_metadata, is_int, shown
 from dist_eval.petals.client.announcements import reason_of
 from dist_eval.petals.client.chain import ChainRequest, read_request
+from dist_eval.petals.server.metadata import METADATA_BYTES, Refused, checked_metadata, is_int, shown
 
 _SPARE_BYTES = METADATA_BYTES + (1 << 16)  # of a message, beside its tensors
 _MOST_TENSORS = 4
@@ -50,7 +50,7 @@ class Guard:
         return _SPARE_BYTES + 4 * self.width * self.tokens * (2 + len(self.uids))
 
     def forward(self, request: Any) -> ChainRequest | None:
-        """Checks a forward: hidden states and deep prompts, or what servers pass on (see `dist_eval.petals.client.chain`).
+        """Checks a forward: hidden states and deep prompts, or what servers pass on (see `petals.client.chain`).
 
         Returns:
             Where to pass it on; None for a request to this server alone.

@@ -14,8 +14,8 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, I
 from contextlib import aclosing, closing, contextmanager
 from typing import Any
 
-from dist_eval.printable import printable
 from dist_eval.petals.server.metadata import Refused
+from dist_eval.printable import printable
 
 REQUESTS_OF_A_PEER, REQUESTS = 128, 512
 """Most requests and sessions at a handler at once, of one client and of all."""

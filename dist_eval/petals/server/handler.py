@@ -12,13 +12,13 @@ from typing import Any
 
 import psutil
 
-from dist_eval.printable import printable
+from dist_eval.petals.client.protocol import ROLLS_BACK
 from dist_eval.petals.server.chain import ChainHandler
 from dist_eval.petals.server.embedding import Embedder
 from dist_eval.petals.server.guard import Guard
 from dist_eval.petals.server.guarded_p2p import GuardedP2P
 from dist_eval.petals.server.metadata import read_metadata
-from dist_eval.petals.client.protocol import ROLLS_BACK
+from dist_eval.printable import printable
 
 rolls_back = ContextVar("rolls_back", default=True)
 """Whether the session that is opened may be rolled back."""

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from dist_eval.petals.base_model.weights import file_of
 from dist_eval.errors import CheckpointError, one_line
+from dist_eval.petals.base_model.weights import file_of
 from dist_eval.process.parsing import read_json
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"

@@ -16,10 +16,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from dist_eval.cluster.hosts import address_towards, interfaces, outward, resolve
 from dist_eval.errors import ConfigError, os_reason
-from dist_eval.options.config import add_peer_options
-from dist_eval.options.peers import read_peers, require_peer_addresses
+from dist_eval.petals.client.peers import add_peer_options, read_peers, require_peer_addresses
+from dist_eval.process.addresses import address_towards, interfaces, outward, resolve
 from dist_eval.process.files import PRIVATE, private_files
 from dist_eval.process.programs import ArgumentParser
 
@@ -110,10 +109,16 @@ def build_identities_parser() -> argparse.ArgumentParser:
 def serve(arguments: argparse.Namespace) -> None:
     """Runs one server until Ctrl-C or SIGTERM."""
     from dist_eval.petals.base_model.config import default_dht_prefix, read_base_config
-    from dist_eval.petals.server.downloads import download_blocks
-    from dist_eval.petals.server.private import PrivateSwarm, existing_gpus, format_span, require_address, shares_of_blocks
-    from dist_eval.petals.server.quantization import require_quantizable
     from dist_eval.petals.client.reachability import why_unreachable
+    from dist_eval.petals.server.downloads import download_blocks
+    from dist_eval.petals.server.private import (
+        PrivateSwarm,
+        existing_gpus,
+        format_span,
+        require_address,
+        shares_of_blocks,
+    )
+    from dist_eval.petals.server.quantization import require_quantizable
 
     if not 0 < arguments.port < 1 << 16:
         raise ConfigError(f"--port must be between 1 and 65535, not {arguments.port}.")

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from dist_eval.printable import printable
 from dist_eval.petals.client.protocol import ROLLS_BACK
+from dist_eval.printable import printable
 
 METADATA_BYTES, METADATA_DEPTH = 1 << 16, 8
 """Largest metadata of a message, and how deep its lists and maps may be nested."""

@@ -26,7 +26,7 @@ from transformers.cache_utils import Cache
 from dist_eval.petals.base_model.architecture import Architecture
 from dist_eval.petals.base_model.config import default_cache_tokens
 from dist_eval.petals.base_model.weights import ModelWeights
-from dist_eval.process.memory import keep_freed_memory
+from dist_eval.petals.client.petals_version import ANNOUNCED, require_petals
 from dist_eval.petals.server.block_memory import BlockMemory, block_bytes, format_bytes
 from dist_eval.petals.server.blocks import Block, load_block
 from dist_eval.petals.server.embedding import Embedder, table_bytes
@@ -37,7 +37,7 @@ from dist_eval.petals.server.quantization import converting_experts
 from dist_eval.petals.server.server_tasks import iterate_inference, merge_pools, run_backward, run_forward
 from dist_eval.petals.server.session_cache import NO_CACHE, BlockCache, SessionLayer, block_caches
 from dist_eval.petals.server.session_memory import session_memory_class
-from dist_eval.petals.client.petals_version import ANNOUNCED, require_petals
+from dist_eval.process.memory import keep_freed_memory
 
 _UNLIMITED = 1 << 31
 

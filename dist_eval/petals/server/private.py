@@ -15,11 +15,11 @@ from pathlib import Path
 from types import TracebackType
 
 from dist_eval.errors import ConfigError, SwarmError
+from dist_eval.petals.client.petals_version import require_petals
+from dist_eval.petals.client.reachability import may_listen
 from dist_eval.process.lifetime import adopt_orphans, end_session, workspace
 from dist_eval.process.logging_setup import silence_petals
 from dist_eval.process.ports import free_ports
-from dist_eval.petals.client.petals_version import require_petals
-from dist_eval.petals.client.reachability import may_listen
 from dist_eval.tables import format_count
 
 _LOG_LINES_SHOWN, _END_SECONDS, _PROBE_SECONDS = 1, 10.0, 0.5

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from dist_eval.petals.base_model.architecture import Architecture
 from dist_eval.errors import ConfigError
+from dist_eval.petals.base_model.architecture import Architecture
 from dist_eval.petals.server.block_memory import block_bytes, format_bytes, fused_experts, layers_of
 
 NF4_BLOCK = 64

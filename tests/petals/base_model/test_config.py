@@ -10,10 +10,10 @@ import pytest
 import torch
 from tiny_models import random_checkpoint, save_tiny_models
 
-from dist_eval.petals.base_model.config import read_base_config, read_config
 from dist_eval.errors import CheckpointError
 from dist_eval.model.base_model_spec import read_target
-from dist_eval.model.checkpoint import TunedCheckpoint
+from dist_eval.petals.base_model.config import read_base_config, read_config
+from dist_eval.petals.model.checkpoint import TunedCheckpoint
 
 LLAMA: dict[str, Any] = {"model_type": "llama", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 4}
 BERT: dict[str, Any] = {"model_type": "bert", "hidden_size": 16, "num_attention_heads": 2}

@@ -13,13 +13,13 @@ import torch
 from conftest import TIMEOUT, ForkedSwarm, SwarmClient, requests_of, results_of, run_here, wait_for
 
 from dist_eval import demo
-from dist_eval.petals.base_model.architecture import Architecture
 from dist_eval.errors import ConfigError, SwarmError
 from dist_eval.model.backbone import LocalBackbone
-from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_locally
-from dist_eval.petals.server.private import PrivateSwarm
+from dist_eval.petals.base_model.architecture import Architecture
 from dist_eval.petals.client.coverage import wait_until_covered
+from dist_eval.petals.model.checkpoint import TunedCheckpoint
+from dist_eval.petals.server.private import PrivateSwarm
 
 pytestmark = pytest.mark.slow
 

@@ -12,9 +12,6 @@ from foreign_records import anything, nested, records
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_eval.printable import printable
-from dist_eval.results.work import Announcement
-from dist_eval.petals.server.petals_server import import_server
 from dist_eval.petals.client.announcements import (
     MOST_BLOCKS,
     Implausible,
@@ -29,6 +26,9 @@ from dist_eval.petals.client.announcements import (
 )
 from dist_eval.petals.client.failures import WrongAnswer
 from dist_eval.petals.client.hivemind_compat import prepare_hivemind
+from dist_eval.petals.client.records import Announcement
+from dist_eval.petals.server.petals_server import import_server
+from dist_eval.printable import printable
 
 
 def server(

@@ -8,13 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from dist_eval.data.answers import RouteSegment
 from dist_eval.errors import ModelOutputError, NoCacheError, RefusedError, SwarmError
-from dist_eval.results.work import Announcement
 from dist_eval.petals.client.attempts import _MIN_STALL_SECONDS, Attempts, Choice, NoServer, RoutePart, TooLarge
 from dist_eval.petals.client.failures import Failure, RequestDisplaced, WrongAnswer, classify
 from dist_eval.petals.client.pacing import Ticket
 from dist_eval.petals.client.petals_version import ANNOUNCED
+from dist_eval.petals.client.records import Announcement, RouteSegment
 from dist_eval.petals.client.router import Router
 from dist_eval.petals.client.routes import Span
 

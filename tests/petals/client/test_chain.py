@@ -18,14 +18,21 @@ from hypothesis import strategies as st
 from tiny_models import HIDDEN, LAYERS, VOCABULARY, random_checkpoint, save_tiny_models
 
 from dist_eval.model.backbone import NO_PROMPTS, SoftPrompts
-from dist_eval.petals.server.metadata import read_metadata
 from dist_eval.petals.client import attempts
-from dist_eval.petals.client.chain import MOST_HOPS, ChainAnswer, ChainRequest, HopTimes, read_chain_answer, read_request
+from dist_eval.petals.client.chain import (
+    MOST_HOPS,
+    ChainAnswer,
+    ChainRequest,
+    HopTimes,
+    read_chain_answer,
+    read_request,
+)
 from dist_eval.petals.client.failures import Failure, WrongAnswer, classify
 from dist_eval.petals.client.inputs import Inputs
 from dist_eval.petals.client.requests import SwarmRequests
 from dist_eval.petals.client.routes import RouteRecord, Span
 from dist_eval.petals.client.transport import ChainOutputs
+from dist_eval.petals.server.metadata import read_metadata
 
 SPANS = [(0, 1), (1, 3), (3, LAYERS)]
 FAMILIES = ("bloom", "gemma3", "granite", "mixtral", "gpt_oss", "deepseek_v3", "xglm", "qwen3_next")

@@ -12,8 +12,8 @@ import pytest
 from conftest import SwarmClient
 
 from dist_eval.errors import SwarmError
-from dist_eval.petals.server.private import PrivateSwarm
 from dist_eval.petals.client.client import join_swarm, leave_swarm, wait_until_listening
+from dist_eval.petals.server.private import PrivateSwarm
 
 PEER_ID = "QmZmNRxpVSgwCUQ1ncBqnmjUUzotKCQj6JPvWEd2YpBd57"
 

@@ -13,8 +13,6 @@ from conftest import SwarmClient
 from foreign_records import peer_id
 
 from dist_eval.errors import SwarmError
-from dist_eval.results.work import ServerSpan
-from dist_eval.petals.server.private import PrivateSwarm
 from dist_eval.petals.client.coverage import (
     SwarmCoverage,
     _missing_message,
@@ -25,7 +23,9 @@ from dist_eval.petals.client.coverage import (
     wait_until_covered,
 )
 from dist_eval.petals.client.dht_records import read_models
+from dist_eval.petals.client.records import ServerSpan
 from dist_eval.petals.client.status import Status
+from dist_eval.petals.server.private import PrivateSwarm
 
 
 def span(start: int, end: int, state: str = "online", **changes: object) -> ServerSpan:

@@ -15,8 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_eval import demo
+from dist_eval.petals.client.dht_records import (
+    SafeSerializer,
+    _entries,
+    is_peer_id,
+    plausible_models,
+    plausible_servers,
+)
 from dist_eval.petals.server.private import PrivateSwarm
-from dist_eval.petals.client.dht_records import SafeSerializer, _entries, is_peer_id, plausible_models, plausible_servers
 
 A, B = peer_id(1), peer_id(2)
 
@@ -131,7 +137,7 @@ def test_a_run_and_the_status_of_a_swarm_survive_foreign_records(
     attacked_swarm: PrivateSwarm, launcher: Launcher, tmp_path: Path
 ) -> None:
     peers = attacked_swarm.initial_peers
-    status = launcher.run("-m", "dist_eval.petals.client", "status", "--initial-peers", *peers)
+    status = launcher.run("-m", "dist_eval.petals", "status", "--initial-peers", *peers)
     assert (status.returncode, status.stderr) == (0, "")
     assert "base: 4 blocks, 1 server\n" in status.stdout
     assert "dropped, because they are implausible: 11 records: " in status.stdout

@@ -25,19 +25,20 @@ from dishonest_server import (
 )
 from tiny_models import LAYERS, random_checkpoint
 
-from dist_eval.petals.base_model.config import read_base_config
 from dist_eval.errors import RefusedError
 from dist_eval.evaluation.audit import AuditedModel, AuditedTexts
-from dist_eval.model.checkpoint import TunedCheckpoint
+from dist_eval.inference.send_options import SendOptions
 from dist_eval.model.classifier import Classifier, load_local_backbone, load_locally
 from dist_eval.model.generation import Generator
 from dist_eval.model.language_model import LanguageModel
 from dist_eval.model.output_embedding import OutputEmbedding
-from dist_eval.results.inputs import Decoding
+from dist_eval.petals.base_model.config import read_base_config
 from dist_eval.petals.client.failures import Failure
 from dist_eval.petals.client.gradients import through_swarm
 from dist_eval.petals.client.requests import SwarmRequests
-from dist_eval.petals.client.routes import RouteRecord, SendOptions
+from dist_eval.petals.client.routes import RouteRecord
+from dist_eval.petals.model.checkpoint import TunedCheckpoint
+from dist_eval.results.inputs import Decoding
 
 AUDITED = SendOptions(audited=True)
 

@@ -17,10 +17,10 @@ from tiny_models import HIDDEN, LAYERS
 
 from dist_eval.errors import EvaluationError
 from dist_eval.model.backbone import SoftPrompts
-from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_locally
-from dist_eval.petals.server.private import PrivateSwarm
 from dist_eval.petals.client.transport import Transport
+from dist_eval.petals.model.checkpoint import TunedCheckpoint
+from dist_eval.petals.server.private import PrivateSwarm
 
 MakeTuned = Callable[..., TunedCheckpoint]
 

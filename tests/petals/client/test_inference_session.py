@@ -19,13 +19,13 @@ from tiny_models import LAYERS, random_checkpoint
 
 from dist_eval.errors import EvaluationError, NoCacheError, RefusedError
 from dist_eval.model.backbone import SoftPrompts
-from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import load_local_backbone
 from dist_eval.model.swarm_backbone import SwarmBackbone
-from dist_eval.petals.server.private import PrivateSwarm
 from dist_eval.petals.client.gate import STEPS
 from dist_eval.petals.client.routes import RouteRecord
 from dist_eval.petals.client.server_cache import REQUEST_TOKENS, CacheLost, SentStep, ServerCache
+from dist_eval.petals.model.checkpoint import TunedCheckpoint
+from dist_eval.petals.server.private import PrivateSwarm
 
 ROWS, LENGTH = 3, 24
 

@@ -22,11 +22,11 @@ from tiny_models import DECODERS, LAYERS, VOCABULARY, random_checkpoint, save_ti
 
 from benchmarks.processes import call, petals_python
 from dist_eval import demo
-from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_locally
+from dist_eval.petals.client.petals_version import ANNOUNCED, INSTALLED
+from dist_eval.petals.model.checkpoint import TunedCheckpoint
 from dist_eval.petals.server import private
 from dist_eval.petals.server.private import PrivateSwarm
-from dist_eval.petals.client.petals_version import ANNOUNCED, INSTALLED
 
 WORKERS = Path(__file__).parents[2] / "workers"
 LENGTHS = (60, 33, 8, 1)

@@ -19,17 +19,17 @@ from tiny_models import HIDDEN, LAYERS
 
 from dist_eval.errors import OutageError, RefusedError, SwarmError
 from dist_eval.model.backbone import SoftPrompts
-from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_swarm_backbone, with_tuned_head
 from dist_eval.model.swarm_backbone import SwarmBackbone
-from dist_eval.process.shared_state import SharedStates
-from dist_eval.petals.server.private import PrivateSwarm
 from dist_eval.petals.client import attempts
 from dist_eval.petals.client.client import join_swarm, rejoin_swarm
 from dist_eval.petals.client.gate import Gate
 from dist_eval.petals.client.requests import SwarmRequests
 from dist_eval.petals.client.router import Router
 from dist_eval.petals.client.routes import UNKNOWN, RouteRecord, Span
+from dist_eval.petals.model.checkpoint import TunedCheckpoint
+from dist_eval.petals.server.private import PrivateSwarm
+from dist_eval.process.shared_state import SharedStates
 
 ROWS, LENGTH, PROMPTS = 6, 20, 5
 NUMBERS = ROWS * (LENGTH + PROMPTS) * HIDDEN

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_swarm import TOKENS, Clock, Server, simulate
 
-from dist_eval.data.answers import RouteSegment
-from dist_eval.process.shared_state import SharedStates
 from dist_eval.petals.client.pacing import Ticket
+from dist_eval.petals.client.records import RouteSegment
 from dist_eval.petals.client.router import Router
 from dist_eval.petals.client.routes import Span, without
+from dist_eval.process.shared_state import SharedStates
 
 
 def seconds_of(

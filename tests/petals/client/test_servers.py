@@ -10,10 +10,10 @@ import pytest
 from transformers import AutoConfig
 
 from dist_eval.errors import OutageError, SwarmError
-from dist_eval.results.work import Announcement
 from dist_eval.petals.client import servers as module
 from dist_eval.petals.client.attempts import NoServer
 from dist_eval.petals.client.petals_version import ANNOUNCED
+from dist_eval.petals.client.records import Announcement
 from dist_eval.petals.client.routes import Span
 from dist_eval.petals.client.servers import SwarmServers
 

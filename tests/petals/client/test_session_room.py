@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dist_eval.results.work import Announcement
+from dist_eval.petals.client.records import Announcement
 from dist_eval.petals.client.routes import Span
 from dist_eval.petals.client.session_room import NO_ROOM, SessionRoom, room_for_sessions
 

@@ -26,8 +26,8 @@ from dist_eval import (
     PrivateSwarm,
 )
 from dist_eval.errors import CheckpointError, ConfigError, DataError, EvaluationError
-from dist_eval.model.checkpoint import TunedCheckpoint
 from dist_eval.model.classifier import Classifier, load_locally
+from dist_eval.petals.model.checkpoint import TunedCheckpoint
 
 from .conftest import both, padded, texts
 

@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from tiny_models import DECODERS, HIDDEN, make_tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from dist_eval.petals.base_model.architecture import Architecture
 from dist_eval.errors import CheckpointError
 from dist_eval.model.classifier import load_client_base, load_local_backbone
 from dist_eval.model.output_embedding import OutputEmbedding
+from dist_eval.petals.base_model.architecture import Architecture
 
 
 @pytest.mark.parametrize("name", [name for name in DECODERS if name != "wide"])

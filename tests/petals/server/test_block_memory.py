@@ -6,8 +6,8 @@ import pytest
 import torch
 from tiny_models import make_tiny_model
 
-from dist_eval.petals.base_model.architecture import Architecture
 from dist_eval.errors import ConfigError
+from dist_eval.petals.base_model.architecture import Architecture
 from dist_eval.petals.server.block_memory import BlockMemory, block_bytes
 
 GIB = 1 << 30

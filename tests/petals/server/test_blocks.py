@@ -22,10 +22,10 @@ from transformers import (
 from transformers.cache_utils import Cache
 from transformers.modeling_outputs import BaseModelOutput
 
-from dist_eval.petals.base_model.architecture import Architecture
-from dist_eval.petals.base_model.weights import ModelWeights
 from dist_eval.errors import CheckpointError
 from dist_eval.model.output_embedding import LanguageModelHead
+from dist_eval.petals.base_model.architecture import Architecture
+from dist_eval.petals.base_model.weights import ModelWeights
 from dist_eval.petals.server.block_memory import block_bytes
 from dist_eval.petals.server.blocks import Block, load_block
 from dist_eval.petals.server.session_cache import SessionLayer, block_caches
@@ -215,14 +215,14 @@ def test_of_a_model_for_images_the_decoder_is_served() -> None:
     assert Architecture(config).config.model_type == "gemma3_text"
 
 
-@pytest.mark.parametrize("program", ["dist_eval", "dist_eval.petals.client", "dist_eval.doctor"])
+@pytest.mark.parametrize("program", ["dist_eval", "dist_eval.petals", "dist_eval.doctor"])
 def test_nothing_is_started_for_what_cannot_be_served(program: str, launcher: Launcher, tmp_path: Path) -> None:
     model = tmp_path / "gpt"
     AutoConfig.for_model("gpt2", n_embd=64, n_layer=4, n_head=4).save_pretrained(model)
     rows = tmp_path / "rows.csv"
     rows.write_text("text,label\na,0\nb,1\n")
     prompt = ("--prompt", "{text}", "--label-words", "0=a", "1=b", "--dataset", str(rows), "--swarm", "embedded")
-    further = [] if program == "dist_eval.petals.client" else [*prompt, "--output", str(tmp_path / "out")]
+    further = [] if program == "dist_eval.petals" else [*prompt, "--output", str(tmp_path / "out")]
     run = launcher.run("-m", program, "--model", str(model), *further)
     assert run.returncode == 1
     said = " ".join((run.stdout + run.stderr).split())  # the doctor breaks lines

@@ -14,11 +14,11 @@ from hub import COMMIT, Hub
 from tiny_models import LAYERS, make_tiny_model
 from transformers import AutoConfig
 
+from dist_eval.errors import CheckpointError
+from dist_eval.petals.__main__ import main
 from dist_eval.petals.base_model.architecture import Architecture
 from dist_eval.petals.base_model.weights import ModelWeights
-from dist_eval.errors import CheckpointError
 from dist_eval.petals.server.downloads import download_blocks
-from dist_eval.petals.__main__ import main
 
 MODEL = "org/sharded"
 
@@ -107,7 +107,7 @@ def test_a_server_serves_a_revision_of_a_hub(
         where = ["--host", "127.0.0.1", "--port", "31337", "--identity", str(tmp_path / "keys" / "swarm-0.key")]
         log = tmp_path / "log"
         with log.open("w") as out:
-            server = launcher.start("-m", "dist_eval.petals.client", *command, *where, stdout=out)
+            server = launcher.start("-m", "dist_eval.petals", *command, *where, stdout=out)
         assert wait_for(lambda: "loaded" in log.read_text() or server.poll() is not None)
         server.send_signal(signal.SIGTERM)
         assert (server.wait(), server.communicate()[1]) == (0, "")

@@ -12,11 +12,11 @@ from hostile_client import packed, request
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dist_eval.petals.client.chain import ChainRequest
+from dist_eval.petals.client.protocol import request_metadata
 from dist_eval.petals.server.guard import Guard
 from dist_eval.petals.server.metadata import FIELDS, Refused, read_metadata
 from dist_eval.petals.server.server_tasks import _prompt_of_each
-from dist_eval.petals.client.chain import ChainRequest
-from dist_eval.petals.client.protocol import request_metadata
 
 WIDTH, UIDS = 8, ["m.0", "m.1", "m.2"]
 GUARD = Guard(UIDS, width=WIDTH, tokens=64, positions=128, adapters=("folder/adapter",))

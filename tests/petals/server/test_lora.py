@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 from tiny_models import HIDDEN, LAYERS, make_tiny_model
 from torch import nn
 
+from dist_eval.errors import CheckpointError
 from dist_eval.petals.base_model.architecture import Architecture
 from dist_eval.petals.base_model.weights import ModelWeights
-from dist_eval.errors import CheckpointError
 from dist_eval.petals.server.blocks import load_block
 from dist_eval.petals.server.lora import adapter_bytes, add_adapter, using_adapter
 

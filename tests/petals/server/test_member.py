@@ -13,9 +13,9 @@ import pytest
 from conftest import TIMEOUT, Launcher, SwarmClient
 
 from dist_eval import demo
-from dist_eval.process.ports import free_ports
-from dist_eval.petals.server.member import peers_to_join
 from dist_eval.petals.__main__ import main
+from dist_eval.petals.server.member import peers_to_join
+from dist_eval.process.ports import free_ports
 
 NAMES = ["QmZmNRxpVSgwCUQ1ncBqnmjUUzotKCQj6JPvWEd2YpBd57", "QmNYetLanhvQdm9Liu83dwqtTDEdJyTobjsywvVV4hDEDJ"]
 
@@ -78,7 +78,7 @@ def test_servers_come_back_as_the_same_peers_and_the_first_one_joins_those_that_
     def serve(number: int) -> subprocess.Popen[str]:
         where = ["--host", "127.0.0.1", "--port", f"{ports}{number}", "--peers-file", str(keys / "peers.txt")]
         share = ["--servers", "2", "--number", str(number), "--identity", str(keys / f"swarm-{number}.key")]
-        command = ["-m", "dist_eval.petals.client", "serve", "--model", str(demo.BASE_MODEL), *share, *where]
+        command = ["-m", "dist_eval.petals", "serve", "--model", str(demo.BASE_MODEL), *share, *where]
         return launcher.start(*command, preloaded=True)
 
     def require_alive() -> None:
@@ -111,7 +111,7 @@ def test_a_server_takes_as_many_blocks_as_fit(launcher: Launcher, tmp_path: Path
     (port,) = free_ports("127.0.0.1", 1)
     make_identities(tmp_path, "/ip4/127.0.0.1/tcp/{}", servers=1)
     command = ["serve", "--model", str(demo.BASE_MODEL), "--blocks", "auto", "--host", "127.0.0.1", "--port", str(port)]
-    server = launcher.start("-m", "dist_eval.petals.client", *command, "--identity", str(tmp_path / "swarm-0.key"))
+    server = launcher.start("-m", "dist_eval.petals", *command, "--identity", str(tmp_path / "swarm-0.key"))
     assert server.stdout
     assert server.stdout.readline().startswith(f"starting as many blocks as fit of {demo.BASE_MODEL} at /ip4/")
     assert server.stdout.readline().startswith("loaded blocks 0:4 in float32: ")

@@ -14,13 +14,13 @@ from conftest import ForkedSwarm, Launcher, SwarmClient, wait_for
 from tiny_models import DECODERS, LAYERS, make_tiny_model, random_checkpoint, save_tiny_models
 from transformers.cache_utils import DynamicCache
 
-from dist_eval.petals.base_model.architecture import Architecture
 from dist_eval.errors import NoCacheError, RefusedError
 from dist_eval.model.backbone import SoftPrompts
 from dist_eval.model.swarm_backbone import SwarmBackbone
-from dist_eval.petals.server.session_cache import block_caches
+from dist_eval.petals.base_model.architecture import Architecture
 from dist_eval.petals.client.coverage import look_up_coverage
 from dist_eval.petals.client.routes import RouteRecord
+from dist_eval.petals.server.session_cache import block_caches
 
 ROWS, LENGTH, WINDOW = 3, 40, 16
 CACHE_TOKENS = 600

@@ -17,10 +17,16 @@ from typing import Any
 
 import torch
 
-from dist_eval.petals.base_model.config import ADAPTER_CONFIG, require_same_base
-from dist_eval.petals.base_model.weights import INDEX_FILE, WEIGHTS_FILE, read_index
-from dist_eval.data.problem_types import SINGLE_LABEL, Problem, class_names, problem_from, require_plausible_width
 from dist_eval.errors import CheckpointError, one_line
+from dist_eval.petals.base_model.config import ADAPTER_CONFIG, require_same_base
+from dist_eval.petals.base_model.problem_types import (
+    SINGLE_LABEL,
+    Problem,
+    class_names,
+    problem_from,
+    require_plausible_width,
+)
+from dist_eval.petals.base_model.weights import INDEX_FILE, WEIGHTS_FILE, read_index
 from dist_eval.process.files import BY_UMASK, write_atomically
 from dist_eval.process.parsing import read_json
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dist_eval.cluster import slurm
 from dist_eval.errors import ConfigError, RunError
+from dist_eval.process import slurm
 
 JOB = {"SLURM_JOB_ID": "17", "SLURM_JOB_NODELIST": "node-[07-09]"}
 

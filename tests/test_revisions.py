@@ -13,10 +13,9 @@ import pytest
 from conftest import results_of, run_here
 from hub import COMMIT, Hub, _Handler
 
-from dist_eval import demo
-from dist_eval.data import revisions
-from dist_eval.data.revisions import resolve_commit
+from dist_eval import demo, revisions
 from dist_eval.errors import CheckpointError, DataError
+from dist_eval.revisions import resolve_commit
 
 MODEL = "org/digits"
 
@@ -96,7 +95,7 @@ def test_a_dataset_is_read_of_its_commit(tmp_path: Path, monkeypatch: pytest.Mon
     with hub.serving():
         read = f"""
 from dist_eval.data.readers import open_rows
-from dist_eval.data.revisions import pin
+from dist_eval.revisions import pin
 
 pin("dataset", "org/rows", "{COMMIT}")
 print(*(batch.to_pylist() for batch in open_rows("org/rows", ["text", "label"], split="test").batches))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,3 +55,13 @@ def require_peer_addresses(texts: Sequence[str]) -> None:
                 f"--initial-peers: {text!r} is no peer address. "
                 "It should look like /ip4/10.0.0.5/tcp/31337/p2p/QmPeerIdentity."
             )
+
+
+def add_peer_options(
+    parser: argparse.ArgumentParser,
+    initial_peers: str = "addresses of a running swarm: /ip4/HOST/tcp/PORT/p2p/ID",
+    peers_file: str = "file with such addresses, one per line",
+) -> None:
+    """Adds `--initial-peers` and `--peers-file`, with these help texts, to a parser."""
+    parser.add_argument("--initial-peers", nargs="+", default=[], metavar="ADDRESS", help=initial_peers)
+    parser.add_argument("--peers-file", metavar="FILE", help=peers_file)

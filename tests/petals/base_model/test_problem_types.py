@@ -14,7 +14,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dist_eval.data.collector import Collector, narrowed
-from dist_eval.data.problem_types import (
+from dist_eval.errors import CheckpointError
+from dist_eval.metrics.metric_loading import synthetic_predictions
+from dist_eval.metrics.predictions import Predictions
+from dist_eval.model.base_model_spec import read_target
+from dist_eval.petals.base_model.problem_types import (
     MULTI_LABEL,
     PROBLEMS,
     REGRESSION,
@@ -25,10 +29,6 @@ from dist_eval.data.problem_types import (
     problem_from,
     problem_of,
 )
-from dist_eval.errors import CheckpointError
-from dist_eval.metrics.metric_loading import synthetic_predictions
-from dist_eval.metrics.predictions import Predictions
-from dist_eval.model.base_model_spec import read_target
 
 logits = hnp.arrays(
     np.float32, st.tuples(st.integers(1, 8), st.integers(1, 5)), elements=st.floats(-1e4, 1e4, width=32)

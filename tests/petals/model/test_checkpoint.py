@@ -15,9 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dist_eval import demo
-from dist_eval.data.problem_types import PROBLEMS, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.errors import CheckpointError
-from dist_eval.model.checkpoint import TunedCheckpoint, fingerprint
+from dist_eval.petals.base_model.problem_types import PROBLEMS, REGRESSION, SINGLE_LABEL, Problem
+from dist_eval.petals.model.checkpoint import TunedCheckpoint, fingerprint
 
 HIDDEN, LAYERS, LENGTH, CLASSES = 4, 3, 2, 12
 FAMILIES = {"llama": "model.", "bloom": "transformer.", "falcon": "transformer.", "mixtral": "model."}
