@@ -32,6 +32,7 @@ SECTIONS = {
     ],
     "Results": [f"dist_eval/{name}/README" for name in ("runs", "report", "statistics", "analysis")],
     "Swarms and clusters": [
+        "dist_eval/petals/README",
         "dist_eval/petals/server/README",
         "dist_eval/petals/client/README",
         "dist_eval/planning/README",

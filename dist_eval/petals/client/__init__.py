@@ -10,8 +10,7 @@ each other in a `chain`, of which `chain_pacing` knows the pace. `gradients` doe
 what servers may answer; `findings` are those of audits. `inference_session` sends texts in chunks, to a
 `server_cache` on each server of its route; `session_room` decides how many of them a run may hold. `petals_version`
 knows which models the versions of Petals compute, `hivemind_compat` makes it run on a current hivemind,
-`reachability` knows which peers listen. `__main__` is the command `dist-eval swarm`, which also starts what is in
-`dist_eval.petals.server`.
+`reachability` knows which peers listen, `peers` reads their addresses. `records` are what JSON files keep of a swarm.
 """
 
 import os
