@@ -69,6 +69,7 @@ def test_label_words(swarm: PrivateSwarm, dataset: Path, tmp_path: Path) -> None
         assert one == {name: pytest.approx(value, abs=1e-5) for name, value in other.items()}
 
 
+@pytest.mark.slow
 def test_generated_texts(swarm: PrivateSwarm, dataset: Path, tmp_path: Path) -> None:
     further = ("--dataset", str(dataset), "--label-column", "ending", *PROMPT, "--generate", "--max-new-tokens", "8")
     on_swarm, here = both(swarm, tmp_path, "-m", "dist_eval", *further)
@@ -90,6 +91,7 @@ def test_a_task_of_the_harness(swarm: PrivateSwarm, tasks: Path, tmp_path: Path)
     )
 
 
+@pytest.mark.slow
 def test_texts_that_are_longer_than_a_request(
     swarm: PrivateSwarm,
     tasks: Path,
@@ -119,6 +121,7 @@ def test_texts_that_are_longer_than_a_request(
     assert 0 < len(lengths) < 6 and all(24 < length < 150 for length in lengths), "some are short enough"
 
 
+@pytest.mark.slow
 def test_tuning(swarm: PrivateSwarm, dataset: Path, tmp_path: Path) -> None:
     data = ("--dataset", str(dataset), "--text-column", "question", "--label-column", "answer")
     further = (*data, "--epochs", "2", "--batch-size", "8", "--pre-seq-len", "4")

@@ -226,7 +226,9 @@ def test_a_complete_run_gives_further_metrics_without_a_forward(
     assert "examples/s" not in after["printed"], "the speed is that of another start"
 
 
-@pytest.mark.parametrize("problem", OWN)
+@pytest.mark.parametrize(
+    "problem", [next(iter(OWN)), *(pytest.param(name, marks=pytest.mark.slow) for name in list(OWN)[1:])]
+)
 def test_a_complete_run_is_analysed_again_without_a_forward(
     problem: str, cases: dict[str, list[str]], complete: dict[str, Path], evaluated: Runs, tmp_path: Path
 ) -> None:

@@ -44,6 +44,7 @@ def test_a_language_model_classifies_as_well_without_a_tuned_head(
     assert "Nothing was sent" in capfd.readouterr().out
 
 
+@pytest.mark.slow
 def test_words_of_several_tokens_after_examples_resume_and_ask_for_the_same_prompt(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -97,6 +97,7 @@ def test_a_killed_run_leaves_no_cache_behind_and_resumes_by_its_plan(
     assert 0 < sessions["fell_back"] < sessions["batches"], "plain forwards take the place of sessions"
 
 
+@pytest.mark.slow
 def test_other_servers_and_one_that_is_killed_change_no_byte(
     options: list[str], undisturbed: Path, launcher: Launcher, tmp_path: Path
 ) -> None:

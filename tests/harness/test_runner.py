@@ -116,7 +116,7 @@ def assert_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
         assert found[metric] == (pytest.approx(value, rel=1e-5) if isinstance(value, float) else value), metric
 
 
-@pytest.mark.parametrize("family", [*MODELS[:2], *(pytest.param(name, marks=pytest.mark.slow) for name in MODELS[2:])])
+@pytest.mark.parametrize("family", [MODELS[0], *(pytest.param(name, marks=pytest.mark.slow) for name in MODELS[1:])])
 def test_it_answers_as_the_harness_own_backend(
     family: str, models: dict[str, Path], tasks: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,7 +149,7 @@ CHAT = ["--apply-chat-template", "--fewshot-as-multiturn", "--system-instruction
 SETTINGS = {"max_gen_toks": 9, "until": ["thunder"]}
 
 
-@pytest.mark.parametrize("is_id", [False, True])
+@pytest.mark.parametrize("is_id", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_it_takes_the_harness_own_arguments(
     is_id: bool, models: dict[str, Path], tasks: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -255,6 +255,7 @@ def test_calibration_is_that_of_the_results(pages: dict[str, Path], runs: dict[s
     assert rows_of(bins) == bin_rows(results["calibration"]["bins"])
 
 
+@pytest.mark.slow
 def test_each_label_has_a_calibration(pages: dict[str, Path], runs: dict[str, Path], visit: Visit) -> None:
     page, results = visit.open(pages["labels"]), results_of(runs["labels"])
     labels = results["calibration"]["per_label"]
@@ -295,7 +296,9 @@ def test_slices_are_those_of_the_results(
         assert "groups of 'document' are resampled as clusters" in page.locator("#metrics").inner_text()
 
 
-@pytest.mark.parametrize("kind", ["single", "multi", "many", "regression"])
+@pytest.mark.parametrize(
+    "kind", ["single", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("multi", "many", "regression"))]
+)
 def test_metrics_of_classes_are_those_of_the_results_with_their_intervals(
     pages: dict[str, Path], runs: dict[str, Path], visit: Visit, kind: str
 ) -> None:
@@ -374,7 +377,12 @@ def test_dark_is_dark_and_print_is_light(pages: dict[str, Path], visit: Visit) -
 
 @pytest.mark.parametrize(
     ("kind", "visit"),
-    [("single", {}), ("labels", {}), ("regression", {}), ("sliced", {"color_scheme": "dark"})],
+    [
+        ("single", {}),
+        pytest.param("labels", {}, marks=pytest.mark.slow),
+        pytest.param("regression", {}, marks=pytest.mark.slow),
+        ("sliced", {"color_scheme": "dark"}),
+    ],
     indirect=["visit"],
 )
 def test_everybody_can_read_it(pages: dict[str, Path], visit: Visit, kind: str) -> None:
@@ -399,6 +407,7 @@ def test_without_scripts_the_first_mistakes_are_there(pages: dict[str, Path], br
     context.close()
 
 
+@pytest.mark.slow
 def test_many_thousand_mistakes_do_not_choke_a_browser(tmp_path: Path, visit: Visit) -> None:
     folder = synthetic_run(tmp_path / "large", ["yes", "no"], 5_000, skill=-1.0)
     page = visit.open(write_report(folder))
@@ -411,6 +420,7 @@ def test_many_thousand_mistakes_do_not_choke_a_browser(tmp_path: Path, visit: Vi
     assert page.locator("#where").inner_text() == "1 to 25 of 1000"
 
 
+@pytest.mark.slow
 def test_each_confusion_that_is_listed_has_mistakes_to_show(
     runs: dict[str, Path], tmp_path: Path, visit: Visit
 ) -> None:

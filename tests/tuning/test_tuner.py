@@ -94,6 +94,7 @@ def test_what_it_writes_can_be_evaluated_and_says_what_it_did(
     assert tuned(alone).base_fingerprint
 
 
+@pytest.mark.slow
 def test_ranks_and_accumulation_make_the_updates_of_the_joint_batch_through_a_swarm_too(
     alone: Path, data: dict[str, Path], demo_swarm: PrivateSwarm, launcher: Launcher, tmp_path: Path
 ) -> None:

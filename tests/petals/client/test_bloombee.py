@@ -50,6 +50,7 @@ def pieces() -> tuple[torch.Tensor, ...]:
     return ids.split([7, 1, 4], dim=1)
 
 
+@pytest.mark.slow
 def test_sessions_go_to_another_server(
     swarm: SwarmWithBloomBee, swarm_client: SwarmClient, tiny_models: dict[str, Path]
 ) -> None:
@@ -68,6 +69,7 @@ def test_sessions_go_to_another_server(
     assert not swarm.was_opened()
 
 
+@pytest.mark.slow
 def test_without_another_server_texts_are_sent_in_forwards(
     swarm: SwarmWithBloomBee, swarm_client: SwarmClient, tiny_models: dict[str, Path]
 ) -> None:

@@ -52,7 +52,7 @@ def start(folder: Path, client: SwarmClient, dtype: str, spans: list[tuple[int, 
     return client.visiting(swarm)
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+@pytest.fixture(scope="module", params=[pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def swarm(
     request: pytest.FixtureRequest, tiny_models: dict[str, Path], swarm_client: SwarmClient
 ) -> Iterator[ForkedSwarm]:
@@ -66,7 +66,7 @@ def mortal(tiny_models: dict[str, Path], swarm_client: SwarmClient) -> Iterator[
         yield swarm
 
 
-@pytest.mark.parametrize("mode", ["ptune", "deep_ptune"])
+@pytest.mark.parametrize("mode", [pytest.param("ptune", marks=pytest.mark.slow), "deep_ptune"])
 def test_a_chain_with_ids_and_rows_has_the_bits_of_server_by_server(
     swarm: ForkedSwarm, swarm_client: SwarmClient, mode: str
 ) -> None:

@@ -11,7 +11,7 @@ import msgpack
 import pytest
 from conftest import ForkedSwarm, Launcher, SwarmClient, results_of, run_here
 from foreign_records import anything, attack, peer_id, records, store
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dist_eval import demo
@@ -91,6 +91,7 @@ items = st.lists(
 )
 
 
+@settings(max_examples=30)  # each of up to 24 records
 @given(st.lists(items, min_size=1, max_size=4))
 def test_whatever_a_node_answers_is_read_as_bounded_and_typed_spans(answers: list[Any]) -> None:
     found = []

@@ -109,6 +109,7 @@ def truth(tiny_models: dict[str, Path]) -> torch.Tensor:
     return load_locally(str(tiny_models["llama"]), random_checkpoint("deep_ptune")).logits(*batch())
 
 
+@pytest.mark.slow
 def test_answers_that_are_not_finite_once_cast_count_against_those_who_gave_them(
     swarm: SwarmWithLiars, connect: Callable[..., Classifier], truth: torch.Tensor
 ) -> None:
@@ -209,7 +210,7 @@ class Ids:
         return " ".join(map(str, tokens))
 
 
-@pytest.mark.parametrize("lie", [LATE, ANOTHERS])
+@pytest.mark.parametrize("lie", [LATE, pytest.param(ANOTHERS, marks=pytest.mark.slow)])
 def test_an_audit_finds_who_lies_about_generated_texts(
     lie: str, swarm: SwarmWithLiars, connect: Callable[..., Classifier], tiny_models: dict[str, Path]
 ) -> None:
