@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from torch import nn
 
+from dist_eval.api.in_flight import outputs_in_flight
 from dist_eval.api.loaders import LoaderShard, shard_loader
 from dist_eval.distributed.collectives import all_gather, group_of_program, require_agreement
 from dist_eval.distributed.rank_store import Topology
-from dist_eval.errors import DataError, EvaluationError, ModelOutputError, RunError, error_summary
+from dist_eval.errors import DataError, ModelOutputError, RunError, error_summary
 from dist_eval.evaluation.scoring import Gathered, gather, score
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.model.user_model import (
-    answers_of,
     evaluation_mode,
     fingerprint_of,
     logits_of,
@@ -123,17 +123,17 @@ def _predictions(model: nn.Module, shard: LoaderShard, device: torch.device, top
     """Predicts this rank's shard; None if it is empty."""
     takes = names_taken(model)
 
-    def ask(positions: np.ndarray, batch: Mapping[str, Any]) -> Predictions:
-        inputs = {name: value for name, value in batch.items() if name != "labels" and takes(name, value)}
+    def call(_: Any, inputs: Mapping[str, Any]) -> torch.Tensor:
         moved = {k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in inputs.items()}
-        try:
-            logits = logits_of(model(**moved))
-        except EvaluationError as error:
-            raise type(error)(f"{_named(positions)}: {error}") from error
-        return _part(positions, torch.as_tensor(batch["labels"]), logits)
+        return logits_of(model(**moved))
 
-    with closing(answers_of(model, ask, shard.batches, topology)) as answers:
-        parts = list(answers)
+    def inputs_of(batch: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in batch.items() if name != "labels" and takes(name, value)}
+
+    batches = (((positions, torch.as_tensor(batch["labels"])), inputs_of(batch)) for positions, batch in shard.batches)
+    answers = outputs_in_flight(model, call, batches, topology, named=lambda key: _named(key[0]))
+    with closing(answers):
+        parts = [_part(*key, logits) for key, logits in answers]
     return Predictions.concatenate(parts) if parts else None
 
 

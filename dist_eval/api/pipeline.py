@@ -17,10 +17,11 @@ import torch
 from torch import nn
 
 from dist_eval.api.evaluate import raise_on_all_ranks
+from dist_eval.api.in_flight import outputs_in_flight
 from dist_eval.distributed.collectives import all_gather, group_of_program
 from dist_eval.distributed.rank_store import Topology
-from dist_eval.errors import ConfigError, DataError, EvaluationError
-from dist_eval.model.user_model import answers_of, evaluation_mode, logits_of, without_wrapper
+from dist_eval.errors import ConfigError, DataError
+from dist_eval.model.user_model import evaluation_mode, logits_of, without_wrapper
 from dist_eval.petals.model.model import SwarmModel
 from dist_eval.petals.model.tuned import load_layers, save_layers
 
@@ -37,7 +38,8 @@ class PetalsPipeline:
         loss_fn: called with a micro-batch's outputs and labels; returns its mean loss, a scalar tensor, or a list of
             several. Without it the outputs are used as the loss.
         micro_batches: default number of micro-batches that `eval_batch` takes from an iterator.
-        in_flight: how many micro-batches are in flight at a time on a swarm; by default adapted to it.
+        in_flight: how many requests are in flight at a time on a swarm, by default adapted to it; those of a classifier
+            hold texts of several micro-batches.
     """
 
     def __init__(
@@ -131,17 +133,21 @@ class PetalsPipeline:
     def _forward(self, model: nn.Module, micro_batches: Iterable[Any], topology: Topology) -> list[tuple[Tensors, Any]]:
         """Returns outputs and labels of each micro-batch, in order."""
 
-        def ask(number: int, pair: tuple[Any, Any]) -> tuple[int, Tensors, Any]:
-            inputs, labels = pair
-            try:
-                return number, _outputs(model, _named(inputs) if isinstance(model, SwarmModel) else inputs), labels
-            except EvaluationError as error:
-                raise type(error)(f"Micro-batch {number}: {error}") from error
+        def call(_: Any, inputs: Any) -> Tensors:
+            return _outputs(model, inputs)
 
-        numbered = enumerate(map(_pair, micro_batches))
-        with closing(answers_of(model, ask, numbered, topology, in_flight=self._in_flight)) as answers:
-            found = sorted(answers, key=lambda answer: answer[0])
-        return [(outputs, labels) for _, outputs, labels in found]
+        name = _named if isinstance(model, SwarmModel) else lambda inputs: inputs
+        numbered = (
+            ((number, labels), name(inputs)) for number, (inputs, labels) in enumerate(map(_pair, micro_batches))
+        )
+        answers = outputs_in_flight(
+            *(model, call, numbered, topology),
+            named=lambda key: f"Micro-batch {key[0]}",
+            in_flight=self._in_flight,
+        )
+        with closing(answers):
+            found = sorted(answers, key=lambda answer: answer[0][0])
+        return [(outputs, labels) for (_, labels), outputs in found]
 
 
 def _named(inputs: Any) -> Mapping[str, Any]:

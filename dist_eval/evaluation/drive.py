@@ -132,10 +132,6 @@ def _judge_news(journal: Journal, plan: BatchPlan, judge: Judge) -> Iterator[Jud
         yield judge(plan.batch(outcome.batch)[kept], outcome.answers[kept])
 
 
-# Least gain of sessions, with the share of servers that they keep busy: plain forwards keep all of them busy
-_WORTHWHILE = 1.2
-
-
 def decide_plan(
     context: RunContext[Any, Any],
     make_plan: Callable[[int], BatchPlan],
@@ -165,7 +161,7 @@ def decide_plan(
             return "0 0"
         room = backbone.room_for_sessions(share, plan.shared.largest_cache)
         if recorded is None:
-            if plan.gain * room.busy < _WORTHWHILE:
+            if not room.pays(plan.gain):
                 return "0 0"
             record_plan(folder, plan.shared.cache_tokens, plan.digest())
         return f"{plan.shared.cache_tokens} {room.sessions}"

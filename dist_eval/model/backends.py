@@ -143,8 +143,8 @@ def load_model(
     except BaseException:
         connection.close()
         raise
-    backbone = SwarmBackbone(client, connection.dht, connection.requests, base.request_tokens)
-    return with_head(backbone, base, target), connection.coverage.summary()
+    client.connect(connection.requests, base.request_tokens)
+    return with_head(SwarmBackbone(client, connection.dht), base, target), connection.coverage.summary()
 
 
 def load_on_host(base: BaseModelSpec, target: ModelTarget, topology: Topology) -> AnsweringModel:

@@ -82,7 +82,8 @@ def load_swarm_backbone(
     directory = ServerDirectory(dht, dht_prefix, base.config.num_hidden_layers, adapter)
     requests = SwarmRequests(directory, base.config, **options)
     requests.start()
-    return SwarmBackbone(base, dht, requests, request_tokens)
+    base.connect(requests, request_tokens)
+    return SwarmBackbone(base, dht)
 
 
 def load_client_base(model: str) -> SwarmBase:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -13,29 +13,26 @@ from dist_eval.model.backbone import NO_PROMPTS, Backbone, SoftPrompts
 from dist_eval.model.session_pool import SessionPool
 from dist_eval.model.text_session import RecomputedTextSession, TextSession
 from dist_eval.petals.base_model.rope import RopeSwitch
-from dist_eval.petals.client.inputs import TokenIds
 from dist_eval.petals.client.records import RouteSegment, Traffic
 from dist_eval.petals.client.routes import RouteRecord, Span
 from dist_eval.petals.client.session_room import SessionRoom
 from dist_eval.petals.model.base import SwarmBase
-from dist_eval.petals.model.blocks import SwarmBlocks
-
-if TYPE_CHECKING:
-    from dist_eval.petals.client.requests import SwarmRequests
 
 
 class SwarmBackbone(Backbone):
     """A base model whose blocks a swarm hosts; embeddings and final norm are in this process.
 
-    A text of more than `request_tokens` takes several requests, in a session. By default, all are sent as they are.
+    Args:
+        base: it, connected to the swarm.
+        dht: the node of a DHT with which it has joined the swarm, and leaves it when it is closed; None if it is left
+            by another.
     """
 
-    def __init__(self, base: SwarmBase, dht: Any, requests: SwarmRequests, request_tokens: int | None = None) -> None:
-        self.base, self.dht, self.requests, self.config = base, dht, requests, base.config
+    def __init__(self, base: SwarmBase, dht: Any = None) -> None:
+        self.base, self.dht, self.config = base, dht, base.config
+        self.blocks, self.requests = base.blocks, base.blocks.requests
         self.final_norm, self.word_embeddings = base.final_norm, base.get_input_embeddings()
         self._rope = RopeSwitch(self.config)
-        keeps_texts = base.architecture.has_attention_cache
-        self.blocks = base.blocks = SwarmBlocks(requests, keeps_texts=keeps_texts, request_tokens=request_tokens)
         self._pool: SessionPool | None = None
 
     def hidden_states(
@@ -48,9 +45,7 @@ class SwarmBackbone(Backbone):
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `Backbone.hidden_states`; what is too long for a request takes several, without gradients."""
-        given: torch.Tensor | TokenIds = TokenIds(input_ids, prompts.tokens, self.embedded, self.config.hidden_size)
-        if not self.base.architecture.has_lookup:
-            given = self.embedded(input_ids, prompts.tokens)
+        given = self.base.inputs(input_ids, prompts.tokens)
         found = self.blocks.forward(given, prompts.deep, avoided=avoided, record=record, rows=rows)
         return found.to(self.word_embeddings.weight.device)
 
@@ -114,6 +109,8 @@ class SwarmBackbone(Backbone):
         """Closes the sessions, stops the thread that updates the list of servers, then leaves the swarm."""
         if self._pool is not None:
             self._pool.close()
+        if self.dht is None:
+            return
         from dist_eval.petals.client.client import leave_swarm
 
         leave_swarm(self.dht, self.requests.servers.connection, self.requests.servers.close)

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import itertools
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
-from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import ConfigError, ModelOutputError
-from dist_eval.inference.in_flight import map_in_flight, window_in_memory
-from dist_eval.petals.model.base import SwarmBase
 from dist_eval.petals.model.model import SwarmModel
 
 Key = TypeVar("Key")
@@ -115,57 +110,6 @@ def names_taken(model: nn.Module) -> Callable[[str, Any], bool]:
     wraps = any(kind.__module__.startswith("peft.") for kind in type(model).__mro__) and len([*model.children()]) == 1
     inner = names_taken(next(model.children())) if wraps else lambda name, value: isinstance(value, torch.Tensor)
     return lambda name, value: name in names or inner(name, value)
-
-
-def answers_of(
-    model: nn.Module,
-    ask: Callable[[Key, Inputs], Result],
-    batches: Iterable[tuple[Key, Inputs]],
-    topology: Topology,
-    *,
-    in_flight: int | None = None,
-) -> Generator[Result, None, None]:
-    """Asks a model for each batch, without gradients.
-
-    If a swarm computes it, also a part of it, a window of batches is in flight, each in a thread.
-
-    Args:
-        model: the model.
-        ask: called with each batch; calls the model.
-        batches: keys, and what the model is given: tensors of shape [batch, length, ...] among others.
-        topology: of the ranks.
-        in_flight: maximum number of batches in flight; adaptive if not set.
-
-    Yields:
-        What `ask` has returned, on a swarm in any order.
-    """
-    base = next((module for module in model.modules() if isinstance(module, SwarmBase)), None)
-    left = iter(batches)
-    first = next(left, None)
-    if base is None or first is None:
-        yield from itertools.starmap(ask, () if first is None else itertools.chain([first], left))
-        return
-
-    def answer(batch: tuple[Key, Inputs]) -> Result:
-        with torch.no_grad():  # which is a thread's own
-            return ask(*batch)
-
-    requests = base.blocks.requests
-    window = window_in_memory(
-        topology,
-        in_flight=in_flight,
-        tokens=_tokens_in(first[1]),
-        hidden_size=base.config.hidden_size,
-        timeout=requests.timeout,
-    )
-    everything = itertools.chain([first], left)
-    with closing(map_in_flight(answer, everything, window, retries=lambda: requests.router.retries)) as answers:
-        yield from answers
-
-
-def _tokens_in(inputs: Any) -> int:
-    tensors = [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, torch.Tensor) and leaf.ndim > 1]
-    return max((tensor.shape[0] * tensor.shape[1] for tensor in tensors), default=1)
 
 
 def logits_of(outputs: Any) -> torch.Tensor:

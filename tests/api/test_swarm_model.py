@@ -9,11 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import Launcher
 
 from dist_eval import AutoDistributedModelForSequenceClassification, PrivateSwarm, TunedCheckpoint, demo, evaluate
+from dist_eval.api import in_flight
 from dist_eval.errors import DataError
 from dist_eval.model.classifier import load_locally
 
@@ -55,18 +57,24 @@ def test_ranks_get_what_one_process_gets_and_leave_nothing(
     assert not launcher.leftovers()
 
 
-def test_several_batches_are_in_flight(model: Any, expected: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
-    together, forward = threading.Barrier(3), model.swarm_base.blocks.forward
+def test_texts_of_several_batches_are_packed_and_in_flight(
+    model: Any, expected: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, together, ask = list[int](), threading.Event(), in_flight.checked_answers
 
-    def waiting(*args: Any, **options: Any) -> torch.Tensor:
-        together.wait(60)  # passes if three are there at a time
-        return forward(*args, **options)
+    def waiting(*args: Any) -> np.ndarray:
+        begun.append(len(args[1]))
+        if len(begun) > 1:
+            together.set()
+        assert together.wait(60)  # for a second one, while the first one is there
+        return ask(*args)
 
-    monkeypatch.setattr(model.swarm_base.blocks, "forward", waiting)
+    monkeypatch.setattr(in_flight, "checked_answers", waiting)
     model.train()
     result = evaluate(model, batches(ROWS // 6), return_predictions=True)
     assert result["predictions"].tolist() == expected.argmax(dim=1).tolist()
     assert model.training and torch.is_grad_enabled()
+    assert sum(begun) == ROWS and max(begun) > ROWS // 6  # texts of several batches share requests
 
 
 def test_the_examples_of_a_batch_without_an_answer_are_named(model: Any) -> None:

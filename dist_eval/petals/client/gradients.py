@@ -8,13 +8,14 @@ and the number of retries is bounded.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from dist_eval.petals.client.attempts import Choice, RoutePart, TooLarge
-from dist_eval.petals.client.requests import SwarmRequests, for_all, parts_of, tokens_in, within
+from dist_eval.petals.client.requests import SwarmRequests, for_all, tokens_in, within
 from dist_eval.petals.client.turns import Request
 
 _BACKWARD_WORK = 3  # Cost of a backward in forwards: it recomputes one, and costs about two itself
@@ -27,67 +28,70 @@ Way = tuple[torch.Tensor, list[Part]]
 
 
 def through_swarm(
-    requests: SwarmRequests, hidden: torch.Tensor, prompts: torch.Tensor | None, rows: int | None = None
-) -> torch.Tensor:
-    """Sends hidden states through all blocks; differentiable and thread-safe.
+    requests: SwarmRequests, batches: Sequence[torch.Tensor], prompts: torch.Tensor | None
+) -> Sequence[torch.Tensor]:
+    """Sends batches of hidden states through all blocks, all at a time; differentiable and thread-safe.
 
     Args:
         requests: sends to the swarm.
-        hidden: float tensor of shape [batch, length, hidden].
+        batches: float tensors of shape [batch, length, hidden].
         prompts: deep prompts of shape [blocks, pre_seq_len, hidden], or None; the same in all concurrent calls.
-        rows: most texts of a request: several requests are sent at a time. By default it is one.
 
     Returns:
-        The last block's outputs, of the same shape, dtype and device as `hidden`.
+        The last block's outputs for each batch, of its shape, dtype and device.
 
     Raises:
         EvaluationError: see `SwarmRequests.forward`; the backward raises the same.
     """
-    return _ThroughSwarm.apply(requests, hidden, prompts, rows)
+    outputs: Sequence[torch.Tensor] = _ThroughSwarm.apply(requests, prompts, *batches)
+    return outputs
 
 
 class _ThroughSwarm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, requests: SwarmRequests, hidden: torch.Tensor, prompts: torch.Tensor | None, rows: int | None
-    ) -> torch.Tensor:
+        ctx: Any, requests: SwarmRequests, prompts: torch.Tensor | None, *batches: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
         requests.transport.use_prompts(prompts)
-        ways = RemoteExpertWorker.run_coroutine(_forward_all(requests, parts_of(hidden.detach(), rows)))
-        ctx.requests, ctx.prompts, ctx.ways = requests, prompts, [parts for _, parts in ways]
-        return torch.cat([outputs for outputs, _ in ways]).to(hidden)
+        found = RemoteExpertWorker.run_coroutine(
+            for_all([batch.detach() for batch in batches], lambda batch: _ways_of(requests, batch))
+        )
+        ctx.requests, ctx.prompts = requests, prompts
+        ctx.ways = [[parts for _, parts in ways] for ways in found]  # of each batch
+        outputs = [torch.cat([outputs for outputs, _ in ways]) for ways in found]
+        return tuple(output.to(batch) for output, batch in zip(outputs, batches, strict=True))
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[None, torch.Tensor, torch.Tensor | None, None]:
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
-        gradient, of_prompts = gradients[0], None
+        of_prompts = None
         ctx.requests.transport.use_prompts(ctx.prompts)
-        answers = RemoteExpertWorker.run_coroutine(_backward_all(ctx.requests, ctx.ways, gradient))
+        pairs = [*zip(ctx.ways, gradients, strict=True)]
+        answers = RemoteExpertWorker.run_coroutine(for_all(pairs, lambda pair: _backward_all(ctx.requests, *pair)))
         if ctx.prompts is not None:
             of_prompts = torch.zeros_like(ctx.prompts, dtype=torch.float32)
-            for _, pieces in answers:
+            for _, pieces in itertools.chain(*answers):
                 for start, piece in pieces:  # summed over the batch, to which the prompts were broadcast
                     of_prompts[start : start + len(piece)] += piece.to(of_prompts).sum(dim=1)
             of_prompts = of_prompts.to(ctx.prompts)
-        return None, torch.cat([by_inputs for by_inputs, _ in answers]).to(gradient), of_prompts, None
+        by_inputs = [torch.cat([part for part, _ in of_batch]) for of_batch in answers]
+        return None, of_prompts, *(found.to(g) for found, g in zip(by_inputs, gradients, strict=True))
 
 
 Pieces = list[tuple[int, torch.Tensor]]
 """Gradients by deep prompts: first block, and a tensor of shape [blocks, batch, pre_seq_len, hidden]."""
 
 
-async def _forward_all(requests: SwarmRequests, parts: Sequence[torch.Tensor]) -> list[Way]:
-    """Sends several requests at a time; one that is too large for all servers becomes two."""
-
-    async def ways_of(hidden: torch.Tensor) -> list[Way]:
-        try:
-            return [await _forward(requests, hidden)]
-        except TooLarge as error:
-            return await _forward_all(requests, requests.halves(hidden, error))
-
-    return [way for ways in await for_all(parts, ways_of) for way in ways]
+async def _ways_of(requests: SwarmRequests, hidden: torch.Tensor) -> list[Way]:
+    """Sends a batch; one that is too large for all servers becomes two."""
+    try:
+        return [await _forward(requests, hidden)]
+    except TooLarge as error:
+        halves = await for_all(requests.halves(hidden, error), lambda half: _ways_of(requests, half))
+        return [way for ways in halves for way in ways]
 
 
 async def _forward(requests: SwarmRequests, hidden: torch.Tensor) -> Way:

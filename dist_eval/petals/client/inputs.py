@@ -71,9 +71,3 @@ class Inputs:
         if self.tokens is None:
             return [Inputs.of(part) for part in self.hidden().tensor_split(parts)]
         return [Inputs.of(replace(self.tokens, ids=part)) for part in self.tokens.ids.tensor_split(parts)]
-
-    def split(self, texts: int) -> Sequence[Inputs]:
-        """Splits a batch into parts of so many texts, as `torch.split` would."""
-        if self.tokens is None:
-            return [Inputs.of(part) for part in self.hidden().split(texts)]
-        return [Inputs.of(replace(self.tokens, ids=part)) for part in self.tokens.ids.split(texts)]

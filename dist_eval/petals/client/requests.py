@@ -115,7 +115,6 @@ class SwarmRequests:
         record: RouteRecord | None = None,
         *,
         rows: torch.Tensor | None = None,
-        most_texts: int | None = None,
     ) -> torch.Tensor:
         """Sends a batch through all blocks. Thread-safe.
 
@@ -127,7 +126,6 @@ class SwarmRequests:
             record: records the route.
             rows: positions in batch x length whose outputs are needed, int64 of shape [rows]; by default all. Servers
                 then need not send the others.
-            most_texts: most texts of a request: several requests are sent at a time. By default it is one.
 
         Returns:
             The last block's outputs: of the shape of the hidden states, or of shape [rows, hidden]; in their dtype,
@@ -143,24 +141,11 @@ class SwarmRequests:
 
         self.transport.use_prompts(prompts)
         inputs = Inputs.of(given)
-        is_told = rows is not None and len(rows) < inputs.size and most_texts is None  # of what servers need to send
-        sent = self._forward_parts(inputs, rows if is_told else None, avoided, record or RouteRecord(), most_texts)
+        is_told = rows is not None and len(rows) < inputs.size  # of what servers need to send
+        sent = self._forward(inputs, rows if is_told else None, avoided, record or RouteRecord())
         found = RemoteExpertWorker.run_coroutine(sent)
         found = found.to(given) if isinstance(given, torch.Tensor) else found.to(torch.float32)
         return found if is_told else picked(found, rows)
-
-    async def _forward_parts(
-        self,
-        inputs: Inputs,
-        rows: torch.Tensor | None,
-        avoided: Sequence[RouteSegment],
-        record: RouteRecord,
-        most_texts: int | None,
-    ) -> torch.Tensor:
-        if most_texts is None:
-            return await self._forward(inputs, rows, avoided, record)
-        parts = inputs.split(most_texts)
-        return torch.cat(await for_all(parts, lambda part: self._forward(part, None, avoided, record)))
 
     async def _forward(
         self, inputs: Inputs, rows: torch.Tensor | None, avoided: Sequence[RouteSegment], record: RouteRecord
@@ -363,11 +348,6 @@ class SwarmRequests:
                 if server.requests or server.failures
             ],
         )
-
-
-def parts_of(hidden: torch.Tensor, rows: int | None) -> Sequence[torch.Tensor]:
-    """Splits a batch into requests of so many texts at most; by default it is one."""
-    return hidden.split(rows or max(1, len(hidden)))
 
 
 async def for_all(items: Sequence[Item], call: Callable[[Item], Awaitable[Result]]) -> list[Result]:

@@ -15,6 +15,7 @@ from dist_eval.errors import NoCacheError
 from dist_eval.petals.client.petals_version import can_roll_back
 from dist_eval.petals.client.routes import Span
 
+_WORTHWHILE = 1.2  # least gain of sessions, with the share of servers that they keep busy
 # Sessions that keep a server busy while answers are on their way; each of them computes the beginning once more
 _FOR_A_SERVER = 3
 # Seconds: other ranks, and others, keep their caches until their texts are complete
@@ -31,6 +32,10 @@ class SessionRoom(NamedTuple):
 
     sessions: int
     busy: float
+
+    def pays(self, gain: float) -> bool:
+        """Whether sessions outweigh plain forwards, which keep all servers busy and are `gain` times the work."""
+        return self.sessions > 0 and gain * self.busy >= _WORTHWHILE
 
 
 NO_ROOM = SessionRoom(0, 0.0)

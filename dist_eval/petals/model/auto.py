@@ -16,7 +16,6 @@ from dist_eval.petals.base_model.config import default_dht_prefix, max_request_t
 from dist_eval.petals.base_model.weights import file_of
 from dist_eval.petals.client.peers import require_peer_addresses
 from dist_eval.petals.model.base import base_class
-from dist_eval.petals.model.blocks import SwarmBlocks
 from dist_eval.petals.model.checkpoint import TunedCheckpoint
 from dist_eval.petals.model.classes import causal_class, classifier_class
 from dist_eval.petals.model.connection import OpenConnection, Reaching
@@ -143,11 +142,7 @@ class _Auto:
             tuned.require_base(name, base_config, fingerprint_of_base(base))
             put_tuned_tensors(tuned, loaded)
         opened = OpenConnection(reaching, config)
-        base.blocks = SwarmBlocks(
-            opened.requests,
-            keeps_texts=architecture.has_attention_cache,
-            request_tokens=max_request_tokens(config),
-        )
+        base.connect(opened.requests, max_request_tokens(config))
         loaded.connection = opened
         weakref.finalize(loaded, opened.close_when_collected).atexit = False  # the connection has its own end there
         return loaded

@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import nn
-from transformers.modeling_outputs import BaseModelOutputWithPast
+from torch.nn import functional
 
 from dist_eval.errors import ConfigError, DataError
 from dist_eval.petals.base_model.architecture import Architecture
+from dist_eval.petals.base_model.embedding import after_prompts
 from dist_eval.petals.base_model.rope import RopeSwitch
+from dist_eval.petals.client.inputs import TokenIds
 from dist_eval.petals.model.blocks import SwarmBlocks
 from dist_eval.petals.model.cache import SwarmCache, cache_name
 from dist_eval.petals.model.generation import active_cache
-from dist_eval.petals.model.layers import Through, layers_are, put_remote_layers
+from dist_eval.petals.model.layers import put_stubs, seeing_inputs
 from dist_eval.petals.model.loading import final_norm_of
 from dist_eval.petals.model.model import SwarmModel
 from dist_eval.petals.model.prompts import Prompts
-from dist_eval.petals.model.rows import Rows, real_columns, require_consecutive
+from dist_eval.petals.model.rows import Rows, needed_columns, put_back, real_columns, require_consecutive
+
+if TYPE_CHECKING:
+    from dist_eval.petals.client.requests import SwarmRequests
 
 MAX_REQUEST_TOKENS = 1024
-"""Most tokens in a request, as in Petals' own micro-batches: servers accept 2048 or more."""
+"""Most tokens in a request of several texts, as in Petals' own micro-batches: servers accept 2048 or more."""
 
 # Arguments besides those below that change nothing of what a base model computes
 _WITHOUT_EFFECT = ("return_dict", "use_cache", "cache_position", "num_items_in_batch")
@@ -44,7 +50,7 @@ class SwarmBase(SwarmModel, Prompts):
         architecture: ClassVar[Architecture]
         blocks: SwarmBlocks
         get_input_embeddings: Any
-    _output_class = BaseModelOutputWithPast
+        _loaded_words: tuple[torch.Tensor, int]
 
     @property
     def swarm_base(self) -> SwarmBase:
@@ -52,9 +58,14 @@ class SwarmBase(SwarmModel, Prompts):
         return self
 
     def equip(self) -> None:
-        """Puts remote layers and prompts, without values yet, into a base model."""
-        put_remote_layers(self, self.architecture)
+        """Puts stubs for the layers and prompts, without values yet, into a base model."""
+        put_stubs(self, self.architecture)
         self.add_prompts()
+
+    def connect(self, requests: SwarmRequests, request_tokens: int | None = None) -> None:
+        """Has a swarm compute the layers; `request_tokens` is that of `SwarmBlocks`."""
+        keeps_texts = self.architecture.has_attention_cache
+        self.blocks = SwarmBlocks(requests, keeps_texts=keeps_texts, request_tokens=request_tokens)
 
     @property
     def final_norm(self) -> nn.Module:
@@ -62,19 +73,18 @@ class SwarmBase(SwarmModel, Prompts):
         return final_norm_of(self, self.architecture)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Computes the texts of a batch, each as if it were alone."""
+        """Computes the texts of a batch, each as if it were alone; outputs that nobody needs are zero."""
         given = named_arguments(super().forward, args, kwargs)
         refuse_unsupported(given, self.config)
-        words, cache = self._words(given), self._cache(given)
-        held = words.new_zeros(len(words), 0, dtype=torch.bool) if cache is None else cache.columns(words)
-        real = real_columns(given.get("attention_mask"), held, words.shape[1])
-        require_consecutive(given.get("position_ids"), held, real)
-        rows = Rows(real)
-        if not held.shape[1] and not rows.counts.all():
-            raise DataError(f"Row {int((rows.counts == 0).nonzero()[0])} of a batch has no token.")
-        texts = rows.moved_left(words)
-        hidden = self.whole_texts(texts, rows.counts.tolist()) if cache is None else cache.continued(texts, rows)
-        output = self._output_class(last_hidden_state=rows.moved_back(hidden))
+        texts, cache = _texts(given), self._cache(given)
+        rows = rows_of(given, cache)
+        needed = needed_columns(rows.real)
+        texts, wanted = rows.moved_left(texts), rows.moved_left(needed)
+        if cache is None:
+            hidden = self.whole_texts(texts, rows.counts.tolist(), wanted)
+        else:
+            hidden = cache.continued(texts, rows, wanted)
+        output = self._output_class(last_hidden_state=put_back(self.final_norm(hidden), needed))
         if cache is not None:
             output[cache_name()] = cache
         return output.to_tuple() if given.get("return_dict") is False else output
@@ -96,33 +106,49 @@ class SwarmBase(SwarmModel, Prompts):
             )
         return cache
 
-    def _words(self, given: Mapping[str, Any]) -> torch.Tensor:
-        ids, words = given.get("input_ids"), given.get("inputs_embeds")
-        if (ids is None) == (words is None):
-            raise ValueError("You must specify exactly one of input_ids or inputs_embeds")
-        return self.get_input_embeddings()(ids) if words is None else words
+    @functools.cached_property
+    def _output_class(self) -> Any:
+        return type(self._through_stubs(torch.zeros(1, 1, self.config.hidden_size)))
 
-    def whole_texts(self, words: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
-        """Computes texts from their beginning; those whose rotary embeddings differ never share a request.
+    def whole_texts(self, texts: torch.Tensor, counts: Sequence[int], wanted: torch.Tensor) -> torch.Tensor:
+        """Computes texts from their beginning, in requests of texts of similar length.
 
         Args:
-            words: embedded tokens, float of shape [rows, length, hidden], padded on the right.
+            texts: token ids, int64 of shape [rows, length], or embedded tokens, float of shape [rows, length, hidden],
+                padded on the right.
             counts: number of real tokens of each row.
+            wanted: positions whose outputs are needed, bool of shape [rows, length].
 
         Returns:
-            The outputs of the base model, of the same shape. They are differentiable in words and prompts.
+            The outputs of the last layer there, row by row, of shape [positions, hidden]. They are differentiable in
+            embedded tokens and prompts.
         """
-        kinds = [self._rope.kind(self.prompt_length + count) for count in counts]
-        if {*kinds} == {self._rope.kind(self.prompt_length + words.shape[1])}:
-            return self._alike(words)
-        outputs: list[torch.Tensor] = [words] * len(words)
-        for kind in {*kinds}:
-            rows = [row for row, other in enumerate(kinds) if other == kind]
+        prompts, before = self.soft_prompts(), self.prompt_length
+        numbers = wanted.flatten().cumsum(0).view(wanted.shape) - 1
+        parts, order = list[tuple[torch.Tensor | TokenIds, torch.Tensor]](), list[torch.Tensor]()
+        for rows in self._requests(counts):
             longest = max(counts[row] for row in rows)
-            found = torch.nn.functional.pad(self._alike(words[rows, :longest]), (0, 0, 0, words.shape[1] - longest))
-            for row, output in zip(rows, found, strict=True):
-                outputs[row] = output
-        return torch.stack(outputs)
+            asked = wanted[rows, :longest]
+            if asked.any():
+                places = functional.pad(asked, (before, 0)).flatten().nonzero().squeeze(1)
+                parts.append((self.inputs(texts[rows, :longest], prompts), places))
+                order.append(numbers[rows, :longest][asked])
+        table = self.get_input_embeddings().weight
+        if not parts:
+            return table.new_zeros(0, self.config.hidden_size)
+        outputs = torch.cat(self.blocks.forward_all(parts, self.deep_prompts())).to(table)
+        return outputs[torch.cat(order).argsort().to(outputs.device)]
+
+    def _requests(self, counts: Sequence[int]) -> Iterator[list[int]]:
+        """Yields the rows of each request: those whose rotary embeddings differ never share one."""
+        lengths = [self.prompt_length + count for count in counts]
+        order = sorted(range(len(counts)), key=lambda row: -lengths[row])
+        for _, rows in itertools.groupby(order, lambda row: self._rope.kind(lengths[row])):
+            left = [*rows]
+            while left:
+                size = max(1, MAX_REQUEST_TOKENS // lengths[left[0]])
+                yield left[:size]
+                left = left[size:]
 
     @functools.cached_property
     def _rope(self) -> RopeSwitch:
@@ -132,36 +158,72 @@ class SwarmBase(SwarmModel, Prompts):
         """Whether a text that becomes so long, without prompts, has other rotary embeddings from its first token on."""
         return self._rope.kind(self.prompt_length + tokens) > 0
 
-    def _alike(self, words: torch.Tensor) -> torch.Tensor:
-        """Sends texts in as many requests as they need."""
-        rows = max(1, MAX_REQUEST_TOKENS // (words.shape[1] + self.prompt_length))
-        deep = self.deep_prompts()
-        return self.run(words, lambda hidden: self.blocks.forward(hidden, deep, most_texts=rows), self.soft_prompts())
+    def inputs(self, texts: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor | TokenIds:
+        """Returns what is sent for texts (see `embedded`): their ids if servers have the same embeddings."""
+        if texts.is_floating_point() or not (self.architecture.has_lookup and self._has_loaded_words):
+            return self.embedded(texts, prompts)
+        return TokenIds(texts, prompts, self.embedded, self.config.hidden_size)
 
-    def embedded(self, input_ids: torch.Tensor, prompts: torch.Tensor | None = None) -> torch.Tensor:
-        """Computes the inputs of the first layer, of shape [batch, pre_seq_len + length, hidden]."""
+    def words_are_loaded(self) -> None:
+        """Notes that the embeddings are those of the model on disk, which servers have."""
+        table = self.get_input_embeddings().weight
+        self._loaded_words = table, table._version
+
+    @property
+    def _has_loaded_words(self) -> bool:
+        """Whether the embeddings have not been replaced, changed or hooked since, and are not being learned."""
+        words, (table, version) = self.get_input_embeddings(), self._loaded_words
+        is_other = words.weight is not table or table._version != version or table.requires_grad
+        return not (is_other or words._forward_hooks or words._forward_pre_hooks)
+
+    def embedded(self, texts: torch.Tensor, prompts: torch.Tensor | None = None) -> torch.Tensor:
+        """Computes the inputs of the first layer; scales and norms before it are the family's own.
+
+        Args:
+            texts: token ids or embedded tokens (see `whole_texts`).
+            prompts: soft prompts before each text, of shape [pre_seq_len, hidden], or None.
+
+        Returns:
+            Those of shape [rows, pre_seq_len + length, hidden].
+        """
+        if not texts.is_floating_point():
+            words = self.get_input_embeddings()
+            texts = words(texts.to(words.weight.device))
         found: list[torch.Tensor] = []
-
-        def keep(hidden: torch.Tensor) -> torch.Tensor:
-            found.append(hidden)
-            return hidden
-
-        words = self.get_input_embeddings()
-        self.run(words(input_ids.to(words.weight.device)), keep, prompts)
+        with seeing_inputs(found.append):
+            self._through_stubs(after_prompts(texts, prompts))
         return found[0]
 
-    def run(self, words: torch.Tensor, through: Through, prompts: torch.Tensor | None = None) -> torch.Tensor:
-        """Runs the family's own base model, whose layers are a function; returns the outputs of the words.
+    def _through_stubs(self, words: torch.Tensor) -> Any:
+        return super().forward(inputs_embeds=words, use_cache=False, return_dict=True)
 
-        What it does before its first layer and after its last one is the family's own: scales, positions, norms.
-        """
-        before = 0 if prompts is None else len(prompts)
-        if prompts is not None:
-            words = torch.cat([prompts.to(words).expand(len(words), -1, -1), words], dim=1)
-        with layers_are(through):
-            found = super().forward(inputs_embeds=words, use_cache=False, return_dict=True)
-        self._output_class = type(found)
-        return found.last_hidden_state[:, before:]
+
+def _texts(given: Mapping[str, Any]) -> torch.Tensor:
+    ids, words = given.get("input_ids"), given.get("inputs_embeds")
+    if (ids is None) == (words is None):
+        raise ValueError("You must specify exactly one of input_ids or inputs_embeds")
+    return cast(torch.Tensor, ids if words is None else words)
+
+
+def rows_of(given: Mapping[str, Any], cache: SwarmCache | None = None) -> Rows:
+    """Returns where the tokens are in the batch that a base model is given.
+
+    Raises:
+        DataError: a row has no token, or servers could not compute it by itself.
+    """
+    texts = _texts(given)
+    held = texts.new_zeros(len(texts), 0, dtype=torch.bool) if cache is None else cache.columns(texts)
+    real = real_columns(given.get("attention_mask"), held, texts.shape[1])
+    require_consecutive(given.get("position_ids"), held, real)
+    rows = Rows(real)
+    if not held.shape[1] and not rows.counts.all():
+        raise DataError(f"Row {int((rows.counts == 0).nonzero()[0])} of a batch has no token.")
+    return rows
+
+
+def shape_of(given: Mapping[str, Any]) -> torch.Size:
+    """Returns rows and columns of the batch that a base model is given."""
+    return _texts(given).shape[:2]
 
 
 def named_arguments(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:

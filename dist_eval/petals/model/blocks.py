@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextvars
+import functools
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
@@ -23,6 +26,10 @@ from dist_eval.petals.model.shared import Shared
 if TYPE_CHECKING:
     from dist_eval.petals.client.inference_session import Embed, InferenceSession
     from dist_eval.petals.client.requests import SwarmRequests
+
+Result = TypeVar("Result")
+
+_AT_ONCE = 16  # calls in threads of their own
 
 
 class SwarmBlocks(Shared):
@@ -48,7 +55,6 @@ class SwarmBlocks(Shared):
         avoided: Sequence[RouteSegment] = (),
         record: RouteRecord | None = None,
         rows: torch.Tensor | None = None,
-        most_texts: int | None = None,
     ) -> torch.Tensor:
         """Sends a batch through all blocks. Thread-safe, and differentiable where one request has room.
 
@@ -58,24 +64,53 @@ class SwarmBlocks(Shared):
             avoided: segments to avoid if there is another route.
             record: records the route.
             rows: positions in batch x length whose outputs are needed, int64 of shape [rows]; by default all.
-            most_texts: of a request: several requests are sent at a time. By default it is one.
 
         Returns:
             The outputs of the last block before the final norm: of the shape of the hidden states, or of shape
             [rows, hidden]; in their dtype, float32 for token ids.
         """
         self.require_own_process()
-        if torch.is_grad_enabled():
-            hidden = given.embed(given.ids, given.prompts) if isinstance(given, TokenIds) else given
-            if hidden.requires_grad or getattr(deep_prompts, "requires_grad", False):
-                from dist_eval.petals.client.gradients import through_swarm
+        if outputs := self._with_gradients([given], deep_prompts):
+            return picked(outputs[0], rows)
+        return self._without_gradients(given, deep_prompts, avoided, record, rows)
 
-                return picked(through_swarm(self.requests, hidden, deep_prompts, most_texts), rows)
+    def forward_all(
+        self, parts: Sequence[tuple[torch.Tensor | TokenIds, torch.Tensor]], deep_prompts: torch.Tensor | None
+    ) -> list[torch.Tensor]:
+        """Sends several batches at a time, each with positions whose outputs are needed (see `forward`)."""
+        self.require_own_process()
+        if outputs := self._with_gradients([given for given, _ in parts], deep_prompts):
+            return [picked(found, rows) for found, (_, rows) in zip(outputs, parts, strict=True)]
+        return at_once(
+            [functools.partial(self._without_gradients, given, deep_prompts, (), None, rows) for given, rows in parts]
+        )
+
+    def _with_gradients(
+        self, batches: Sequence[torch.Tensor | TokenIds], deep_prompts: torch.Tensor | None
+    ) -> Sequence[torch.Tensor]:
+        """Returns the outputs for batches, differentiable; nothing if nothing has gradients."""
+        learning = [deep_prompts, *(given.prompts if isinstance(given, TokenIds) else given for given in batches)]
+        if not torch.is_grad_enabled() or not any(each is not None and each.requires_grad for each in learning):
+            return ()
+        from dist_eval.petals.client.gradients import through_swarm
+
+        hidden = [given.embed(given.ids, given.prompts) if isinstance(given, TokenIds) else given for given in batches]
+        return through_swarm(self.requests, hidden, deep_prompts)
+
+    @torch.no_grad()
+    def _without_gradients(
+        self,
+        given: torch.Tensor | TokenIds,
+        deep_prompts: torch.Tensor | None,
+        avoided: Sequence[RouteSegment],
+        record: RouteRecord | None,
+        rows: torch.Tensor | None,
+    ) -> torch.Tensor:
         inputs = Inputs.of(given)
         if self.is_long(inputs.length):
             texts = inputs.hidden().split(1)
             return picked(torch.cat([self._in_session(text, deep_prompts, avoided, record) for text in texts]), rows)
-        return self.requests.forward(given, deep_prompts, avoided, record, rows=rows, most_texts=most_texts)
+        return self.requests.forward(given, deep_prompts, avoided, record, rows=rows)
 
     def ask(
         self, segment: Span, hidden: torch.Tensor, deep_prompts: torch.Tensor | None, *, by_token: bool = False
@@ -171,3 +206,11 @@ class SwarmBlocks(Shared):
                 "This process was forked from the one that opened the model, and cannot use its connection to the "
                 "swarm: open the model after the fork, in the process that uses it."
             )
+
+
+def at_once(calls: Sequence[Callable[[], Result]]) -> list[Result]:
+    """Calls functions in threads, in the context of this one."""
+    if len(calls) < 2:
+        return [call() for call in calls]
+    with ThreadPoolExecutor(min(len(calls), _AT_ONCE)) as pool:
+        return [future.result() for future in [pool.submit(contextvars.copy_context().run, call) for call in calls]]

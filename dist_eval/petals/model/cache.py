@@ -1,20 +1,18 @@
 """A cache of transformers for texts that are computed on a swarm.
 
-It keeps the embedded texts, and knows the sessions in which servers keep what they have computed of them. So it can
-always be used: with sessions, where servers have them and room, only new tokens are sent; elsewhere the texts are
-computed from their beginning.
+It keeps the texts, as token ids or embedded, and knows the sessions in which servers keep what they have computed of
+them. So it can always be used: with sessions, where servers have them and room, only new tokens are sent; elsewhere the
+texts are computed from their beginning.
 """
 
 from __future__ import annotations
 
-import contextvars
 import functools
 import inspect
 import itertools
 import os
 import weakref
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -24,6 +22,7 @@ from transformers import GenerationMixin
 from transformers.cache_utils import Cache
 
 from dist_eval.errors import DataError, NoCacheError
+from dist_eval.petals.model.blocks import at_once
 from dist_eval.petals.model.rows import Rows
 
 if TYPE_CHECKING:
@@ -31,10 +30,9 @@ if TYPE_CHECKING:
     from dist_eval.petals.model.base import SwarmBase
 
 _LEAST_ROOM = 64  # tokens behind a text for which a session has room, if it is not known how many will follow
-_SESSIONS_AT_ONCE = 8
 
 Text = list[torch.Tensor]
-"""A row's embedded tokens, in parts of shape [tokens, hidden]: those of one call each."""
+"""A row's tokens, in parts, those of one call each: ids of shape [tokens], or embedded of shape [tokens, hidden]."""
 
 
 @dataclass
@@ -70,53 +68,66 @@ class SwarmCache(Cache):
         self._has_room = True
         weakref.finalize(self, _close, self._sessions, os.getpid())
 
-    def columns(self, words: torch.Tensor) -> torch.Tensor:
+    def columns(self, texts: torch.Tensor) -> torch.Tensor:
         """Returns which columns so far are tokens and no padding, bool of shape [rows, columns].
 
         Raises:
             DataError: the batch has another number of rows.
         """
         if self._columns is None:
-            return torch.zeros(len(words), 0, dtype=torch.bool, device=words.device)
-        if len(self._columns) != len(words):
-            raise DataError(f"{len(words)} texts cannot continue a batch of {len(self._columns)}.")
+            return torch.zeros(len(texts), 0, dtype=torch.bool, device=texts.device)
+        if len(self._columns) != len(texts):
+            raise DataError(f"{len(texts)} texts cannot continue a batch of {len(self._columns)}.")
         return self._columns
 
-    def continued(self, words: torch.Tensor, rows: Rows) -> torch.Tensor:
+    def continued(self, tokens: torch.Tensor, rows: Rows, wanted: torch.Tensor) -> torch.Tensor:
         """Computes the next tokens of the texts.
 
         Args:
-            words: embedded tokens, float of shape [rows, length, hidden], padded on the right.
+            tokens: ids, int64 of shape [rows, length], or embedded, float of shape [rows, length, hidden], padded on
+                the right.
             rows: where they are in the batch.
+            wanted: those whose outputs are needed, bool of shape [rows, length].
 
         Returns:
-            The outputs of the base model, of the same shape; those of padding may be anything.
+            The outputs of the last layer there, row by row, of shape [positions, hidden].
         """
-        new = [text[:count] for text, count in zip(words, rows.counts.tolist(), strict=True)]
+        new = [text[:count] for text, count in zip(tokens, rows.counts.tolist(), strict=True)]
         before = self._texts or [[] for _ in new]
         texts = [[*old, part] if len(part) else old for old, part in zip(before, new, strict=True)]
         is_first = self._columns is None
-        if self._can_use_sessions(words) and (self._at_once or not is_first):
-            outputs = self._in_sessions(texts, new, words)
+        if self._can_use_sessions(tokens) and (self._at_once or not is_first):
+            outputs = self._in_sessions(texts, new, wanted)
         elif is_first:
-            outputs = self._base.whole_texts(words, rows.counts.tolist())
+            outputs = self._base.whole_texts(tokens, rows.counts.tolist(), wanted)
         else:
-            outputs = self._recomputed(texts, new, words)
-        self._texts, self._columns = texts, torch.cat([self.columns(words), rows.real], dim=1)
+            outputs = self._recomputed(texts, new, wanted)
+        self._texts, self._columns = texts, torch.cat([self.columns(tokens), rows.real], dim=1)
         return outputs
 
-    def _can_use_sessions(self, words: torch.Tensor) -> bool:
-        parameters = [words, self._base.soft_prompts(), self._base.deep_prompts()]
+    def _can_use_sessions(self, tokens: torch.Tensor) -> bool:
+        parameters = [tokens, self._base.soft_prompts(), self._base.deep_prompts()]
         learns = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in parameters)
         return self._has_room and not learns and self._base.blocks.has_sessions
 
-    def _recomputed(self, texts: Sequence[Text], new: Sequence[torch.Tensor], words: torch.Tensor) -> torch.Tensor:
-        whole = [torch.cat(text) if text else words[0, :1] for text in texts]
-        outputs = self._base.whole_texts(pad_sequence(whole, batch_first=True), [*map(len, whole)])
-        places = [(len(text) - len(part), len(text)) for text, part in zip(whole, new, strict=True)]
-        return _padded([found[slice(*place)] for found, place in zip(outputs, places, strict=True)], words)
+    def _recomputed(self, texts: Sequence[Text], new: Sequence[torch.Tensor], wanted: torch.Tensor) -> torch.Tensor:
+        known = [row for row, text in enumerate(texts) if text]
+        whole = self._joined([texts[row] for row in known])
+        batch = pad_sequence(whole, batch_first=True)
+        wanted_of_whole = torch.zeros(batch.shape[:2], dtype=torch.bool)
+        for place, row in enumerate(known):
+            end, count = len(whole[place]), len(new[row])
+            wanted_of_whole[place, end - count : end] = wanted[row, :count]
+        return self._base.whole_texts(batch, [*map(len, whole)], wanted_of_whole)
 
-    def _in_sessions(self, texts: list[Text], new: list[torch.Tensor], words: torch.Tensor) -> torch.Tensor:
+    def _joined(self, texts: Sequence[Text]) -> list[torch.Tensor]:
+        """Joins the parts of each text; if not all are ids, those are embedded."""
+        if any(part.ndim > 1 for text in texts for part in text):
+            embed = self._base.get_input_embeddings()
+            texts = [[embed(part) if part.ndim == 1 else part for part in text] for text in texts]
+        return [torch.cat(text) for text in texts]
+
+    def _in_sessions(self, texts: list[Text], new: list[torch.Tensor], wanted: torch.Tensor) -> torch.Tensor:
         groups: dict[tuple[int, int], list[int]] = {}
         for row, (text, part) in enumerate(zip(texts, new, strict=True)):
             if len(part):
@@ -124,15 +135,15 @@ class SwarmCache(Cache):
         parts = [(tuple(rows), length, count) for (length, count), rows in groups.items()]
         try:
             self._close_others({rows for rows, *_ in parts})
-            answers = _at_once([functools.partial(self._step, texts, *part) for part in parts])
+            answers = at_once([functools.partial(self._step, texts, *part) for part in parts])
         except NoCacheError:  # a plain forward may still work
             self._has_room = False
             self.close()
-            return self._recomputed(texts, new, words)
-        outputs = words.new_zeros(words.shape)
+            return self._recomputed(texts, new, wanted)
+        outputs = answers[0].new_zeros(*wanted.shape, answers[0].shape[2])
         for (rows, _, count), found in zip(parts, answers, strict=True):
-            outputs[list(rows), :count] = found.to(outputs)
-        return outputs
+            outputs[list(rows), :count] = found
+        return outputs[wanted.to(outputs.device)]
 
     @torch.no_grad()
     def _step(self, texts: list[Text], rows: tuple[int, ...], length: int, count: int) -> torch.Tensor:
@@ -144,13 +155,13 @@ class SwarmCache(Cache):
             known = self._sessions[rows] = self._opened(wanted, length)
         alike = map(_alike, wanted, known.texts or [[] for _ in wanted])
         start = min(length - count, *alike)
-        words = torch.stack([torch.cat(text)[start:] for text in wanted])
+        tokens = torch.stack([text[start:] for text in self._joined(wanted)])
         place = start + self._base.prompt_length if start else 0
         prompts = None if start else self._base.soft_prompts()
         known.texts = []  # if the step fails, nobody knows what it holds
-        outputs = self._base.run(words, lambda hidden: known.session.step(hidden, place), prompts)
+        outputs = known.session.step(self._base.embedded(tokens, prompts), place)
         known.texts = wanted
-        return outputs[:, length - count - start :]
+        return outputs[:, outputs.shape[1] - count :]
 
     def _opened(self, texts: list[Text], length: int) -> _Session:
         padding = self.get_seq_length() - sum(map(len, texts[0][:-1]))
@@ -242,18 +253,14 @@ def cache_name() -> str:
     return "cache" if "cache" in known else "past_key_values"
 
 
-def _at_once(calls: Sequence[Callable[[], torch.Tensor]]) -> list[torch.Tensor]:
-    """Calls functions in threads, in the context of this one."""
-    if len(calls) < 2:
-        return [call() for call in calls]
-    with ThreadPoolExecutor(min(len(calls), _SESSIONS_AT_ONCE)) as pool:
-        return [future.result() for future in [pool.submit(contextvars.copy_context().run, call) for call in calls]]
-
-
 def _alike(one: Text, other: Text) -> int:
     """Returns how many tokens two texts begin with that are the same, in parts that are the same."""
-    same = itertools.takewhile(lambda pair: pair[0] is pair[1] or torch.equal(*pair), zip(one, other, strict=False))
+    same = itertools.takewhile(lambda pair: _equal(*pair), zip(one, other, strict=False))
     return sum(len(part) for part, _ in same)
+
+
+def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one is other or (one.shape == other.shape and torch.equal(one, other))
 
 
 def _beginning(text: Text, size: int) -> Text:
@@ -263,12 +270,6 @@ def _beginning(text: Text, size: int) -> Text:
             found.append(part[:size])
         size -= len(part)
     return found
-
-
-def _padded(parts: list[torch.Tensor], words: torch.Tensor) -> torch.Tensor:
-    """Returns texts in one tensor, with the shape of `words`."""
-    found = pad_sequence(parts, batch_first=True)
-    return torch.nn.functional.pad(found, (0, 0, 0, words.shape[1] - found.shape[1]))
 
 
 def _close(sessions: dict[tuple[int, ...], _Session], pid: int) -> None:

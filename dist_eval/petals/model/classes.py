@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
 
 from dist_eval.petals.base_model.architecture import Architecture
-from dist_eval.petals.model.base import SwarmBase, base_class, named_arguments, subclass
+from dist_eval.petals.model.base import (
+    CACHE_NAMES,
+    SwarmBase,
+    base_class,
+    named_arguments,
+    refuse_unsupported,
+    rows_of,
+    shape_of,
+    subclass,
+)
 from dist_eval.petals.model.generation import Generating
 from dist_eval.petals.model.model import SwarmModel
+from dist_eval.petals.model.rows import only_columns
 
 
 class WithHead(SwarmModel):
@@ -37,6 +48,12 @@ class WithHead(SwarmModel):
 class CausalLM(WithHead, Generating):
     """A mixin before a family's language model."""
 
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Does what the family's own does; only the outputs that it makes logits of are asked for."""
+        given = named_arguments(super().forward, args, kwargs)  # type: ignore[misc]
+        with only_columns(_kept(given)):
+            return super().forward(**given)  # type: ignore[misc]
+
 
 class SequenceClassifier(WithHead):
     """A mixin before a family's sequence classifier."""
@@ -52,10 +69,11 @@ class SequenceClassifier(WithHead):
 
         given = named_arguments(super().forward, args, kwargs)  # type: ignore[misc]
         labels, returns_dict = given.pop("labels", None), given.pop("return_dict", None)
-        output = self.swarm_base(**given)
+        last = self.last_tokens(given)
+        with only_columns(last):
+            output = self.swarm_base(**given)
         hidden = output.last_hidden_state
-        last = self._last_tokens(given, hidden)
-        logits = self.score(hidden[torch.arange(len(hidden), device=hidden.device), last].to(self.score.weight.dtype))
+        logits = self.score(hidden[last.to(hidden.device)].to(self.score.weight.dtype))
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, pooled_logits=logits, config=self.config)
@@ -64,19 +82,49 @@ class SequenceClassifier(WithHead):
             found[name] = output[name]
         return found.to_tuple() if returns_dict is False else found
 
-    def _last_tokens(self, given: dict[str, Any], hidden: torch.Tensor) -> torch.Tensor:
-        rows, columns = hidden.shape[:2]
+    def texts(self, *args: Any, **kwargs: Any) -> list[torch.Tensor] | None:
+        """Returns the token ids of each text up to the one that it is classified by, from arguments of `forward`.
+
+        Returns:
+            int64 of shape [length] for each row; None if the arguments ask for something else than its logits.
+
+        Raises:
+            ConfigError, DataError: see `forward`.
+        """
+        given = named_arguments(super().forward, args, kwargs)  # type: ignore[misc]
+        given = {name: value for name, value in given.items() if value is not None}
+        if "input_ids" not in given or not given.keys().isdisjoint(("labels", "inputs_embeds", *CACHE_NAMES)):
+            return None
+        refuse_unsupported(given, self.config)
+        rows = rows_of(given)
+        last = rows.moved_left(self.last_tokens(given)).int().argmax(dim=1)
+        ids = rows.moved_left(given["input_ids"])
+        return [text[: place + 1] for text, place in zip(ids, last.tolist(), strict=True)]
+
+    def last_tokens(self, given: Mapping[str, Any]) -> torch.Tensor:
+        """Returns where the last token of each text is, from arguments of `forward`; bool of shape [rows, columns]."""
         mask, ids = given.get("attention_mask"), given.get("input_ids")
-        if mask is not None:
-            mask = mask[:, mask.shape[1] - columns :]
+        rows, columns = shape_of(given)
+        if mask is not None:  # the base model refuses one of another shape
+            mask = mask[:, -columns:] if mask.ndim == 2 and mask.shape[1] >= columns else torch.ones(rows, columns)
         elif ids is not None and self.config.pad_token_id is not None:
             mask = ids != self.config.pad_token_id
         elif ids is not None and rows > 1:
             raise ValueError("Cannot handle batch sizes > 1 if no padding token is defined.")
         else:
-            return torch.full((rows,), columns - 1, device=hidden.device)
-        numbers = torch.arange(columns, device=hidden.device)
-        return (numbers * (mask != 0).to(hidden.device)).argmax(dim=1)
+            mask = torch.ones(rows, columns)
+        numbers = torch.arange(columns, device=mask.device)
+        return numbers == (numbers * (mask != 0)).argmax(dim=1, keepdim=True)
+
+
+def _kept(given: Mapping[str, Any]) -> torch.Tensor | None:
+    """Returns the columns of which logits are wanted, bool of shape [1, columns]; None if it is all."""
+    kept = given.get("logits_to_keep")
+    if kept is None or (isinstance(kept, int) and not kept):
+        return None
+    columns = torch.zeros(1, shape_of(given)[1], dtype=torch.bool)
+    columns[:, slice(-kept, None) if isinstance(kept, int) else kept] = True
+    return columns
 
 
 def causal_class(architecture: Architecture) -> Any:

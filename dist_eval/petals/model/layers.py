@@ -1,4 +1,4 @@
-"""What takes the place of a model's layers: the first sends hidden states through the swarm, the rest do nothing."""
+"""What takes the place of a model's layers, which a swarm computes: stubs, the first of which shows its inputs."""
 
 from __future__ import annotations
 
@@ -12,31 +12,33 @@ from torch import nn
 
 from dist_eval.petals.base_model.architecture import Architecture, LayerStub, replace_module
 
-Through = Callable[[torch.Tensor], torch.Tensor]
-"""Inputs of the first layer, of shape [rows, length, hidden], to outputs of the last one."""
+See = Callable[[torch.Tensor], object]
+"""Is given the inputs of the first layer, of shape [rows, length, hidden]."""
 
-_through: ContextVar[Through] = ContextVar("through")
+_see: ContextVar[See | None] = ContextVar("see", default=None)
 
 
-class RemoteLayers(LayerStub):
-    """Stands for all layers: hidden states go where the caller of the base model says."""
+class FirstLayer(LayerStub):
+    """Stands for the first layer."""
 
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        return super().forward(_through.get()(hidden_states))
+        if see := _see.get():
+            see(hidden_states)
+        return super().forward(hidden_states)
 
 
-def put_remote_layers(base: nn.Module, architecture: Architecture) -> None:
+def put_stubs(base: nn.Module, architecture: Architecture) -> None:
     """Replaces the layers of a base model."""
     count, as_tuple = architecture.config.num_hidden_layers, architecture.returns_tuple
     stubs = [LayerStub(as_tuple) for _ in range(1, count)]
-    replace_module(base, architecture.layers, nn.ModuleList([RemoteLayers(as_tuple), *stubs]))
+    replace_module(base, architecture.layers, nn.ModuleList([FirstLayer(as_tuple), *stubs]))
 
 
 @contextmanager
-def layers_are(through: Through) -> Iterator[None]:
-    """Sends hidden states there, in this thread and context."""
-    token = _through.set(through)
+def seeing_inputs(see: See) -> Iterator[None]:
+    """Shows the inputs of the first layer, in this thread and context."""
+    token = _see.set(see)
     try:
         yield
     finally:
-        _through.reset(token)
+        _see.reset(token)

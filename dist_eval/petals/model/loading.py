@@ -54,6 +54,7 @@ def load_client_model(
     model = load_model(model_class, architecture, tensors, name, dtype=dtype, drawn=tuned)
     for key, parameter in model.named_parameters():
         parameter.requires_grad_(key in tuned)
+    model.swarm_base.words_are_loaded()
     return model
 
 

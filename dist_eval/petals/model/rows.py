@@ -5,6 +5,10 @@ Attention is causal. So padding on the right reaches no real token, and each row
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 import torch
 
 from dist_eval.errors import DataError
@@ -26,18 +30,49 @@ class Rows:
         self._are_in_place = bool((self._places == columns).all())
 
     def moved_left(self, values: torch.Tensor) -> torch.Tensor:
-        """Returns the values of the real tokens, of shape [rows, longest, width], before those of some padding."""
+        """Moves the values of the real tokens, of shape [rows, columns, ...], before those of some padding.
+
+        Returns:
+            Those of shape [rows, longest, ...].
+        """
         if self._are_in_place:
             return values[:, : self.longest]
-        return values.gather(1, self._places.unsqueeze(2).expand(-1, -1, values.shape[2]))
+        return values[torch.arange(len(values))[:, None], self._places]
 
-    def moved_back(self, values: torch.Tensor) -> torch.Tensor:
-        """Returns the values in their columns, of shape [rows, columns, width]; those of padding are zero."""
-        if bool(self.real.all()):
-            return values
-        found = values.new_zeros(*self.real.shape, values.shape[2])
-        ranks = torch.arange(self.longest, device=values.device) < self.counts.to(values.device)[:, None]
-        return found.index_put(self.real.to(values.device).nonzero(as_tuple=True), values[ranks])
+
+def put_back(values: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+    """Puts values, of shape [n, width], row by row where a tensor is true; the others are zero.
+
+    Args:
+        values: of the n columns.
+        where: bool of shape [rows, columns].
+
+    Returns:
+        Those of shape [rows, columns, width].
+    """
+    if bool(where.all()):
+        return values.view(*where.shape, -1)
+    where = where.to(values.device)
+    return values.new_zeros(*where.shape, values.shape[1]).index_put(where.nonzero(as_tuple=True), values)
+
+
+_needed: ContextVar[torch.Tensor | None] = ContextVar("needed", default=None)
+
+
+@contextmanager
+def only_columns(needed: torch.Tensor | None) -> Iterator[None]:
+    """Says which outputs of a base model are needed here, bool of shape [rows or 1, columns]; None for all."""
+    token = _needed.set(needed)
+    try:
+        yield
+    finally:
+        _needed.reset(token)
+
+
+def needed_columns(real: torch.Tensor) -> torch.Tensor:
+    """Returns which columns are needed of those that are real, bool of shape [rows, columns]."""
+    needed = _needed.get()
+    return real if needed is None else real & needed.to(real.device)
 
 
 def real_columns(mask: torch.Tensor | None, held: torch.Tensor, columns: int) -> torch.Tensor:

@@ -85,6 +85,6 @@ def test_without_another_server_texts_are_sent_in_forwards(
     assert {segment.peer for segment in route.route} == {swarm.peers[0]}
 
     hidden = backbone.embedded(torch.cat(pieces(), dim=1), None).detach().requires_grad_()
-    outputs = through_swarm(backbone.requests, hidden, None)
+    [outputs] = through_swarm(backbone.requests, [hidden], None)
     assert torch.autograd.grad(outputs.sum(), hidden)[0].isfinite().all()
     assert not swarm.was_opened()

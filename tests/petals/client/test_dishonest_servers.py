@@ -127,7 +127,7 @@ def test_answers_that_are_not_finite_once_cast_count_against_those_who_gave_them
     assert only_the_liar_gave_wrong_answers()
 
     hidden = backbone.embedded(ids, None).detach().requires_grad_()
-    [gradient] = torch.autograd.grad(through_swarm(requests, hidden, None).sum(), hidden)
+    [gradient] = torch.autograd.grad(through_swarm(requests, [hidden], None)[0].sum(), hidden)
     assert only_the_liar_gave_wrong_answers()
 
     with closing(backbone.session(*ids.shape)) as session, torch.no_grad():
@@ -135,7 +135,7 @@ def test_answers_that_are_not_finite_once_cast_count_against_those_who_gave_them
     assert only_the_liar_gave_wrong_answers()
 
     swarm.tell("")
-    honest = through_swarm(requests, hidden, None)
+    [honest] = through_swarm(requests, [hidden], None)
     assert torch.allclose(outputs, honest, atol=1e-4)
     assert torch.allclose(gradient, torch.autograd.grad(honest.sum(), hidden)[0], atol=1e-4)
 

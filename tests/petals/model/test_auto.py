@@ -27,6 +27,7 @@ from dist_eval import (
 )
 from dist_eval.errors import CheckpointError, ConfigError, DataError, EvaluationError
 from dist_eval.model.classifier import Classifier, load_locally
+from dist_eval.petals.client.inputs import TokenIds
 from dist_eval.petals.model.checkpoint import TunedCheckpoint
 
 from .conftest import both, padded, texts
@@ -303,13 +304,13 @@ def test_a_killed_server_changes_no_token_and_no_gradient(replicated: PrivateSwa
 
 def test_texts_with_other_rotary_embeddings_are_computed_alone(models: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model, local = models
-    sent, forward = list[tuple[int, ...]](), model.swarm_base.blocks.forward
+    sent, forward = list[tuple[int, ...]](), model.swarm_base.blocks.requests.forward
 
-    def noted(hidden: torch.Tensor, *further: Any, **options: Any) -> torch.Tensor:
-        sent.append(tuple(hidden.shape[:2]))
-        return forward(hidden, *further, **options)
+    def noted(given: TokenIds, *further: Any, **options: Any) -> torch.Tensor:
+        sent.append(tuple(given.ids.shape))
+        return forward(given, *further, **options)
 
-    monkeypatch.setattr(model.swarm_base.blocks, "forward", noted)
+    monkeypatch.setattr(model.swarm_base.blocks.requests, "forward", noted)
     monkeypatch.setattr(model.swarm_base._rope, "lengths", [15])
     ids, mask = padded(texts(), "left")
     found = model.generate(ids, attention_mask=mask, max_new_tokens=2, pad_token_id=0)

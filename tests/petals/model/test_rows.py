@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_eval.errors import DataError
-from dist_eval.petals.model.rows import Rows, real_columns, require_consecutive
+from dist_eval.petals.model.rows import Rows, put_back, real_columns, require_consecutive
 
 PADDED = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5), st.integers(0, 3)), min_size=1, max_size=4)
 """Columns of padding, of text and of padding again, for each row."""
@@ -30,7 +30,7 @@ def test_tokens_are_moved_to_the_left_and_back(parts: list[tuple[int, int, int]]
     moved = rows.moved_left(values)
     for row, count in enumerate(rows.counts.tolist()):
         assert torch.equal(moved[row, :count], values[row][mask[row]])
-    assert torch.equal(rows.moved_back(moved), values * mask.unsqueeze(2))
+    assert torch.equal(put_back(moved[rows.moved_left(mask)], mask), values * mask.unsqueeze(2))
 
 
 def test_gradients_come_back_to_their_columns() -> None:
@@ -38,7 +38,7 @@ def test_gradients_come_back_to_their_columns() -> None:
     values = torch.ones(2, 4, 1, requires_grad=True)
     rows = Rows(mask)
     weights = torch.arange(8.0).view(2, 4, 1)
-    (rows.moved_back(rows.moved_left(values)) * weights).sum().backward()
+    (put_back(rows.moved_left(values)[rows.moved_left(mask)], mask) * weights).sum().backward()
     assert torch.equal(values.grad, weights * mask.unsqueeze(2))
 
 
