@@ -243,9 +243,10 @@ def refuse_unsupported(given: Mapping[str, Any], config: Any) -> None:
     Raises:
         ConfigError: there is one; the message names it.
     """
-    for name, what in (("output_hidden_states", "hidden states"), ("output_attentions", "attentions")):
+    for name in ("output_hidden_states", "output_attentions", "output_router_logits"):
         asked = given.get(name)
         if getattr(config, name, False) if asked is None else asked:
+            what = name.removeprefix("output_").replace("_", " ")
             raise ConfigError(f"{name}: the servers of a swarm do not return the {what} of their layers. Leave it out.")
     for name, value in given.items():
         is_off = value is None or value is False or (name == "token_type_ids" and not value.any())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dist_eval.errors import ConfigError
+from dist_eval.errors import ConfigError, DataError, NoCacheError
 from dist_eval.petals.model.cache import SwarmCache, cache_name
 
 if TYPE_CHECKING:
@@ -17,25 +17,72 @@ if TYPE_CHECKING:
 
 
 class InferenceSession:
-    """Texts that several calls of `generate` continue.
+    """Texts that several calls of `generate`, or of `step`, continue.
 
     Args:
         base: the base model.
         max_length: most tokens of a text, for which servers reserve memory.
 
     Attributes:
-        output_ids: all tokens so far, int64 of shape [rows, length], or None before the first call.
+        output_ids: all tokens so far, int64 of shape [rows, length], or None before the first call of `generate`.
     """
 
     def __init__(self, base: SwarmBase, max_length: int) -> None:
         self.max_length = max_length
         self.output_ids: torch.Tensor | None = None
         self.cache = SwarmCache(base, max_length=max_length, at_once=True)
+        self._base = base
+        self._stepped: _Stepped | None = None
 
     @property
     def position(self) -> int:
-        """Tokens of each text that servers hold."""
-        return self.cache.get_seq_length()
+        """Tokens of each text that servers hold; setting it to a smaller number forgets the later ones."""
+        return self.cache.get_seq_length() if self._stepped is None else self._stepped.position
+
+    @position.setter
+    def position(self, position: int) -> None:
+        if not 0 <= position <= self.position:
+            raise ConfigError(f"A session of {self.position} tokens cannot go to position {position}.")
+        if self._stepped is not None:
+            self._stepped.position = position
+        elif position < self.position:
+            self.cache.crop(position - self.position)
+            self.output_ids = None if self.output_ids is None else self.output_ids[:, :position]
+
+    @torch.no_grad()
+    def step(
+        self, inputs: torch.Tensor, prompts: torch.Tensor | None = None, hypo_ids: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Sends hidden states through all layers, which servers continue at the next call.
+
+        Args:
+            inputs: those of the first layer for the next tokens, float of shape [rows, length, hidden].
+            prompts: what is added to the first inputs of each layer, of shape [layers, 1 or rows, pre_seq_len, hidden],
+                the same in each row; with the first call only. By default there are none, also in a tuned model.
+            hypo_ids: reorders the texts, which is refused.
+
+        Returns:
+            The outputs of the last layer before the final norm, of the same shape.
+
+        Raises:
+            ConfigError: the session has texts of `generate`, or the arguments cannot be followed.
+            DataError: the shape is another one than before, or texts become longer than `max_length`.
+            SwarmError: see `SwarmRequests.forward`; a `NoCacheError` if servers have no room.
+        """
+        if self.cache.get_seq_length():
+            raise ConfigError("The session has texts of generate: open another one for steps.")
+        if hypo_ids is not None and not torch.equal(hypo_ids.cpu(), torch.arange(len(inputs))):
+            raise ConfigError("hypo_ids: texts of a session keep their order. Send reordered texts in a new session.")
+        if self._stepped is None:
+            self._stepped = _Stepped(self._base, len(inputs), self.max_length, _of_all_rows(prompts))
+        elif prompts is not None:
+            raise ConfigError("prompts are sent with the first step of a session, and servers keep them.")
+        return self._stepped.step(inputs)
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether `step` was called."""
+        return self._stepped is not None
 
     @property
     def last_token_id(self) -> torch.Tensor | None:
@@ -45,12 +92,52 @@ class InferenceSession:
     def close(self) -> None:
         """Gives the memory of servers back."""
         self.cache.close()
+        if self._stepped is not None:
+            self._stepped.close()
 
     def __enter__(self) -> InferenceSession:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class _Stepped:
+    """The session behind `InferenceSession.step`."""
+
+    def __init__(self, base: SwarmBase, rows: int, max_length: int, deep_prompts: torch.Tensor | None) -> None:
+        if not base.blocks.has_sessions:
+            raise NoCacheError("The servers of this model keep no texts, so that steps cannot continue any.")
+        if base.changes_frequencies(max_length):
+            raise NoCacheError("What servers keep would not fit to texts as long as max_length: give a smaller one.")
+        self._max_length, self.position = max_length, 0
+        self._shape = (rows, base.config.hidden_size)
+        self._session = base.blocks.session(
+            lambda hidden, _: hidden, rows, max_length, deep_prompts=deep_prompts, rolls_back=True
+        )
+
+    def step(self, inputs: torch.Tensor) -> torch.Tensor:
+        if inputs.ndim != 3 or (len(inputs), inputs.shape[2]) != self._shape or not inputs.is_floating_point():
+            rows, width = self._shape
+            raise DataError(f"A step takes floats of shape {[rows, 'length', width]}, not {list(inputs.shape)}.")
+        end = self.position + inputs.shape[1]
+        if end > self._max_length:
+            raise DataError(f"The session was opened for max_length={self._max_length} tokens, not {end}.")
+        outputs = self._session.step(inputs, self.position)
+        self.position = end
+        return outputs
+
+    def close(self) -> None:
+        self._session.close()
+
+
+def _of_all_rows(prompts: torch.Tensor | None) -> torch.Tensor | None:
+    """Returns deep prompts, of shape [layers, pre_seq_len, hidden], of those of each row."""
+    if prompts is None or not prompts.numel():
+        return None
+    if prompts.ndim != 4 or not torch.equal(prompts, prompts[:, :1].expand_as(prompts)):
+        raise ConfigError("prompts have to be of shape [layers, rows, pre_seq_len, hidden], and alike in all rows.")
+    return prompts[:, 0]
 
 
 _active: ContextVar[tuple[Any, InferenceSession] | None] = ContextVar("active_session", default=None)
@@ -109,6 +196,8 @@ class Generating:
             **kwargs: see transformers.
         """
         session = session or self.active_session
+        if session is not None and session.has_steps:
+            raise ConfigError("The session has texts of step: open another one for generate.")
         token = _generating.set([])
         try:
             # what is called below gets the cache as an argument

@@ -16,8 +16,10 @@ import pytest
 import torch
 from conftest import ForkedSwarm, wait_for
 from tiny_models import LAYERS, random_checkpoint, save_tiny_models
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch.nn.functional import cross_entropy
-from transformers import LogitsProcessor
+from transformers import AutoModelForSequenceClassification, DynamicCache, LogitsProcessor, PreTrainedTokenizerFast
 
 from dist_eval import (
     AutoDistributedModel,
@@ -26,6 +28,7 @@ from dist_eval import (
     PrivateSwarm,
 )
 from dist_eval.errors import CheckpointError, ConfigError, DataError, EvaluationError
+from dist_eval.model.backbone import SoftPrompts
 from dist_eval.model.classifier import Classifier, load_locally
 from dist_eval.petals.client.inputs import TokenIds
 from dist_eval.petals.model.checkpoint import TunedCheckpoint
@@ -73,6 +76,8 @@ def test_a_classifiers_checkpoint_is_for_a_classifier(tiny_models: dict[str, Pat
     [
         ({"output_hidden_states": True}, ConfigError, "do not return the hidden states"),
         ({"output_attentions": True}, ConfigError, "do not return the attentions"),
+        ({"output_router_logits": True}, ConfigError, "do not return the router logits"),
+        ({"past_key_values": DynamicCache()}, ConfigError, "A DynamicCache cannot hold"),
         ({"token_type_ids": torch.ones(1, 3, dtype=torch.long)}, ConfigError, "cannot take token_type_ids"),
         ({"attention_mask": torch.ones(1, 1, 3, 3)}, DataError, r"the shape \[1, 1, 3, 3\]"),
         ({"attention_mask": torch.zeros(1, 3)}, DataError, "Row 0 of a batch has no token"),
@@ -124,6 +129,86 @@ def test_a_session_lasts_for_several_calls(models: Any) -> None:
     expected = local.generate(torch.cat([expected, more], dim=1), max_new_tokens=3, pad_token_id=0)
     assert torch.equal(torch.cat(parts, dim=1), expected) and torch.equal(session.output_ids, expected)
     assert model.active_session is None
+
+
+def test_a_session_takes_hidden_states(models: Any) -> None:
+    model, local = models
+    ids = torch.stack([text[:13] for text in texts()])
+    with torch.no_grad(), model.inference_session(max_length=16) as session:
+        words = local.get_input_embeddings()(ids)
+        first, second = session.step(words[:, :6]), session.step(words[:, 6:9])
+        assert session.position == 9
+        session.position = 7
+        outputs = torch.cat([first, second[:, :1], session.step(words[:, 7:])], dim=1)
+        expected = local.model(inputs_embeds=words).last_hidden_state
+        torch.testing.assert_close(model.model.norm(outputs), expected, atol=1e-5, rtol=0)
+        for inputs, message in ((words, "max_length=16 tokens, not 26"), (words[:1], r"shape \[3, 'length', 64\]")):
+            with pytest.raises(DataError, match=message):
+                session.step(inputs)
+        with pytest.raises(ConfigError, match="hypo_ids"):
+            session.step(words[:, :1], hypo_ids=torch.tensor([1, 0, 2]))
+        with pytest.raises(ConfigError, match="The session has texts of step"):
+            model.generate(ids, max_new_tokens=1)
+
+
+def test_deep_prompts_are_sent_with_the_first_step(models: Any) -> None:
+    model, local = models
+    tuned = random_checkpoint("deep_ptune")
+    backbone, ids = load_locally(model.config._name_or_path, tuned).backbone, texts()[0][None]
+    with torch.no_grad(), model.inference_session(max_length=30) as session:
+        hidden = model.swarm_base.embedded(ids, tuned.prompts)
+        outputs = session.step(hidden, tuned.deep_prompts.unsqueeze(1))
+    expected = backbone.hidden_states(ids, SoftPrompts(tuned.prompts, tuned.deep_prompts))
+    torch.testing.assert_close(outputs, expected, atol=1e-4, rtol=1e-5)
+
+
+def test_generating_ends_at_stop_strings(models: Any) -> None:
+    model, local = models
+    words = {f"word{number}": number for number in range(local.config.vocab_size)}
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, "word0")))
+    ids, mask = padded(texts(), "left")
+    options = {"attention_mask": mask, "max_new_tokens": 6, "pad_token_id": 0}
+    stop = [f"word{token}" for token in local.generate(ids, **options)[:2, -4].tolist()]
+    found, expected = (each.generate(ids, **options, stop_strings=stop, tokenizer=tokenizer) for each in models)
+    assert torch.equal(found, expected) and (found[:2, -3:] == 0).any()
+
+
+def test_ids_are_sent_while_the_embeddings_are_those_of_servers(family_swarms: dict[str, PrivateSwarm]) -> None:
+    ids, mask = padded(texts(), "left")
+    with both(family_swarms["llama"]) as models, torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+        requests, sent = models[0].swarm_base.blocks.requests, list[tuple[bool, int]]()
+        forward = requests.forward
+
+        def noted(given: Any, *further: Any, rows: torch.Tensor, **options: Any) -> torch.Tensor:
+            sent.append((isinstance(given, TokenIds), len(rows)))
+            return forward(given, *further, rows=rows, **options)
+
+        patch.setattr(requests, "forward", noted)
+        for _ in range(2):
+            found, expected = (each(ids, attention_mask=mask, logits_to_keep=2).logits for each in models)
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+            for model in models:
+                model.get_input_embeddings().weight[ids[0, -1]] += 1
+    assert sent == [(True, 6), (False, 6)]
+
+
+def test_losses_are_those_of_each_problem_type(family_swarms: dict[str, PrivateSwarm]) -> None:
+    ids, mask = padded(texts(), "right")
+    several = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0], [0.5, 1.0, 0.0]])
+    settings = {"num_labels": 3, "pad_token_id": 0}
+    with both(family_swarms["llama"], AutoDistributedModelForSequenceClassification, **settings) as (model, _):
+        local = AutoModelForSequenceClassification.from_pretrained(model.config._name_or_path, **settings).eval()
+        local.load_state_dict({"score.weight": model.score.weight}, strict=False)
+        for problem, labels in (
+            ("single_label_classification", torch.tensor([0, 2, 1])),
+            ("multi_label_classification", several),
+            ("regression", several),
+        ):
+            for each in (model, local):
+                each.config.problem_type = problem
+            found, expected = (each(ids, attention_mask=mask, labels=labels) for each in (model, local))
+            torch.testing.assert_close(found.loss, expected.loss)
+            torch.testing.assert_close(found.logits, expected.logits, atol=1e-5, rtol=0)
 
 
 def test_generated_texts_are_streamed(models: Any) -> None:
