@@ -16,6 +16,9 @@ from benchmarks.models import Model
 from benchmarks.processes import call, run_dist_eval
 from benchmarks.text import Corpus
 
+OURS = ("local", "evaluate")
+"""Alternatives that use dist_eval's own model classes."""
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -24,7 +27,7 @@ class Outcome:
     Attributes:
         seconds: duration of the work that is compared, on the slowest rank.
         answers: one for each row, in order: classes, log-likelihoods or texts.
-        facts: content of `results.json`, for dist_eval.
+        facts: content of `results.json`, for dist_eval; of its `ranks` also for `evaluate`.
         units: what the rate counts; None counts answers.
     """
 
@@ -167,7 +170,7 @@ class Classification:
                 self.folder,
                 ranks=ranks,
                 threads=threads,
-                petals=module != "local",
+                petals=module not in OURS,
                 model=str(self.model.base),
                 checkpoint=str(self.model.tuned),
                 dataset=str(self._rows(every)),
@@ -176,7 +179,7 @@ class Classification:
                 batch_size=batch_size,
                 max_length=max_length,
             )
-            return Outcome(found["seconds"], found["answers"])
+            return Outcome(found["seconds"], found["answers"], found.get("facts", {}))
 
         return Contender(name, run, every)
 

@@ -36,7 +36,8 @@ LOCAL, LOOP_64, LOOP_64_TWICE, LOOP_128 = (
 LIBRARIES = (("gather_for_metrics, 2 ranks", "gather_for_metrics", 2), ("Trainer.predict", "trainer_predict", None))
 LIBRARY_NAMES = tuple(name for name, _, _ in LIBRARIES)
 BATCH_SIZES = (32, 64)  # of the libraries; with 2048 rows no contender has a small last batch
-KINDS = ("local", "loop", "libraries", "dist_eval")
+EVALUATE = "evaluate(model, loader)"
+KINDS = ("local", "loop", "libraries", "evaluate", "dist_eval")
 _SHARE_OF_ROWS = {str(SMALL): 1, str(MEDIUM): 2, str(WIDE): 4}
 
 
@@ -60,6 +61,8 @@ def contenders(work: Classification, options: argparse.Namespace) -> list[Conten
     ]
     if str(work.model.size) == str(WIDE):
         return found[:2]
+    if "evaluate" in options.contenders:
+        found.append(work.alternative(EVALUATE, "evaluate"))
     if "loop" in options.contenders:
         found.append(work.alternative(LOOP_64, "loop", max_length=64, every=2 * slow))
         if not options.quick:
@@ -90,7 +93,7 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
                     if proxy is not None:
                         proxy.set_round_trip(far / 1000)
                     outcomes = run_round(report, group, competing)
-        report.note(f"{groups[options.round_trips[0]]}: {describe_plan(outcomes)}")
+        report.note(f"{groups[options.round_trips[0]]}: {describe_plan(outcomes)} {describe_traffic(outcomes)}")
         for far, group in groups.items():
             compare(report, group, far, options)
             if far:
@@ -111,11 +114,27 @@ def _swarm(model: Model, scratch_dir: Path, *, far: bool) -> Iterator[tuple[list
 
 def describe_plan(outcomes: dict[str, Outcome]) -> str:
     """Returns a sentence on the number of batches that dist_eval sent, and on the share of padding."""
-    plan = next(outcome.facts["plan"] for outcome in outcomes.values() if outcome.facts)
+    plan = next(outcome.facts["plan"] for outcome in outcomes.values() if "plan" in outcome.facts)
     return (
         f"dist_eval sent {plan['batches']} batches of together {plan['padded_tokens']} tokens, "
         f"{plan['real_tokens']} of them real (prompts included)."
     )
+
+
+def describe_traffic(outcomes: dict[str, Outcome]) -> str:
+    """Returns a sentence on what dist_eval exchanged with servers, by the way it is used."""
+    totals = {
+        name: [rank["traffic"] for rank in outcome.facts["ranks"]]
+        for name, outcome in outcomes.items()
+        if outcome.facts
+    }
+    parts = [
+        f"{name}: {sum(rank['round_trips'] for rank in ranks)} requests, "
+        f"{sum(rank['bytes_sent'] for rank in ranks) / 1e6:.1f} MB sent, "
+        f"{sum(rank['bytes_received'] for rank in ranks) / 1e6:.1f} MB received"
+        for name, ranks in totals.items()
+    ]
+    return f"Traffic of the last round: {'; '.join(parts)}."
 
 
 def compare(report: Report, group: str, far: int, options: argparse.Namespace) -> None:
@@ -126,6 +145,7 @@ def compare(report: Report, group: str, far: int, options: argparse.Namespace) -
     libraries = [name for member, name in report.series if member == group and name.startswith(LIBRARY_NAMES)]
     for first, others, what, bar in (
         (one, [LOCAL], LOCAL, 0.92 if near else None),
+        (EVALUATE, [one], one, 0.9 if near else None),
         (one, [LOOP_64], LOOP_64, 2.6 if near else None),
         (one, [LOOP_128], LOOP_128, 4.6 if near else None),
         (two, [LOOP_64_TWICE], LOOP_64_TWICE, None),

@@ -152,8 +152,7 @@ def test_a_session_takes_hidden_states(models: Any) -> None:
 
 
 def test_deep_prompts_are_sent_with_the_first_step(models: Any) -> None:
-    model, local = models
-    tuned = random_checkpoint("deep_ptune")
+    model, tuned = models[0], random_checkpoint("deep_ptune")
     backbone, ids = load_locally(model.config._name_or_path, tuned).backbone, texts()[0][None]
     with torch.no_grad(), model.inference_session(max_length=30) as session:
         hidden = model.swarm_base.embedded(ids, tuned.prompts)
@@ -163,7 +162,7 @@ def test_deep_prompts_are_sent_with_the_first_step(models: Any) -> None:
 
 
 def test_generating_ends_at_stop_strings(models: Any) -> None:
-    model, local = models
+    local = models[1]
     words = {f"word{number}": number for number in range(local.config.vocab_size)}
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, "word0")))
     ids, mask = padded(texts(), "left")
