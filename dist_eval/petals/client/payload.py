@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +52,12 @@ class Payload:
             compression=message.compression,
         )
         return cls(head, memoryview(message.buffer))
+
+    @property
+    def size(self) -> Sequence[int]:
+        """Its shape, by the name that it has in a message."""
+        size: Sequence[int] = self.head.size
+        return size
 
     @staticmethod
     def size_of(head: Any) -> int:

@@ -6,6 +6,7 @@ asyncio's streams copy what they read twice and what they write once; the daemon
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
 from typing import Any
@@ -80,6 +81,12 @@ class RawStream:
         except EOFError:
             return True
         return False
+
+    async def discard(self) -> None:
+        """Reads until the stream ends, and forgets what comes."""
+        with contextlib.suppress(EOFError):
+            while True:
+                await self._receive(self._place)
 
     async def write(self, *pieces: bytes | memoryview) -> None:
         """Writes bytes."""

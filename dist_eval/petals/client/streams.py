@@ -32,6 +32,12 @@ class Answer(NamedTuple):
     tensors: Sequence[Payload]
     metadata: bytes
 
+    def message(self) -> Any:
+        """Returns it as a `runtime_pb2.ExpertResponse`."""
+        from hivemind.proto import runtime_pb2
+
+        return runtime_pb2.ExpertResponse(tensors=[tensor.message() for tensor in self.tensors], metadata=self.metadata)
+
 
 async def call_stream(
     p2p: Any,
@@ -87,6 +93,14 @@ async def send_request(
     behind = runtime_pb2.ExpertRequest(metadata=request.metadata).SerializeToString()
     await write_tensors(stream, payloads, lambda _: (before, behind), part_bytes)
     await write_error(stream)
+
+
+async def send_answer(stream: RawStream, answer: Answer, part_bytes: int = PART_BYTES) -> None:
+    """Writes an answer; its tensors may not change meanwhile."""
+    from hivemind.proto import runtime_pb2
+
+    metadata = runtime_pb2.ExpertResponse(metadata=answer.metadata).SerializeToString()
+    await write_tensors(stream, answer.tensors, lambda is_first: (b"", metadata if is_first else b""), part_bytes)
 
 
 async def receive_answer(stream: RawStream, largest: int, timeout: float) -> Answer:

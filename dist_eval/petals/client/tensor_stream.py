@@ -43,17 +43,20 @@ class Arena:
 
     Args:
         most: bytes that it may grow to.
+        take: called when the first bytes come, for memory that is used until they are more; it may have none.
 
     Attributes:
         used: bytes that were taken.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most, self.used = most, 0
+    def __init__(self, most: int, take: Callable[[], memoryview | None] = lambda: None) -> None:
+        self._most, self.used, self._take = most, 0, take
         self._memory = np.empty(0, np.uint8).data
 
     def reserve(self, size: int) -> None:
         """Makes room for some more bytes, or as many as there may be."""
+        if not self._memory:
+            self._memory = self._take() or self._memory
         wanted = min(self._most, self.used + size)
         if wanted > len(self._memory):
             larger = np.empty(wanted, np.uint8).data
@@ -92,6 +95,7 @@ class TensorReader:
     def __init__(self, stream: RawStream, kind: Any, arena: Arena, allow: Callable[[int], None]) -> None:
         self._stream, self._kind, self._arena, self._allow = stream, kind, arena, allow
         self._ranges: list[_Range] = []
+        self._marker, self._size = MESSAGE, 0
 
     @property
     def payloads(self) -> list[Payload]:
@@ -113,18 +117,26 @@ class TensorReader:
             EOFError: the stream ends within a message.
             Exception: any of `allow`, or the connection.
         """
-        from hivemind.proto.p2pd_pb2 import RPCError
+        return None if await self.begin() is None else await self.rest()
 
+    async def begin(self) -> int | None:
+        """Reads the begin of a message, and returns how many bytes follow; see `next`."""
         if await self._stream.at_end():
             return None
-        marker = await self._stream.read(len(MESSAGE))
-        size = int.from_bytes(await self._stream.read(_LENGTH_BYTES), "big")
-        self._allow(size)
-        if marker == ERROR and size <= _MOST_ERROR_BYTES:
-            raise PeerError(_parsed(RPCError, await self._stream.read(size)).message)
-        if marker != MESSAGE:
+        self._marker = await self._stream.read(len(MESSAGE))
+        self._size = int.from_bytes(await self._stream.read(_LENGTH_BYTES), "big")
+        self._allow(self._size)
+        return self._size
+
+    async def rest(self) -> Any:
+        """Reads the bytes that follow, and returns the message without tensors; see `next`."""
+        from hivemind.proto.p2pd_pb2 import RPCError
+
+        if self._marker == ERROR and self._size <= _MOST_ERROR_BYTES:
+            raise PeerError(_parsed(RPCError, await self._stream.read(self._size)).message)
+        if self._marker != MESSAGE:
             raise MalformedStream("bytes that are not a message")
-        fields = _Fields(self._stream, self._stream.position + size)
+        fields = _Fields(self._stream, self._stream.position + self._size)
         count = 0
         while (length := await fields.skip_to(_TENSORS)) is not None:
             count += 1
@@ -242,8 +254,12 @@ async def write_error(stream: RawStream, message: str | None = None) -> None:
     """Writes an error; without a text, it ends the requests of a stream."""
     from hivemind.proto.p2pd_pb2 import RPCError
 
-    content = RPCError(message=message).SerializeToString()
-    await stream.write(ERROR + len(content).to_bytes(_LENGTH_BYTES, "big") + content)
+    await write_content(stream, ERROR, RPCError(message=message).SerializeToString())
+
+
+async def write_content(stream: RawStream, marker: bytes, content: bytes) -> None:
+    """Writes a serialized message or error."""
+    await stream.write(marker + len(content).to_bytes(_LENGTH_BYTES, "big"), content)
 
 
 def field_begin(number: int, length: int) -> bytes:

@@ -99,10 +99,7 @@ class ChainHandler:
             except Exception as error:  # any of the DHT, the daemon, the connection or the next server
                 why = printable(one_line(error), _LONGEST_REASON)
                 own = own.model_copy(update={"call": time.monotonic() - began - own.own})
-        packed = self._handler._serialize_outputs(computed.outputs, backends, {})
-        return Answer(
-            [Payload.of_message(tensor) for tensor in packed], _packed(ChainAnswer(end=end, hops=[own], why=why))
-        )
+        return Answer([Payload.of(computed.outputs)], _packed(ChainAnswer(end=end, hops=[own], why=why)))
 
     async def _compute(
         self, backends: Sequence[Any], tensors: Sequence[torch.Tensor], request: ChainRequest, adapter: str

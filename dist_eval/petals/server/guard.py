@@ -8,7 +8,7 @@ read (`server_tasks.py`), and streams, bytes and time-outs where they arrive (`g
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,9 @@ from pydantic import ValidationError
 
 from dist_eval.petals.client.announcements import reason_of
 from dist_eval.petals.client.chain import ChainRequest, read_request
+from dist_eval.petals.client.payload import Payload
 from dist_eval.petals.server.metadata import METADATA_BYTES, Refused, checked_metadata, is_int, shown
+from dist_eval.petals.server.request import Request
 
 _SPARE_BYTES = METADATA_BYTES + (1 << 16)  # of a message, beside its tensors
 _MOST_TENSORS = 4
@@ -49,7 +51,7 @@ class Guard:
         """Largest request: hidden states and their gradient in float32, and as much of prompts for each block."""
         return _SPARE_BYTES + 4 * self.width * self.tokens * (2 + len(self.uids))
 
-    def forward(self, request: Any) -> ChainRequest | None:
+    def forward(self, request: Request) -> ChainRequest | None:
         """Checks a forward: hidden states and deep prompts, or what servers pass on (see `petals.client.chain`).
 
         Returns:
@@ -75,7 +77,7 @@ class Guard:
         self._prompts(prompts, blocks, shape)
         return chained
 
-    def backward(self, request: Any) -> None:
+    def backward(self, request: Request) -> None:
         """Checks a backward: inputs, the gradient of the outputs, and deep prompts.
 
         Raises:
@@ -89,7 +91,7 @@ class Guard:
             raise Refused(f"the gradient has size {_sizes(gradient)}, but the hidden states have {_sizes(hidden)}")
         self._prompts(prompts, blocks, shape)
 
-    def opening(self, request: Any) -> Mapping[str, Any]:
+    def opening(self, request: Request) -> Mapping[str, Any]:
         """Checks the first message of a session, which has the fields of a step, too.
 
         Returns:
@@ -110,7 +112,7 @@ class Guard:
         self.step(request, blocks)
         return metadata
 
-    def step(self, request: Any, blocks: int) -> None:
+    def step(self, request: Request, blocks: int) -> None:
         """Checks a step of a session: hidden states, deep prompts and an order of the rows; none of them ends it.
 
         Args:
@@ -128,7 +130,7 @@ class Guard:
         self._prompts(prompts, blocks, (rows, length))
         _require_order(order, rows)
 
-    def push(self, request: Any) -> None:
+    def push(self, request: Request) -> None:
         """Checks a step of a session that another server sends.
 
         Raises:
@@ -137,36 +139,6 @@ class Guard:
         if not isinstance(self._metadata(request).get("session_id"), str):
             raise Refused("a step that is pushed has to name its session_id")
         self.step(request, self._blocks(request.uid))
-
-    async def gathered(self, requests: AsyncIterator[Any]) -> Any:
-        """Returns one message of those that a large one was split into (`hivemind.utils.streaming`).
-
-        Raises:
-            Refused: they are not parts of one.
-        """
-        from hivemind.proto import runtime_pb2
-
-        whole, buffers = None, list[list[bytes]]()
-        async for request in requests:
-            if whole is None:
-                whole = runtime_pb2.ExpertRequest(uid=request.uid, metadata=request.metadata)
-            elif request.uid != whole.uid:
-                raise Refused("the messages of a stream name different blocks")
-            for part in request.tensors:
-                if part.dtype:  # only the first part of a tensor has it
-                    if len(buffers) == _MOST_TENSORS:
-                        raise Refused(f"a request has at most {_MOST_TENSORS} tensors")
-                    head = whole.tensors.add(compression=part.compression, dtype=part.dtype)
-                    head.size.extend(part.size)
-                    buffers.append([])
-                elif not buffers:
-                    raise Refused("a stream begins with a tensor without a dtype")
-                buffers[-1].append(part.buffer)
-        if whole is None:
-            raise Refused("a stream ended without a message")
-        for tensor, buffer in zip(whole.tensors, buffers, strict=True):
-            tensor.buffer = b"".join(buffer)
-        return whole
 
     def info(self, uid: str) -> None:
         """Checks what a client asks about: a block, or the server.
@@ -186,7 +158,7 @@ class Guard:
             raise Refused(f"this server serves consecutive blocks from {first} to {last}, not {shown(uid)}")
         return len(names)
 
-    def _metadata(self, request: Any) -> Mapping[str, Any]:
+    def _metadata(self, request: Request) -> Mapping[str, Any]:
         """Reads and checks the metadata of a message."""
         metadata = checked_metadata(request.metadata)
         adapter = metadata.get("active_adapter")
@@ -194,7 +166,7 @@ class Guard:
             raise Refused(f"adapter {shown(adapter)} not found")
         return metadata
 
-    def _hidden(self, tensor: Any, name: str = "hidden states", *, may_be_empty: bool = False) -> tuple[int, int]:
+    def _hidden(self, tensor: Payload, name: str = "hidden states", *, may_be_empty: bool = False) -> tuple[int, int]:
         """Checks hidden states, of shape [rows, n, width]; returns rows and n."""
         _require_whole(tensor, name, _FLOATS)
         if len(tensor.size) != 3 or tensor.size[2] != self.width:
@@ -205,7 +177,7 @@ class Guard:
         self._require_room(rows * max(1, length))
         return rows, length
 
-    def _token_ids(self, ids: Any, soft: Any) -> tuple[int, int]:
+    def _token_ids(self, ids: Payload, soft: Payload) -> tuple[int, int]:
         """Checks token ids, of shape [rows, n], and soft prompts; returns rows and tokens of what is made of them."""
         _require_whole(ids, "token ids", ("int64",))
         _require_whole(soft, "soft prompts", _FLOATS)
@@ -224,7 +196,7 @@ class Guard:
         if size > self.tokens:  # in the words of Petals, which clients read
             raise Refused(f"Task size {size} is greater than max_batch_size ({self.tokens}), it can't be processed")
 
-    def _prompts(self, tensor: Any, blocks: int, shape: tuple[int, int]) -> None:
+    def _prompts(self, tensor: Payload | None, blocks: int, shape: tuple[int, int]) -> None:
         """Checks deep prompts, of shape [blocks, rows or 1, pre_seq_len, width]; none are an empty tensor."""
         if tensor is None:
             return
@@ -245,14 +217,13 @@ def _chain_in(metadata: Mapping[str, Any]) -> ChainRequest | None:
         raise Refused(f"metadata: {reason_of(error)}") from error
 
 
-def _arguments(request: Any, metadata: Mapping[str, Any], *names: str) -> list[Any]:
+def _arguments(request: Request, metadata: Mapping[str, Any], *names: str) -> list[Any]:
     """Returns the tensors of a message in the order of what they are; None for one that was left out."""
     tensors = request.tensors
     if len(tensors) > _MOST_TENSORS:
         raise Refused(f"a request has at most {_MOST_TENSORS} tensors, not {len(tensors)}")
     for tensor in tensors:
-        if tensor.requires_grad:  # of no use here, and blocks change their inputs in place
-            tensor.requires_grad = False
+        tensor.head.requires_grad = False  # of no use here, and blocks change their inputs in place
     found = list(tensors)
     if (structure := metadata.get("args_structure")) is not None:
         found = _in_order(found, structure)
@@ -261,10 +232,13 @@ def _arguments(request: Any, metadata: Mapping[str, Any], *names: str) -> list[A
     missing = [name for name, tensor in zip(names, found, strict=False) if tensor is None and name != "prompts"]
     if missing:
         raise Refused(f"a request needs the {missing[0]}")
+    for further in tensors:
+        if not any(further is tensor for tensor in found[: len(names)]):
+            _require_whole(further, "further tensors", tuple(_ITEM_BYTES))
     return found[: len(names)]
 
 
-def _in_order(tensors: Sequence[Any], structure: Any) -> list[Any]:
+def _in_order(tensors: Sequence[Payload], structure: Any) -> list[Any]:
     """Returns the arguments that stand in a structure of placeholders (`petals.utils.packaging`)."""
     places = {_PLACEHOLDER + str(index).encode(): tensor for index, tensor in enumerate(tensors)} | {None: None}
     arguments, named = structure if len(structure) == 2 else ((), None)
@@ -274,24 +248,26 @@ def _in_order(tensors: Sequence[Any], structure: Any) -> list[Any]:
     raise Refused(f"metadata: args_structure does not name the {len(tensors)} tensors of the request")
 
 
-def _require_whole(tensor: Any, name: str, dtypes: Collection[str]) -> None:
+def _require_whole(tensor: Payload, name: str, dtypes: Collection[str]) -> None:
     """Checks that a serialized tensor has the bytes that its size and dtype need."""
-    if tensor.dtype not in dtypes:
-        raise Refused(f"the dtype of the {name} is {shown(tensor.dtype)} instead of {' or '.join(dtypes)}")
+    dtype: str = tensor.head.dtype
+    if dtype not in dtypes:
+        raise Refused(f"the dtype of the {name} is {shown(dtype)} instead of {' or '.join(dtypes)}")
     if len(tensor.size) > 4:
         raise Refused(f"the {name} come in {len(tensor.size)} dimensions")
-    numbers, found = math.prod(tensor.size), len(tensor.buffer)
-    if tensor.compression == _FLOAT16 and tensor.dtype not in ("bfloat16", "int64"):
+    numbers, found = math.prod(tensor.size), len(tensor.data)
+    compression = tensor.head.compression
+    if compression == _FLOAT16 and dtype not in ("bfloat16", "int64"):
         widths: tuple[int, ...] = (2,)
-    elif tensor.compression == _PLAIN:  # hivemind may send bfloat16 as float32
-        widths = (2, 4) if tensor.dtype == "bfloat16" else (_ITEM_BYTES[tensor.dtype],)
+    elif compression == _PLAIN:  # hivemind may send bfloat16 as float32
+        widths = (2, 4) if dtype == "bfloat16" else (_ITEM_BYTES[dtype],)
     else:
-        raise Refused(f"the {name} came in a compression that this server does not read ({tensor.compression})")
+        raise Refused(f"the {name} came in a compression that this server does not read ({compression})")
     if found not in [numbers * width for width in widths]:
-        raise Refused(f"the {name} came in {found} bytes, which do not make size {_sizes(tensor)} of {tensor.dtype}")
+        raise Refused(f"the {name} came in {found} bytes, which do not make size {_sizes(tensor)} of {dtype}")
 
 
-def _require_order(tensor: Any, rows: int) -> None:
+def _require_order(tensor: Payload, rows: int) -> None:
     """Checks the order that rows of a session are put into: empty, or for each row which one it continues."""
     import numpy as np
 
@@ -300,10 +276,10 @@ def _require_order(tensor: Any, rows: int) -> None:
         return
     if list(tensor.size) != [rows]:
         raise Refused(f"the order has size {_sizes(tensor)} instead of [{rows}]")
-    order = np.frombuffer(tensor.buffer, dtype=np.int64)
+    order = np.frombuffer(tensor.data, dtype=np.int64)
     if order.min() < 0 or order.max() >= rows:
         raise Refused(f"the order names rows {order.min()} to {order.max()} of a session of {rows}, counted from 0")
 
 
-def _sizes(tensor: Any) -> str:
+def _sizes(tensor: Payload) -> str:
     return shown(list(tensor.size))

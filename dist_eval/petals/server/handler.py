@@ -11,13 +11,18 @@ from contextvars import ContextVar
 from typing import Any
 
 import psutil
+import torch
 
+from dist_eval.petals.client.payload import Payload
 from dist_eval.petals.client.protocol import ROLLS_BACK
+from dist_eval.petals.client.streams import Answer
 from dist_eval.petals.server.chain import ChainHandler
 from dist_eval.petals.server.embedding import Embedder
 from dist_eval.petals.server.guard import Guard
 from dist_eval.petals.server.guarded_p2p import GuardedP2P
-from dist_eval.petals.server.metadata import read_metadata
+from dist_eval.petals.server.metadata import Refused, read_metadata
+from dist_eval.petals.server.request import Request
+from dist_eval.petals.server.server_tasks import run_backward, run_forward
 from dist_eval.printable import printable
 
 rolls_back = ContextVar("rolls_back", default=True)
@@ -26,6 +31,7 @@ rolls_back = ContextVar("rolls_back", default=True)
 _SHARE_OF_REQUESTS = 4  # all that are received or computed take at most this part of a host's memory
 _MOST_PUSHED = 8  # steps of a session that wait
 _LONGEST_RECORD = 500  # characters of a line in the log
+_PLAIN = 0  # `CompressionType.NONE`
 
 
 def log_in_one_line() -> None:
@@ -34,13 +40,14 @@ def log_in_one_line() -> None:
         logging.getLogger(name).addFilter(_OneLine())
 
 
+def request_memory() -> int:
+    """Returns how many bytes the requests of a server may take."""
+    return psutil.virtual_memory().total // _SHARE_OF_REQUESTS
+
+
 def handler_class() -> Any:
     """Returns Petals' handler of requests, behind a guard."""
     from async_timeout import timeout
-    from hivemind.compression.serialization import deserialize_torch_tensor
-    from hivemind.p2p.p2p_daemon import DEFAULT_MAX_MSG_SIZE
-    from hivemind.proto import runtime_pb2
-    from hivemind.utils.streaming import split_for_streaming
     from petals.server import handler
 
     petals_handler = handler.TransformerConnectionHandler
@@ -63,69 +70,92 @@ def handler_class() -> Any:
             )
 
         async def add_p2p_handlers(self, p2p: Any, *args: Any, **kwargs: Any) -> None:
-            total = psutil.virtual_memory().total // _SHARE_OF_REQUESTS // len(self._handler_event_queues)
-            await super().add_p2p_handlers(GuardedP2P(p2p, self._guard.request_bytes, total), *args, **kwargs)
+            handlers = len(self._handler_event_queues)
+            memory = next(iter(self.module_backends.values())).forward_pool.memory
+            memory.claim(self._handler_index, handlers)
+            guarded = GuardedP2P(p2p, self._guard.request_bytes, request_memory() // handlers, memory)
+            await super().add_p2p_handlers(guarded, *args, **kwargs)
 
-        # hivemind reads the annotations of all methods
+        # hivemind reads the annotations of all methods; what they are called with, and return, see `GuardedP2P`
 
         @functools.wraps(petals_handler.rpc_forward)
-        async def rpc_forward(self, request: Any, context: Any) -> Any:
-            if (chained := self._guard.forward(request)) is None:
-                return await super().rpc_forward(request, context)
-            async with timeout(self.request_timeout):
-                tensors = [deserialize_torch_tensor(tensor) for tensor in request.tensors]
-                answer = await self._chain.answer(request.uid, tensors, chained, read_metadata(request.metadata))
-                packed = [tensor.message() for tensor in answer.tensors]
-                return runtime_pb2.ExpertResponse(tensors=packed, metadata=answer.metadata)
+        async def rpc_forward(self, request: Request, context: Any) -> Answer:
+            return await self._forward(request, context)
 
         @functools.wraps(petals_handler.rpc_backward)
-        async def rpc_backward(self, request: Any, context: Any) -> Any:
-            self._guard.backward(request)
-            return await super().rpc_backward(request, context)
+        async def rpc_backward(self, request: Request, context: Any) -> Answer:
+            return await self._backward(request, context)
 
         @functools.wraps(petals_handler.rpc_forward_stream)
-        async def rpc_forward_stream(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
-            async for part in self._answer_in_parts(self.rpc_forward, requests, context):
-                yield part
+        async def rpc_forward_stream(self, request: Request, context: Any) -> Answer:
+            return await self._forward(request, context)
 
         @functools.wraps(petals_handler.rpc_backward_stream)
-        async def rpc_backward_stream(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
-            async for part in self._answer_in_parts(self.rpc_backward, requests, context):
-                yield part
+        async def rpc_backward_stream(self, request: Request, context: Any) -> Answer:
+            return await self._backward(request, context)
 
-        async def _answer_in_parts(
-            self, method: Callable[..., Any], requests: AsyncIterator[Any], context: Any
-        ) -> AsyncIterator[Any]:
-            request = await asyncio.wait_for(self._guard.gathered(requests), self.request_timeout)
-            answer = await method(request, context)
-            metadata = answer.metadata
-            for tensor in answer.tensors:
-                for part in split_for_streaming(tensor, DEFAULT_MAX_MSG_SIZE):
-                    yield runtime_pb2.ExpertResponse(tensors=[part], metadata=metadata)
-                    metadata = b""
+        async def _forward(self, request: Request, context: Any) -> Answer:
+            chained = self._guard.forward(request)
+            async with timeout(self.request_timeout):
+                if chained is None:
+                    return await self._computed(run_forward, request, "rpc_forward", context)
+                tensors = [tensor.tensor() for tensor in request.tensors]
+                return await self._chain.answer(request.uid, tensors, chained, read_metadata(request.metadata))
+
+        async def _backward(self, request: Request, context: Any) -> Answer:
+            self._guard.backward(request)
+            async with timeout(self.request_timeout):
+                return await self._computed(run_backward, request, "rpc_backward", context)
+
+        async def _computed(self, run: Callable[..., Any], request: Request, name: str, context: Any) -> Answer:
+            """Has this server's blocks compute what a client of Petals asks for."""
+            uids, metadata = self._check_uids(request.uid), read_metadata(request.metadata)
+            self._log_request(name, uids, context)
+            backends = [self.module_backends[uid] for uid in uids]
+            outputs = await run(
+                *(tensor.tensor() for tensor in request.tensors),
+                requested_backends=backends,
+                active_adapter=self._get_active_adapter(metadata),
+                prioritizer=self._prioritizer,
+                points=metadata.get("points") or 0,
+                args_structure=metadata.get("args_structure"),
+            )
+            outputs = [outputs] if isinstance(outputs, torch.Tensor) else outputs
+            kinds = metadata.get("output_compression") or [_PLAIN] * len(outputs)
+            if len(kinds) != len(outputs):
+                raise Refused(f"output_compression has to name {len(outputs)} tensors, not {len(kinds)}")
+            return Answer([_packed(tensor, kind) for tensor, kind in zip(outputs, kinds, strict=True)], b"")
 
         @functools.wraps(petals_handler.rpc_inference)
-        async def rpc_inference(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+        async def rpc_inference(self, requests: AsyncIterator[Request], context: Any) -> AsyncIterator[Any]:
             first = await anext(requests, None)
             if first is None:
                 return
             metadata = self._guard.opening(first)
             rolls_back.set(metadata.get(ROLLS_BACK) is not False)
 
-            async def all_requests() -> AsyncIterator[Any]:
+            async def all_requests() -> AsyncIterator[Request]:
                 yield first
                 async for request in requests:
                     self._guard.step(request, len(first.uid.split()))
                     yield request
-                yield runtime_pb2.ExpertRequest()  # which ends the session, if the client has not said so
+                yield Request()  # which ends the session, if the client has not said so
 
             async for answer in super().rpc_inference(all_requests(), context):
                 yield answer
 
         @functools.wraps(petals_handler.rpc_push)
-        async def rpc_push(self, request: Any, context: Any) -> Any:
+        async def rpc_push(self, request: Request, context: Any) -> Any:
             self._guard.push(request)
-            return await super().rpc_push(request, context)
+            return await super().rpc_push(request.message(), context)
+
+        async def _get_from_session_queue(self, session_id: str) -> Request | None:
+            message = await super()._get_from_session_queue(session_id)
+            return None if message is None else Request.of(message)
+
+        async def _push_outputs(self, request: Request, outputs: Any, metadata: Any) -> None:
+            if metadata.get("next_servers"):
+                await super()._push_outputs(request.message(), outputs, metadata)
 
         @functools.wraps(petals_handler.rpc_info)
         async def rpc_info(self, request: Any, context: Any) -> Any:
@@ -139,6 +169,14 @@ def handler_class() -> Any:
                 yield
 
     return TransformerConnectionHandler
+
+
+def _packed(tensor: torch.Tensor, compression: int) -> Payload:
+    from hivemind.compression.serialization import serialize_torch_tensor
+
+    if compression == _PLAIN:
+        return Payload.of(tensor)
+    return Payload.of_message(serialize_torch_tensor(tensor, compression))
 
 
 class _Pushed(asyncio.Queue[Any]):

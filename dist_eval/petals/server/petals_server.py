@@ -30,13 +30,14 @@ from dist_eval.petals.client.petals_version import ANNOUNCED, require_petals
 from dist_eval.petals.server.block_memory import BlockMemory, block_bytes, format_bytes
 from dist_eval.petals.server.blocks import Block, load_block
 from dist_eval.petals.server.embedding import Embedder, table_bytes
-from dist_eval.petals.server.handler import handler_class, log_in_one_line, rolls_back
+from dist_eval.petals.server.handler import handler_class, log_in_one_line, request_memory, rolls_back
 from dist_eval.petals.server.lora import adapter_bytes, add_adapter, using_adapter
 from dist_eval.petals.server.private import LOADED
 from dist_eval.petals.server.quantization import converting_experts
-from dist_eval.petals.server.server_tasks import iterate_inference, merge_pools, run_backward, run_forward
+from dist_eval.petals.server.server_tasks import iterate_inference, merge_pools
 from dist_eval.petals.server.session_cache import NO_CACHE, BlockCache, SessionLayer, block_caches
 from dist_eval.petals.server.session_memory import session_memory_class
+from dist_eval.petals.server.shared_memory import SharedMemory
 from dist_eval.process.memory import keep_freed_memory
 
 _UNLIMITED = 1 << 31
@@ -74,7 +75,6 @@ def import_server() -> Any:
     server.MemoryCache = session_memory_class()
     log_in_one_line()
     server.convert_block = converting_experts(server.convert_block, server.QuantType.NF4)
-    handler.run_rpc_forward, handler.run_rpc_backward = run_forward, run_backward
     handler.iterate_rpc_inference = iterate_inference
     # a libp2p daemon by which a server tells others whether they can be reached, which ours do not ask
     server.ReachabilityProtocol.attach_to_dht = lambda dht: None
@@ -186,7 +186,7 @@ def _server_class() -> Any:
             Announcer.cache_bytes_per_token = per_token = -(-sum(caches) // len(caches))
 
             def merge_and_say(backends: Any) -> None:
-                merge_pools(backends)
+                merge_pools(backends, self._shared_memory(backends))
                 if start == 0:
                     server.TransformerConnectionHandler.embedder = self._embedder()
                 keep_freed_memory()  # before the handlers are forked
@@ -202,6 +202,12 @@ def _server_class() -> Any:
 
             server.merge_inference_pools_inplace = merge_and_say
             return chosen
+
+        def _shared_memory(self, backends: Any) -> SharedMemory:
+            backend = next(iter(backends.values()))
+            # as many hidden states as a request may have, in float32, and as much again for prompts or a gradient
+            slot = 2 * 4 * backend.config.hidden_size * backend.forward_pool.max_batch_size
+            return SharedMemory(slot, request_memory(), self.num_handlers)
 
         def _embedder(self) -> Embedder | None:
             architecture = _architecture(self.converted_model_name_or_path, self.revision)

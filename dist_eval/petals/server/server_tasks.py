@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from dist_eval.petals.client.protocol import ROLLS_BACK
+from dist_eval.petals.server.shared_memory import SharedMemory
+from dist_eval.petals.server.task_pool import task_pool_class
 
 TASK_SECONDS = 0.25
 """What a task should take at most, if it has more than one block."""
@@ -22,20 +24,18 @@ TASK_SECONDS = 0.25
 _seconds_per_work: dict[str, float] = {}  # of one token in one block, as in the latest task of a kind
 
 
-def merge_pools(backends: Mapping[str, Any]) -> None:
+def merge_pools(backends: Mapping[str, Any], memory: SharedMemory) -> None:
     """Gives all blocks of a server the same three pools of tasks.
 
     Args:
         backends: Petals' `TransformerBackend` for each block's uid.
+        memory: by which tensors get to the blocks and back.
     """
-    from petals.server.task_pool import PrioritizedTaskPool
-
-    first, chain = next(iter(backends.values())), _Chain(backends)
+    first, chain, pool_class = next(iter(backends.values())), _Chain(backends), task_pool_class()
+    size, device = first.forward_pool.max_batch_size, first.forward_pool.device
 
     def pool(run: Callable[..., Any]) -> Any:
-        return PrioritizedTaskPool(
-            run, first.forward_pool.max_batch_size, run.__name__, device=first.forward_pool.device
-        )
+        return pool_class(memory, run, size, run.__name__, device=device)
 
     forward, backward, inference = pool(chain.forward), pool(chain.backward), pool(chain.inference)
     for backend in backends.values():
@@ -94,10 +94,10 @@ def _with_prompt(hidden: torch.Tensor, prompt: torch.Tensor | None) -> torch.Ten
     return hidden
 
 
-def _seconds_since(start: float, computed: torch.Tensor) -> torch.Tensor:
+def _seconds_since(start: float, computed: torch.Tensor) -> float:
     if computed.is_cuda:
         torch.cuda.synchronize(computed.device)
-    return torch.tensor(time.monotonic() - start)
+    return time.monotonic() - start
 
 
 async def run_forward(
@@ -146,7 +146,7 @@ async def run_backward(
         backends = requested_backends[blocks]
         arguments = gradient, active_adapter, [backend.name for backend in backends], *deep[blocks]
         pool = backends[0].backward_pool
-        gradient, *found, seconds = await pool.submit_task(hidden, *arguments, priority=priority)
+        gradient, *found, seconds = await pool.compute(hidden, *arguments, priority=priority)
         _note("backward", seconds, hidden, len(backends))
         of_prompts = [*found, *of_prompts]
     return [gradient, torch.cat(of_prompts)] if of_prompts else [gradient]
@@ -161,7 +161,7 @@ async def _forward(
     rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
     uids, pool = [backend.name for backend in backends], backends[0].forward_pool
-    outputs, seconds = await pool.submit_task(hidden, adapter, uids, rows, *prompts, priority=priority)
+    outputs, seconds = await pool.compute(hidden, adapter, uids, rows, *prompts, priority=priority)
     _note("forward", seconds, hidden, len(backends))
     return outputs
 
@@ -176,9 +176,9 @@ def _tasks(kind: str, hidden: torch.Tensor, count: int) -> Iterator[slice]:
         start = end
 
 
-def _note(kind: str, seconds: torch.Tensor, hidden: torch.Tensor, count: int) -> None:
+def _note(kind: str, seconds: float, hidden: torch.Tensor, count: int) -> None:
     """Notes what a task of a number of blocks took."""
-    _seconds_per_work[kind] = max(1e-12, float(seconds) / (_tokens(hidden) * count))
+    _seconds_per_work[kind] = max(1e-12, seconds / (_tokens(hidden) * count))
 
 
 def _tokens(hidden: torch.Tensor) -> int:
@@ -231,10 +231,10 @@ async def iterate_inference(
 ) -> AsyncIterator[tuple[Sequence[Any], bool]]:
     """Answers the steps of a session; a step's `start_from_position` forgets the tokens from there on.
 
-    Takes and yields what `petals.server.block_functions.iterate_rpc_inference` does (Petals 2.2.0.post1), which knows
-    no `start_from_position`; its meaning is that of Petals main (2.3.0.dev2).
+    Takes and yields what `petals.server.block_functions.iterate_rpc_inference` does (Petals 2.2.0.post1), but each step
+    as a `Request`. Petals 2.2 knows no `start_from_position`; its meaning is that of Petals main (2.3.0.dev2).
     """
-    from hivemind.compression.serialization import deserialize_torch_tensor, serialize_torch_tensor
+    from hivemind.compression.serialization import serialize_torch_tensor
     from hivemind.utils.nested import nested_flatten
     from petals.data_structures import InferenceMetadata
 
@@ -243,7 +243,7 @@ async def iterate_inference(
     backend, position, rolls_back, rows = requested_backends[0], 0, True, None
     (output,) = nested_flatten(requested_backends[-1].outputs_schema)
     async for request, step in input_iterator:
-        received = [deserialize_torch_tensor(tensor) for tensor in request.tensors]
+        received = [tensor.tensor() for tensor in request.tensors]
         hidden, prompts, order, *_ignored = _unpacked(received, args_structure)
         hidden = _as_hidden(hidden, requested_backends)
         if rows not in (None, len(hidden)):
@@ -270,10 +270,11 @@ async def iterate_inference(
                 for uid, handles in zip(requested_uids, cache_handles, strict=True)
             ]
             for blocks in _tasks("inference", hidden, len(steps)):
-                hidden, seconds = await backend.inference_pool.submit_task(
+                hidden, seconds = await backend.inference_pool.compute(
                     hidden, order, tuple(steps[blocks]), *deep[blocks], priority=priority
                 )
                 _note("inference", seconds, hidden, blocks.stop - blocks.start)
         answer = serialize_torch_tensor(hidden.to(output.dtype), output.compression, allow_inplace=True)
+        del hidden  # from the shared memory, while the next step is waited for
         yield [answer], all(prompt is None for prompt in deep)
         position = end

@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import socket
 import tracemalloc
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from hivemind.p2p import P2P, P2PHandlerError
 from hivemind.proto import runtime_pb2
 from hivemind.proto.p2pd_pb2 import RPCError
 from hivemind.utils.streaming import split_for_streaming
+from hivemind_messages import PART_BYTES, bytes_of, messages_of, pieces_of, serialized, tensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -27,61 +28,11 @@ from dist_eval.petals.client.failures import WrongAnswer
 from dist_eval.petals.client.outputs import read_answer
 from dist_eval.petals.client.payload import Payload
 from dist_eval.petals.client.raw_stream import RawStream
-from dist_eval.petals.client.streams import Answer, receive_answer, send_request
+from dist_eval.petals.client.streams import Answer, receive_answer, send_answer, send_request
 from dist_eval.petals.client.tensor_stream import varint
 
-PART_BYTES = 64
 LARGEST = 1 << 20
-DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.float64, torch.bool]
 LOOPS = [asyncio.new_event_loop, uvloop.new_event_loop]  # asyncio's own is that of tests, uvloop's that of programs
-
-
-def tensors() -> st.SearchStrategy[torch.Tensor]:
-    shapes = st.lists(st.integers(0, 7), min_size=1, max_size=3)
-    return st.builds(
-        lambda shape, dtype: torch.testing.make_tensor(*shape, dtype=dtype, device="cpu"),
-        shapes,
-        st.sampled_from(DTYPES),
-    )
-
-
-def serialized(tensor: torch.Tensor) -> Any:
-    """Serializes a tensor by hivemind's code, which sends two bytes of bfloat16 in servers of Petals."""
-    raw = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
-    return runtime_pb2.Tensor(
-        buffer=raw.numpy().tobytes(), size=tensor.shape, dtype=str(tensor.dtype).removeprefix("torch.")
-    )
-
-
-def messages_of(sent: Sequence[torch.Tensor], kind: Any, **fields: Any) -> list[Any]:
-    """Splits tensors into messages by hivemind's code."""
-    parts = (part for tensor in sent for part in split_for_streaming(serialized(tensor), PART_BYTES))
-    return [kind(tensors=[part], **fields) for part in parts]
-
-
-class Collector:
-    """Takes the place of a stream that hivemind writes to."""
-
-    def __init__(self) -> None:
-        self.written = bytearray()
-
-    def write(self, data: bytes) -> None:
-        self.written += data
-
-    async def drain(self) -> None:
-        """There is nothing to wait for."""
-
-
-def bytes_of(messages: Iterable[Any]) -> bytes:
-    """Writes messages by hivemind's code."""
-    collector = Collector()
-
-    async def write() -> None:
-        for message in messages:
-            await P2P.send_protobuf(message, collector)
-
-    asyncio.run(write())
-    return bytes(collector.written)
 
 
 def run(coroutine: Any, new_loop: Callable[[], Any] = asyncio.new_event_loop) -> Any:
@@ -116,30 +67,31 @@ async def receive(pieces: Iterable[bytes], largest: int = LARGEST, timeout: floa
         stream.close()
 
 
-def pieces_of(data: bytes, cuts: Iterable[int]) -> list[bytes]:
-    places = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
-    return [data[start:end] for start, end in itertools.pairwise(places)]
-
-
 @given(
     st.lists(tensors(), min_size=1, max_size=4), st.text(max_size=20), st.binary(max_size=200), st.sampled_from(LOOPS)
 )
 @settings(deadline=None)
-def test_requests_are_the_bytes_of_hivemind(
+def test_requests_and_answers_are_the_bytes_of_hivemind(
     sent: list[torch.Tensor], uid: str, metadata: bytes, new_loop: Callable[[], Any]
 ) -> None:
-    async def written() -> bytes:
+    async def written(send: Callable[[RawStream], Any]) -> bytes:
         ours, theirs = socket.socketpair()
         with theirs:
             ours.setblocking(False)
             stream = RawStream(ours)
-            request = runtime_pb2.ExpertRequest(uid=uid, metadata=metadata)
-            await send_request(stream, request, [Payload.of(tensor) for tensor in sent], PART_BYTES)
+            await send(stream)
             stream.close()
             return b"".join(iter(lambda: theirs.recv(1 << 16), b""))
 
-    expected = bytes_of([*messages_of(sent, runtime_pb2.ExpertRequest, uid=uid, metadata=metadata), P2P.END_OF_STREAM])
-    assert run(written(), new_loop) == expected
+    payloads = [Payload.of(tensor) for tensor in sent]
+    request = runtime_pb2.ExpertRequest(uid=uid, metadata=metadata)
+    found = run(written(lambda stream: send_request(stream, request, payloads, PART_BYTES)), new_loop)
+    expected = messages_of(sent, runtime_pb2.ExpertRequest, uid=uid, metadata=metadata)
+    assert found == bytes_of([*expected, P2P.END_OF_STREAM])
+    found = run(written(lambda stream: send_answer(stream, Answer(payloads, metadata), PART_BYTES)), new_loop)
+    first, *others = messages_of(sent, runtime_pb2.ExpertResponse)
+    first.metadata = metadata
+    assert found == bytes_of([first, *others])
 
 
 @given(

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from hostile_client import packed, request
+from hostile_client import packed
+from hostile_client import request as request_message
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,11 +17,16 @@ from dist_eval.petals.client.chain import ChainRequest
 from dist_eval.petals.client.protocol import request_metadata
 from dist_eval.petals.server.guard import Guard
 from dist_eval.petals.server.metadata import FIELDS, Refused, read_metadata
+from dist_eval.petals.server.request import Request
 from dist_eval.petals.server.server_tasks import _prompt_of_each
 
 WIDTH, UIDS = 8, ["m.0", "m.1", "m.2"]
 GUARD = Guard(UIDS, width=WIDTH, tokens=64, positions=128, adapters=("folder/adapter",))
 NONE, NO_ORDER = torch.empty(0), torch.empty(0, dtype=torch.int64)
+
+
+def request(*args: Any, **fields: Any) -> Request:
+    return Request.of(request_message(*args, **fields))
 
 
 def hidden(rows: int = 2, length: int = 5) -> torch.Tensor:
@@ -133,16 +139,14 @@ TENSORS = st.builds(
 
 @given(st.lists(TENSORS, max_size=5), st.dictionaries(NAMES, VALUES, max_size=3), st.sampled_from(["m.0", "m.0 m.1"]))
 def test_what_passes_can_be_read_and_has_shapes_that_fit(tensors: list[Any], metadata: Any, uid: str) -> None:
-    from hivemind.compression.serialization import deserialize_torch_tensor
-
-    message = request(uid, *tensors, metadata=metadata)
+    received = request(uid, *tensors, metadata=metadata)
     for check, count in ((GUARD.forward, 2), (GUARD.backward, 3), (GUARD.opening, 3)):
         try:
-            check(message)
+            check(received)
         except Refused as error:
             assert len(str(error)) < 500
             continue
-        found = [deserialize_torch_tensor(tensor) for tensor in message.tensors]
+        found = [tensor.tensor() for tensor in received.tensors]
         if metadata.get("args_structure") is None:
             assert found[0].ndim == 3 and found[0].shape[2] == WIDTH and 1 <= found[0].shape[0] <= 64
             prompts = _prompt_of_each(found[count - 2 + (check == GUARD.backward)], [_Block()] * len(uid.split()))

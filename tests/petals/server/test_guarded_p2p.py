@@ -4,19 +4,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import mmap
 import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from hivemind.p2p import P2P
+from hivemind.proto.runtime_pb2 import ExpertRequest, ExpertResponse
+from hivemind.utils.streaming import split_for_streaming
+from hivemind_messages import bytes_of, messages_of, pieces_of, serialized, tensors
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from dist_eval.petals.client.payload import Payload
+from dist_eval.petals.client.streams import Answer
 from dist_eval.petals.server import guarded_p2p
 from dist_eval.petals.server.guarded_p2p import GuardedP2P
 from dist_eval.petals.server.metadata import Refused
+from dist_eval.petals.server.request import Request
+from dist_eval.petals.server.shared_memory import SharedMemory
 
 PEER = SimpleNamespace(peer_id="Qm-stranger")
-LARGEST, TOTAL = 1 << 14, 1 << 20
+LARGEST, TOTAL, SLOT = 1 << 14, 1 << 20, mmap.PAGESIZE
+PART_BYTES = 1 << 10
+
+SETTINGS = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, bytes]]
 
@@ -28,32 +43,33 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def message(text: bytes) -> bytes:
-    from hivemind.proto import runtime_pb2
-
-    content = runtime_pb2.ExpertRequest(metadata=text).SerializeToString()
+    content = ExpertRequest(metadata=text).SerializeToString()
     return b"\0" + len(content).to_bytes(8, "big") + content
 
 
 END = b"\1" + bytes(8)
 
 
-async def echo(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    from hivemind.proto import runtime_pb2
+async def echo(request: Request) -> Answer:
+    return Answer(request.tensors, request.metadata)
 
+
+async def echo_each(requests: AsyncIterator[Request]) -> AsyncIterator[Any]:
     async for request in requests:
-        yield runtime_pb2.ExpertResponse(metadata=request.metadata)
+        yield ExpertResponse(metadata=request.metadata)
 
 
 def play(script: Script, *, handler: Any = echo, method: str = "rpc_forward_stream") -> bytes:
     """Runs the client's side of a stream; returns what it read."""
-    from hivemind.proto import runtime_pb2
 
     async def both() -> bytes:
         ours, theirs = socket.socketpair()
-        guard = GuardedP2P(None, LARGEST, TOTAL)
+        memory = SharedMemory(SLOT, 2 * SLOT, 1)
+        memory.claim(0, 1)
+        guard = GuardedP2P(None, LARGEST, TOTAL, memory)
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         name = f"TransformerConnectionHandler.{method}"
-        answering = asyncio.create_task(guard.answer(handler, runtime_pb2.ExpertRequest, name, PEER, reader, writer))
+        answering = asyncio.create_task(guard.answer(handler, name, PEER, reader, writer))
         client_reader, client_writer = await asyncio.open_unix_connection(sock=theirs)
         try:
             found = await asyncio.wait_for(script(client_reader, client_writer), 30.0)
@@ -61,6 +77,8 @@ def play(script: Script, *, handler: Any = echo, method: str = "rpc_forward_stre
             client_writer.close()
         await asyncio.wait_for(answering, 30.0)
         assert guard._bytes_left == TOTAL and not guard._peers, "all of it is given back"
+        taken = memory.take(), memory.take()
+        assert None not in taken, "so are the slots"
         return found
 
     return asyncio.run(both())
@@ -78,12 +96,60 @@ def sending(*parts: bytes, pause: float = 0.0) -> Script:
     return script
 
 
-def test_messages_are_answered_until_the_end() -> None:
-    found = play(sending(message(b"one"), message(b"two"), END))
-    assert found.index(b"one") < found.index(b"two")
-    assert play(sending(message(b"one"), message(b"two"), END), method="rpc_inference").count(b"\0") == found.count(
-        b"\0"
-    )
+def test_each_message_of_a_session_is_answered() -> None:
+    found = play(sending(message(b"one"), message(b"two"), END), handler=echo_each, method="rpc_inference")
+    assert 0 < found.index(b"one") < found.index(b"two")
+
+
+@given(
+    st.lists(tensors(), min_size=1, max_size=4),
+    st.binary(max_size=200),
+    st.lists(st.integers(0, 1 << 16), max_size=9),
+)
+@SETTINGS
+def test_tensors_of_a_stream_come_back_however_it_is_split(
+    sent: list[torch.Tensor], metadata: bytes, cuts: list[int]
+) -> None:
+    data = bytes_of([*messages_of(sent, ExpertRequest, PART_BYTES, uid="m.0", metadata=metadata), P2P.END_OF_STREAM])
+    answers = [ExpertResponse(tensors=[next(split_for_streaming(serialized(tensor), 1 << 20))]) for tensor in sent]
+    answers[0].metadata = metadata
+    assert play(sending(*pieces_of(data, cuts))) == bytes_of(answers)
+
+
+SENT = torch.arange(60, dtype=torch.float32).reshape(1, 6, 10)
+REQUEST = bytes_of([*messages_of([SENT, SENT], ExpertRequest, uid="m.0", metadata=b"0123456789"), P2P.END_OF_STREAM])
+
+
+@given(st.integers(0, len(REQUEST) - 1))
+@SETTINGS
+def test_a_torn_request_is_not_computed(length: int) -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        writer.write(REQUEST[:length])
+        writer.write_eof()
+        return await reader.read()
+
+    assert play(script, handler=not_called) == b""
+
+
+async def not_called(request: Request) -> Answer:
+    raise AssertionError("a torn request")
+
+
+@given(st.integers(0, len(REQUEST)), st.integers(0, 60), st.binary(max_size=30))
+@SETTINGS
+def test_whatever_is_changed_in_a_request_is_read_within_its_bounds_or_an_error(
+    place: int, removed: int, inserted: bytes
+) -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        writer.write(REQUEST[:place] + inserted + REQUEST[place + removed :])
+        writer.write_eof()
+        return await reader.read()
+
+    async def handler(request: Request) -> Answer:
+        assert sum(len(tensor.data) for tensor in request.tensors) <= len(REQUEST) + len(inserted)
+        return await echo(request)
+
+    play(script, handler=handler)
 
 
 @pytest.mark.parametrize(
@@ -91,14 +157,15 @@ def test_messages_are_answered_until_the_end() -> None:
     [
         ([], 0.0, b"a stream that says nothing for"),
         ([message(b"one")], 0.0, b"a stream that says nothing for"),
-        ([message(b"one")[:5]], 0.0, b"a message that does not come for"),
+        ([message(b"one")[:5]], 0.0, b"a stream that says nothing for"),
         ([bytes([byte]) for byte in message(b"one" * 100)], 0.05, b"for 0 s"),
         ([b"\0" + (1 << 62).to_bytes(8, "big")], 0.0, b"is too large: at most 16384 are read"),
         ([b"\0" + (LARGEST + 1).to_bytes(8, "big")], 0.0, b"is too large: at most"),
         ([message(b"x" * 9000), message(b"x" * 9000)], 0.0, b"a request is too large"),
+        ([message(b"one"), END, message(b"two")], 0.0, b"goes on after its end"),
         ([message(b"")] * 20, 0.0, b"a request is too large"),
-        ([b"\7" + bytes(8)], 0.0, b"not one of messages"),
-        ([b"\0" + (4).to_bytes(8, "big") + b"\xff" * 4], 0.0, b"a message that cannot be read"),
+        ([b"\7" + bytes(8)], 0.0, b"not a message"),
+        ([b"\0" + (4).to_bytes(8, "big") + b"\x0b\x0c" * 2], 0.0, b"a message that cannot be read"),
     ],
 )  # fmt: skip
 def test_what_is_no_stream_of_messages_ends(
@@ -110,21 +177,20 @@ def test_what_is_no_stream_of_messages_ends(
     assert words.decode() in record.getMessage() and "ranger" in record.getMessage() and not record.exc_info
 
 
-async def hold(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    """Reads, and answers nothing."""
-    async for _ in requests:
-        continue
+async def hold(request: Request) -> Answer:
+    """Answers nothing."""
     await asyncio.Event().wait()
-    yield
+    raise AssertionError
 
 
 def test_a_session_may_send_more_than_a_request() -> None:
     parts = [message(b"x" * 9000)] * 5
-    assert play(sending(*parts, END), method="rpc_inference").count(b"x" * 9000) == 5
+    found = play(sending(*parts, END), handler=echo_each, method="rpc_inference")
+    assert found.count(b"x" * 9000) == 5
 
 
 def test_memory_for_requests_is_bounded_in_all() -> None:
-    guard = GuardedP2P(None, LARGEST, LARGEST + 10)
+    guard = GuardedP2P(None, LARGEST, LARGEST + 10, SharedMemory(SLOT, 0, 1))
     with guard._held(LARGEST):
         for _ in range(2):
             with pytest.raises(Refused, match="busy: "), guard._held(20):
@@ -136,18 +202,15 @@ def test_memory_for_requests_is_bounded_in_all() -> None:
 def test_an_answer_that_nobody_takes_is_given_up(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hivemind.proto import runtime_pb2
-
-    async def talk(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        while True:
-            yield runtime_pb2.ExpertResponse(metadata=bytes(1 << 16))
+    async def talk(request: Request) -> Answer:
+        return Answer([Payload.of(torch.zeros(1 << 18))], b"")
 
     async def sleep(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
-        writer.write(message(b"one"))
-        await asyncio.sleep(4.0)
+        writer.write(message(b"one") + END)
+        await asyncio.sleep(1.0)
         return b""
 
-    monkeypatch.setattr(guarded_p2p, "IDLE_SECONDS", 30.0)
+    monkeypatch.setattr(guarded_p2p, "SLOWEST", 1 << 30)
     with caplog.at_level(logging.WARNING):
         play(sleep, handler=talk)
     assert "an answer that was not taken for" in caplog.text
@@ -156,12 +219,12 @@ def test_an_answer_that_nobody_takes_is_given_up(
 def test_a_client_that_goes_ends_what_it_asked_for(caplog: pytest.LogCaptureFixture) -> None:
     ended = []
 
-    async def compute(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async def compute(request: Request) -> Answer:
         try:
             await asyncio.Event().wait()
-            yield
         finally:
             ended.append(True)
+        raise AssertionError
 
     async def go(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
         writer.write(message(b"one") + END)
@@ -173,9 +236,8 @@ def test_a_client_that_goes_ends_what_it_asked_for(caplog: pytest.LogCaptureFixt
 
 
 def test_an_error_is_one_sentence_of_bounded_length(caplog: pytest.LogCaptureFixture) -> None:
-    async def fail(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async def fail(request: Request) -> Answer:
         raise KeyError("a\nb" + "x" * 10**6)
-        yield
 
     with caplog.at_level(logging.WARNING):
         found = play(sending(message(b"one"), END), handler=fail)

@@ -40,7 +40,7 @@ class Pool:
     def __init__(self, run: Callable[..., Any], place: int, sizes: list[int]) -> None:
         self.run, self.place, self.sizes = run, place, sizes
 
-    async def submit_task(self, *arguments: Any, priority: float) -> Any:
+    async def compute(self, *arguments: Any, priority: float) -> Any:
         self.sizes.append(len(arguments[self.place]))
         return self.run(*arguments)
 
