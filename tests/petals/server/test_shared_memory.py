@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 from pathlib import Path
 
 import pytest
 import torch
+from conftest import wait_for
 
 from dist_eval.petals.client.hivemind_compat import prepare_hivemind
 from dist_eval.petals.server.petals_server import import_server
@@ -26,7 +26,6 @@ def memory() -> SharedMemory:
 
 
 def free_slots(memory: SharedMemory) -> int:
-    gc.collect()
     taken = [memory.take() for _ in range(4)]
     return sum(one is not None for one in taken)
 
@@ -85,19 +84,32 @@ def test_a_slot_stays_taken_while_a_task_uses_it_that_nobody_waits_for(memory: S
     prepare_hivemind(sockets=tmp_path)
     import_server()
     pool = task_pool_class()(memory, lambda *_: None, 64, "test", device=torch.device("cpu"))
+    resume, let_resume = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            pool.start()
+            uid, (hidden, adapter, seconds) = pool.load_batch_to_runtime()
+            os.read(resume, 1)
+            pool.send_outputs_from_runtime(uid, [hidden * 2, adapter, seconds + 1])
+            uid, (hidden, *_) = pool.load_batch_to_runtime()
+            pool.send_outputs_from_runtime(uid, [hidden * 2])
+            os._exit(0)
+        finally:
+            os._exit(1)
 
     async def give_up() -> None:
-        task = asyncio.create_task(pool.compute(torch.ones(1, 4, 8), "adapter", priority=1.0))
-        await asyncio.sleep(0.05)
+        task = asyncio.create_task(pool.compute(torch.ones(1, 4, 8), "adapter", 0.5, priority=1.0))
+        await asyncio.sleep(0.1)
         task.cancel()
         await asyncio.wait([task])
 
     asyncio.run(give_up())
     assert free_slots(memory) == 2
-    pool.start()
-    uid, (hidden, adapter) = pool.load_batch_to_runtime()
-    assert adapter == "adapter" and hidden.shape == (1, 4, 8)
-    hidden += 1
-    pool.send_outputs_from_runtime(uid, [hidden * 2, 0.5])
-    assert free_slots(memory) == 3
-    pool.shutdown()
+    os.write(let_resume, b"!")
+    assert wait_for(lambda: free_slots(memory) == 3, 20.0)
+    (outputs,) = asyncio.run(pool.compute(torch.ones(1, 4, 8), priority=1.0))
+    assert isinstance(memory.place_of(outputs), Place) and torch.equal(outputs, torch.full((1, 4, 8), 2.0))
+    assert os.waitpid(child, 0)[1] == 0
+    for end in (resume, let_resume):
+        os.close(end)
