@@ -57,9 +57,9 @@ class Meter:
         return {"peak": self.peak(), "steps": self.steps}
 
 
-def memory(field: str, file: str = "status") -> int:
-    """Returns a field of a file of `/proc/self` that is in kB, in bytes."""
-    for line in Path("/proc/self", file).read_text(encoding="ascii").splitlines():
+def memory(field: str, file: str = "status", process: int | str = "self") -> int:
+    """Returns a field of a file of `/proc/PROCESS` that is in kB, in bytes."""
+    for line in Path("/proc", str(process), file).read_text(encoding="ascii").splitlines():
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
     raise KeyError(field)

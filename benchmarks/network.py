@@ -1,9 +1,9 @@
-"""`python -m benchmarks.network`: what share of a network large activations get through, and what makes them smaller.
+"""`python -m benchmarks.network`: what a request of 1024 tokens through two servers costs, hop by hop and as a chain.
 
-Two servers on hosts of their own, which return what they get instead of computing (see `waiting_server.py`), behind a
-slow network (see `wire.py`). Server by server, each request goes to the first server and back, and to the second one
+The servers are on hosts of their own, behind a slow network (see `wire.py`), and return what they get instead of
+computing (see `waiting_server.py`). Hop by hop, each request goes to the first server and back, and to the second one
 and back. In a chain, token ids go to the first server, which sends hidden states to the second one, and the outputs of
-one position come back the same way.
+one position come back the same way. Ways alternate within a round, on the same servers.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import argparse
 import itertools
 import json
 import os
+import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,58 +23,86 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from benchmarks.harness import Program, Report
+from benchmarks.meter import MEBIBYTE, memory
 from benchmarks.tcp import measure_link
 from benchmarks.waiting_server import Speed
 from benchmarks.wire import Wire
 from dist_eval.model.classifier import load_swarm_backbone
+from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.petals.server import private
 from dist_eval.petals.server.private import PrivateSwarm
 
-QUESTION = "What share of a network do large activations get through, and what do compression and chains buy?"
-TCP, CHAIN = "plain TCP", "chain"
+QUESTION = "What does a large request cost, hop by hop and as a chain, and what share of a network does it get?"
+TCP, HOPS, CHAIN = "plain TCP, hop by hop", "hop by hop", "chain"
 _LAYERS, _TOKENS, _PORT, _TIMEOUT, _WARM_UP = 2, 1024, 31337, 180.0, 2
+_SERVERS = "blocks", "handlers", "servers' daemons"
 
 
 def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     """Measures all cells."""
-    report = Report("network", QUESTION, unit="MB/s", options=options)
-    model = scratch_dir / "wide"
-    _write_model(model, options.hidden)
+    report = Report("network", QUESTION, unit="requests/s", options=options)
     for far, gigabits in itertools.product(options.round_trips, options.gigabits):
-        group = f"{gigabits:g} Gbit/s, {far:g} ms"
         with Wire(1 + _LAYERS, far / 1000, gigabits * 1e9 / 8) as wire:
             wire.enter(0)
-            for _ in range(options.rounds):
-                report.add(group, TCP, measure_link(wire.command(1), (), wire.addresses[1]) / 1e6)
-            for dtype in options.dtypes:
+            rates = [measure_link(wire.command(1), (), wire.addresses[1]) for _ in range(options.rounds)]
+            for hidden, dtype in itertools.product(options.hidden, options.dtypes):
+                group = f"{gigabits:g} Gbit/s, {far:g} ms, hidden {hidden}, {dtype}"
+                for rate in rates:
+                    report.add(group, TCP, rate / (_LAYERS * _TOKENS * hidden * getattr(torch, dtype).itemsize))
+                model = scratch_dir / f"wide-{hidden}"
+                _write_model(model, hidden)
                 with _swarm(wire, model, dtype, scratch_dir) as swarm:
-                    by_server = {name: f"{dtype}, --compression {name}" for name in options.compressions}
-                    ways = {**by_server, CHAIN: f"{dtype}, {CHAIN}"}
-                    for way, width in itertools.product(ways, options.in_flight):
-                        name = f"{ways[way]}, {width} in flight"
-                        for _ in range(options.rounds):
-                            found = _send(wire, swarm, dtype, way, width, options)
-                            report.add(group, name, found["activations"] / found["seconds"] / 1e6, found)
-                        report.compare(f"{group}: {name} / {TCP}", (group, name), (group, TCP))
-                        worked = found["processor_seconds"] / options.requests
-                        could = (os.cpu_count() or 1) / worked * found["activations"] / options.requests / 1e6
-                        report.note(
-                            f"{group}: {name}: {options.requests / found['seconds']:.3g} requests/s, for each of which "
-                            f"the client sends {found['sent'] / options.requests / 1e6:.3g} MB and receives "
-                            f"{found['received'] / options.requests / 1e6:.3g} MB. {worked:.3f} s of processor time a "
-                            f"request, with which all of this host's processors could do at most {could:.3g} MB/s."
-                        )
-                        if way == CHAIN and "none" in by_server:
-                            plain = group, f"{by_server['none']}, {width} in flight"
-                            report.compare(f"{group}: {name} / server by server", (group, name), plain)
+                    _measure(report, group, swarm, dtype, hidden, options)
     report.note(
-        "MB/s that the client sends, and as much that it receives, headers and handshakes not counted; with chains "
-        "what it would have sent server by server."
+        "Processor time and memory of: the client; its daemon; the servers' processes with the blocks, their handlers "
+        "(and DHT nodes), and their daemons. Memory is shared out among the processes that map it. The wire takes "
+        "processor time that is not counted."
     )
     report.finish()
+
+
+def _measure(
+    report: Report, group: str, swarm: PrivateSwarm, dtype: str, hidden: int, options: argparse.Namespace
+) -> None:
+    hops = [HOPS if name == "none" else f"{HOPS}, --compression {name}" for name in options.compressions]
+    ways = [*zip(hops, options.compressions, strict=True), (CHAIN, CHAIN)]
+    with _backbones(swarm, ways) as backbones:
+        for width, _ in itertools.product(options.in_flight, range(options.rounds)):
+            for way in backbones:
+                found = _send(backbones[way], way == CHAIN, width, torch.empty(1, _TOKENS, hidden), dtype, options)
+                report.add(group, f"{way}, {width} in flight", options.requests / found["seconds"], found)
+    for width in options.in_flight:
+        for way in backbones:
+            name = f"{way}, {width} in flight"
+            report.note(f"{group}: {name}: {_costs(report.series[group, name].details, options.requests)}")
+            report.compare(f"{group}: {name} / {TCP}", (group, name), (group, TCP))
+        chain, plain = (f"{way}, {width} in flight" for way in (CHAIN, hops[0]))
+        report.compare(f"{group}: {chain} / {plain}", (group, chain), (group, plain))
+
+
+def _costs(rounds: list[dict[str, Any]], requests: int) -> str:
+    """Says what a request has cost, by the medians of some rounds."""
+
+    def median(of: str, kind: str) -> float:
+        return statistics.median(found[of].get(kind, 0.0) for found in rounds)
+
+    kinds = "client", "client's daemon", *_SERVERS
+    times = {kind: 1000 * median("processor_seconds", kind) / requests for kind in kinds}
+    sizes = {kind: median("memory", kind) / MEBIBYTE for kind in kinds}
+    sent, received = (
+        statistics.median(found[way] for found in rounds) / requests / 1e6 for way in ("sent", "received")
+    )
+    return (
+        f"{sum(times.values()):.0f} ms of processor time a request ("
+        + ", ".join(f"{kind} {milliseconds:.0f}" for kind, milliseconds in times.items())
+        + f"); servers take {sum(sizes[kind] for kind in _SERVERS):.0f} MiB ("
+        + ", ".join(f"{kind} {sizes[kind]:.0f}" for kind in _SERVERS)
+        + f"), the client {sizes['client']:.0f}; it sends {sent:.3g} MB and receives {received:.3g} MB a request."
+    )
 
 
 def _write_model(folder: Path, hidden: int) -> None:
@@ -134,60 +164,97 @@ def _swarm(wire: Wire, model: Path, dtype: str, scratch_dir: Path) -> Iterator[P
             swarm.__exit__(None, None, None)
 
 
-def _send(
-    wire: Wire, swarm: PrivateSwarm, dtype: str, way: str, width: int, options: argparse.Namespace
-) -> dict[str, float]:
-    """Sends requests through both servers, some at a time, by a chain or compressed; returns bytes and seconds."""
+@contextmanager
+def _backbones(swarm: PrivateSwarm, ways: list[tuple[str, str]]) -> Iterator[dict[str, SwarmBackbone]]:
+    """Opens a client for each way: by a chain, or server by server in a compression."""
     from dist_eval.petals.client.client import join_swarm
+
+    backbones: dict[str, SwarmBackbone] = {}
+    try:
+        for way, name in ways:
+            dht = join_swarm(swarm.initial_peers, _TIMEOUT, check=swarm.require_alive)
+            settings: dict[str, Any] = {"dht_prefix": swarm.dht_prefix, "request_timeout": _TIMEOUT, "max_retries": 0}
+            settings |= {"chains": way == CHAIN, "compression": "none" if way == CHAIN else name}
+            backbones[way] = load_swarm_backbone(swarm.model, dht, **settings)
+        yield backbones
+    finally:
+        for backbone in backbones.values():
+            backbone.close()
+
+
+def _send(
+    backbone: SwarmBackbone, chain: bool, width: int, shape: torch.Tensor, dtype: str, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Sends requests through both servers, some at a time; returns what they cost in all."""
     from dist_eval.petals.client.inputs import TokenIds
 
-    dht = join_swarm(swarm.initial_peers, _TIMEOUT, check=swarm.require_alive)
-    settings: dict[str, Any] = {"dht_prefix": swarm.dht_prefix, "request_timeout": _TIMEOUT, "max_retries": 0}
-    settings |= {"chains": way == CHAIN, "compression": "none" if way == CHAIN else way}
-    backbone = load_swarm_backbone(swarm.model, dht, **settings)
-    hidden = torch.randn(1, _TOKENS, options.hidden, dtype=getattr(torch, dtype))
-    ids = TokenIds(torch.ones(1, _TOKENS, dtype=torch.int64), None, backbone.embedded, options.hidden)
+    hidden = torch.randn_like(shape).to(getattr(torch, dtype))
+    ids = TokenIds(torch.ones(1, _TOKENS, dtype=torch.int64), None, backbone.embedded, hidden.shape[2])
     requests, last = backbone.requests, torch.tensor([_TOKENS - 1])
 
     def send(_: int) -> None:
-        if way == CHAIN:
+        if chain:
             requests.forward(ids, None, rows=last)
         else:
             requests.forward(hidden, None)
 
-    try:
-        with ThreadPoolExecutor(width) as pool:
-            list(pool.map(send, range(max(width, _WARM_UP))))
-            before, worked, began = requests.traffic(), wire.processor_seconds(), time.monotonic()
-            list(pool.map(send, range(options.requests)))
-            seconds = time.monotonic() - began
-        found = requests.traffic()
-        sent, received = found.bytes_sent - before.bytes_sent, found.bytes_received - before.bytes_received
-        return {
-            "sent": sent,
-            "received": received,
-            "activations": _LAYERS * options.requests * hidden.nbytes if way == CHAIN else sent,
-            "seconds": seconds,
-            "processor_seconds": wire.processor_seconds() - worked,
-        }
-    finally:
-        backbone.close()
+    with ThreadPoolExecutor(width) as pool:
+        list(pool.map(send, range(max(width, _WARM_UP))))
+        before, worked, began = requests.traffic(), _processor_seconds(), time.monotonic()
+        list(pool.map(send, range(options.requests)))
+        seconds, done = time.monotonic() - began, _processor_seconds()
+    found = requests.traffic()
+    return {
+        "sent": found.bytes_sent - before.bytes_sent,
+        "received": found.bytes_received - before.bytes_received,
+        "seconds": seconds,
+        "processor_seconds": {kind: done[kind] - worked[kind] for kind in done},
+        "memory": _memory(),
+    }
+
+
+def _processes() -> dict[int, str]:
+    """Returns the client's and the servers' processes, and what each is."""
+    kinds = {os.getpid(): "client"}
+    for process in psutil.Process().children(recursive=True):  # parents before their children
+        parent, name = kinds.get(process.ppid(), ""), process.name()
+        if name == "p2pd":
+            kinds[process.pid] = "servers' daemons" if parent in ("blocks", "handlers") else "client's daemon"
+        elif "benchmarks.waiting_server" in process.cmdline():
+            kinds[process.pid] = "handlers" if parent in ("blocks", "handlers") else "blocks"
+        elif parent == "client" and process.cmdline() == psutil.Process().cmdline():
+            kinds[process.pid] = parent
+    return kinds
+
+
+def _processor_seconds() -> Counter[str]:
+    seconds: Counter[str] = Counter()
+    for number, kind in _processes().items():
+        times = psutil.Process(number).cpu_times()
+        seconds[kind] += times.user + times.system  # type: ignore[assignment]
+    return seconds
+
+
+def _memory() -> Counter[str]:
+    sizes: Counter[str] = Counter()
+    for number, kind in _processes().items():
+        sizes[kind] += memory("Pss", "smaps_rollup", number)
+    return sizes
 
 
 PROGRAM = Program(
     "network",
     QUESTION,
     measure,
-    rounds=1,
-    quick={"hidden": 512, "requests": 4, "in_flight": [2], "round_trips": [20.0], "dtypes": ["float32"]},
+    quick={"hidden": [512], "requests": 4, "in_flight": [2], "gigabits": [8.0], "dtypes": ["float32"]},
 )
-PROGRAM.add("--hidden", 8192, "width of the model")
+PROGRAM.add("--hidden", (8192, 256), "widths of the models")
 PROGRAM.add("--round-trips", (20.0,), "milliseconds")
-PROGRAM.add("--gigabits", (8.0,), "of the network, per second")
-PROGRAM.add("--dtypes", ("bfloat16", "float32"), "that the servers compute in", choices=["bfloat16", "float32"])
-PROGRAM.add("--compressions", ("none", "float16"), "of the activations", choices=["none", "float16"])
-PROGRAM.add("--in-flight", (1, 4, 8), "requests of 1024 tokens under way at the same time")
-PROGRAM.add("--requests", 40, "number of requests")
+PROGRAM.add("--gigabits", (8.0, 1.0), "of the network, per second")
+PROGRAM.add("--dtypes", ("bfloat16",), "that the servers compute in", choices=["bfloat16", "float32"])
+PROGRAM.add("--compressions", ("none",), "of the activations, hop by hop", choices=["none", "float16"])
+PROGRAM.add("--in-flight", (1, 4), "requests of 1024 tokens under way at the same time")
+PROGRAM.add("--requests", 20, "number of requests")
 
 if __name__ == "__main__":
     PROGRAM.main()

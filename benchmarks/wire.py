@@ -8,7 +8,6 @@ is lost. Packets have 65,000 bytes, as segmentation offload hands them to a netw
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import fcntl
 import os
@@ -21,8 +20,6 @@ import uuid
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-
-import psutil
 
 from dist_eval.process.lifetime import die_with_parent
 
@@ -75,18 +72,6 @@ class Wire:
     def command(self, host: int) -> list[str]:
         """Returns the words before a command that is to run on a host."""
         return ["ip", "netns", "exec", self.names[host]]
-
-    def processor_seconds(self) -> float:
-        """Returns the processor time that the programs of all hosts, and the wire itself, have taken so far."""
-        found = [str(self._process.pid)] if self._process else []
-        for name in self.names:
-            found += subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout.split()
-        seconds = 0.0
-        for number in found:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                times = psutil.Process(int(number)).cpu_times()
-                seconds += times.user + times.system
-        return seconds
 
     def enter(self, host: int) -> None:
         """Makes this thread, and all processes and threads that it starts from now on, run on a host."""

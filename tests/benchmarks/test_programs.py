@@ -46,7 +46,7 @@ PROGRAMS: dict[str, dict[str, set[str]]] = {
         "intervals-speed": {"f1_macro: dist_eval", "f1_macro: scipy"},
         "intervals-power": {"McNemar's test (dist_eval)", "McNemar's test: theory"},
     },
-    "network": {"network": {network.TCP, "float32, --compression none, 2 in flight", "float32, chain, 2 in flight"}},
+    "network": {"network": {network.TCP, "hop by hop, 2 in flight", "chain, 2 in flight"}},
     "pipeline": {"pipeline": {"dist_eval, 1 rank", pipeline.PETALS}},
     "prefix": {"prefix": {prefix.SESSIONS, prefix.PLAIN}},
     "recipes": {"recipes": {*recipes.RECIPES}},
