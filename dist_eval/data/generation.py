@@ -15,7 +15,7 @@ import numpy as np
 
 from dist_eval.data.answers import AnswerColumns, generation_columns
 from dist_eval.data.plan import BatchPlan, join_plans, plan_batches
-from dist_eval.data.shared_prefixes import CACHE_TOKENS
+from dist_eval.data.prefix_costs import CACHE_TOKENS
 from dist_eval.data.token_file import TokenFile, write_tokens
 from dist_eval.results.inputs import Decoding, PromptsSummary
 

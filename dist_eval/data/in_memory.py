@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from dist_eval.data.files import format_of, names_of
-from dist_eval.data.formats import ROWS_PER_BATCH, plain_batch, require_columns
+from dist_eval.data.plain_columns import ROWS_PER_BATCH, plain_batch, require_columns
 from dist_eval.data.python_columns import REFUSED, MixedValuesError, PythonColumn
 from dist_eval.errors import DataError, RunError, one_line, translating_os_errors
 from dist_eval.tables import format_count

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from dist_eval.data.labels import LabelColumn, open_labels
+from dist_eval.data.label_columns import open_labels
+from dist_eval.data.labels import LabelColumn
 from dist_eval.data.readers import RowSource, open_rows
 from dist_eval.errors import DataError
 from dist_eval.petals.base_model.problem_types import SINGLE_LABEL, Problem

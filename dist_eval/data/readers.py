@@ -24,15 +24,9 @@ from dist_eval.data.files import (
     is_saved_by_datasets,
     names_of,
 )
-from dist_eval.data.formats import (
-    ROWS_PER_BATCH,
-    MissingColumnError,
-    class_names_of,
-    read_file,
-    require_columns,
-    translating_errors,
-)
+from dist_eval.data.formats import class_names_of, read_file, translating_errors
 from dist_eval.data.in_memory import name_in_memory
+from dist_eval.data.plain_columns import ROWS_PER_BATCH, MissingColumnError, require_columns
 from dist_eval.errors import DataError, one_line, translating_os_errors
 from dist_eval.process.files import chunks_of
 from dist_eval.results.inputs import ShardSummary

@@ -18,7 +18,8 @@ import numpy as np
 from dist_eval.data.collector import Columns
 from dist_eval.data.plan import BatchPlan
 from dist_eval.distributed.collectives import all_gather, require_agreement
-from dist_eval.distributed.progress import Judged, Progress, TrackedProgress
+from dist_eval.distributed.progress import Progress
+from dist_eval.distributed.tracked_progress import Judged, TrackedProgress
 from dist_eval.evaluation.context import RunContext
 from dist_eval.evaluation.worker import BatchWorker, FailurePolicy, RankOutput
 from dist_eval.inference.forward import Texts

@@ -20,7 +20,7 @@ from dist_eval.data.prompted_rows import PromptedRows
 from dist_eval.data.prompts import Template
 from dist_eval.data.selection import select_rows
 from dist_eval.data.tokenizers import ONE_BEGINNING, load_tokenizer, token_ids, tokenizer_digest
-from dist_eval.distributed.progress import Judged
+from dist_eval.distributed.tracked_progress import Judged
 from dist_eval.errors import ConfigError
 from dist_eval.evaluation.requests import (
     Answered,

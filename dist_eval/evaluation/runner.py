@@ -12,7 +12,7 @@ from dist_eval.analysis.options import AnalysisOptions, columns_asked_for
 from dist_eval.data.collector import Columns
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import BatchPlan
-from dist_eval.distributed.progress import Judged
+from dist_eval.distributed.tracked_progress import Judged
 from dist_eval.evaluation.audit import AuditedModel, audited_batches
 from dist_eval.evaluation.context import RunContext
 from dist_eval.evaluation.drive import RunOutput, decide_plan, drive

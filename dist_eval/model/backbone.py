@@ -16,7 +16,7 @@ from torch import nn
 
 from dist_eval.data.answers import AnswerColumns
 from dist_eval.data.plan import SharedBeginning
-from dist_eval.data.shared_prefixes import CACHE_TOKENS, rows_in_cache
+from dist_eval.data.prefix_costs import CACHE_TOKENS, rows_in_cache
 from dist_eval.errors import ModelOutputError, NoCacheError
 from dist_eval.inference.send_options import ANY_ROUTE, SendOptions
 from dist_eval.model.text_session import RecomputedTextSession, TextSession

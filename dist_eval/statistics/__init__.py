@@ -12,9 +12,11 @@ from dist_eval.metrics.ranking import AreasUnderCurves
 from dist_eval.metrics.statistic import Difference, OfRows, Statistic, Sums
 from dist_eval.metrics.units import Units
 from dist_eval.results.scores import Interval
+from dist_eval.statistics.by_class import class_intervals
+from dist_eval.statistics.calibration import compute_calibration
 from dist_eval.statistics.evidence import Evidence, gather_evidence
 from dist_eval.statistics.intervals import bca, percentile, wilson
-from dist_eval.statistics.metrics import class_intervals, compute_calibration, metric_intervals
+from dist_eval.statistics.metrics import metric_intervals
 from dist_eval.statistics.paired import McNemar, PairedDifference, bonett_price, holm, mcnemar, paired_differences
 
 Classified = PredictionsLike

@@ -8,7 +8,7 @@ import numpy as np
 from harness_tasks import make_tokenizer
 
 from dist_eval.data.generation import StopStrings, TokenizedPrompts, text_of, write_prompts
-from dist_eval.data.shared_prefixes import CACHE_TOKENS
+from dist_eval.data.prefix_costs import CACHE_TOKENS
 from dist_eval.results.inputs import Decoding
 
 SHORT, LONG = Decoding(max_new_tokens=4), Decoding(max_new_tokens=30, stop=["x"])

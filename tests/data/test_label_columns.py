@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from dist_eval.data.labels import open_labels
+from dist_eval.data.label_columns import open_labels
 from dist_eval.data.readers import RowSource, open_rows
 from dist_eval.errors import ConfigError, DataError
 from dist_eval.petals.base_model.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem

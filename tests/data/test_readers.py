@@ -19,7 +19,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from dist_eval.data.formats import require_whole_quotes, translating_errors
+from dist_eval.data.csv_files import require_whole_quotes
+from dist_eval.data.formats import translating_errors
 from dist_eval.data.in_memory import write_parquet
 from dist_eval.data.readers import ROWS_PER_BATCH, open_rows
 from dist_eval.errors import DataError
@@ -153,7 +154,7 @@ def test_one_huge_cell_among_small_ones(name: str, position: int, tmp_path: Path
 def test_a_row_longer_than_a_block_in_a_file_of_many_blocks(
     name: str, position: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dist_eval.data.formats._BLOCK_BYTES", (1 << 10, 1 << 14))  # as if the file had gigabytes
+    monkeypatch.setattr("dist_eval.data.text_files._BLOCK_BYTES", (1 << 10, 1 << 14))  # as if the file had gigabytes
     rows = [(f"{number:0100}", "a") for number in range(1000)]
     rows.insert(position, ("x" * 10_000, "long"))
     assert read(write(tmp_path, name, FORMATS[name](rows))) == rows
@@ -303,7 +304,7 @@ def test_an_odd_quote_in_a_tsv_file_swallows_no_rows(
 
 
 def test_an_odd_quote_far_down_in_a_tsv_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dist_eval.data.formats._BLOCK_BYTES", (1 << 10, 1 << 14))
+    monkeypatch.setattr("dist_eval.data.text_files._BLOCK_BYTES", (1 << 10, 1 << 14))
     lines = ["text\tlabel", *[f"{number:0100}\t0" for number in range(500)], '"odd\t0', 'even"\t1', ""]
     assert "row 500 (counted from 0): a text in quotes" in error_of(write(tmp_path, "a.tsv", "\n".join(lines)))
 
@@ -325,7 +326,7 @@ def test_quotes_that_swallow_nothing_are_no_reason_to_refuse_a_tsv_file(tmp_path
 def test_quotes_that_would_be_lost_are_named_by_their_line(
     delimiter: str, field: str, before: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dist_eval.data.formats._CHUNK_BYTES", 7)
+    monkeypatch.setattr("dist_eval.data.text_files._CHUNK_BYTES", 7)
     rows = ["text,label", *['"a, ""b"",\tc",""'] * before]
     content = "\r\n".join([row.replace(",", delimiter) for row in rows] + [field + delimiter + "0", ""])
     message = error_of(write(tmp_path, "a.csv" if delimiter == "," else "a.tsv", content))
@@ -339,7 +340,7 @@ def test_quotes_that_are_kept_are_no_reason_to_refuse_a_file(
 ) -> None:
     path = Path(write(tmp_path_factory.mktemp("rows"), "a.csv", delimited(",", quoting=quoting)(rows)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dist_eval.data.formats._CHUNK_BYTES", piece)
+        patch.setattr("dist_eval.data.text_files._CHUNK_BYTES", piece)
         require_whole_quotes(path, ",")
 
 
@@ -359,9 +360,9 @@ TOO_LARGE = {
 def test_a_row_that_is_too_large_is_refused(
     name: str, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dist_eval.data.formats.LARGEST_ROW_BYTES", 1 << 14)
-    monkeypatch.setattr("dist_eval.data.formats._CHUNK_BYTES", 1 << 10)
-    monkeypatch.setattr("dist_eval.data.formats._BLOCK_BYTES", (1 << 10, 1 << 14))
+    monkeypatch.setattr("dist_eval.data.text_files.LARGEST_ROW_BYTES", 1 << 14)
+    monkeypatch.setattr("dist_eval.data.text_files._CHUNK_BYTES", 1 << 10)
+    monkeypatch.setattr("dist_eval.data.text_files._BLOCK_BYTES", (1 << 10, 1 << 14))
     compress = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress}[suffix]
     message = error_of(write(tmp_path, name + suffix, compress(TOO_LARGE[name].encode())))
     assert re.search(r": a (row|line) has over 0 MiB. Are line breaks missing, or a quote\?$", message)
@@ -387,7 +388,7 @@ def test_json_that_is_nested_deeply_is_refused_and_ends_no_process(
 
 @pytest.mark.parametrize("text", ["[" * 5000, '"' + "[" * 5000, "\\" + "{" * 5000, '\\"' + "[" * 5000])
 def test_brackets_in_json_texts_are_not_counted(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dist_eval.data.formats._CHUNK_BYTES", 100)
+    monkeypatch.setattr("dist_eval.data.text_files._CHUNK_BYTES", 100)
     rows = [(text, "0"), ("a", "1")] * 3
     assert read(write(tmp_path, "a.jsonl", json_lines(rows))) == rows
 
@@ -469,7 +470,7 @@ def test_lists_of_nothing_in_one_file_go_with_lists_in_another(tmp_path: Path) -
 def test_a_column_of_json_lines_that_changes_its_type_far_down_is_an_error(
     first: Any, last: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dist_eval.data.formats._BLOCK_BYTES", (1 << 10, 1 << 14))
+    monkeypatch.setattr("dist_eval.data.text_files._BLOCK_BYTES", (1 << 10, 1 << 14))
     lines = [json.dumps({"text": "a", "label": label}) for label in [first] * 500 + [last]]
     assert "label" in error_of(write(tmp_path, "a.jsonl", "\n".join(lines)))
 
@@ -507,7 +508,7 @@ ARRAY = json_array([("a", "0"), ("b", "1")] * 50)
 
 
 def limit_arrays(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    monkeypatch.setattr("dist_eval.data.formats._LARGEST_ARRAY_BYTES", size)
+    monkeypatch.setattr("dist_eval.data.json_files._LARGEST_ARRAY_BYTES", size)
 
 
 def test_a_json_array_that_would_not_fit_into_memory_is_refused_with_advice(

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from dist_eval.data import shared_prefixes
 from dist_eval.data.plan import BatchPlan, plan_batches
-from dist_eval.data.shared_prefixes import Beginnings, CommonTokens, plan_with_shared_beginnings, rows_in_cache
+from dist_eval.data.prefix_costs import rows_in_cache
+from dist_eval.data.shared_prefixes import Beginnings, CommonTokens, plan_with_shared_beginnings
 
 CACHE, BUDGET = 1024, 1024
 

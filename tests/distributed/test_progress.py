@@ -17,9 +17,10 @@ import torch.distributed as dist
 from conftest import wait_for
 
 from dist_eval.distributed import display, progress
-from dist_eval.distributed.progress import Progress, TrackedProgress
+from dist_eval.distributed.progress import Progress
 from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.distributed.stop import STOP_FILE, Stop
+from dist_eval.distributed.tracked_progress import TrackedProgress
 from dist_eval.errors import RunError
 from dist_eval.statistics.intervals import wilson
 from dist_eval.tracking import Trackers

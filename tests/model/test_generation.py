@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from conftest import FAMILIES
 from tiny_models import LAYERS, VOCABULARY
 
-from dist_eval.data.shared_prefixes import CACHE_TOKENS
+from dist_eval.data.prefix_costs import CACHE_TOKENS
 from dist_eval.errors import ModelOutputError
 from dist_eval.model.classifier import load_local_backbone
 from dist_eval.model.generation import Draws, Generator, end_tokens_of, token_probabilities

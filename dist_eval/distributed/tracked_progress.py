@@ -1,0 +1,72 @@
+"""Progress of all ranks, logged to the experiment trackers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+
+from dist_eval.errors import one_line, print_error
+from dist_eval.statistics.intervals import wilson
+from dist_eval.tracking import Trackers
+
+_BETWEEN_LOGS_SECONDS = 10.0
+_JUDGING_SECONDS = 1.0  # of each time, because other ranks wait for this one's heartbeat: the next one goes on
+
+Judged = Mapping[str, Sequence[bool] | np.ndarray]
+"""By name of an accuracy, whether each of some samples is right."""
+
+
+class TrackedProgress:
+    """Logs the progress of all ranks now and then, and at its end.
+
+    Args:
+        trackers: where to.
+        total: examples of the whole run.
+        confidence: confidence level of the intervals of accuracies.
+        judge: yields what is known since the last call of samples that are right or wrong; None if nothing ever is.
+    """
+
+    def __init__(
+        self,
+        trackers: Trackers,
+        total: int,
+        confidence: float,
+        judge: Callable[[], Iterable[Judged]] | None = None,
+    ) -> None:
+        self._trackers, self._total, self._confidence, self._judge = trackers, total, confidence, judge
+        self._counts: dict[str, tuple[int, int]] = {}  # samples, and how many of them are right
+        self._start = self._next = time.monotonic()
+        self._logged = 0
+
+    def show(self, done: int, before: int) -> None:
+        """Logs how far the run is: finished examples, and those of them that earlier starts have finished."""
+        now = time.monotonic()
+        if done == self._logged or (now < self._next and done < self._total):
+            return
+        self._next, self._logged = now + _BETWEEN_LOGS_SECONDS, done
+        values: dict[str, float | None] = {
+            "progress": done / self._total,
+            "examples_per_second": (done - before) / max(now - self._start, 1e-9),
+        }
+        for name, (samples, right) in self._judged().items():
+            low, high = wilson(right, samples, self._confidence)
+            accuracy = {name: right / samples, f"{name}/low": low, f"{name}/high": high}
+            values |= {f"provisional/{key}": value for key, value in accuracy.items()}
+        self._trackers.log(values, done)
+
+    def _judged(self) -> Mapping[str, tuple[int, int]]:
+        end = time.monotonic() + _JUDGING_SECONDS
+        try:
+            for judged in self._judge() if self._judge else ():
+                for name, are_right in judged.items():
+                    samples, right = self._counts.get(name, (0, 0))
+                    self._counts[name] = samples + len(are_right), right + int(np.sum(are_right))
+                if time.monotonic() > end:
+                    break
+        except Exception as error:  # such as a folder that cannot be read for a moment
+            self._judge, self._counts = None, {}
+            reason = one_line(error).rstrip(".")
+            print_error(f"--tracker: there is no running accuracy any more: {reason}. The run goes on.")
+        return {name: counts for name, counts in self._counts.items() if counts[0]}
