@@ -177,16 +177,16 @@ KINDS = (
     ),
     Kind(
         "a file of no known kind",
-        "unknown kind of file. Known are .csv, .tsv, .json, .jsonl and .parquet.",
+        "unknown file format. Supported are .csv, .tsv, .json, .jsonl and .parquet.",
         lambda s: s.data("12", "data.xyz"),
     ),
-    Kind("a pickle", "unknown kind of file", lambda s: s.data(pickle.dumps([1, 2]), "data.pkl")),
+    Kind("a pickle", "unknown file format", lambda s: s.data(pickle.dumps([1, 2]), "data.pkl")),
     Kind("an empty file", "is empty", lambda s: s.data("")),
     Kind("a header only", "has no rows: there is nothing to evaluate.", lambda s: s.data("text,label\n")),
     Kind("one row", "1 of 1 example, each exactly once", lambda s: s.data("text,label\n12,1\n"), 0),
     Kind("a truncated Parquet file", "cannot be read: Parquet magic bytes not found in footer", truncated_parquet),
     Kind(
-        "a truncated JSON file", "is no valid JSON", lambda s: s.data('[{"text": "12", "label": 1}, {"te', "data.json")
+        "a truncated JSON file", "is not valid JSON", lambda s: s.data('[{"text": "12", "label": 1}, {"te', "data.json")
     ),
     Kind(
         "a broken line in JSONL",
@@ -217,7 +217,7 @@ KINDS = (
     ),
     Kind(
         "NUL bytes",
-        "row 0 (counted from 0): column 'text' holds a NUL byte",
+        "row 0 (counted from 0): column 'text' contains a NUL byte",
         lambda s: s.data(b"text,label\n1\x002,1\n"),
     ),
     Kind("a column twice", "has the column 'text' more than once.", lambda s: s.data("text,text,label\n1,2,3\n")),
@@ -257,18 +257,16 @@ KINDS = (
     ),
     Kind(
         "a label that is negative",
-        "row 1 (counted from 0): the label in column 'label' is '-1', but the head knows only",
+        "row 1 (counted from 0): the label in column 'label' is '-1', but the head has only",
         lambda s: s.labels(1, -1),
     ),
-    Kind(
-        "a label beyond the head's classes", "is '10', but the head knows only the classes", lambda s: s.labels(1, 10)
-    ),
+    Kind("a label beyond the head's classes", "is '10', but the head has only the classes", lambda s: s.labels(1, 10)),
     Kind(
         "a name that the head does not know",
-        "is 'eleven', but the head knows only the classes",
+        "is 'eleven', but the head has only the classes",
         lambda s: s.labels("1", "eleven"),
     ),
-    Kind("labels true and false", "is 'True', but the head knows only the classes", lambda s: s.labels(True, False)),
+    Kind("labels true and false", "is 'True', but the head has only the classes", lambda s: s.labels(True, False)),
     Kind(
         "labels of mixed types",
         "row 1 (counted from 0): column 'label' cannot be read (",
@@ -289,7 +287,7 @@ KINDS = (
     ),
     Kind(
         "a column of lists to slice by",
-        "column 'tags' holds list<item: string>; --slice-by and --group-column take",
+        "column 'tags' holds list<item: string>; --slice-by and --group-column accept",
         lambda s: [*s.data([{"text": "12", "label": 1, "tags": ["a"]}], "data.jsonl"), "--slice-by", "tags"],
     ),
     Kind(
@@ -309,7 +307,7 @@ KINDS = (
     Kind("the text of a special token", "1 of 1 example, each exactly once", lambda s: s.texts("<s>12</s>"), 0),
     Kind(
         "a text that is too long, with --strict",
-        "has 5001 tokens, more than --max-length 496, and --strict forbids to cut it.",
+        "has 5001 tokens, more than --max-length 496. Raise it, or allow truncation",
         lambda s: [*s.texts("1" * 5000), "--strict"],
     ),
     # options
@@ -357,7 +355,7 @@ KINDS = (
     ),
     Kind(
         "a prompt without a column",
-        "--prompt 'Review:' is no template: it names no column, such as {text}",
+        "--prompt 'Review:' is not a template: it names no column, such as {text}",
         lambda s: s.prompt("--prompt", "Review:", "--label-words", "<0>", "<1>"),
         2,
     ),

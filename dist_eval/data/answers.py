@@ -1,8 +1,7 @@
-"""What a model answers to a batch: one row for each example, with the columns that the model's head declares.
+"""A model's answers to a batch: one row per example, with the columns that the model's head declares.
 
-The columns are the fields of a structured dtype. A classification head has one, `logits`; a language model has the
-log-likelihood of a continuation, and whether it is the likeliest, or the tokens of a text after a prompt. Only what
-interprets the answers knows which.
+The columns are the fields of a structured dtype. A classification head has one, `logits`. A language model has the
+log-likelihood of a continuation and whether greedy decoding would choose it, or the tokens of a generated text.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ class BatchOutcome:
 
     batch: int  # number of the batch in the plan
     answers: np.ndarray  # of shape [rows], of the dtype that the model declares; see `unanswered` for failed examples
-    route: Sequence[RouteSegment] = ()  # the servers that computed it. Empty without a swarm.
+    route: Sequence[RouteSegment] = ()  # the servers that computed it; empty without a swarm
     # the reasons of examples without an answer, by row in the batch
     failed: Mapping[int, str] = field(default_factory=dict)
     # findings of an audit (see `dist_eval.petals.client.findings.Findings.to_record`), None without one
     audit: Mapping[str, Any] | None = None
-    # whether its texts were to share a beginning, and took plain forwards: no server had room for caches
+    # whether plain forwards replaced a shared prefix because no server had cache space
     fell_back: bool = False
 
     @property
@@ -55,7 +54,7 @@ def log_likelihood_columns() -> AnswerColumns:
 
 
 def generation_columns(max_new_tokens: int) -> AnswerColumns:
-    """Returns the columns of a generated text: `tokens`, int32 of shape [max_new_tokens], and their number `length`."""
+    """Returns the columns of a generated text: `tokens`, int32 of shape [max_new_tokens], and their count, `length`."""
     return np.dtype([("tokens", np.int32, (max_new_tokens,)), ("length", np.int32)])
 
 
@@ -65,7 +64,7 @@ def column_names(columns: AnswerColumns) -> tuple[str, ...]:
 
 
 def unanswered(rows: int, columns: AnswerColumns) -> np.ndarray:
-    """Returns answers to be filled in: NaN, and 0 where a column has no NaN."""
+    """Returns placeholder answers: NaN, or 0 in columns that cannot hold NaN."""
     answers = np.zeros(rows, dtype=columns)
     for name in column_names(columns):
         if answers[name].dtype.kind == "f":

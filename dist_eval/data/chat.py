@@ -1,4 +1,4 @@
-"""What stands around each prompt: a system instruction, or the tokenizer's chat template."""
+"""Frames prompts with a system instruction or the tokenizer's chat template."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 from dist_eval.errors import ConfigError, one_line
 
-_CONTENT = "0prompt0"  # no template changes it
+_CONTENT = "0prompt0"  # templates leave it unchanged
 
 
 def render_chat(tokenizer: Any, messages: Sequence[dict[str, str]], **options: Any) -> str:
-    """Puts a conversation into a tokenizer's chat template.
+    """Renders a conversation with a tokenizer's chat template.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
@@ -28,20 +28,20 @@ def render_chat(tokenizer: Any, messages: Sequence[dict[str, str]], **options: A
         return str(tokenizer.apply_chat_template(list(messages), tokenize=False, **options))
     except TemplateError:
         raise
-    except Exception as error:  # of a template's own expressions
+    except Exception as error:  # raised by the template's own expressions
         raise template_fault(error) from error
 
 
 def template_fault(error: Exception) -> ConfigError:
-    """Returns the error of a chat template that fails."""
+    """Returns the error for a chat template that fails."""
     return ConfigError(f"--apply-chat-template: the tokenizer's chat template fails: {one_line(error)}")
 
 
 class Frame:
-    """What stands around each prompt, as the lm-evaluation-harness frames a question and its examples.
+    """Frames each prompt as the lm-evaluation-harness frames a question and its examples.
 
-    Without a chat template the system instruction is text in front. With one, it is the system message, the prompt with
-    the examples before it is the user's message, and the template ends with what begins the answer.
+    Without a chat template, the system instruction precedes the prompt. With one, it is the system message, and the
+    prompt with its examples is the user's message. The template adds the start of the assistant's answer.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
@@ -49,10 +49,10 @@ class Frame:
         is_chat: whether to apply the chat template.
 
     Attributes:
-        tail: what the chat template puts after a prompt; empty without one.
+        tail: text that the chat template adds after a prompt; empty without one.
 
     Raises:
-        ConfigError: there is no such chat template, it takes no system message, or it does not show the prompt.
+        ConfigError: the tokenizer has no chat template, or the template accepts no system message or omits the prompt.
     """
 
     def __init__(self, tokenizer: Any, system_instruction: str | None = None, *, is_chat: bool = False) -> None:
@@ -61,14 +61,14 @@ class Frame:
             return
         if not tokenizer.chat_template:
             raise ConfigError(
-                "--apply-chat-template: the model's tokenizer has no chat template. Name a model that was tuned for "
-                "chats, or leave the option out."
+                "--apply-chat-template: the model's tokenizer has no chat template. Choose a chat model or "
+                "leave the option out."
             )
         before, shown, self.tail = self.around(_CONTENT).rpartition(_CONTENT)
         if not shown:
-            raise ConfigError("--apply-chat-template: the tokenizer's chat template does not show the user's message.")
+            raise ConfigError("--apply-chat-template: the tokenizer's chat template omits the user's message.")
         if self._system and self._system.strip() not in before:
-            raise self._no_system_message("it does not show one")
+            raise self._no_system_message("it omits the message")
 
     def around(self, text: str) -> str:
         """Frames a prompt with the examples before it."""
@@ -87,6 +87,6 @@ class Frame:
     @staticmethod
     def _no_system_message(why: str) -> ConfigError:
         return ConfigError(
-            f"--system-instruction: the tokenizer's chat template takes no system message ({why}). Write it into "
-            "--prompt instead."
+            f"--system-instruction: the tokenizer's chat template accepts no system message ({why}). Put it "
+            "into --prompt instead."
         )

@@ -1,4 +1,4 @@
-"""Columns of many rows, one array each: put together chunk by chunk, and narrowed for transfer."""
+"""Columns of many rows, one array each: concatenated chunk by chunk, and narrowed for transfer."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping
 import numpy as np
 
 Columns = Mapping[str, np.ndarray]
-"""Arrays by name, all with the same first axis: one row for each example."""
+"""Arrays by name, all with the same first axis: one row per example."""
 
 
 class Collector:
-    """Preallocated columns that are filled chunk by chunk, so that rows are never in memory twice.
+    """Preallocated columns, filled chunk by chunk to avoid a second copy in memory.
 
     Args:
         rows: number of rows to expect.
@@ -23,7 +23,7 @@ class Collector:
         self._columns = {name: np.empty((rows, *column.shape[1:]), dtype=column.dtype) for name, column in like.items()}
 
     def add(self, part: Columns) -> None:
-        """Appends some rows, possibly `narrowed` ones; a `ValueError` if there are more than expected."""
+        """Appends rows, possibly `narrowed` ones; raises `ValueError` for more rows than expected."""
         begin, end = self._filled, self._filled + rows_in(part)
         if end > self._rows:
             raise ValueError(f"{end} rows received, {self._rows} expected")
@@ -52,7 +52,7 @@ def row_bytes(columns: Columns) -> int:
 
 
 def narrowed(columns: Columns, start: int, stop: int) -> dict[str, np.ndarray]:
-    """Returns consecutive rows for transfer, integers in the smallest dtype that holds them."""
+    """Returns consecutive rows for transfer, with integers in the smallest dtype that fits."""
     return {name: _narrowed(column[start:stop]) for name, column in columns.items()}
 
 

@@ -1,7 +1,7 @@
-"""Further columns of a dataset, used for slices and groups: kept as text in an Arrow file beside the tokens.
+"""Further columns of a dataset, for slices and groups: stored as text in an Arrow file beside the tokens.
 
-Values of any type are converted to text: in CSV they are text anyway, and a slice of `true` or `3` is then the same in
-any file format. The file is memory-mapped, so that no rank holds rows as Python objects.
+All values are converted to text, so slices of `true` or `3` are the same in any file format. Ranks memory-map the file
+and need no Python objects for its rows.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def _text(source: str, name: str, array: pa.Array) -> pa.Array:
         return array.cast(pa.string())
     except pa.ArrowException as error:
         raise DataError(
-            f"{source}: column {name!r} holds {array.type}; --slice-by and --group-column take columns of text, "
-            "numbers, dates, or true and false."
+            f"{source}: column {name!r} holds {array.type}; --slice-by and --group-column accept text, numbers, dates "
+            "and booleans."
         ) from error
 
 
 def read_column(folder: Path, name: str) -> pa.Array:
-    """Returns a column that was written to a folder, as text, null where a value is missing."""
+    """Returns a column of a folder as text; missing values are null."""
     with pa.memory_map(str(folder / _FILE)) as source:
         return pa.ipc.open_file(source).read_all().column(name).combine_chunks()
 
@@ -56,7 +56,7 @@ def group_numbers(column: pa.Array, name: str, where: Callable[[int], str]) -> n
     Args:
         column: the name of each row's group.
         name: name of the column.
-        where: says where a row is, for messages.
+        where: returns the location of a row, for messages.
 
     Raises:
         DataError: the group of a row is missing.
@@ -66,6 +66,6 @@ def group_numbers(column: pa.Array, name: str, where: Callable[[int], str]) -> n
     if missing.any():
         raise DataError(
             f"{where(int(missing.argmax()))}: the group in column {name!r} is missing. Give "
-            "each row a group; a row that belongs to no other is a group of its own."
+            "each row a group. A row without related rows gets a group of its own."
         )
     return column.dictionary_encode().indices.to_numpy().astype(np.int64)

@@ -1,7 +1,7 @@
-"""Continuations whose log-likelihoods are asked for, each after its context: token ids in a file that ranks map.
+"""Continuations to be scored, each after its context: token ids in a file that ranks map.
 
-Texts that are equal up to their last token, which is only scored, share a forward. They are planned together, so that
-each forward is sent once.
+The last token of a text is only scored, so texts that differ in it alone share a forward. They are planned together,
+and each forward is sent once.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dist_eval.results.inputs import ContinuationsSummary
 
 
 def distinct_forwards(input_ids: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Finds the forwards that a batch of texts needs.
+    """Returns the distinct forwards that a batch of texts needs.
 
     Args:
         input_ids: token ids, integers of shape [batch, length], padded on the right.
@@ -40,7 +40,7 @@ def distinct_forwards(input_ids: np.ndarray, lengths: np.ndarray) -> tuple[np.nd
 TOKENS_FILE, LENGTHS_FILE, FORWARDS_FILE, FACTS_FILE = "tokens.arrow", "lengths.npy", "forwards.npy", "facts.json"
 COMMON_FILE = "common.npy"
 FILES = (TOKENS_FILE, LENGTHS_FILE, FORWARDS_FILE, FACTS_FILE, COMMON_FILE)
-"""What `write_continuations` writes."""
+"""The files that `write_continuations` writes."""
 
 _DIGEST_BYTES = 16
 
@@ -99,7 +99,7 @@ def write_continuations(
         folder: an existing folder.
         pairs: token ids of each context and its continuation, at least one each; the continuation is shorter than
             `max_length`.
-        max_length: most tokens of both together; more are cut from the left, and counted.
+        max_length: maximum number of tokens of both together. Longer texts are truncated on the left, and counted.
 
     Returns:
         The continuations.

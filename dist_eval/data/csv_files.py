@@ -25,14 +25,14 @@ from dist_eval.errors import DataError
 def require_whole_quotes(path: Path, delimiter: str) -> None:
     r"""Rejects a CSV file in which a quoted field goes on after its end: `"12/3" g`, `"a \"good\" film"`.
 
-    Readers of CSV drop such quotes, which were meant as characters.
+    CSV readers drop such quotes, which were meant as characters.
     """
     end_of_field = re.escape(delimiter.encode()) + rb"\r\n"
     field = re.compile(rb'"(?<![^%b]")[^"]*(?:""[^"]*)*("[^"])?' % end_of_field)
     line, rest = 1, b""
     for chunk in read_chunks(path):
         chunk = rest + chunk.removeprefix(b"\xef\xbb\xbf")
-        begin, unfinished = len(chunk) - 1, b""  # the next chunk goes on from the last character
+        begin, unfinished = len(chunk) - 1, b""  # the next chunk continues from the last character
         for match in field.finditer(chunk):
             if match[1] is None:
                 begin = max(0, match.start() - 1)
@@ -42,9 +42,9 @@ def require_whole_quotes(path: Path, delimiter: str) -> None:
                 line += chunk.count(b"\n", 0, match.start())
                 start = match[0][:40].decode(errors="replace")
                 raise DataError(
-                    f"{path}, line {line}: a field begins with a quote and goes on after the next one ({start!r}), so "
-                    'that both would be lost. Put such fields in quotes and double the quotes within ("" for "), or '
-                    "convert the file to JSONL."
+                    f"{path}, line {line}: a field begins with a quote and continues after the next one ({start!r}), "
+                    'so both would be lost. Quote such fields and double the quotes within ("" for "), or convert the '
+                    "file to JSONL."
                 )
         line += chunk.count(b"\n", 0, begin)
         rest = unfinished or chunk[begin:].replace(b'"', b".")  # within a field, where a quote is a character
@@ -58,32 +58,32 @@ def _require_no_nul(path: Path, batch: pa.RecordBatch, first_row: int) -> None:
         if pc.any(found).as_py():
             row = first_row + found.to_pylist().index(True)
             raise DataError(
-                f"{path}, row {row} (counted from 0): column {name!r} holds a NUL byte. Is the file damaged, or of "
-                "another encoding than UTF-8?"
+                f"{path}, row {row} (counted from 0): column {name!r} contains a NUL byte. Is the file damaged or "
+                "not UTF-8?"
             )
 
 
 def _require_no_swallowed_rows(path: Path, batch: pa.RecordBatch, first_row: int) -> None:
-    """Rejects rows merged by a quote: in many TSV files quotes are plain characters, and may be unbalanced."""
+    """Rejects rows merged by a quote: in many TSV files quotes are plain characters and may be unbalanced."""
     for column in batch.columns:
         suspicious = pc.and_(pc.match_substring(column, "\n"), pc.match_substring(column, "\t"))
         if pc.any(suspicious).as_py():
             row = first_row + suspicious.to_pylist().index(True)
             raise DataError(
-                f"{path}, row {row} (counted from 0): a text in quotes spans several lines and columns. An odd quote "
-                "seems to have swallowed rows. Double the quotes that are meant as characters, or convert to JSONL."
+                f"{path}, row {row} (counted from 0): a quoted text spans several lines and columns. An unbalanced "
+                "quote may have merged rows. Double quotes that are meant as characters, or convert the file to JSONL."
             )
 
 
 def _require_no_header(path: Path, batch: pa.RecordBatch, first_row: int) -> None:
-    """Rejects a row that repeats the header, as in files that were put together."""
+    """Rejects a row that repeats the header, as in concatenated files."""
     equal = [pc.equal(column, name) for name, column in zip(batch.schema.names, batch.columns, strict=True)]
     repeated = functools.reduce(pc.and_, equal)
     if len(equal) > 1 and pc.any(repeated).as_py():
         row = first_row + repeated.to_pylist().index(True)
         raise DataError(
-            f"{path}, row {row} (counted from 0): repeats the header, as if several files had been put together. "
-            "Remove this row, or give the files themselves."
+            f"{path}, row {row} (counted from 0): repeats the header. Were files concatenated? Remove the row, or "
+            "give the separate files."
         )
 
 
@@ -99,7 +99,7 @@ def _csv_header(path: Path, delimiter: str) -> list[str]:
     except Error as error:
         raise DataError(f"{path}: the header cannot be read ({error}). Is a quote left open?") from error
     if any("\0" in name for name in header):
-        raise DataError(f"{path}: the header holds NUL bytes. Is the file damaged, or of another encoding than UTF-8?")
+        raise DataError(f"{path}: the header contains NUL bytes. Is the file damaged or not UTF-8?")
     return header
 
 

@@ -35,8 +35,8 @@ ROWS_FILE, CUT_FILE, COMMON_FILE = "rows.npy", "cut.npy", "common.npy"
 class TokenizedDataset:
     """Tokenized examples in memory-mapped files.
 
-    An example is named by its row in the dataset, whether all rows were tokenized or some: that is what plans, journals
-    and predictions hold. The arrays here have an item for each example, in the order of the rows.
+    Plans, journals and predictions identify an example by its row in the dataset, even if only some rows were
+    tokenized. The arrays here have one item per example, in the order of the rows.
 
     Args:
         folder: the folder that `tokenize_dataset` wrote.
@@ -47,12 +47,12 @@ class TokenizedDataset:
         self.facts = DatasetSummary.model_validate_json((folder / FACTS_FILE).read_bytes())  # summary of the dataset
         # number of tokens of each example, int32 of shape [examples]
         self.lengths: np.ndarray = np.load(folder / LENGTHS_FILE, mmap_mode="r")
-        # tokens that each text that was too long has lost, int32 of shape [texts that were cut]
+        # tokens removed from each truncated text, int32 of shape [truncated texts]
         self.cut: np.ndarray = np.load(folder / CUT_FILE, mmap_mode="r")
         # label of each example, of the problem type's shape and dtype (see `dist_eval.petals.base_model.problem_types`)
         self.labels: np.ndarray = np.load(folder / LABELS_FILE, mmap_mode="r")
         is_part = self.facts.selection is not None
-        # row of each example, ascending, int64 of shape [examples]; None if they are all rows
+        # row of each example, ascending, int64 of shape [examples]; None for all rows
         self.rows: np.ndarray | None = np.load(folder / ROWS_FILE, mmap_mode="r") if is_part else None
         self._tokens = TokenFile(folder / TOKENS_FILE)
 
@@ -62,34 +62,34 @@ class TokenizedDataset:
 
     @property
     def sampling_fraction(self) -> float:
-        """Share of the dataset's rows that a random sample has; 0 without one."""
+        """Fraction of the dataset's rows in a random sample; 0 without one."""
         return self.facts.sampling_fraction
 
     def __len__(self) -> int:
         return self.facts.examples
 
     def where(self, position: int) -> str:
-        """Says in which file an example is, given by its position among them, and its row there, for messages."""
+        """Returns the file and row of the example at a position, for messages."""
         row = position if self.rows is None else int(self.rows[position])
         return place_of(row, self.source, [(shard.file, shard.rows) for shard in self.facts.shards or ()])
 
     def file_digests(self) -> dict[str, str]:
-        """Returns the hash of each of its files, by name; empty if they are not listed (see `DatasetSummary`)."""
+        """Returns the hash of each file, by name; empty if files are not listed (see `DatasetSummary`)."""
         return {shard.file: shard.digest for shard in self.facts.shards or ()}
 
     def beginnings(self) -> Beginnings | None:
-        """Returns what prompts have in common; None for texts that are no prompts."""
+        """Returns the common prefixes of prompts; None for other texts."""
         path = self._folder / COMMON_FILE
         if not path.exists():
             return None
         return Beginnings(np.load(path), self.lengths - 1, lambda index, size: self.input_ids(index)[:size])
 
     def column(self, name: str) -> pa.Array:
-        """Returns one of the extra columns as text: strings, null where a value is missing."""
+        """Returns an extra column as text; missing values are null."""
         return read_column(self._folder, name)
 
     def input_ids(self, index: int) -> np.ndarray:
-        """Returns the token ids of one example, by its position among them, int32 of shape [length]."""
+        """Returns the token ids of the example at a position, int32 of shape [length]."""
         return self._tokens.input_ids(index)
 
     def labels_of(self, rows: np.ndarray) -> np.ndarray:
@@ -111,8 +111,8 @@ class TokenizedDataset:
 
 
 Render = Callable[[Sequence[Sequence[str]], int, Callable[[int], str]], list[str]]
-"""Makes the text that is tokenized from the columns of some rows, given the position of the first one, and a function
-that says where a row is."""
+"""Builds the texts to tokenize from the columns of some rows, given the first row's position and a function that
+returns the location of a row."""
 
 
 def tokenize_dataset(
@@ -136,13 +136,13 @@ def tokenize_dataset(
         folder: an existing folder to write to.
         tokenizer: a Hugging Face tokenizer.
         max_length: maximum number of tokens of a text.
-        vocab_size: vocabulary size of the base model; None skips this check.
-        token_types: number of token types that the model knows; 0 if it takes none.
-        begin_once: whether a text that begins with BOS gets no second one (see `encode_texts`).
+        vocab_size: vocabulary size of the base model; None skips the check.
+        token_types: number of token types that the model knows; 0 for none.
+        begin_once: whether to avoid a second BOS before texts that already begin with it (see `encode_texts`).
         strict: raise an error for a longer text instead of truncating it.
         extra_columns: further columns to keep (see `TokenizedDataset.column`); no digest depends on them.
-        render: makes the text that is tokenized; by default it is that of the columns.
-        selected: the rows to tokenize; all others are skipped unseen. By default all rows.
+        render: builds the texts to tokenize; by default, the texts of the columns.
+        selected: the rows to tokenize; others are skipped unchecked. By default all rows.
 
     Returns:
         The tokenized dataset.
@@ -191,7 +191,7 @@ def tokenize_dataset(
         raise DataError(f"{source.name} has no rows: there is nothing to evaluate.")
     if selected is not None:
         if counts["examples"] < len(selected.rows):
-            raise DataError(f"{source.name} lost rows while it was read: does something else write to it?")
+            raise DataError(f"{source.name} lost rows while it was read. Is another program writing to it?")
         np.save(folder / ROWS_FILE, selected.rows)
     label_ids = np.ascontiguousarray(labels.ids(np.concatenate(codes)))
     digest.update(label_ids.data)
@@ -224,14 +224,14 @@ class _EncodedTexts:
     """The tokens of some texts, one text after the other."""
 
     ids: np.ndarray  # int32 of shape [tokens]
-    types: np.ndarray | None  # of the same shape; None for a model that takes none
+    types: np.ndarray | None  # of the same shape; None for a model without token types
     lengths: np.ndarray  # tokens of each text, int32 of shape [texts]
-    full_lengths: np.ndarray  # the same before texts were cut
-    begun: np.ndarray  # which texts begin with BOS themselves, bool of shape [texts]
+    full_lengths: np.ndarray  # the same before truncation
+    begun: np.ndarray  # texts that already begin with BOS, bool of shape [texts]
 
     @property
     def offsets(self) -> np.ndarray:
-        """Start of each text, and the end, int32 of shape [texts + 1]."""
+        """Start of each text, and the end of the last one, int32 of shape [texts + 1]."""
         return np.concatenate([[0], np.cumsum(self.lengths)]).astype(np.int32)
 
     def rows(self) -> list[np.ndarray]:
@@ -247,7 +247,7 @@ class _EncodedTexts:
 
 @dataclass(frozen=True)
 class _Encoder:
-    """Makes tokens of texts (see `tokenize_dataset`)."""
+    """Tokenizes texts (see `tokenize_dataset`)."""
 
     tokenizer: Any
     max_length: int
@@ -257,15 +257,15 @@ class _Encoder:
     strict: bool
 
     def encode(self, texts: list[list[str]], first_row: int, where: Callable[[int], str]) -> _EncodedTexts:
-        """Makes tokens of texts by column, given the position of the first row, and what says where a row is."""
-        # without truncation, because the full length is reported; the longer text of a pair is truncated below
+        """Tokenizes texts by column; `first_row` is the position of the first row and `where` locates a row."""
+        # not truncated, because the full length is reported; the longer text of a pair is truncated below
         encoded, begun = encode_texts(self.tokenizer, *texts, begin_once=self.begin_once, truncation=False)
         parts = ["input_ids", *(["token_type_ids"] if self.token_types and "token_type_ids" in encoded else [])]
         full_lengths = _lengths_of(encoded["input_ids"])
         self._require_lengths(full_lengths, first_row, where)
         too_long = np.flatnonzero(full_lengths > self.max_length)
         keeps_both = begun[too_long] & (self.tokenizer.truncation_side == "right")
-        for more in (0, 1):  # a second first token is kept when the text is cut, and taken away afterwards
+        for more in (0, 1):  # a second BOS is kept when the text is truncated, and removed afterwards
             rows = too_long[keeps_both == more]
             if len(rows):
                 some, longest_kept = [[column[row] for row in rows] for column in texts], self.max_length + more
@@ -278,19 +278,19 @@ class _Encoder:
         lengths = _lengths_of(encoded["input_ids"])
         if lengths.max(initial=0) > self.max_length:
             raise DataError(
-                f"--max-length {self.max_length} is too low: the tokens that the tokenizer itself adds to every text "
-                f"are more. Give at least {int(lengths.max()) + 1}."
+                f"--max-length {self.max_length} is too low: the tokenizer alone adds more tokens to every text. "
+                f"Give at least {int(lengths.max()) + 1}."
             )
         ids, *types = (_joined(encoded[part], lengths) for part in parts)
         if self.vocab_size is not None and ids.max(initial=0) >= self.vocab_size:
             raise DataError(
-                f"The tokenizer gives the token id {ids.max()}, but the base model knows only {self.vocab_size} ids: "
-                "the tokenizer in the checkpoint's or the base model's folder belongs to another model."
+                f"The tokenizer gives the token id {ids.max()}, but the base model knows only {self.vocab_size} ids. "
+                "The tokenizer in the checkpoint's or the base model's folder belongs to another model."
             )
         return _EncodedTexts(ids, types[0] if types else None, lengths, full_lengths, begun)
 
     def count_wordless(self, encoded: _EncodedTexts) -> Counter[str]:
-        """Counts texts without tokens of their own (blank), and those with unknown tokens only (unknown)."""
+        """Counts texts without tokens of their own (blank) and texts of unknown tokens only (unknown)."""
         unknown, starts = self.tokenizer.unk_token_id, encoded.offsets[:-1]
         is_own = ~np.isin(encoded.ids, self.tokenizer("")["input_ids"])
         is_known = is_own & (encoded.ids != unknown) if unknown is not None else is_own
@@ -300,12 +300,12 @@ class _Encoder:
     def _require_lengths(self, lengths: np.ndarray, first_row: int, where: Callable[[int], str]) -> None:
         empty, too_long = np.flatnonzero(lengths == 0), np.flatnonzero(lengths > self.max_length)
         if len(empty):
-            raise DataError(f"{where(first_row + int(empty[0]))}: the text is empty, it has no tokens to classify.")
+            raise DataError(f"{where(first_row + int(empty[0]))}: the text is empty. There are no tokens to classify.")
         if self.strict and len(too_long):
             row = int(too_long[0])
             raise DataError(
                 f"{where(first_row + row)}: the text has {format_count(lengths[row], 'token')}, more than --max-length "
-                f"{self.max_length}, and --strict forbids to cut it."
+                f"{self.max_length}. Raise it, or allow truncation by leaving out --strict."
             )
 
 

@@ -1,8 +1,7 @@
-"""Which files a dataset consists of, by the names that it is given by.
+"""Finds the files of a dataset from file names, folders and patterns.
 
-A file, several files, patterns and folders of files (shards) are one dataset with one order: that of the files' paths,
-where part-2 comes before part-10. Nothing is left out silently: what is not data is named, except for the marks that
-other programs leave beside it.
+All files (shards) form one dataset in the order of their paths, where part-2 comes before part-10. Anything that is not
+data is an error, except for the marker files that other programs leave beside data.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ FORMATS = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
 """Suffixes of the known formats."""
 
 COMPRESSIONS = (".gz", ".bz2", ".zst", ".lz4")
-"""Suffixes of compressed text files, behind that of the format."""
+"""Suffixes of compressed text files, after that of the format."""
 
 _JSON = (".json", ".jsonl", ".ndjson")
-_KNOWN = "Known are .csv, .tsv, .json, .jsonl and .parquet."
+_KNOWN = "Supported are .csv, .tsv, .json, .jsonl and .parquet."
 _SAVED_BY_DATASETS = ("state.json", "dataset_dict.json")
 _DOCUMENTS = ("readme", "license")
-# the words that datasets call splits by, on their own or as in "testset", anywhere in a name: not those of "latest"
+# words that name splits, alone or as in "testset", anywhere in a name, but not within words such as "latest"
 _SPLIT = re.compile(
     r"(?<![^\W\d_])(train(?:ing)?|test(?:ing)?|valid(?:ation)?|val|devtest|dev(?:el(?:opment)?)?|eval(?:uation)?|"
     r"held[-_. ]?out|hold[-_. ]?out)(?:set|data|split)?(?![^\W\d_])"
@@ -35,13 +34,13 @@ _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 def format_of(path: Path) -> str:
-    """Returns the suffix of a file that tells its format, in lower case; empty if it has none."""
+    """Returns the suffix that identifies a file's format, in lower case; empty if there is none."""
     suffixes = [s.lower() for s in path.suffixes if s.lower() not in COMPRESSIONS]
     return suffixes[-1] if suffixes else ""
 
 
 def names_of(dataset: str | Sequence[str]) -> list[str]:
-    """Returns the names that a dataset was given by: files, folders, patterns, or a hub name."""
+    """Returns the names that identify a dataset: files, folders, patterns or a hub name."""
     return [dataset] if isinstance(dataset, str) else list(dataset)
 
 
@@ -52,12 +51,12 @@ def dataset_name(dataset: str | Sequence[str]) -> str:
 
 
 def is_pattern(name: str) -> bool:
-    """Whether a name stands for all files that match it."""
+    """Whether a name is a glob pattern."""
     return glob.has_magic(name) and not Path(name).exists()
 
 
 def is_saved_by_datasets(folder: Path) -> bool:
-    """Whether a folder was written by `save_to_disk` of `datasets`."""
+    """Whether `save_to_disk` of `datasets` wrote a folder."""
     return any((folder / name).exists() for name in _SAVED_BY_DATASETS)
 
 
@@ -79,19 +78,19 @@ def find_files(names: Sequence[str]) -> list[Path]:
         if status.st_size == 0:
             raise DataError(f"{path} is empty.")
         if not is_utf8(path):
-            raise DataError(f"{str(path)!r}: this name is not UTF-8, and results could not name the file. Rename it.")
+            raise DataError(f"{str(path)!r}: the name is not UTF-8, so results could not contain it. Rename the file.")
         if format_of(path) not in FORMATS:
-            raise DataError(f"{path}: unknown kind of file. {_KNOWN}")
+            raise DataError(f"{path}: unknown file format. {_KNOWN}")
         if _family(path) != _family(files[0]):
             raise DataError(
-                f"{files[0]} and {path} are files of different kinds: name those that are meant, such as "
+                f"{files[0]} and {path} have different formats: name the files you want, such as "
                 f"'{path.parent / '*'}{format_of(path)}'."
             )
     return files
 
 
 def shared_file(dataset: str | Sequence[str], other: str | Sequence[str]) -> str | None:
-    """Returns a file, or another name, that two datasets have in common; None if there is none."""
+    """Returns a file or name that two datasets share; None if there is none."""
     files = [_resolved(dataset), _resolved(other)]
     return next((str(path) for real, path in files[0].items() if real in files[1]), None)
 
@@ -100,7 +99,7 @@ def _resolved(dataset: str | Sequence[str]) -> dict[Path, Path]:
     names = names_of(dataset)
     try:
         files = find_files(names)
-    except DataError:  # a hub name, or what is wrong is said where the dataset is read
+    except DataError:  # a hub name, or an error that is reported when the dataset is read
         files = list(map(Path, names))
     return {path.resolve(): path for path in files}
 
@@ -112,16 +111,16 @@ def _files_of(name: str) -> list[Path]:
     if path.is_file():
         return [path]
     if path.is_symlink():
-        raise DataError(f"{name} is a symbolic link to {os.readlink(path)}, which cannot be found.")
+        raise DataError(f"{name} is a symbolic link to {os.readlink(path)}, which does not exist.")
     if path.exists():
-        raise DataError(f"{name} is no regular file: copy its content to a file.")
+        raise DataError(f"{name} is not a regular file: copy its content to a file.")
     if not is_pattern(name):
-        raise DataError(f"There is no file {name}.")
+        raise DataError(f"{name} does not exist.")
     found: list[Path] = []
     for match in map(Path, glob.iglob(os.path.expanduser(name), recursive=True)):
         if not match.is_dir():
             found += [] if _is_mark(match) else [match]
-        elif "**" not in name:  # which matches what is in folders itself
+        elif "**" not in name:  # `**` itself matches the content of folders
             found += _files_in(match)
     if not found:
         raise DataError(f"No file matches {name}.")
@@ -135,19 +134,19 @@ def _files_in(folder: Path) -> list[Path]:
     found = [path for path in sorted(folder.iterdir()) if not (path.name.startswith((".", "_")) or _is_mark(path))]
     files = [path for path in found if path.is_file() and format_of(path) in FORMATS]
     if not files:
-        raise DataError(f"{folder} holds no data: it was not saved by datasets, and has no files. {_KNOWN}")
+        raise DataError(f"{folder} contains no data: it was not saved by datasets and has no files. {_KNOWN}")
     ending = "".join(files[0].suffixes[-2 if files[0].suffix.lower() in COMPRESSIONS else -1 :])
-    advice = f"name the files that are meant, such as '{folder}/*{ending}'."
+    advice = f"name the files you want, such as '{folder}/*{ending}'."
     for path in found:
         if path not in files:
-            what = "a folder" if path.is_dir() else "no data"
-            raise DataError(f"{folder} holds {path.name}, which is {what}: {advice}")
-    _require_one_split(files, f"{folder} holds")
+            what = "a folder" if path.is_dir() else "not data"
+            raise DataError(f"{folder} contains {path.name}, which is {what}: {advice}")
+    _require_one_split(files, f"{folder} contains")
     return files
 
 
 def _require_one_split(files: Sequence[Path], what: str) -> None:
-    """Rejects files whose names say that they are different splits, or a split and the rest of a dataset."""
+    """Rejects files whose names suggest different splits, or a split and the rest of a dataset."""
     above = os.path.commonpath([path.parent for path in files])
     by_words: dict[frozenset[str], Path] = {}
     without: dict[tuple[str, ...], dict[bool, Path]] = {}
@@ -162,12 +161,12 @@ def _require_one_split(files: Sequence[Path], what: str) -> None:
     for one, other, *_ in (pair for pair in pairs if len(pair) > 1):
         raise DataError(
             f"{what} {os.path.relpath(one, above)} and {os.path.relpath(other, above)}, which look like different "
-            f"splits: name the files that are meant, such as '{one}'."
+            f"splits: name the files you want, such as '{one}'."
         )
 
 
 def _is_mark(path: Path) -> bool:
-    """Whether a file is one that programs leave beside data, such as Spark's `_SUCCESS`, or a document."""
+    """Whether a file is a document or a marker that programs leave beside data, such as Spark's `_SUCCESS`."""
     is_mark = path.name.startswith("_") or path.suffix.lower() == ".crc" or path.stem.lower() in _DOCUMENTS
     return is_mark and format_of(path) not in FORMATS
 

@@ -21,7 +21,7 @@ from dist_eval.data.text_files import not_utf8
 from dist_eval.errors import DataError, one_line, translating_os_errors
 from dist_eval.process.parsing import parse_json
 
-# The first bytes of a file, the suffix that belongs to them, and what is said to any other
+# The first bytes of a file, the suffix of that format, and the message for any other suffix
 _BEGINNINGS = (
     (rb"\x1f\x8b", ".gz", "is compressed by gzip: give it a name that ends with .gz."),
     (rb"BZh[1-9]1AY&SY", ".bz2", "is compressed by bzip2: give it a name that ends with .bz2."),
@@ -29,8 +29,8 @@ _BEGINNINGS = (
     (rb"\x04\x22\x4d\x18", ".lz4", "is compressed by LZ4: give it a name that ends with .lz4."),
     (rb"PAR1\x15", ".parquet", "is a Parquet file: give it a name that ends with .parquet."),
     (rb"PK\x03\x04", ".zip", "is a ZIP archive or an Excel file: unpack it, or save it as CSV."),
-    (rb"version https://git-lfs", "", "is a pointer of Git LFS, not the data: get them with `git lfs pull`."),
-    (rb"(?i)\s*<(!doctype|html)", "", "is an HTML page, as failed downloads leave it: download the data again."),
+    (rb"version https://git-lfs", "", "is a Git LFS pointer, not the data: get the data with `git lfs pull`."),
+    (rb"(?i)\s*<(!doctype|html)", "", "is an HTML page, perhaps from a failed download: download the data again."),
 )
 
 _INVALID_TEXT = re.compile(r"Invalid UTF8 sequence at string index (\d+)")
@@ -38,7 +38,7 @@ _ROW_LENGTH = re.compile(r"Expected \d+ columns, got \d+")
 
 
 def _require_content_of_name(path: Path) -> None:
-    """Rejects a file whose first bytes say that it is of another kind than its name."""
+    """Rejects a file whose first bytes contradict its name."""
     with path.open("rb") as file:
         start = file.read(64)
     for beginning, suffix, what in _BEGINNINGS:
@@ -47,7 +47,7 @@ def _require_content_of_name(path: Path) -> None:
 
 
 def _require_valid(name: str, batch: pa.RecordBatch, first_row: int) -> None:
-    """Rejects columns with bytes that are not valid text, which files can hold."""
+    """Rejects text columns with invalid UTF-8."""
     for column, array in zip(batch.schema.names, batch.columns, strict=True):
         try:
             array.validate(full=True)
@@ -56,23 +56,23 @@ def _require_valid(name: str, batch: pa.RecordBatch, first_row: int) -> None:
             if index is None or not pa.types.is_string(array.type):
                 raise
             where = f"{name}, row {first_row + int(index[1])} (counted from 0)"
-            raise DataError(f"{where}: column {column!r} holds text that is not UTF-8. Convert it.") from error
+            raise DataError(f"{where}: column {column!r} contains text that is not UTF-8. Convert it.") from error
 
 
 def translating_errors(name: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Yields small batches of plain types, and raises what libraries refuse as a `DataError` that names the dataset."""
+    """Yields small batches of plain types; turns errors of libraries into a `DataError` that names the dataset."""
     row = 0
     try:
         for batch in map(plain_batch, batches):
             _require_valid(name, batch, row)
             row += batch.num_rows
-            for start in range(0, batch.num_rows, ROWS_PER_BATCH):  # readers return as many rows as fit into a block
+            for start in range(0, batch.num_rows, ROWS_PER_BATCH):  # readers return blocks with any number of rows
                 yield batch.slice(start, ROWS_PER_BATCH)
     except pa.ArrowInvalid as error:
-        advice = ". Put texts with a comma, quote or line break in quotes." if _ROW_LENGTH.search(str(error)) else ""
+        advice = ". Quote texts that contain a comma, quote or line break." if _ROW_LENGTH.search(str(error)) else ""
         raise DataError(f"{name} cannot be read: {one_line(error)}{advice}") from error
     except (OSError, UnicodeDecodeError, EOFError) as error:
-        advice = ". Is it whole, and compressed as its name says?" if Path(name).suffix in COMPRESSIONS else ""
+        advice = ". Is it complete, and compressed as its name says?" if Path(name).suffix in COMPRESSIONS else ""
         raise DataError(f"{name} cannot be read: {one_line(error)}{advice}") from error
 
 
@@ -112,7 +112,7 @@ def class_names_of(path: Path, column: str) -> list[str] | None:
         metadata = parquet.read_schema(path).metadata or {}
         features = parse_json(metadata.get(b"huggingface", b"{}"))["info"]["features"]
         feature = features[column]
-        is_list = isinstance(feature, list)  # as older versions of `datasets` write a list of something
+        is_list = isinstance(feature, list)  # older versions of `datasets` write lists this way
         item = feature[0] if is_list else feature.get("feature", feature)
         return list(item["names"])
     except (pa.ArrowInvalid, OSError, ValueError, LookupError, TypeError, AttributeError):

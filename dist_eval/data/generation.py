@@ -1,7 +1,7 @@
-"""Prompts after which texts are generated: token ids in a file that ranks map, and how to go on after each.
+"""Prompts for generated texts: token ids in a file that ranks map, and the decoding of each.
 
-A batch holds prompts of one decoding and of similar length. Its rows, prompts and texts together, take a bounded number
-of tokens, because servers keep each of them in their attention caches until the batch is done.
+A batch has prompts of similar length and one decoding. The number of tokens of its prompts and texts is bounded,
+because servers keep them in their attention caches until the batch is done.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dist_eval.results.inputs import Decoding, PromptsSummary
 
 TOKENS_FILE, LENGTHS_FILE, FACTS_FILE = "prompts.arrow", "prompts.npy", "prompts.json"
 FILES = (TOKENS_FILE, LENGTHS_FILE, FACTS_FILE)
-"""What `write_prompts` writes."""
+"""The files that `write_prompts` writes."""
 
 
 class TokenizedPrompts:
@@ -44,27 +44,27 @@ class TokenizedPrompts:
 
     @property
     def columns(self) -> AnswerColumns:
-        """Columns of the texts; there is at least one prompt."""
+        """Columns of the texts; requires at least one prompt."""
         return generation_columns(max(decoding.max_new_tokens for decoding in self.facts.decodings))
 
     def padded(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Collates prompts of one decoding, by their positions, into a batch (see `TokenFile.padded`).
 
-        Returns besides what `Generator` needs of each: its tokens, decoding and position, int64 of shape [batch, 3].
+        Also returns the number of tokens, decoding and position of each, int64 of shape [batch, 3], for `Generator`.
         """
         lengths = np.asarray(self.lengths[indices], dtype=np.int64)
         return self._tokens.padded(indices, lengths[:, 0]), np.column_stack([lengths, indices])
 
     def plan(self) -> BatchPlan:
-        """Plans batches that fill `CACHE_TOKENS` with prompts and the longest texts that may follow; see above.
+        """Plans batches that fill `CACHE_TOKENS` with prompts and the longest texts that may follow.
 
-        A batch takes a step for each token by which its prompts differ, and one for each token of the longest text: the
-        differences may take an eighth more, and no prompt is in a batch with much shorter ones.
+        A batch takes one step per token by which its prompts differ in length, and one per token of the longest text.
+        The differences may add at most an eighth of the steps.
         """
         parts = []
         for number, decoding in enumerate(self.facts.decodings):
             positions = np.flatnonzero(self.lengths[:, 1] == number)
-            sent = self.lengths[positions, 0] + (decoding.max_new_tokens - 1)  # the last token is not
+            sent = self.lengths[positions, 0] + (decoding.max_new_tokens - 1)  # the last token is not sent
             most_apart = max(1, decoding.max_new_tokens // 8)
             parts.append((plan_batches(sent, token_budget=CACHE_TOKENS, most_apart=most_apart), positions))
         return join_plans(parts)
@@ -77,9 +77,9 @@ def write_prompts(
 
     Args:
         folder: an existing folder.
-        prompts: token ids of each, at least one; and how to go on, with fewer new tokens than `max_length`.
-        max_length: most tokens of a prompt and the text after it together; longer prompts are cut from the left, and
-            counted.
+        prompts: token ids of each, at least one; and its decoding, with fewer new tokens than `max_length`.
+        max_length: maximum number of tokens of a prompt and its text together. Longer prompts are truncated on the
+            left, and counted.
 
     Returns:
         The prompts.
@@ -110,15 +110,15 @@ def write_prompts(
     return TokenizedPrompts(folder)
 
 
-# Tokens looked at besides those of a stop string itself: it may be split differently where it is generated
+# Tokens to check besides those of a stop string, because generated text may be tokenized differently
 _TOKENS_AROUND = 2
 
 
 class StopStrings:
     """Strings at which a generated text ends.
 
-    They are looked for as in the Hugging Face backend of the lm-evaluation-harness (`MultiTokenEOSCriteria`): in the
-    decoded last tokens, so that the tokenizer may split them in any way.
+    As in the Hugging Face backend of the lm-evaluation-harness (`MultiTokenEOSCriteria`), the last tokens are decoded
+    and searched, because a stop string may be tokenized in different ways.
 
     Args:
         strings: the strings; empty ones are ignored.
@@ -131,7 +131,7 @@ class StopStrings:
         self._window = max(sizes, default=0) + _TOKENS_AROUND
 
     def end(self, tokens: Sequence[int]) -> bool:
-        """Returns whether the last tokens of a text hold a stop string."""
+        """Returns whether the last tokens of a text contain a stop string."""
         if not self._strings:
             return False
         text = self._tokenizer.decode(tokens[-self._window :])
@@ -145,7 +145,7 @@ def text_of(tokens: Sequence[int], stop: Sequence[str], tokenizer: Any, think_en
         tokens: their ids.
         stop: the stop strings; empty ones are ignored.
         tokenizer: a Hugging Face tokenizer.
-        think_end: text, or id of a token: the text begins after the last one, if there is any, and its white space.
+        think_end: text or token id; the result begins after its last occurrence, if any, and the following white space.
     """
     if isinstance(think_end, int) and think_end in tokens:
         tokens = tokens[len(tokens) - list(reversed(tokens)).index(think_end) :]

@@ -1,7 +1,7 @@
-"""Data in memory → a Parquet file, which is read and checked like any other (see `formats`).
+"""Data in memory → a Parquet file, which is then read and checked like any other (see `formats`).
 
-No library of data frames is imported: tables are recognized by their Arrow interface, those of pandas and `datasets` by
-their attributes.
+No data frame library is imported: tables are recognized by their Arrow interface, or by the attributes of pandas and
+`datasets`.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from dist_eval.errors import DataError, RunError, one_line, translating_os_error
 from dist_eval.tables import format_count
 
 _NAME = "data in memory"
-_MARK = b"dist_eval"  # in the metadata of the file: it is gone once the run is done, so results name the data otherwise
+_MARK = b"dist_eval"  # in the file's metadata: the file is temporary, so results do not show its name
 _COLUMNS_NAMED, _LONGEST_COLUMN = 6, 40
 
 
 def is_in_memory(dataset: Any) -> bool:
-    """Returns whether a dataset is no name of files, but the rows: a table, or a list of mappings."""
+    """Returns whether a dataset is given as rows (a table or a list of mappings), not by name."""
     if isinstance(dataset, list):
         return any(isinstance(row, Mapping) for row in dataset)
     return hasattr(dataset, "__arrow_c_stream__") or _is_of_pandas(dataset) or _is_of_datasets(dataset)
@@ -39,7 +39,7 @@ def write_parquet(dataset: Any, path: Path) -> None:
         path: the file, whose stem is the dataset's name in messages.
 
     Raises:
-        DataError: a value does not go with the others of its column, or the dataset is no table.
+        DataError: a value does not match the type of its column, or the dataset is not a table.
         RunError: the file cannot be written.
     """
     from pyarrow import parquet
@@ -57,7 +57,7 @@ def write_parquet(dataset: Any, path: Path) -> None:
 
 
 def name_in_memory(dataset: str | Sequence[str]) -> str | None:
-    """Returns what results call data that was in memory; None if the names are not those of a file of such data."""
+    """Returns the name in results of data that was in memory; None for any other dataset."""
     from pyarrow import parquet
 
     [name, *others] = names_of(dataset) or [""]
@@ -66,7 +66,7 @@ def name_in_memory(dataset: str | Sequence[str]) -> str | None:
     try:
         file = parquet.read_metadata(name)
     except (pa.ArrowException, OSError):
-        return None  # whoever reads it says what is wrong
+        return None  # the reader reports what is wrong
     if _MARK not in (file.metadata or {}):
         return None
     columns = file.schema.to_arrow_schema().names
@@ -77,7 +77,7 @@ def name_in_memory(dataset: str | Sequence[str]) -> str | None:
 
 
 def was_in_memory(name: str) -> bool:
-    """Returns whether a name in results is one of `name_in_memory`."""
+    """Returns whether a name in results comes from `name_in_memory`."""
     return name.startswith(f"{_NAME} (")
 
 
@@ -90,7 +90,7 @@ def _is_of_datasets(dataset: Any) -> bool:
 
 
 def _open(dataset: Any, name: str) -> pa.RecordBatchReader:
-    if _is_of_datasets(dataset):  # in pieces: it may be larger than the memory
+    if _is_of_datasets(dataset):  # in pieces: it may not fit into memory
         schema = dataset.features.arrow_schema  # with the names of classes
         tables = dataset.with_format("arrow").iter(batch_size=ROWS_PER_BATCH)
         batches = (batch for table in tables for batch in table.cast(schema).to_batches())
@@ -98,7 +98,7 @@ def _open(dataset: Any, name: str) -> pa.RecordBatchReader:
     if isinstance(dataset, list):
         columns = _columns_of_rows(dataset, name)
     elif _is_of_pandas(dataset):
-        require_columns(name, [], list(map(str, dataset.columns)))  # each of them once
+        require_columns(name, [], list(map(str, dataset.columns)))  # rejects duplicates
         columns = {column: dataset[column] for column in dataset.columns}
     else:
         return pa.table(dataset).to_reader()
@@ -106,7 +106,7 @@ def _open(dataset: Any, name: str) -> pa.RecordBatchReader:
 
 
 def _plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Returns the schema of plain batches: Parquet does not take all that polars has."""
+    """Returns the schema of plain batches, because Parquet does not support all types of polars."""
     columns = [column.chunk(0) for column in schema.empty_table().columns]
     plain = plain_batch(pa.RecordBatch.from_arrays(columns, schema=schema)).schema
     return plain.with_metadata({**(schema.metadata or {}), _MARK: _NAME.encode()})
@@ -115,9 +115,7 @@ def _plain_schema(schema: pa.Schema) -> pa.Schema:
 def _columns_of_rows(rows: list[Any], name: str) -> dict[Any, Any]:
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
-            raise DataError(
-                f"{name}, row {number} (counted from 0): should be a mapping with columns, not {row!r:.80}."
-            )
+            raise DataError(f"{name}, row {number} (counted from 0): must be a mapping with columns, not {row!r:.80}.")
     columns = dict.fromkeys(column for row in rows for column in row)
     return {column: [row.get(column) for row in rows] for column in columns}
 

@@ -1,4 +1,4 @@
-"""JSON and JSON Lines files → record batches; a column has the type of all its values (see `python_columns`)."""
+"""JSON and JSON Lines files → record batches; the type of a column follows from all its values."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_object)
 
 
 def _require_flat_json(path: Path) -> None:
-    """Rejects JSON lines with a row that is too large, or nested so deeply that reading it would end the process."""
+    """Rejects JSON lines with a row that is too large, or nested deeply enough to crash the parser."""
     depth, rest = 0, b""
     for chunk in itertools.chain(read_chunks(path), [b"\n"]):
-        lines, _, rest = (rest + chunk).rpartition(b"\n")  # no text goes on after a line break
+        lines, _, rest = (rest + chunk).rpartition(b"\n")  # no string continues after a line break
         deepest, depth = nesting(lines, depth)
         if deepest > DEEPEST:
             raise DataError(f"{path}: a row is nested over {DEEPEST} levels deep.")
@@ -54,7 +54,7 @@ def _values_in(text: str) -> list[tuple[int, Any]]:
 
 
 def _objects(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yields the values in JSON lines, each with its size in characters; a value may go over several lines."""
+    """Yields the values in JSON lines, each with its size in characters; a value may span several lines."""
     parts: list[str] = []
     depth = 0
     for line in read_lines(path):
@@ -83,7 +83,7 @@ def _pieces(rows: Iterable[tuple[int, Any]]) -> Iterator[list[Any]]:
             if len(piece) == ROWS_PER_BATCH or size >= _PIECE_CHARACTERS:
                 yield piece
                 piece, size = [], 0
-    except ValueError:  # of the next row
+    except ValueError:  # raised by the next row
         yield piece
         raise
     if piece:
@@ -100,13 +100,13 @@ def _naming_the_row(path: Path, column: str, first: int) -> Iterator[None]:
 
 
 def _look_at(path: Path, pieces: Iterable[list[Any]], kinds: Mapping[str, PythonColumn]) -> list[str]:
-    """Finds out the kinds of columns; returns the names of all columns that rows have."""
+    """Infers the types of columns; returns the names of all columns in any row."""
     names: dict[str, None] = {}
     first = 0
     for piece in pieces:
         for number, row in enumerate(piece, start=first):
             if not isinstance(row, dict):
-                raise DataError(f"{path}, row {number}: should be an object with columns, not {row!r:.80}.")
+                raise DataError(f"{path}, row {number}: must be an object with columns, not {row!r:.80}.")
             if not row.keys() <= names.keys():
                 names.update(dict.fromkeys(row))
         for name, kind in kinds.items():
@@ -134,13 +134,13 @@ def _read_json_array(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]
         content = stream.read(_LARGEST_ARRAY_BYTES + 1)
     if len(content) > _LARGEST_ARRAY_BYTES:
         raise DataError(
-            f"{path} holds one JSON array of over {_LARGEST_ARRAY_BYTES >> 20} MiB, which can only be read whole. "
-            "Convert it to JSONL (one object a line), which is read piece by piece."
+            f"{path} is a JSON array of over {_LARGEST_ARRAY_BYTES >> 20} MiB, which can only be read whole. Convert "
+            "it to JSONL (one object per line), which is read piece by piece."
         )
     try:
         rows = parse_json(content.decode("utf-8-sig"), object_pairs_hook=_object)
     except ValueError as error:
-        raise DataError(f"{path} is no valid JSON: {error}") from error
+        raise DataError(f"{path} is not valid JSON: {error}") from error
     kinds = {name: PythonColumn() for name in columns}
     names = _look_at(path, _pieces((0, row) for row in rows), kinds)
     require_columns(str(path), columns, names or columns)
@@ -148,7 +148,7 @@ def _read_json_array(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]
 
 
 def _read_json_lines(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
-    """Reads the file twice: Arrow takes a column's type from its first rows, and dates for what looks like one."""
+    """Reads the file twice, because Arrow infers types from the first rows only, and dates from text."""
     _require_flat_json(path)
     kinds = {name: PythonColumn() for name in columns}
     problem: ValueError | None = None
@@ -173,12 +173,12 @@ def _read_json_lines(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]
             yield batch.select(columns)
 
     yield from with_growing_blocks(path, read)
-    if problem is not None:  # usually Arrow has said before which row it is
-        raise DataError(f"{path} is no valid JSON: {problem}") from problem
+    if problem is not None:  # usually Arrow has already named the row
+        raise DataError(f"{path} is not valid JSON: {problem}") from problem
 
 
 def read_json(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
     """Reads a JSON array, or one object per line, piece by piece."""
     head = next((text for chunk in read_chunks(path) if (text := chunk.removeprefix(b"\xef\xbb\xbf").lstrip())), b"")
-    if head:  # else one object per line, whatever the suffix
+    if head:  # otherwise one object per line, whatever the suffix
         yield from (_read_json_array if head.startswith(b"[") else _read_json_lines)(path, columns)

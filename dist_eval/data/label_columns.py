@@ -1,4 +1,4 @@
-"""The label column of every problem type → classes, several labels or numbers."""
+"""The label column of any problem type → class ids, label sets or numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SEPARATOR = "|"
 
 
 class _ListColumn(LabelColumn):
-    """A column of which a cell may hold several values."""
+    """A column with any number of values per cell."""
 
     def _parts(self, array: pa.Array, first_row: int) -> tuple[pa.Array, np.ndarray]:
         """Returns the flattened items of all cells or lists, and the number of items in each."""
@@ -35,12 +35,12 @@ class _ListColumn(LabelColumn):
         flat = array.flatten()
         if flat.null_count:
             row = np.repeat(np.arange(len(counts)), counts)[flat.is_null().to_numpy(zero_copy_only=False)][0]
-            raise self._problem(first_row + int(row), "holds a missing value (null).")
+            raise self._problem(first_row + int(row), "contains a missing value (null).")
         return flat, counts
 
 
 class Targets(_ListColumn):
-    """Reads the targets of a regression; those of several outputs are a list, or text such as "0.5|1.25"."""
+    """Reads the targets of a regression; for several outputs, lists or text such as "0.5|1.25"."""
 
     def __init__(self, source: RowSource, column: str, outputs: int) -> None:
         super().__init__(source, column)
@@ -53,12 +53,13 @@ class Targets(_ListColumn):
             flat, counts = self._parts(array, first_row)
             wrong = np.flatnonzero(counts != self._outputs)
             if len(wrong):
-                row, what = int(wrong[0]), f"number{'s' if self._outputs > 1 else ''}, but the head has"
-                raise self._problem(
-                    first_row + row, f"has {counts[row]} {what} {self._outputs} output{'s'[: self._outputs > 1]}."
-                )
+                row = int(wrong[0])
+                found, needed = format_count(counts[row], "number"), format_count(self._outputs, "output")
+                raise self._problem(first_row + row, f"has {found}, but the head has {needed}.")
         elif self._outputs > 1:
-            raise self._kind(array, f"the head has {self._outputs} outputs, so a label is a list of as many numbers.")
+            raise self._kind(
+                array, f"the head has {self._outputs} outputs, so each label must be a list of {self._outputs} numbers."
+            )
         else:
             flat = array
         if pa.types.is_boolean(flat.type) or not (pa.types.is_string(flat.type) or _is_number(flat.type)):
@@ -76,13 +77,13 @@ class Targets(_ListColumn):
 
 
 class LabelSets(_ListColumn):
-    """Reads which labels each row has.
+    """Reads the set of labels of each row.
 
     Several labels are text separated by `|` ("sport|politics", empty for none), or a list in JSON, Parquet or Arrow.
-    They are names or numbers of classes (as in `LabelReader`), or a 0/1 vector with a value for each class, in the
-    head's order. Lists of booleans and floats are vectors. Integers and text are vectors if they cannot be labels,
-    because a class would be there twice, which the first row shows; with two classes, the first row that can be only
-    one of both does. If there is none, `--labels vectors` or `--labels numbers` has to decide.
+    They are names or numbers of classes (as in `LabelReader`), or a 0/1 vector with one value per class, in the head's
+    order. Lists of booleans and floats are vectors. Integers and text are vectors if as labels they would name a class
+    twice, which the first row shows; with two classes, the first unambiguous row does. If there is none,
+    `--labels vectors` or `--labels numbers` must decide.
     """
 
     def __init__(self, source: RowSource, column: str, label_names: Sequence[str], how: str = "auto") -> None:
@@ -95,14 +96,14 @@ class LabelSets(_ListColumn):
         self._undecided: list[tuple[pa.Array, np.ndarray, int]] = []
 
     def codes(self, array: pa.Array, first_row: int) -> np.ndarray:
-        """Keeps the labels of a chunk until `ids`; returns the positions of its rows, int64 of shape [rows]."""
+        """Stores the labels of a chunk for `ids`; returns the positions of its rows, int64 of shape [rows]."""
         self._require_present(array, first_row)
         if not pa.types.is_string(array.type) and not pa.types.is_list(array.type):
-            raise self._kind(array, f"several labels are a list, or text with {SEPARATOR!r} between them.")
+            raise self._kind(array, f"several labels must be a list, or text separated by {SEPARATOR!r}.")
         if pa.types.is_string(array.type) and self._names_with_separator:
             raise DataError(
-                f"{self._source.name}: the class {self._names_with_separator[0]!r} has a {SEPARATOR!r} in its name, "
-                "which stands between labels in text. Give lists, in JSON or Parquet."
+                f"{self._source.name}: the name of the class {self._names_with_separator[0]!r} contains {SEPARATOR!r}, "
+                "which separates labels in text. Use lists, in JSON or Parquet."
             )
         flat, counts = self._parts(array, first_row)
         self._decide(array, flat, counts, first_row)
@@ -112,11 +113,11 @@ class LabelSets(_ListColumn):
         return np.arange(first_row, first_row + len(counts))
 
     def ids(self, codes: np.ndarray) -> np.ndarray:
-        """Returns which labels each row has, bool of shape [n, classes]."""
+        """Returns the labels of all rows, bool of shape [n, classes]."""
         for _, counts, first_row in self._undecided:
             if len(counts):
                 raise self._problem(
-                    first_row, "could be class numbers or a 0/1 vector: say --labels numbers or --labels vectors."
+                    first_row, "could be class numbers or a 0/1 vector: set --labels numbers or --labels vectors."
                 )
         labels = np.zeros((len(codes), self._width), dtype=np.bool_)
         every = np.concatenate([np.empty(0, dtype=np.int64), *(code for _, code in self._lists)])
@@ -128,18 +129,18 @@ class LabelSets(_ListColumn):
             cells = rows * self._width + numbers
             _, first = np.unique(cells, return_index=True)
             row = int(rows[np.setdiff1d(np.arange(len(cells)), first)[0]])
-            hint = " If it is meant as a 0/1 vector, say --labels vectors." if self._how == "auto" else ""
+            hint = " If it is a 0/1 vector, set --labels vectors." if self._how == "auto" else ""
             raise self._problem(row, f"names a class twice.{hint}")
         return labels
 
     def _decide(self, array: pa.Array, flat: pa.Array, counts: np.ndarray, first_row: int) -> None:
-        """Finds out whether cells are 0/1 vectors, from their type or the first one that can be only one of both."""
+        """Determines whether cells are 0/1 vectors, from their type or the first unambiguous cell."""
         kind = flat.type
         if pa.types.is_boolean(kind) or pa.types.is_floating(kind):
             if self._how in ("names", "numbers"):
-                raise self._kind(array, f"which --labels {self._how} cannot mean.")
+                raise self._kind(array, f"which --labels {self._how} does not allow.")
             if self._are_vectors is False and len(flat):
-                raise self._problem(first_row, "is a 0/1 vector, but rows before it hold names or numbers of classes.")
+                raise self._problem(first_row, "is a 0/1 vector, but earlier rows contain names or numbers of classes.")
             self._are_vectors = True
         elif not (pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_null(kind)):
             raise self._kind(array, "labels are class numbers or names.")
@@ -173,7 +174,9 @@ class LabelSets(_ListColumn):
         bad = np.flatnonzero(~np.isin(values, (0.0, 1.0)))
         if len(bad):
             row = first_row + int(bad[0]) // self._width
-            raise self._problem(row, f"holds {flat[int(bad[0])].as_py()!r:.80}; a vector of labels has 0 and 1 only.")
+            raise self._problem(
+                row, f"holds {flat[int(bad[0])].as_py()!r:.80}; a vector of labels may contain only 0 and 1."
+            )
         rows, classes = np.nonzero(values.reshape(-1, self._width))
         self._lists.append((rows + first_row, classes))
 
@@ -192,7 +195,7 @@ def open_labels(
 
 
 def _bits_in(flat: pa.Array) -> np.ndarray:
-    """Returns 0 or 1 for values that are written so, -1 for others, int64 of shape [values]."""
+    """Returns 0 or 1 for these values, -1 for others, int64 of shape [values]."""
     encoded = flat.cast(pa.string()).dictionary_encode()
     numbers = [whole_number(text) for text in encoded.dictionary.to_pylist()]
     bits = np.asarray([number if number in (0, 1) else -1 for number in numbers] or [-1], dtype=np.int64)
@@ -204,7 +207,7 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _number_of(value: Any) -> float:
-    """Converts a number, or text, to a float; NaN if that is not possible."""
+    """Converts a number or text to a float; NaN if that fails."""
     try:
         return float(value) if not isinstance(value, str) or "_" not in value else float("nan")
     except (ValueError, OverflowError):

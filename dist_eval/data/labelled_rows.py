@@ -1,4 +1,4 @@
-"""Rows with texts and a label: which columns they are in, how these are read, and how they are hashed."""
+"""Rows with texts and a label: their columns, and how they are read and hashed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dist_eval.petals.base_model.problem_types import SINGLE_LABEL, Problem
 
 @dataclass(frozen=True)
 class LabelledRows:
-    """A dataset with texts and labels, and how its columns are to be read."""
+    """A dataset with texts and labels, and how to read its columns."""
 
     dataset: str | Sequence[str]  # files, folders, patterns or a hub name (see `dist_eval.data.readers.open_rows`)
     text_columns: Sequence[str]  # the columns with texts: one, two for a pair, or any number for a prompt
@@ -26,12 +26,12 @@ class LabelledRows:
     label_names: Sequence[str]  # names of the classes or outputs
     labels: str = "auto"  # how to interpret the label column (see `LabelReader` and `dist_eval.data.labels`)
     problem: Problem = SINGLE_LABEL  # the problem type
-    numbers: bool = False  # whether text columns may hold numbers, as they may in a prompt
+    numbers: bool = False  # whether text columns may contain numbers, as in a prompt
     subset: str | None = None  # configuration of a hub dataset
     split: str | None = None  # split of a hub dataset or of a folder
 
     def open(self, rows: np.ndarray | None = None, extra_columns: Sequence[str] = ()) -> RowSource:
-        """Opens the rows: batches with the columns of texts, then others, and the labels last.
+        """Opens the rows: batches with the text columns first, then others, and the labels last.
 
         Args:
             rows: the rows to read, ascending, int64 of shape [rows]; by default all.
@@ -42,7 +42,7 @@ class LabelledRows:
         return open_rows(self.dataset, columns, subset=self.subset, split=self.split).only(rows)
 
     def label_reader(self, source: RowSource) -> LabelColumn:
-        """Returns what reads the labels of rows that were opened."""
+        """Returns the reader for the labels of opened rows."""
         return open_labels(self.problem, source, self.label_column, self.label_names, self.labels)
 
     def texts(self, source: RowSource, batch: pa.RecordBatch, first_row: int) -> list[list[str]]:
@@ -54,34 +54,36 @@ class LabelledRows:
 
 
 def texts_in(source: RowSource, column: str, array: pa.Array, first_row: int, numbers: bool = False) -> list[str]:
-    """Returns a chunk of a text column; with `numbers`, it may hold them, or true and false, written as Arrow does."""
+    """Returns a chunk of a text column; `numbers` also allows numbers and booleans, formatted as Arrow does."""
     source.require_present(array, f"text in column {column!r}", first_row)
     if numbers and (pa.types.is_primitive(array.type) and not pa.types.is_temporal(array.type)):
         array = array.cast(pa.string())
     if not pa.types.is_string(array.type):
-        raise DataError(f"{source.file}: column {column!r} holds {array.type}, not text. Convert it, or name another.")
+        raise DataError(
+            f"{source.file}: column {column!r} holds {array.type}, not text. Convert it, or name another column."
+        )
     return array.to_pylist()
 
 
 def text_bytes(*columns: Sequence[str]) -> bytes:
-    """Returns texts by columns as bytes, each preceded by its length, so that the boundaries matter for the hash."""
+    """Returns texts by columns as bytes, each preceded by its length, so that the hash depends on the boundaries."""
     return b"".join(f"{len(text)}:{text}".encode(errors="surrogatepass") for column in columns for text in column)
 
 
 def draw_positions(data: LabelledRows, count: int, seed: int) -> np.ndarray:
-    """Draws rows without replacement; returns their positions in the order in which they were drawn, int64."""
+    """Draws rows without replacement; returns their positions in drawing order, int64."""
     source = data.open()
     rows = sum(batch.num_rows for batch in source.batches)
     if rows < count:
-        raise DataError(f"--few-shot {count} needs as many rows, but {source.name} has {rows}.")
+        raise DataError(f"--few-shot {count} needs {count} rows, but {source.name} has {rows}.")
     return np.random.default_rng(seed).choice(rows, size=count, replace=False)
 
 
 def draw_examples(data: LabelledRows, count: int, seed: int) -> tuple[list[int], list[tuple[list[str], int]]]:
-    """Draws labelled examples for a prompt without replacement, the same ones wherever it is called.
+    """Draws labelled examples for a prompt without replacement, the same on all ranks.
 
     Args:
-        data: the rows to draw from; those that are not drawn may lack their texts.
+        data: the rows to draw from; other rows may lack texts.
         count: number of rows to draw.
         seed: of the draw.
 
@@ -107,15 +109,15 @@ def draw_examples(data: LabelledRows, count: int, seed: int) -> tuple[list[int],
 def read_texts(
     data: LabelledRows, wanted: Container[int], rows: np.ndarray | None = None
 ) -> tuple[dict[int, tuple[str, ...]], str]:
-    """Reads some texts of a dataset, and hashes all of them.
+    """Reads some texts of a dataset and hashes all of them.
 
     Args:
         data: the dataset.
-        wanted: rows of the dataset whose texts to return.
+        wanted: rows of the dataset to return texts for.
         rows: the rows to read, ascending, int64 of shape [rows]; by default all.
 
     Returns:
-        The texts by row, one for each text column, and the `text_digest` of all that was read.
+        The texts by row, one per text column, and the `text_digest` of all rows that were read.
 
     Raises:
         DataError: the dataset cannot be read, or a row has no text or no known label; the message names the row.

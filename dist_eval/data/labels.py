@@ -1,4 +1,4 @@
-"""The label column of a classifier → classes; for a new head, → names of classes."""
+"""The label column of a classifier → class ids; for a new head, → class names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dist_eval.tables import format_count
 
 _SHOWN = 60
 _LABELS_ARE = "labels are class numbers or names."
-_LARGEST_WHOLE = 2**53  # Beyond it, 64-bit floats are no longer all integers
+_LARGEST_WHOLE = 2**53  # above it, 64-bit floats skip integers
 _INTEGER = re.compile(r"[+-]?\d{1,18}")
 _WHOLE = re.compile(r"([+-]?\d{1,18})\.0+")
 
@@ -40,11 +40,11 @@ class LabelColumn(ABC):
 
     def __init__(self, source: RowSource, column: str) -> None:
         self._source, self._column = source, column
-        self.normalized = 0  # once `ids` has mapped them: those written otherwise than a class's name or number
+        self.normalized = 0  # set by `ids`: labels not written exactly as the name or number of their class
 
     @abstractmethod
     def codes(self, array: pa.Array, first_row: int) -> np.ndarray:
-        """Collects a chunk of labels, the first of which is in row `first_row`; returns an array of one item each."""
+        """Collects a chunk of labels that starts at row `first_row`; returns an array with one item per row."""
 
     @abstractmethod
     def ids(self, codes: np.ndarray) -> np.ndarray:
@@ -61,17 +61,16 @@ class LabelColumn(ABC):
 
 
 class LabelReader(LabelColumn):
-    """Maps the label column to class ids, in one interpretation, whatever the format: 5, 5.0 and "5" mean the same.
+    """Maps the label column to class ids, with one interpretation in all formats: 5, 5.0 and "5" mean the same.
 
     - Numbers with declared names (ClassLabel of `datasets`) stand for their names, unless the head has only the default
       names `LABEL_0`, `LABEL_1`, ...
     - The name of a class stands for that class, any other number for the class with that number.
-    - Where a class is called by a number that is not its own, the column as a whole holds names or class numbers: names
-      if all its values are names, or else numbers if all are numbers. Where all are both, they are names, except if
-      none of the names is beyond the class numbers, or if only some rows are read: then `--labels` has to decide.
-    - What is written otherwise is read, and counted as normalized, where it can mean only one class: a name with blanks
-      around it, or with accents as characters of their own; and 5.0 for 5, as pandas writes integers of a column in
-      which a value was missing.
+    - If the name of a class is the number of another class, the whole column has either names or class numbers: names
+      if all values are names, otherwise numbers if all are numbers. If all are both, they are names, unless every name
+      is also a class number or only some rows are read: then `--labels` must decide.
+    - Other spellings are read, and counted as normalized, if they can mean only one class: a name with surrounding
+      blanks or with combining accents, and 5.0 for 5, as pandas writes integers in a column with missing values.
     """
 
     def __init__(self, source: RowSource, column: str, label_names: Sequence[str], how: str = "auto") -> None:
@@ -86,9 +85,9 @@ class LabelReader(LabelColumn):
         self._code: dict[str, int] = {}
 
     def codes(self, array: pa.Array, first_row: int, *, rows: np.ndarray | None = None) -> np.ndarray:
-        """Returns the code of each label in a chunk, int32: codes are numbers of distinct values.
+        """Returns the code of each label in a chunk, int32; equal labels have equal codes.
 
-        `rows` are the positions of the labels, if a row may have several or none; by default one label per row.
+        `rows` are the positions of the labels if a row may have several or none; by default there is one label per row.
         """
         self._require_present(array, first_row, rows)
         rows = np.arange(first_row, first_row + len(array)) if rows is None else rows
@@ -99,7 +98,9 @@ class LabelReader(LabelColumn):
         are_numbers = pa.types.is_integer(array.type)
         if self._code and are_numbers != self._are_numbers:
             where = self._source.where(first_row)
-            raise DataError(f"{where}: column {self._column!r} holds text in some rows, numbers in others.")
+            raise DataError(
+                f"{where}: column {self._column!r} contains text in some rows and numbers in others. Use one type."
+            )
         self._are_numbers, self._are_truths = are_numbers, pa.types.is_boolean(array.type)
         encoded = array.dictionary_encode()
         positions = encoded.indices.to_numpy()
@@ -139,7 +140,7 @@ class LabelReader(LabelColumn):
 
     @property
     def values(self) -> list[str]:
-        """The distinct values seen by `codes`, as text."""
+        """The distinct values in all calls of `codes`, as text."""
         return list(self._code)
 
     def _as_text(self, value: Any) -> str:
@@ -173,17 +174,17 @@ class LabelReader(LabelColumn):
 
     @cached_property
     def _renumbers(self) -> bool:
-        """Whether a class has a number as its name that is not its own."""
+        """Whether the name of a class is a number other than its own."""
         return any(whole_number(name) not in (None, number) for number, name in enumerate(self._names))
 
     @cached_property
     def _has_decimal_names(self) -> bool:
-        """Whether such a number is written as 5.0."""
+        """Whether such a name is written like 5.0."""
         return self._renumbers and any(_WHOLE.fullmatch(name.strip()) for name in self._names)
 
     @cached_property
     def _holds_names(self) -> bool:
-        """Whether the column holds names where these are numbers of other classes."""
+        """Whether the column contains names although these are also numbers of other classes."""
         if not self._renumbers:
             return False
         are_numbers = all(self._by_number(text) is not None for text in self._code)
@@ -193,9 +194,9 @@ class LabelReader(LabelColumn):
         is_reordered = all(whole_number(name) in classes for name in self._names)
         if is_reordered or self._source.selected is not None:
             raise DataError(
-                f"{self._source.name}: column {self._column!r} is ambiguous, because the head's classes have numbers "
-                f"as names which are not their own ({', '.join(self._names[:5])}, ... for 0, 1, ...). Say with "
-                "--labels names or --labels numbers which are meant."
+                f"{self._source.name}: column {self._column!r} is ambiguous: the names of the head's classes are "
+                f"numbers of other classes ({', '.join(self._names[:5])}, ... for 0, 1, ...). Set --labels names or "
+                "--labels numbers."
             )
         return True
 
@@ -210,12 +211,12 @@ class LabelReader(LabelColumn):
         return matches[0] if matches else None
 
     def _classes_called(self, text: str) -> list[int]:
-        """Returns the classes whose name a label is, by the strictest comparison by which there are any."""
+        """Returns the classes whose name matches a label, by the strictest comparison that finds any."""
         return next((classes[key] for form, classes in self._forms if (key := form(text)) in classes), [])
 
     @cached_property
     def _forms(self) -> list[tuple[Callable[[str], Any], dict[Any, list[int]]]]:
-        """The ways in which labels are compared with names, each with the classes by that form of their names."""
+        """Comparisons of labels with names, strictest first, each with the classes by that form of their names."""
         may_differ_in_case = bool(self._declared) or self._are_truths
         forms: list[Callable[[str], Any]] = [str, *([str.casefold] if may_differ_in_case else []), _bare, whole_number]
         found: list[tuple[Callable[[str], Any], dict[Any, list[int]]]] = [(form, {}) for form in forms]
@@ -228,12 +229,12 @@ class LabelReader(LabelColumn):
     def _unknown(self, text: str) -> DataError:
         shown = ", ".join(self._names[:10]) + (", ..." if len(self._names) > 10 else "")
         what = _short(text) if text else "empty"
-        message = f"is {what}, but the head knows only the classes {shown} (0 to {len(self._names) - 1})."
+        message = f"is {what}, but the head has only the classes {shown} (0 to {len(self._names) - 1})."
         if self._renumbers and self._how == "auto" and self._by_number(text) is not None:
-            message += f" If {text} is a class number, say --labels numbers."
+            message += f" If {text} is a class number, set --labels numbers."
         alike = [name for name in self._names if name.casefold() == text.strip().casefold()]
         if alike:
-            message += f" If {alike[0]!r} is meant, write it so."
+            message += f" Did you mean {alike[0]!r}?"
         if self._declared:
             message += f" The dataset declares the names {', '.join(self._declared[:10])}."
         return self._problem(self._first_row[text], message)
@@ -242,14 +243,14 @@ class LabelReader(LabelColumn):
 def find_classes(source: RowSource, column: str, how: str = "auto", count: int | None = None) -> list[str]:
     """Determines the classes of a new head for a dataset.
 
-    They are the names that the dataset declares; or 0, 1, ... if the column holds numbers, or text that is numbers; or
-    else all distinct texts, sorted.
+    They are the names that the dataset declares; otherwise 0, 1, ... if all values are numbers, also as text; otherwise
+    all distinct texts, sorted.
 
     Args:
         source: rows with the label column only.
         column: name of the label column.
         how: "names" or "numbers" for a fixed interpretation, "auto" for the rule above.
-        count: number of classes, if it is not to be taken from the data.
+        count: number of classes; by default, that of the data.
 
     Returns:
         Names of the classes; `LabelReader` maps every value of the column to one of them.
@@ -271,22 +272,23 @@ def find_classes(source: RowSource, column: str, how: str = "auto", count: int |
         return _counted(sorted({text.strip() or text for text in texts}), source, column, count)
     if min(numbers) < 0:
         invalid = next(text for text, number in zip(texts, numbers, strict=True) if number < 0)
-        advice = " Say --labels names if it is the name of a class." if how == "auto" else ""
+        advice = " If it is the name of a class, set --labels names." if how == "auto" else ""
         raise DataError(
-            f"{source.name}: column {column!r} holds the label {_short(invalid)}, which is not a class number.{advice}"
+            f"{source.name}: column {column!r} contains the label {_short(invalid)}, which is not a class number."
+            f"{advice}"
         )
     highest = max(numbers)
     found = {*numbers}
     missing = next(number for number in itertools.count() if number not in found)
     if count is None and missing < highest:
         raise DataError(
-            f"{source.name}: column {column!r} holds class numbers up to {highest}, but no {missing}. Say --labels "
-            f"names if they are names, or --num-labels {highest + 1} if some classes have no example."
+            f"{source.name}: column {column!r} contains class numbers up to {highest} but no {missing}. Set "
+            f"--labels names if they are names, or --num-labels {highest + 1} if some classes have no examples."
         )
     if count is not None and highest >= count:
         raise DataError(
-            f"{source.name}: column {column!r} holds the class number {highest}, but --num-labels {count} allows only "
-            f"0 to {count - 1}."
+            f"{source.name}: column {column!r} contains the class number {highest}, but --num-labels {count} allows "
+            f"only 0 to {count - 1}."
         )
     names = [str(number) for number in range(highest + 1 if count is None else count)]
     return _counted(names, source, column, count)
@@ -304,7 +306,7 @@ def _counted(names: list[str], source: RowSource, column: str, count: int | None
 
 
 def _bare(name: str) -> str:
-    """Returns a name without blanks around it, each letter with its accents as one character."""
+    """Returns a name without surrounding blanks and with composed accents."""
     return unicodedata.normalize("NFC", name).strip()
 
 

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from dist_eval.errors import DataError
 
 ROWS_PER_BATCH = 2048
-"""Maximum number of rows in a batch: for each row the tokenizer needs a hundred times the memory of its text."""
+"""Maximum number of rows in a batch, because the tokenizer needs a hundred times the memory of a row's text."""
 
 
 class MissingColumnError(DataError):
@@ -31,7 +31,7 @@ def require_columns(name: str, columns: Sequence[str], available: Sequence[str],
         if column not in available:
             shown = ", ".join(available[:20]) + (", ..." if len(available) > 20 else "")
             close = [other for other in available if other.strip().casefold() == column.strip().casefold()]
-            hint = f" Is {close[0]!r} meant?" if close else hint
+            hint = f" Did you mean {close[0]!r}?" if close else hint
             raise MissingColumnError(
                 f"{name} has no column {column!r}. It has: {shown}.{hint} Name yours with --text-column, "
                 "--prompt, --label-column, --slice-by or --group-column.",
@@ -40,7 +40,7 @@ def require_columns(name: str, columns: Sequence[str], available: Sequence[str],
 
 
 def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Returns a batch of the same values in columns of plain types; those without one stay as they are."""
+    """Returns a batch with the same values in plain types, where there is one."""
     return pa.RecordBatch.from_arrays([_plain(column) for column in batch.columns], names=batch.schema.names)
 
 
@@ -49,7 +49,7 @@ def _plain(array: pa.Array) -> pa.Array:
         return _plain(array.dictionary).take(array.indices)
     if isinstance(array, pa.ExtensionArray):
         return _plain(array.storage)
-    if isinstance(array, (pa.ListViewArray, pa.LargeListViewArray)):  # whose cast fails where one is null
+    if isinstance(array, (pa.ListViewArray, pa.LargeListViewArray)):  # their cast fails for null
         lengths = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
         offsets = pa.array(np.concatenate([[0], np.cumsum(lengths)]), pa.int32())
         return pa.ListArray.from_arrays(offsets, _plain(array.flatten()), mask=array.is_null())
@@ -57,7 +57,7 @@ def _plain(array: pa.Array) -> pa.Array:
     try:
         return array if kind == array.type else array.cast(kind)
     except pa.ArrowNotImplementedError:
-        return array  # whoever needs it says what it holds
+        return array  # the code that needs it reports its type
 
 
 def _plain_type(kind: pa.DataType) -> pa.DataType:

@@ -1,7 +1,7 @@
 """The plan: lengths → batches that fill a token budget; batches → this rank's shard.
 
-Every rank computes the same plan, so the content of a batch does not depend on the number of ranks, nor its results on
-the rank that sends it. Needs no model and no process group.
+Every rank computes the same plan, so neither the content of a batch nor its results depend on the number of ranks.
+Needs no model and no process group.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ from dist_eval.results.inputs import PlanSummary, SessionsSummary
 
 
 class SharedBeginning(NamedTuple):
-    """What the texts of a batch begin with, so that a model which keeps attention caches computes it once."""
+    """A prefix of the texts of a batch, which a model with attention caches computes once."""
 
-    tokens: int  # at the beginning of each text, prompts included
-    # those of them that all texts have in common, which are computed once for many batches. If these are fewer, each
-    # row holds another beginning: a context that is continued in several ways.
+    tokens: int  # length of the prefix, including prompts
+    # the part of it that all texts share, computed once for many batches. If it is shorter than `tokens`, each row has
+    # a prefix of its own: a context with several continuations.
     common: int
-    rows: int  # how many texts are continued at a time
-    length: int  # most tokens of a text, prompts included
+    rows: int  # number of texts that are continued at a time
+    length: int  # maximum number of tokens of a text, including prompts
 
 
 @dataclass(frozen=True)
 class SharedBeginnings:
-    """What the texts of each batch of a plan begin with."""
+    """The prefixes of the texts of each batch in a plan."""
 
     shapes: np.ndarray  # fields of the `SharedBeginning` of each batch, 0 without one, int64 of shape [batches, 4]
-    saved: np.ndarray  # tokens that plain forwards would send besides `BatchPlan.tokens`, int64 of shape [batches]
-    cache_tokens: int  # most tokens of the rows that are continued at a time, unless there is a single one
+    saved: np.ndarray  # tokens that plain forwards would add to `BatchPlan.tokens`, int64 of shape [batches]
+    cache_tokens: int  # maximum number of tokens of the rows that are continued at a time, unless it is a single row
 
     @property
     def batches(self) -> np.ndarray:
-        """Which batches have one, bool of shape [batches]."""
+        """Whether each batch has a shared prefix, bool of shape [batches]."""
         return self.shapes[:, 0] > 0
 
     @property
     def largest_cache(self) -> int:
-        """Most tokens of the rows that are continued at a time."""
+        """Maximum number of tokens of the rows that are continued at a time."""
         return int((self.shapes[:, 2] * self.shapes[:, 3]).max(initial=0))
 
     @classmethod
     def join(cls, plans: Sequence[BatchPlan]) -> SharedBeginnings | None:
-        """Puts those of several plans one after the other."""
+        """Concatenates the prefixes of several plans."""
         if all(plan.shared is None for plan in plans):
             return None
         nothing = [np.zeros((len(plan), len(SharedBeginning._fields)), dtype=np.int64) for plan in plans]
@@ -62,15 +62,15 @@ class SharedBeginnings:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """All batches of a run, longest first; those whose texts share a beginning come before the others."""
+    """All batches of a run, longest first; batches with a shared prefix come before the others."""
 
     order: np.ndarray  # rows of the dataset, sorted by length, int64 of shape [n]
     starts: np.ndarray  # start of each batch in `order`, and n at the end, int64 of shape [batches + 1]
     tokens: np.ndarray  # tokens of each batch, including padding and prompts, int64 of shape [batches]
     real_tokens: np.ndarray  # the same without padding, int64 of shape [batches]
-    extra_tokens: int  # tokens that each example is sent with besides its own
-    shared: SharedBeginnings | None = None  # what the texts of batches begin with, None if each text is sent whole
-    sharing_ranks: int = 0  # the first so many ranks get the batches whose texts share a beginning; 0 for all
+    extra_tokens: int  # tokens that are sent with each example in addition to its own
+    shared: SharedBeginnings | None = None  # shared prefixes; None if each text is sent whole
+    sharing_ranks: int = 0  # number of ranks, from 0, that get the batches with a shared prefix; 0 for all
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -85,21 +85,21 @@ class BatchPlan:
         return self.order[self.starts[number] : self.starts[number + 1]]
 
     def shared_by(self, number: int) -> SharedBeginning | None:
-        """Returns what the texts of batch `number` begin with, None for a plain forward."""
+        """Returns the shared prefix of batch `number`, None for a plain forward."""
         if self.shared is None or not self.shared.shapes[number, 0]:
             return None
         return SharedBeginning(*self.shared.shapes[number].tolist())
 
     def shard(self, left: np.ndarray, *, rank: int, world_size: int) -> np.ndarray:
-        """Assigns batches to one rank: in turn, or in proportion to their tokens if some are only for a few ranks.
+        """Assigns batches to one rank: in turn, or balanced by tokens if some batches are reserved for some ranks.
 
         Args:
-            left: numbers of batches, ascending, int64 of shape [n].
+            left: numbers of the remaining batches, ascending, int64 of shape [n].
             rank: this rank.
             world_size: number of ranks.
 
         Returns:
-            Those of this rank, ascending, int64 of shape [batches of this rank].
+            The batches of this rank, ascending, int64 of shape [batches of this rank].
         """
         is_sharing = np.zeros(len(left), dtype=bool) if self.shared is None else self.shared.batches[left]
         if not 0 < self.sharing_ranks < world_size or not is_sharing.any():
@@ -112,7 +112,7 @@ class BatchPlan:
 
     @property
     def most_tokens(self) -> int:
-        """Tokens of the largest batch, with the shared beginning of each of its texts."""
+        """Tokens of the largest batch, counting the shared prefix of each text."""
         return int((self.tokens if self.shared is None else self.tokens + self.shared.saved).max(initial=0))
 
     def summary(self) -> PlanSummary:
@@ -126,14 +126,14 @@ class BatchPlan:
 
     @property
     def gain(self) -> float:
-        """How many times their own tokens the batches with a shared beginning would take in plain forwards, or 1."""
+        """Ratio of the tokens of plain forwards to those sent, for the batches with a shared prefix; 1 without any."""
         if self.shared is None:
             return 1.0
         own = self.tokens[self.shared.batches].sum()
         return float((own + self.shared.saved.sum()) / own)
 
     def sessions(self, fell_back: int) -> SessionsSummary | None:
-        """Returns the section `sessions` of `results.json`, where so many batches took plain forwards all the same."""
+        """Returns the section `sessions` of `results.json`; `fell_back` batches took plain forwards after all."""
         if self.shared is None:
             return None
         return SessionsSummary(
@@ -145,7 +145,7 @@ class BatchPlan:
         )
 
     def digest(self) -> str:
-        """Returns a hash that is equal for equal plans."""
+        """Returns a hash of the plan."""
         digest = hashlib.sha256()
         for part in (self.order, self.starts, *(() if self.shared is None else (self.shared.shapes,))):
             digest.update(np.ascontiguousarray(part).data)
@@ -166,16 +166,16 @@ def plan_batches(
 ) -> BatchPlan:
     """Sorts examples by length, longest first, and splits them into batches that fill a token budget.
 
-    Examples of similar length share a batch, which minimizes padding; the longest come first, so that a batch too large
-    for a server fails at once and the last batches are the cheapest. Examples of equal length keep the dataset's order.
+    Examples of similar length share a batch, which minimizes padding. The longest come first: a batch too large for a
+    server fails at once, and the last batches are the cheapest. Examples of equal length keep the dataset's order.
 
     Args:
         lengths: tokens of each example, at least 1, integers of shape [n].
         token_budget: maximum number of tokens in a batch, including padding and prompts. An example that exceeds it
             is a batch of its own.
-        extra_tokens: tokens that each example is sent with besides its own.
-        copies: how often each example is sent, with another continuation each time.
-        most_apart: largest difference between the lengths in a batch, by default any.
+        extra_tokens: tokens that are sent with each example in addition to its own.
+        copies: number of times that each example is sent, with a different continuation each time.
+        most_apart: maximum difference between the lengths in a batch; by default unlimited.
         rows: the row of the dataset of each example, int64 of shape [n]; by default its position.
 
     Returns:
@@ -183,7 +183,7 @@ def plan_batches(
     """
     lengths = np.asarray(lengths)
     longest = int(lengths.max(initial=0))
-    # in the smallest dtype: up to 16 bits NumPy's stable sort is a radix sort, linear in time and with little memory
+    # in the smallest dtype: up to 16 bits, NumPy's stable sort is a radix sort, with linear time and little memory
     shortness = np.subtract(longest, lengths, dtype=np.min_scalar_type(longest), casting="unsafe")
     order = np.argsort(shortness, kind="stable")
     starts, tokens, start = [0], [], 0
@@ -207,9 +207,9 @@ def plan_batches(
 
 
 def expand_plan(plan: BatchPlan, forward_of: np.ndarray) -> BatchPlan:
-    """Turns a plan of forwards into one of the texts that share them, given the forward of each, int64 of shape [n].
+    """Turns a plan of forwards into a plan of the texts that share them; `forward_of` is int64 of shape [n].
 
-    The texts of a forward are in one batch, and its tokens are counted once.
+    The texts of a forward are in one batch, and its tokens count once.
     """
     counts = np.bincount(forward_of, minlength=len(plan.order))[plan.order]
     place = np.empty(len(plan.order), dtype=np.int64)
@@ -219,14 +219,14 @@ def expand_plan(plan: BatchPlan, forward_of: np.ndarray) -> BatchPlan:
 
 
 def join_plans(parts: Sequence[tuple[BatchPlan, np.ndarray]]) -> BatchPlan:
-    """Puts plans for parts of a dataset one after the other.
+    """Concatenates plans for parts of a dataset.
 
     Args:
         parts: at least one plan, all with the same extra tokens, and the position in the dataset of each of its
             examples, int64 of shape [n].
 
     Returns:
-        The plan of all of them; no batch has examples of two parts.
+        The plan of all parts; no batch has examples of two parts.
     """
     plans = [plan for plan, _ in parts]
     offsets = np.cumsum([0, *(len(plan.order) for plan in plans)])
@@ -242,10 +242,10 @@ def join_plans(parts: Sequence[tuple[BatchPlan, np.ndarray]]) -> BatchPlan:
 
 
 def shard_batches(count: int, *, rank: int, world_size: int) -> np.ndarray:
-    """Assigns batches to one rank, as `DistributedSampler` does, without the items that it repeats as padding.
+    """Assigns batches to one rank as `DistributedSampler` does, without the items that it repeats as padding.
 
     The sampler gives all ranks the same number of items by repeating the first ones. Its k-th item for a rank is at
-    position `rank + k * world_size` of its list, so the repeated items are those at positions from `count` on.
+    position `rank + k * world_size` of its list, so items at positions from `count` on are repeats.
 
     Args:
         count: number of batches to process, equal on all ranks.

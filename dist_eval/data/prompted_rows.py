@@ -1,4 +1,4 @@
-"""Rows of a dataset as prompts after which texts are generated: token ids, references, and columns of the analysis."""
+"""Rows of a dataset as prompts for generated texts: token ids, references, and columns for the analysis."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from dist_eval.results.inputs import Decoding, SelectionSummary
 
 
 def references_in(source: RowSource, column: str, array: pa.Array, first_row: int) -> list[list[str]]:
-    """Returns the references of some rows: of each row one text or whole number, or a list of them.
+    """Returns the references of some rows: a text or whole number per row, or a list of them.
 
-    The answers of SQuAD, records with a list `text`, are such lists, too.
+    SQuAD's answers, records with a list `text`, are also accepted.
     """
     if pa.types.is_struct(array.type) and array.type.get_field_index("text") >= 0:
         array = pa.compute.struct_field(array, "text")
@@ -36,13 +36,13 @@ def references_in(source: RowSource, column: str, array: pa.Array, first_row: in
         kind, is_list = kind.value_type, True
     if pa.types.is_floating(kind):
         raise DataError(
-            f"{source.file}: column {column!r} holds {array.type}, and such a number can be written in several ways "
-            "(18 or 18.0, 1e6 or 1000000): write references as texts."
+            f"{source.file}: column {column!r} holds {array.type}, which can be written in several ways (18 or 18.0, "
+            "1e6 or 1000000): write references as text."
         )
     if not pa.types.is_string(kind) and (pa.types.is_temporal(kind) or not pa.types.is_primitive(kind)):
         raise DataError(
-            f"{source.file}: column {column!r} holds {array.type}, not references: texts, or lists of them. "
-            "Convert it, or name another."
+            f"{source.file}: column {column!r} holds {array.type}; references must be texts or lists of texts. "
+            "Convert it, or name another column."
         )
     values: list[Any] = array.cast(pa.list_(pa.string()) if is_list else pa.string()).to_pylist()
     rows = [value if is_list else [value] for value in values]
@@ -57,7 +57,7 @@ def draw_referenced(data: LabelledRows, count: int, seed: int) -> tuple[list[int
     """Draws examples for a prompt without replacement, the same rows as `draw_examples`.
 
     Args:
-        data: the rows to draw from; those that are not drawn may lack their texts and references.
+        data: the rows to draw from; other rows may lack texts and references.
         count: number of rows to draw.
         seed: of the draw.
 
@@ -81,20 +81,20 @@ def draw_referenced(data: LabelledRows, count: int, seed: int) -> tuple[list[int
 
 @dataclass
 class PromptedRows:
-    """The rows, which are read by `write`; the arrays and lists have an item for each row."""
+    """The rows, which `write` reads; arrays and lists have one item per row."""
 
     data: LabelledRows
     template: Template
     tokenizer: Any
     folder: Path  # where the token ids and the extra columns are written
     before: str = ""  # examples before each prompt
-    frame: Frame | None = None  # what stands around both; None for nothing
-    selected: SelectedRows | None = None  # which rows; None for all
+    frame: Frame | None = None  # frame around both; None for none
+    selected: SelectedRows | None = None  # the selected rows; None for all
     extra_columns: Sequence[str] = ()
     source: RowSource = field(init=False)  # the rows
-    references: list[list[str]] = field(init=False, default_factory=list)  # what the text after each prompt may be
-    lengths: np.ndarray = field(init=False)  # tokens of each prompt as it is sent, int32 of shape [n]
-    with_begin: int = field(init=False, default=0)  # prompts that begin with BOS themselves
+    references: list[list[str]] = field(init=False, default_factory=list)  # accepted texts after each prompt
+    lengths: np.ndarray = field(init=False)  # tokens of each prompt as sent, int32 of shape [n]
+    with_begin: int = field(init=False, default=0)  # prompts that already begin with BOS
 
     def __post_init__(self) -> None:
         self.extra_columns = list(dict.fromkeys(self.extra_columns))
@@ -105,7 +105,7 @@ class PromptedRows:
     def write(self, decoding: Decoding, *, max_length: int, vocab_size: int, strict: bool) -> None:
         """Reads the rows, and writes the prompts (see `write_prompts`) and the extra columns.
 
-        With `strict`, an error names the row of a prompt that would have to be cut.
+        With `strict`, a prompt that needs truncation is an error that names its row.
         """
         prompts = ((ids, decoding) for ids in self._token_ids(max_length - decoding.max_new_tokens, vocab_size, strict))
         self.lengths = write_prompts(self.folder, prompts, max_length=max_length).lengths[:, 0]
@@ -137,15 +137,15 @@ class PromptedRows:
     def _require_usable(self, ids: Sequence[int], row: int, room: int, vocab_size: int, strict: bool) -> None:
         problem = ""
         if not ids:
-            problem = "the prompt is empty, it has no tokens"
+            problem = "the prompt is empty"
         elif strict and len(ids) > room:
             problem = (
-                f"the prompt has {len(ids)} tokens, more than the {room} that --max-length leaves beside "
-                "--max-new-tokens, and --strict forbids to cut it"
+                f"the prompt has {len(ids)} tokens, but --max-length and --max-new-tokens leave only {room}, and "
+                "--strict forbids truncation"
             )
         elif max(ids) >= vocab_size:
             problem = (
-                f"the tokenizer gives the token id {max(ids)}, but the model knows only {vocab_size} ids: it belongs "
+                f"the tokenizer gives the token id {max(ids)}, but the model knows only {vocab_size} ids. It belongs "
                 "to another model"
             )
         if problem:
@@ -155,7 +155,7 @@ class PromptedRows:
         return self._digest.hexdigest()
 
     def column_digests(self) -> dict[str, str]:
-        """Returns a hash of each column that the prompts show, by what it is called in messages."""
+        """Returns a hash of each column used in prompts, by its name in messages."""
         return {f"column {name!r}": digest.hexdigest() for name, digest in self._of_columns.items()}
 
     def references_digest(self) -> str:
@@ -163,7 +163,7 @@ class PromptedRows:
 
     @property
     def rows(self) -> np.ndarray | None:
-        """Row of the dataset of each prompt, ascending, int64 of shape [n]; None if they are all rows."""
+        """Row of the dataset of each prompt, ascending, int64 of shape [n]; None for all rows."""
         return self.selected and self.selected.rows
 
     def rows_at(self, positions: np.ndarray) -> np.ndarray:
@@ -172,17 +172,17 @@ class PromptedRows:
 
     @property
     def selection(self) -> SelectionSummary | None:
-        """How they were selected, None if they are all rows."""
+        """How the rows were selected; None for all rows."""
         return self.selected and self.selected.summary
 
     @property
     def sampling_fraction(self) -> float:
-        """Share of the dataset's rows that a random sample has; 0 without one."""
+        """Fraction of the dataset's rows in a random sample; 0 without one."""
         return self.selection.sampling_fraction if self.selection else 0.0
 
     def where(self, position: int) -> str:
         return self.source.where(position)
 
     def column(self, name: str) -> pa.Array:
-        """Returns an extra column as text, null where a value is missing."""
+        """Returns an extra column as text; missing values are null."""
         return read_column(self.folder, name)

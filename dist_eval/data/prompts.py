@@ -1,4 +1,4 @@
-"""Prompts: templates over the columns of a dataset, and the words that a language model chooses from after them."""
+"""Prompts: templates over the columns of a dataset, and the label words that a language model chooses from."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from dist_eval.errors import ConfigError, DataError
 
 _END = re.compile(r"\s*\S{1,64}\s*\Z")
 _CONSTANT_END = re.compile(r"\s\S+\s*\Z")
-_STAND_IN = "."  # For the end of a prompt that ends with a column
+_STAND_IN = "."  # replaces the column at the end of a prompt
 
 _SHOWN = 40
 
 
 class Template:
-    r"""Text with names of columns in braces, such as `Review: {text}\nSentiment:`; `{{` and `}}` stand for braces.
+    r"""Text with column names in braces, such as `Review: {text}\nSentiment:`; `{{` and `}}` are literal braces.
 
     Args:
         text: the template.
 
     Raises:
-        ConfigError: it names no column, or has braces that are no names of columns.
+        ConfigError: the template names no column, or has braces without a column name.
     """
 
     def __init__(self, text: str) -> None:
         self.text, body = text, text.rstrip()
-        self.space = text[len(body) :]  # white space at its end
+        self.space = text[len(body) :]  # trailing white space
         try:
             parts = list(string.Formatter().parse(body))
         except ValueError as error:
             raise _no_template(text, str(error)) from error
         self._parts: list[tuple[str, str | None]] = []
-        self.end = ""  # the text after the last column, without white space at its end
+        self.end = ""  # the text after the last column, without trailing white space
         for literal, column, spec, conversion in parts:
             if column == "" or spec or conversion:
-                raise _no_template(text, "braces hold the name of a column, and nothing else")
+                raise _no_template(text, "braces must contain exactly the name of a column")
             self._parts.append((literal, column))
             self.end = self.end + literal if column is None else ""
-        # the columns that it names, each once, in order of appearance
+        # the named columns, each once, in order of appearance
         self.columns = list(dict.fromkeys(column for _, column in self._parts if column is not None))
         if not self.columns:
             raise _no_template(text, "it names no column, such as {text}")
@@ -53,7 +53,7 @@ class Template:
             columns: the texts of all rows, by column, in the order of `columns`.
 
         Returns:
-            The prompt of each row, without white space at its end.
+            The prompt of each row, without trailing white space.
         """
         of_name = dict(zip(self.columns, columns, strict=True))
         filled = []
@@ -64,35 +64,35 @@ class Template:
 
 
 def join_texts(texts: Sequence[str], begin: str) -> str:
-    """Joins texts, of which only the first one may begin with what begins a text (BOS, empty if there is none)."""
+    """Joins texts and removes BOS (`begin`, possibly empty) from all but the first."""
     return "".join([*texts[:1], *(text.removeprefix(begin) for text in texts[1:])])
 
 
 def _no_template(text: str, why: str) -> ConfigError:
-    return ConfigError(f"--prompt {text!r} is no template: {why}. Write {{{{ and }}}} for braces that are text.")
+    return ConfigError(f"--prompt {text!r} is not a template: {why}. Write {{{{ and }}}} for literal braces.")
 
 
 class PromptedWords:
-    """A prompt, and a word for each class that may follow it.
+    """A prompt, and a label word for each class.
 
-    White space between them belongs to the prompt or to the word, whichever way the tokenizer keeps them apart: many
-    tokenizers join a space with the word after it, and some a line break with what is before it.
+    White space between them belongs to the prompt or to the word, depending on the tokenizer: many join a space with
+    the next word, and some join a line break with the preceding text.
 
     Args:
         template: the prompt of a row.
         words: the word of each class, of one or more tokens.
         tokenizer: a Hugging Face tokenizer.
-        delimiter: text between prompt and word; None for the template's own white space, or else a space. After a chat
-            template there is none by default: its own end is followed by the word.
-        frame: what stands around each prompt; by default nothing.
+        delimiter: text between prompt and word; None for the template's trailing white space, or a space without any.
+            After a chat template the default is empty.
+        frame: frame around each prompt; by default none.
 
     Attributes:
         words: the word of each class, with the white space that belongs to it.
         tokens: token ids of each word after a prompt.
-        before: text before the prompt of every row: examples; empty at first.
+        before: examples before the prompt of every row; empty at first.
 
     Raises:
-        ConfigError: a word has no tokens of its own after the prompt, or has unknown ones.
+        ConfigError: a word has no tokens of its own after the prompt, or unknown tokens.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class PromptedWords:
         self.template, self.before, self._tokenizer = template, "", tokenizer
         self.frame = frame or Frame(tokenizer)
         self._begin = tokenizer.bos_token or ""
-        # an example before a prompt, in the same message, has the word as it is written
+        # an example in the same message as the prompt keeps the word as written
         between = (template.space or " ") if delimiter is None else template.space + delimiter
         self._examples = [between + word for word in words]
         self._fixed_end, space = template.end, template.space
@@ -132,8 +132,8 @@ class PromptedWords:
         for word, tokens in zip(self.words, self.tokens, strict=True):
             if tokenizer.unk_token_id in tokens:
                 raise ConfigError(
-                    f"--label-words {word!r} has characters that the tokenizer does not know: choose another word, or, "
-                    "if it is the space before it, another --label-delimiter."
+                    f"--label-words {word!r} has characters that the tokenizer does not know. Choose another word, or "
+                    "another --label-delimiter if the space is unknown."
                 )
 
     @property
@@ -149,7 +149,7 @@ class PromptedWords:
         return len(token_ids(self._tokenizer, [self.frame.around(self.before)])[0][0])
 
     def put_before(self, texts: Sequence[str], between: str) -> None:
-        """Puts examples before the prompt of every row; of all these, only the first one begins a text (BOS)."""
+        """Puts examples before the prompt of every row; only the first keeps its BOS."""
         self.before = join_texts([text + between for text in texts], self._begin)
 
     def with_words(self, columns: Sequence[Sequence[str]], classes: Sequence[int]) -> list[str]:
@@ -159,12 +159,12 @@ class PromptedWords:
         ]
 
     def render(self, columns: Sequence[Sequence[str]], first_row: int, where: Callable[[int], str]) -> list[str]:
-        """Makes the prompts of some rows.
+        """Builds the prompts of some rows.
 
         Args:
             columns: the texts of the rows, by column of the template.
             first_row: position of the first row.
-            where: says where a row is, for messages.
+            where: returns the location of a row, for messages.
 
         Raises:
             DataError: the tokenizer splits a word differently after a prompt; the message names the row.
@@ -193,7 +193,7 @@ class PromptedWords:
             if found != expected:
                 raise DataError(
                     f"The tokenizer splits the label word {word!r} differently after {where}, which ends with "
-                    f"{end[-_SHOWN:]!r}. End --prompt with a fixed text, such as 'Answer:'."
+                    f"{end[-_SHOWN:]!r}. End --prompt with fixed text, such as 'Answer:'."
                 )
 
     def _tokens_after(self, end: str, where: str) -> list[list[int]]:
@@ -201,13 +201,13 @@ class PromptedWords:
         own, found = ids[0], []
         if own and own[-1] == self._tokenizer.eos_token_id and own[-1] == ids[1][-1]:
             raise ConfigError(
-                "The tokenizer ends every text with its token for the end, after which no word can follow: set "
-                "add_eos_token to false in the model's tokenizer_config.json."
+                "The tokenizer appends an end token to every text, so no label word can follow. Set add_eos_token to "
+                "false in the model's tokenizer_config.json."
             )
         for word, whole in zip(self.words, ids[1:], strict=True):
             if whole[: len(own)] != own or len(whole) == len(own):
                 raise ConfigError(
-                    f"The tokenizer joins the label word {word!r} with {where}, {end[-_SHOWN:]!r}, so that it has no "
+                    f"The tokenizer joins the label word {word!r} with {where}, {end[-_SHOWN:]!r}, leaving it no "
                     "tokens of its own. End --prompt with other characters, or choose another --label-delimiter."
                 )
             found.append(whole[len(own) :])
@@ -215,6 +215,6 @@ class PromptedWords:
 
 
 def _end_of(text: str) -> str:
-    """Returns the last word of a text, with white space around it: on it depends how a following word is split."""
+    """Returns the last word of a text with its white space, which determines how a following word is split."""
     match = _END.search(text)
     return match[0] if match else text

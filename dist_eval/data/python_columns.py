@@ -1,7 +1,7 @@
-"""Columns of Python values, as JSON and mappings have them → Arrow arrays that hold all of their values exactly.
+"""Columns of Python values, as in JSON and mappings → Arrow arrays that represent all values exactly.
 
-Arrow takes the type from the first values, and makes floats of integers beside floats. Here it follows from all values
-of a column, however late they come.
+Arrow infers a type from the first values and converts integers beside floats to floats. Here the type follows from all
+values of a column.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from dist_eval.errors import one_line
 
 _EXACT_IN_FLOATS = 2**53
 
-# What Arrow raises for a value that does not go with the others of its column
+# raised by Arrow for a value that does not match the type of its column
 REFUSED = (pa.ArrowException, TypeError, ValueError, OverflowError)
 
 
 class MixedValuesError(ValueError):
-    """A value does not go with the others of its column."""
+    """A value does not match the type of its column."""
 
     def __init__(self, message: str, position: int) -> None:
         super().__init__(message)
-        self.position = position  # of the value in its piece
+        self.position = position  # position of the value in its piece
 
 
 class PythonColumn:
@@ -45,7 +45,7 @@ class PythonColumn:
 
     @property
     def type(self) -> pa.DataType:
-        """The type of all values seen so far; text for numbers that no other type of 64 bits holds exactly."""
+        """The type of all values so far; text for numbers that no 64-bit type represents exactly."""
         if not self._is_numeric:
             return self._type
         if self._has_floats:
@@ -57,14 +57,14 @@ class PythonColumn:
 
     @property
     def is_text_of_numbers(self) -> bool:
-        """Whether the values are numbers, and their type is text."""
+        """Whether the values are numbers stored as text."""
         return self._is_numeric and pa.types.is_string(self.type)
 
     def add(self, values: Sequence[Any]) -> None:
-        """Takes account of a piece.
+        """Updates the type with a piece.
 
         Raises:
-            MixedValuesError: a value does not go with those before it.
+            MixedValuesError: a value does not match those before it.
         """
         before = copy.copy(self)
         with _naming_the_value(values, lambda some: copy.copy(before)._add(some)):
@@ -74,7 +74,7 @@ class PythonColumn:
         """Returns a piece that was added, in the type of the whole column.
 
         Raises:
-            MixedValuesError: a value does not go with those after it, or Arrow cannot hold it.
+            MixedValuesError: a value does not match those after it, or Arrow cannot represent it.
         """
         if self.is_text_of_numbers:
             values = [None if value is None or value != value else _written(value) for value in values]
@@ -104,7 +104,7 @@ class PythonColumn:
 
 @contextmanager
 def _naming_the_value(values: Sequence[Any], convert: Callable[[Sequence[Any]], object]) -> Iterator[None]:
-    """Raises what Arrow refuses as an error with the position of the first value that `convert` refuses."""
+    """Turns an error of Arrow into one with the position of the first value that `convert` rejects."""
     try:
         yield
     except REFUSED as error:
@@ -121,5 +121,5 @@ def _refuses(convert: Callable[[Sequence[Any]], object], values: Sequence[Any]) 
 
 
 def _written(number: float) -> str:
-    """Writes a number as Arrow does, a float that is an integer like that integer."""
+    """Formats a number as Arrow does; whole floats look like integers."""
     return str(int(number)) if isinstance(number, int) or number.is_integer() else repr(number)

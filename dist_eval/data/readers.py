@@ -33,7 +33,7 @@ from dist_eval.results.inputs import ShardSummary
 from dist_eval.revisions import pinned
 
 FILL_IN = "Fill it in, or remove the row."
-"""What to do about a missing text or label."""
+"""Advice for a missing text or label."""
 
 
 @dataclass
@@ -52,23 +52,23 @@ class RowSource:
     # record batches with the requested columns, in their order; the last column has the labels
     batches: Iterator[pa.RecordBatch]
     class_names: list[str] | None = None  # names of integer labels, if the dataset declares them
-    is_path: bool = False  # whether the name is that of local files, and not of a dataset on the hub or in memory
-    # its files in the order of their rows; empty if it was saved by `datasets`, or is on the hub
+    is_path: bool = False  # whether the name refers to local files, not to the hub or data in memory
+    # its files in the order of their rows; empty for a dataset saved by `datasets` or on the hub
     shards: list[Shard] = field(default_factory=list)
-    # the rows of the dataset that the stream consists of, ascending, int64 of shape [rows]; None for all
+    # the rows of the dataset in this stream, ascending, int64 of shape [rows]; None for all
     selected: np.ndarray | None = None
 
     @property
     def file(self) -> str:
-        """Name of the file that is being read, for messages; that of the dataset if it is none."""
+        """Name of the current file for messages; the dataset's name if there are no files."""
         return next((str(shard.path) for shard in reversed(self.shards) if shard.rows), self.name)
 
     def row(self, position: int) -> int:
-        """Returns the row of the dataset that is at a position in the stream."""
+        """Returns the row of the dataset at a position in the stream."""
         return position if self.selected is None else int(self.selected[position])
 
     def only(self, rows: np.ndarray | None) -> RowSource:
-        """Returns a stream of some rows of the dataset, ascending; others are skipped unseen. None is for all."""
+        """Returns a stream of some rows, ascending; None for all. Other rows are skipped unchecked."""
         return self if rows is None else replace(self, batches=_taken(self.batches, rows), selected=rows)
 
     def numbered(self) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -79,18 +79,18 @@ class RowSource:
             first += batch.num_rows
 
     def where(self, position: int) -> str:
-        """Says in which file the row at a position in the stream is, and its number there, for messages."""
+        """Returns the file of the row at a position, and its number there, for messages."""
         return place_of(self.row(position), self.name, [(str(shard.path), shard.rows) for shard in self.shards])
 
     def require_present(self, array: pa.Array, what: str, first_row: int, rows: np.ndarray | None = None) -> None:
-        """Requires that no value of a chunk is missing; `rows` has their positions, if a row may have several."""
+        """Rejects missing values in a chunk; `rows` has their positions if a row may have several."""
         if array.null_count:
             number = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
             row = first_row + number if rows is None else int(rows[number])
             raise DataError(f"{self.where(row)}: the {what} is missing (null). {FILL_IN}")
 
     def summaries(self) -> list[ShardSummary] | None:
-        """Returns what results say of the files, once they are read; None for one file, named itself, or none."""
+        """Returns the entries of results for files that were read; None unless there are several."""
         if not self.shards or not self.is_path or Path(self.name).is_file():
             return None
         paths = [Path(os.path.abspath(shard.path)) for shard in self.shards]
@@ -111,7 +111,7 @@ def _taken(batches: Iterator[pa.RecordBatch], rows: np.ndarray) -> Iterator[pa.R
 
 
 def place_of(row: int, name: str, files: Sequence[tuple[str, int]]) -> str:
-    """Says where a row is."""
+    """Returns the location of a row, for messages."""
     for file, rows in files:
         if row < rows:
             return f"{file}, row {row} (counted from 0)"
@@ -149,7 +149,7 @@ def open_rows(
     name = in_memory or dataset_name(names)
     shards = [Shard(path) for path in find_files(names)]
     if subset or split:
-        raise DataError(f"{name} has neither subsets nor splits, but files: leave out --subset and --split.")
+        raise DataError(f"{name} consists of files, without subsets or splits: leave out --subset and --split.")
     class_names = class_names_of(shards[0].path, columns[-1])
     return RowSource(name, _read_shards(shards, columns), class_names, is_path=in_memory is None, shards=shards)
 
@@ -169,7 +169,7 @@ def _open_saved(folder: str, columns: Sequence[str], split: str | None) -> RowSo
     datasets.disable_progress_bars()
     try:
         loaded = datasets.load_from_disk(folder)
-    except Exception as error:  # errors of file systems, of the library itself
+    except Exception as error:  # errors of file systems and of the library
         raise DataError(f"{folder} cannot be read: {one_line(error)}") from error
     if isinstance(loaded, datasets.DatasetDict):
         loaded = _choose_split(folder, loaded, split)
@@ -179,7 +179,7 @@ def _open_saved(folder: str, columns: Sequence[str], split: str | None) -> RowSo
 
 
 def _open_hub(name: str, columns: Sequence[str], subset: str | None, split: str | None) -> RowSource:
-    """Opens a hub dataset, which is streamed unless the hub is not to be asked: then it must be in the local cache."""
+    """Opens a hub dataset: streamed, or from the local cache if the hub is offline."""
     import datasets
 
     datasets.disable_progress_bars()
@@ -198,7 +198,7 @@ def _open_hub(name: str, columns: Sequence[str], subset: str | None, split: str 
         available = loaded.column_names or list(next(iter(loaded.take(1)), {}))
     except DataError:
         raise
-    except Exception as error:  # errors of the hub's client, of file systems, of the library itself
+    except Exception as error:  # errors of the hub's client, of file systems and of the library
         raise DataError(
             f"{name} is neither a file, a folder nor a hub dataset, or it cannot be read: {one_line(error)}"
         ) from error
@@ -215,7 +215,7 @@ def _choose_split(name: str, splits: Any, split: str | None) -> Any:
 def _rows_of(name: str, loaded: Any, available: Sequence[str], columns: Sequence[str], *, is_path: bool) -> RowSource:
     require_columns(name, columns, available)
     feature = (loaded.features or {}).get(columns[-1])
-    names = getattr(getattr(feature, "feature", feature), "names", None)  # of a ClassLabel, or of a list of them
+    names = getattr(getattr(feature, "feature", feature), "names", None)  # for a ClassLabel or a list of ClassLabels
     arrow = loaded.select_columns(list(columns)).with_format("arrow")
     batches = (
         batch for table in arrow.iter(batch_size=ROWS_PER_BATCH) for batch in table.select(list(columns)).to_batches()
@@ -228,7 +228,7 @@ def _translating_all(name: str, batches: Iterator[pa.RecordBatch]) -> Iterator[p
         yield from translating_errors(name, batches)
     except DataError:
         raise
-    except Exception as error:  # errors of the hub's client, while it streams
+    except Exception as error:  # errors of the hub's client during streaming
         raise DataError(f"{name} cannot be read: {one_line(error)}") from error
 
 
@@ -239,7 +239,7 @@ def _read_shards(shards: Sequence[Shard], columns: Sequence[str]) -> Iterator[pa
     for shard in shards:
         if shard.path != first and class_names_of(shard.path, columns[-1]) != class_names:
             raise DataError(
-                f"{shard.path} declares other names of classes in column {columns[-1]!r} than {first}, so that their "
+                f"{shard.path} and {first} declare different class names in column {columns[-1]!r}, so their "
                 "numbers mean different classes. Write both with the same names."
             )
         try:
@@ -250,7 +250,7 @@ def _read_shards(shards: Sequence[Shard], columns: Sequence[str]) -> Iterator[pa
                     if known != kind:
                         raise DataError(
                             f"{shard.path} holds {kind} in column {field.name!r}, but {where} holds {known}: write the "
-                            "column alike in all files."
+                            "column with one type in all files."
                         )
                 shard.rows += batch.num_rows
                 yield batch
@@ -258,13 +258,13 @@ def _read_shards(shards: Sequence[Shard], columns: Sequence[str]) -> Iterator[pa
             if shard.path == first:
                 raise
             raise DataError(
-                f"{shard.path} has no column {error.column!r}, but {first} has: all files need the same columns, and "
-                "CSV files a header each."
+                f"{shard.path} has no column {error.column!r}, but {first} has. All files need the same columns, and "
+                "each CSV file needs a header."
             ) from error
 
 
 def _kind(data_type: pa.DataType) -> str:
-    """Returns what a column holds, in words; empty if it holds nothing, or lists of nothing."""
+    """Describes the type of a column; empty for null, or lists of null."""
     if pa.types.is_null(data_type):
         return ""
     if pa.types.is_string(data_type):

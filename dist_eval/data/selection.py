@@ -1,12 +1,11 @@
-"""Some rows of a dataset: its first ones, or a random sample, the same on any number of ranks and on any machine.
+"""Selects rows of a dataset: the first ones or a random sample, the same on any number of ranks and any machine.
 
-Row i has the i-th number of NumPy's PCG64, seeded with the sample's seed, as its key, and a sample of n rows consists
-of those with the n smallest keys. So each set of n rows is equally likely, and a larger sample with the same seed
-contains the smaller one. Only raw 64-bit numbers are used (`random_raw`): NumPy guarantees their stream (NEP 19), but
-not that of the methods of `Generator`.
+The key of row i is the i-th number of NumPy's PCG64 with the sample's seed. A sample of n rows has the n smallest keys.
+So each set of n rows is equally likely, and a larger sample with the same seed contains the smaller one. Keys are raw
+64-bit numbers (`random_raw`), because NumPy guarantees their stream (NEP 19) but not that of `Generator`'s methods.
 
-The dataset is read twice: once to count its rows, and to hash all of its texts, which shows later that two runs took
-their rows from the same data; and once to tokenize the selected rows.
+The dataset is read twice: once to count its rows and hash all texts, which shows whether two runs sampled the same
+data, and once to tokenize the selected rows.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ _KEYS_AT_ONCE = 1 << 20
 
 @dataclass(frozen=True)
 class Selection:
-    """Which rows of a dataset to take."""
+    """Defines a selection of rows."""
 
-    method: SelectionMethod  # the first ones, a random sample, or a random sample with each class's share of the rows
-    size: Callable[[int], int]  # how many, given the number of rows of the dataset
-    seed: int | None = None  # of a random sample
-    precision: float | None = None  # largest half width of the interval that `size` follows from, if it does
+    method: SelectionMethod  # the first rows, a random sample, or a stratified random sample
+    size: Callable[[int], int]  # returns the number of rows to select, given the dataset's number of rows
+    seed: int | None = None  # seed of a random sample
+    precision: float | None = None  # target half width of intervals that determines `size`, if any
 
 
 class SelectedRows(NamedTuple):
@@ -43,22 +42,22 @@ class SelectedRows(NamedTuple):
 
 
 def select_rows(selection: Selection, data: LabelledRows) -> SelectedRows:
-    """Selects rows of a dataset, in memory that grows with the sample; by class also with 4 bytes for each row.
+    """Selects rows of a dataset. Memory grows with the sample; stratified, also by 4 bytes per row.
 
     Args:
-        selection: which rows.
-        data: the dataset; its labels are only looked at for a sample by class.
+        selection: the selection.
+        data: the dataset; its labels are read only for a stratified sample.
 
     Raises:
-        DataError: the dataset cannot be read, is empty, or has fewer rows than the sample needs; for a sample by class
-            also if a row has no known label.
+        DataError: the dataset cannot be read, is empty, or has fewer rows than the sample needs; or a row has no known
+            label, in a stratified sample.
     """
     source = data.open()
     reader = data.label_reader(source) if selection.method == "stratified" else None
     hashes, codes, population = {name: hashlib.sha256() for name in data.text_columns}, [], 0
     for batch in source.batches:
         for number, name in enumerate(data.text_columns):
-            # a row that is not selected may lack its text
+            # a row outside the selection may lack its text
             texts = texts_in(source, name, batch.column(number).drop_null(), population, data.numbers)
             hashes[name].update(text_bytes(texts))
         if reader is not None:
@@ -68,7 +67,7 @@ def select_rows(selection: Selection, data: LabelledRows) -> SelectedRows:
         raise DataError(f"{source.name} has no rows: there is nothing to evaluate.")
     size = selection.size(population)
     if size > population:
-        raise DataError(f"--sample {size} needs as many rows, but {source.name} has {population}.")
+        raise DataError(f"--sample {size} needs {size} rows, but {source.name} has {population}.")
     if selection.method == "first":
         rows = np.arange(size)
     elif reader is None:
@@ -91,7 +90,7 @@ def select_rows(selection: Selection, data: LabelledRows) -> SelectedRows:
 def allocate(size: int, counts: Sequence[int] | np.ndarray) -> np.ndarray:
     """Distributes a sample over strata in proportion to their rows, by the method of largest remainders.
 
-    Of equal remainders the first one is rounded up.
+    Ties go to the first stratum.
 
     Examples:
         >>> allocate(5, [6, 3, 1])
@@ -106,9 +105,9 @@ def allocate(size: int, counts: Sequence[int] | np.ndarray) -> np.ndarray:
 def draw_rows(
     population: int, quotas: Sequence[int] | np.ndarray, seed: int, strata: np.ndarray | None = None
 ) -> np.ndarray:
-    """Draws rows without replacement: of each stratum those with the smallest keys (see above); ascending.
+    """Draws rows without replacement, in each stratum those with the smallest keys (see above); ascending.
 
-    By default there is one stratum; else `strata` has that of each row, integers of shape [population].
+    `strata` has the stratum of each row, integers of shape [population]; by default there is only one.
     """
     generator, wanted = np.random.PCG64(seed), np.asarray(quotas)
     keys, rows = np.empty(0, dtype=np.uint64), np.empty(0, dtype=np.int64)
@@ -127,10 +126,10 @@ def draw_rows(
 
 
 def positions_of(rows: np.ndarray, selected: np.ndarray | None) -> np.ndarray:
-    """Returns the positions of rows among the selected ones.
+    """Returns the positions of rows in the selection.
 
     Args:
         rows: some of the selected rows, int64 of shape [n].
-        selected: all of them, ascending; None if all rows of the dataset are selected.
+        selected: all selected rows, ascending; None if all rows of the dataset are selected.
     """
     return rows if selected is None else np.searchsorted(selected, rows)

@@ -9,15 +9,14 @@ import numpy as np
 from dist_eval.data.plan import BatchPlan, SharedBeginning, SharedBeginnings
 from dist_eval.data.prefix_costs import CACHE_READING, MORE_ROWS, REQUEST_OVERHEAD, WORTHWHILE, Costs
 
-# Most tokens of the texts in a group, padded, because the client holds all of them at once; a context with more is
-# continued in several batches
+# Maximum number of padded tokens in a group, which the client holds in memory; larger contexts are split into batches
 _LARGEST = 4096
 
 
 def _contexts(
     texts: np.ndarray, continues_context: np.ndarray, lengths: np.ndarray, costs: Costs
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Returns where in `texts` each context begins, and how many continuations follow; long ones are split."""
+    """Returns the start of each context in `texts` and its number of continuations; large contexts are split."""
     starts = np.flatnonzero(~continues_context[texts])
     if not len(starts):
         return starts, starts
@@ -33,7 +32,7 @@ def _contexts(
 
 
 def _groups(contexts: np.ndarray, lengths: np.ndarray, common: int, costs: Costs) -> Iterator[tuple[int, int, int]]:
-    """Splits contexts into groups; yields where each begins, how many rows it has and the most tokens of one."""
+    """Splits contexts into groups; yields the start, number of rows and maximum tokens of a row of each."""
     ways = contexts.shape[1] * costs.copies
     widths = costs.extra_tokens + lengths[contexts].max(axis=1)
     longest_left = np.maximum.accumulate(widths[::-1])[::-1]
@@ -51,7 +50,7 @@ def _groups(contexts: np.ndarray, lengths: np.ndarray, common: int, costs: Costs
 def _plan(
     contexts: np.ndarray, lengths: np.ndarray, unused: np.ndarray, common: int, costs: Costs
 ) -> tuple[BatchPlan, float]:
-    """Makes each group of contexts, of shape [contexts, continuations], a batch; returns also what the plan costs."""
+    """Plans each group of contexts, of shape [contexts, continuations], as a batch; also returns the plan's cost."""
     copies, prompts, count = costs.copies, costs.prompt_tokens, contexts.shape[1]
     starts, tokens, real_tokens, saved, shapes = [0], [], [], [], []
     for start, rows, longest in _groups(contexts, lengths, common, costs):
@@ -59,7 +58,7 @@ def _plan(
         shared, forwards = int(unused[own].min()), own.size * copies
         width = costs.extra_tokens + int(lengths[own].max())
         whole = copies * int((costs.extra_tokens + lengths[own]).sum())
-        # rows without a context of their own are sent, too
+        # rows without a context of their own are also sent
         sent = rows * (shared - common + count * copies * (width - prompts - shared))
         starts.append(starts[-1] + own.size)
         tokens.append(sent)
@@ -84,18 +83,18 @@ def _plan(
 def plan_contexts(
     texts: np.ndarray, continues_context: np.ndarray, lengths: np.ndarray, unused: np.ndarray, common: int, costs: Costs
 ) -> list[tuple[BatchPlan, np.ndarray]]:
-    """Plans the contexts that are cheaper to send once, and to continue in one way after the other.
+    """Plans the contexts that are cheaper to send once and continue repeatedly.
 
     Args:
         texts: positions of the texts, ascending, int64 of shape [m]; all continuations of a context follow it.
-        continues_context: whether each text has the context of the text before, bool of shape [n].
+        continues_context: whether each text has the context of the text before it, bool of shape [n].
         lengths: tokens of each text without prompts, int64 of shape [n].
-        unused: tokens at the beginning of each text, without prompts, whose outputs nobody needs, int64 of shape [n].
-        common: tokens that all of these texts begin with, without prompts; 0 if they would be plain forwards.
-        costs: estimates the ways to send them.
+        unused: tokens at the start of each text, without prompts, whose outputs are not needed, int64 of shape [n].
+        common: tokens that all of these texts begin with, without prompts; 0 if the alternative is plain forwards.
+        costs: cost estimates.
 
     Returns:
-        Plans for some of the texts, each batch of which is a group; and their positions, int64 of shape [k].
+        Plans for some of the texts, with one batch per group; and their positions, int64 of shape [k].
     """
     parts = []
     starts, counts = _contexts(texts, continues_context, lengths, costs)

@@ -1,9 +1,8 @@
-"""Texts that begin alike: which of them share their beginning, so that it is computed once.
+"""Plans texts with a common prefix, so that the prefix is computed once.
 
-A number of rows, each with its own copy of the common beginning, is continued with one batch after the other. Where
-contexts are continued in several ways each, a row holds one context, and is continued in one way after the other. All
-of it is decided from the tokens alone, before anything is sent: so a batch is computed in the same way on any rank,
-after any restart, and has the same bits.
+Several cache rows hold a copy of the prefix each, and one batch after the other continues them. If contexts have
+several continuations each, a row holds one context, and one continuation after the other follows it. The plan depends
+only on the tokens, so a batch is computed in the same way, with the same bits, on any rank and after any restart.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ from dist_eval.data.plan import BatchPlan, SharedBeginning, SharedBeginnings, jo
 from dist_eval.data.prefix_costs import MORE_ROWS, Costs
 from dist_eval.data.shared_contexts import plan_contexts
 
-_LONGEST = 2048  # Longest text that Petals' servers keep caches of by default
+_LONGEST = 2048  # longest text that Petals' servers cache by default
 
 _Part = tuple[BatchPlan, np.ndarray]  # A plan for some of the texts, and their positions
 
 
 @dataclass(frozen=True)
 class Beginnings:
-    """What texts have in common with the text before."""
+    """The tokens that each text shares with the text before it."""
 
-    # tokens that each text shares with the one before it; negative for a text that was cut from the left, which is
-    # skipped. Integers of shape [n].
+    # number of shared tokens; negative for a text that was truncated on the left, which is skipped. Integers of shape
+    # [n].
     common: np.ndarray
-    unused: np.ndarray  # tokens at the beginning of each text whose outputs nobody needs, integers of shape [n]
+    unused: np.ndarray  # tokens at the start of each text whose outputs are not needed, integers of shape [n]
     prefix_of: Callable[[int, int], np.ndarray]  # returns the first tokens of a text, by its position and their number
 
 
@@ -41,7 +40,7 @@ class CommonTokens:
         self._before = np.empty(0, dtype=np.int32)
 
     def add(self, tokens: np.ndarray) -> int:
-        """Returns how many tokens a text shares with the one before it, from its token ids."""
+        """Returns the number of tokens that a text shares with the one before it, given its token ids."""
         size = min(len(tokens), len(self._before))
         differs = np.flatnonzero(tokens[:size] != self._before[:size])
         self._before = tokens
@@ -59,20 +58,20 @@ def plan_with_shared_beginnings(
     copies: int = 1,
     rows: np.ndarray | None = None,
 ) -> BatchPlan:
-    """Plans batches as `plan_batches` does, but for texts that are cheaper if they share their beginning.
+    """Plans batches as `plan_batches` does, and shares prefixes where that is cheaper.
 
     Args:
         lengths: tokens of each example, at least 1, integers of shape [n].
         token_budget: see `plan_batches`.
-        cache_tokens: tokens that the rows may hold that are continued at a time; 0 to share nothing.
-        beginnings: what the texts have in common; None if that is unknown.
+        cache_tokens: maximum number of tokens of the rows that are continued at a time; 0 to share nothing.
+        beginnings: the tokens that texts share; None if unknown.
         extra_tokens: see `plan_batches`.
-        prompt_tokens: those of `extra_tokens` that are prompts, which all examples begin with.
+        prompt_tokens: the part of `extra_tokens` that is prompts, which all examples begin with.
         copies: see `plan_batches`.
         rows: see `plan_batches`.
 
     Returns:
-        The plan: batches with a shared beginning come first. Without any it equals that of `plan_batches`.
+        The plan, with shared prefixes first. Without any, it equals that of `plan_batches`.
     """
     plan_plain = partial(plan_batches, token_budget=token_budget, extra_tokens=extra_tokens, copies=copies)
     if not cache_tokens:
@@ -96,7 +95,7 @@ def _parts(lengths: np.ndarray, beginnings: Beginnings, places: np.ndarray, cost
     lengths, unused = lengths[places], beginnings.unused[places]
     least = np.minimum(unused, np.roll(unused, 1))
     least = np.minimum(least, _common_with_place_before(beginnings.common, places))
-    continues_context = np.zeros(len(places), dtype=bool)  # with the context of the text before
+    continues_context = np.zeros(len(places), dtype=bool)  # whether a text has the context of the text before it
     if costs.copies == 1:
         continues_context[1:] = (least[1:] == unused[1:]) & (unused[1:] == unused[:-1])
     families: dict[bytes, list[np.ndarray]] = {}
@@ -117,7 +116,7 @@ def _parts(lengths: np.ndarray, beginnings: Beginnings, places: np.ndarray, cost
 
 
 def _plan_in_turn(lengths: np.ndarray, texts: np.ndarray, common: int, costs: Costs) -> _Part:
-    """Plans texts with a common beginning of so many tokens, without prompts, which they continue in turn."""
+    """Plans texts that continue a common prefix in turn; `common` is its length without prompts."""
     copies, beginning = costs.copies, costs.prompt_tokens + common
     texts = texts[np.argsort(-lengths[texts], kind="stable")]
     widths, starts, shapes = costs.extra_tokens + lengths[texts], [0], []
@@ -144,7 +143,7 @@ def _plan_in_turn(lengths: np.ndarray, texts: np.ndarray, common: int, costs: Co
 
 
 def _between_contexts(least: np.ndarray, continues_context: np.ndarray) -> np.ndarray:
-    """Returns what texts share with the one before, but within a context only what it shares with those around it."""
+    """Returns the tokens that texts share with the one before; within a context, those that it shares with others."""
     starts = np.flatnonzero(~continues_context)
     borders = np.append(least[starts], 0)
     context = np.cumsum(~continues_context) - 1
@@ -152,7 +151,7 @@ def _between_contexts(least: np.ndarray, continues_context: np.ndarray) -> np.nd
 
 
 def _common_with_place_before(common: np.ndarray, places: np.ndarray) -> np.ndarray:
-    """Returns the tokens that some texts share with the one before among them, for `Beginnings.common` of all texts."""
+    """Returns the tokens that each selected text shares with the previous selected one."""
     if not len(places):
         return common[:0]
     known = np.where(common < 0, np.iinfo(common.dtype).max, common)[: places[-1] + 1]
@@ -161,7 +160,7 @@ def _common_with_place_before(common: np.ndarray, places: np.ndarray) -> np.ndar
 
 @dataclass
 class _Run:
-    """A run of texts with a common beginning, and the best that can be made of parts of it."""
+    """A run of texts with a common prefix, and the best way to share parts of it."""
 
     common: int
     start: int
@@ -174,10 +173,9 @@ class _Run:
 
 
 def _worthwhile_runs(common: np.ndarray, lengths: np.ndarray, costs: Costs) -> list[tuple[int, int, int]]:
-    """Finds the disjoint runs of texts whose common beginnings save most: start, end, and number of common tokens.
+    """Finds the disjoint runs of texts whose common prefixes save most: start, end, and number of common tokens.
 
-    Runs with a longer beginning lie within those with a shorter one: of each, either itself is taken or the best of
-    what lies within.
+    Runs with a longer prefix lie within runs with a shorter one, so each run is used either whole or in its best parts.
     """
     sums = np.concatenate([[0], np.cumsum(lengths)])
     stack = [_Run(0, 0)]

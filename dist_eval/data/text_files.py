@@ -1,4 +1,4 @@
-"""Text files as bytes and lines: decompressed, in pieces, checked for their encoding and the size of rows."""
+"""Text files as chunks and lines: decompressed, with checks of the encoding and the size of rows."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def require_row_fits(path: Path, size: int) -> None:
 def with_growing_blocks(path: Path, read: Callable[[int], Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
     """Reads with the usual block size, and after an error continues with the large one.
 
-    A row that does not fit into a block causes one of several errors, depending on where the block ends; an error that
-    is really in the file occurs with large blocks, too. A reader that failed may still be reading ahead, so it has to
-    close the file itself: once its number were free, it would read from the next one.
+    A row larger than a block causes one of several errors, depending on where the block ends. Real errors in the file
+    recur with large blocks. A failed reader may still be reading ahead, so it must close the file itself: otherwise it
+    could read from another file that reuses the descriptor.
     """
     given = 0
     for block_size in _BLOCK_BYTES:
@@ -87,12 +87,12 @@ def with_growing_blocks(path: Path, read: Callable[[int], Iterator[pa.RecordBatc
             if block_size == _BLOCK_BYTES[-1]:
                 if "block size" in str(error):
                     raise _too_large(path, "row") from error
-                # the readers count from the start of the block
+                # readers count from the start of the block
                 row = _ROW_IN_BLOCK.search(str(error))
                 text = _ROW_IN_BLOCK.sub(rf"\g<1>{int(row[2]) + seen}", str(error)) if row else str(error)
                 raise pa.ArrowInvalid(text) from error
 
 
 def _too_large(path: Path, what: str) -> DataError:
-    """Returns the error for a row or line that is too large to be read."""
-    return DataError(f"{path}: a {what} has over {LARGEST_ROW_BYTES >> 20} MiB. Are line breaks missing, or a quote?")
+    """Returns the error for a row or line that is too large."""
+    return DataError(f"{path}: a {what} exceeds {LARGEST_ROW_BYTES >> 20} MiB. Is a line break or a quote missing?")

@@ -1,7 +1,7 @@
 """Token ids of many texts in a memory-mapped Arrow file, so that no rank holds them as Python objects.
 
-The file has one number for each token. For models that take token types, which tell the texts of a pair apart, and mark
-the class token of some models, it is `id + (type + 1 << 24)`; without a type, it is the id alone.
+The file has one number per token: its id. For models with token types, which distinguish the texts of a pair, it is
+`id + (type + 1 << 24)`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 ANY_TYPE = 64
 """More types than any tokenizer has."""
 
-_TYPE_SHIFT = 24  # bits of an id; the largest vocabularies have 20
+_TYPE_SHIFT = 24  # bits of an id; the largest vocabularies need 20
 _SCHEMA = pa.schema([("input_ids", pa.list_(pa.int32()))])
 _ROWS_IN_A_CHUNK = 1024
-# The kernel maps 64 KiB around whatever is read; after so many rows or beginnings of chunks the pages are released
+# The kernel maps 64 KiB around each read; after this many rows or starts of chunks, the pages are released
 _ROWS_KEPT_MAPPED, _CHUNKS_KEPT_MAPPED = 128, 16
 
 
@@ -56,8 +56,8 @@ class TokenFile:
     def padded(self, indices: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         """Collates texts of these positions and lengths into a batch, int64 of shape [batch, longest].
 
-        It is padded on the right with id 0, which does not matter: attention is causal, and the last real token is
-        located by the length.
+        Padding is on the right, with id 0. It does not affect results: attention is causal, and the length locates the
+        last real token.
         """
         batch = np.zeros((len(indices), int(lengths.max())), dtype=np.int64)
         for row, index in enumerate(indices):
@@ -68,7 +68,7 @@ class TokenFile:
         return batch
 
     def _unmap(self) -> None:
-        """Releases the pages that were read: the page cache keeps them, and a rank should not hold the whole file."""
+        """Releases the pages that were read, so that a rank does not hold the whole file; the page cache keeps them."""
         self._tokens.madvise(mmap.MADV_DONTNEED)
         self._rows_mapped = 0
 
@@ -83,7 +83,7 @@ def _chunks(buffer: pa.Buffer) -> Iterator[pa.ListArray]:
 def token_writer(path: Path) -> Iterator[Callable[[np.ndarray, np.ndarray], None]]:
     """Opens a file for writing token ids; yields a function that appends a chunk of texts.
 
-    It takes all of their tokens, int32 of shape [tokens], and the start of each text and the end, int32 of [texts + 1].
+    It takes the tokens of all texts, int32 of shape [tokens], and the start of each and the end, int32 of [texts + 1].
     """
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, _SCHEMA) as writer:
 
@@ -115,10 +115,10 @@ def write_tokens(path: Path) -> Iterator[Callable[[np.ndarray], None]]:
 
 
 def with_types(ids: np.ndarray, types: np.ndarray, known: int) -> np.ndarray:
-    """Joins the ids and types of tokens, int32 of the same shape; the model knows so many types."""
+    """Joins the ids and types of tokens, int32 of the same shape; `known` is the model's number of types."""
     if types.max(initial=0) >= known:
         raise DataError(
-            f"The tokenizer gives the token type {types.max()}, but the model knows only {known} types: the tokenizer "
+            f"The tokenizer gives the token type {types.max()}, but the model knows only {known} types. The tokenizer "
             "in its folder belongs to another model."
         )
     return (ids + ((types + 1) << _TYPE_SHIFT)).astype(np.int32)

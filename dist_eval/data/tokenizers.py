@@ -1,4 +1,4 @@
-"""Tokenizers: loaded without running code, hashed, and applied to texts, each of which begins once."""
+"""Tokenizers: loaded without running code, hashed, and applied to texts with a single BOS."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dist_eval.errors import CheckpointError, one_line
 from dist_eval.revisions import pinned
 
 ONE_BEGINNING = "the tokenizer's BOS in front already, which is not doubled"
-"""What is said that texts have which begin with the token that the tokenizer puts before every text."""
+"""Describes texts that already begin with the tokenizer's BOS, in messages."""
 
 
 def load_tokenizer(place: str, hint: str = "") -> Any:
@@ -31,11 +31,11 @@ def load_tokenizer(place: str, hint: str = "") -> Any:
     try:
         return AutoTokenizer.from_pretrained(place, revision=pinned("model", place), trust_remote_code=False)
     except Exception as error:  # OSError, ValueError, errors of tokenizers and of the hub's client
-        raise CheckpointError(f"There is no readable tokenizer in {place}{hint}: {one_line(error)}") from error
+        raise CheckpointError(f"No readable tokenizer in {place}{hint}: {one_line(error)}") from error
 
 
 def tokenizer_digest(tokenizer: Any) -> str:
-    """Returns a hash of what defines a Hugging Face tokenizer: vocabulary, rules and special tokens."""
+    """Returns a hash of a Hugging Face tokenizer's vocabulary, rules and special tokens."""
     if tokenizer.is_fast:
         parts = dict(json.loads(tokenizer.backend_tokenizer.to_str()))
         for state in ("truncation", "padding"):  # set by the last call
@@ -54,17 +54,17 @@ def tokenizer_digest(tokenizer: Any) -> str:
 def encode_texts(
     tokenizer: Any, *texts: Sequence[str], begin_once: bool = True, **options: Any
 ) -> tuple[dict[str, Any], np.ndarray]:
-    """Tokenizes texts, or the parts of pairs, each of which begins once, unless all is left to the tokenizer.
+    """Tokenizes texts or pairs of texts, and removes a second BOS unless `begin_once` is false.
 
-    A text may begin with the token that a tokenizer puts before every text (BOS), such as a prompt that was written for
-    another program. The model would read it twice, as in no text that it has learned from. Returns what the tokenizer
-    does of each token, by name, and which texts begin with BOS themselves, bool of shape [texts].
+    A text may already begin with the token that the tokenizer adds (BOS), such as a prompt for another program. The
+    model would read BOS twice, unlike in its training. Returns the tokenizer's outputs by name, and which texts already
+    begin with BOS, bool of shape [texts].
     """
     encoded = dict(tokenizer(*texts, return_attention_mask=False, verbose=False, **options))
     ids, begin = encoded["input_ids"], tokenizer.bos_token_id
-    if not begin_once or tokenizer("a")["input_ids"][:1] != [begin]:  # it puts none before a text
+    if not begin_once or tokenizer("a")["input_ids"][:1] != [begin]:  # the tokenizer adds no BOS
         return encoded, np.zeros(len(ids), dtype=bool)
-    # another text may give the token, too, such as an unknown word
+    # other texts may map to the same token, such as an unknown word
     written = [text.lstrip().startswith(tokenizer.bos_token) for text in texts[0]]
     doubled = np.array([own[:2] == [begin, begin] for own in ids], dtype=bool) & np.array(written, dtype=bool)
     for row in np.flatnonzero(doubled):
@@ -74,6 +74,6 @@ def encode_texts(
 
 
 def token_ids(tokenizer: Any, texts: Sequence[str]) -> tuple[list[list[int]], np.ndarray]:
-    """Returns the token ids of texts, and which ones begin with BOS themselves (see `encode_texts`)."""
+    """Returns the token ids of texts, and which texts already begin with BOS (see `encode_texts`)."""
     encoded, begun = encode_texts(tokenizer, texts)
     return encoded["input_ids"], begun

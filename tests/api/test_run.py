@@ -112,7 +112,7 @@ def test_checks_of_tasks_are_no_runs() -> None:
 
 
 def test_wrong_rows_are_found_before_a_process_starts() -> None:
-    with pytest.raises(DataError, match=r"^list, row 1 \(counted from 0\): should be a mapping with columns, not 5\."):
+    with pytest.raises(DataError, match=r"^list, row 1 \(counted from 0\): must be a mapping with columns, not 5\."):
         dist_eval.run(OPTIONS, dataset=[{"text": "a", "label": 0}, 5])
 
 

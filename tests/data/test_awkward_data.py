@@ -95,7 +95,7 @@ KINDS = (
     ),
     Kind(
         "5.0 where a class is called 4.0",
-        "the label in column 'label' is '0.0', but the head knows only the classes 1.0, 2.0",
+        "the label in column 'label' is '0.0', but the head has only the classes 1.0, 2.0",
         {"a.csv": csv("good,0.0")},
         classes=("1.0", "2.0"),
     ),
@@ -115,7 +115,7 @@ KINDS = (
     ),
     Kind(
         "a class in another language",
-        "the label in column 'label' is 'positif', but the head knows only the classes neg, pos (0 to 1).",
+        "the label in column 'label' is 'positif', but the head has only the classes neg, pos (0 to 1).",
         {"a.csv": csv("good,positif")},
     ),
     Kind("a name in capitals", "is 'POS', but the head", {"a.csv": csv("good,POS")}),
@@ -140,7 +140,7 @@ KINDS = (
     ),
     Kind(
         "an integer of 31 digits",
-        "is '1000000000000000000000000000000', but the head knows only the classes",
+        "is '1000000000000000000000000000000', but the head has only the classes",
         {"a.jsonl": lines(("good", 10**30))},
     ),
     Kind(
@@ -171,7 +171,7 @@ KINDS = (
     # texts
     Kind(
         "bytes as texts",
-        "column 'text' holds binary, not text. Convert it, or name another.",
+        "column 'text' holds binary, not text. Convert it, or name another column.",
         {"a.parquet": table([b"good"], ["pos"])},
     ),
     Kind(
@@ -215,18 +215,18 @@ KINDS = (
     ),
     Kind(
         "a comma in a text without quotes",
-        "Expected 2 columns, got 3: good, bad,pos. Put texts with a comma, quote or line break in quotes.",
+        "Expected 2 columns, got 3: good, bad,pos. Quote texts that contain a comma, quote or line break.",
         {"a.csv": csv("good, bad,pos")},
     ),
     Kind("a row that is too short", "Row #2: Expected 2 columns, got 1: good.", {"a.csv": csv("good", "bad,neg")}),
     Kind(
         "quotes behind backslashes",
-        "line 3: a field begins with a quote and goes on after the next one",
+        "line 3: a field begins with a quote and continues after the next one",
         {"a.csv": csv("bad,neg", '"a \\"good\\" film",pos')},
     ),
     Kind(
         "a text that begins with a word in quotes, in TSV",
-        "line 2: a field begins with a quote and goes on after the next one",
+        "line 2: a field begins with a quote and continues after the next one",
         {"a.tsv": 'text\tlabel\n"12/3" g\tpos\n'},
     ),
     Kind("doubled quotes", "read: 'a \"good\" film' is pos", {"a.csv": csv('"a ""good"" film",pos')}),
@@ -266,7 +266,7 @@ KINDS = (
         "is not UTF-8 text (invalid start byte at byte 0). Convert it to UTF-8.",
         {"a.jsonl": lines(("good", "pos")).encode("utf-16")},
     ),
-    Kind("UTF-16 without a byte order mark", "the header holds NUL bytes.", {"a.csv": ROWS.encode("utf-16-le")}),
+    Kind("UTF-16 without a byte order mark", "the header contains NUL bytes.", {"a.csv": ROWS.encode("utf-16-le")}),
     Kind(
         "Latin-1 in a compressed file",
         "is not UTF-8 text (invalid continuation byte at byte 31).",
@@ -274,10 +274,10 @@ KINDS = (
     ),
     Kind("an empty file inside gzip", "has no rows: there is nothing to evaluate.", {"a.csv.gz": gzip.compress(b"")}),
     Kind("gzip of no bytes", "a.csv.gz is empty.", {"a.csv.gz": b""}),
-    Kind("truncated gzip", "cannot be read: Truncated compressed stream. Is it whole", {"a.csv.gz": GZIPPED[:-1]}),
+    Kind("truncated gzip", "cannot be read: Truncated compressed stream. Is it complete", {"a.csv.gz": GZIPPED[:-1]}),
     Kind(
         "truncated bzip2",
-        "cannot be read: Truncated compressed stream. Is it whole",
+        "cannot be read: Truncated compressed stream. Is it complete",
         {"a.csv.bz2": bz2.compress(ROWS.encode())[:-9]},
     ),
     Kind(
@@ -292,7 +292,7 @@ KINDS = (
     ),
     Kind(
         "CSV that is called .gz",
-        "incorrect header check. Is it whole, and compressed as its name says?",
+        "incorrect header check. Is it complete, and compressed as its name says?",
         {"a.csv.gz": ROWS},
     ),
     Kind(
@@ -308,17 +308,17 @@ KINDS = (
     ),
     Kind(
         "a pointer of Git LFS",
-        "is a pointer of Git LFS, not the data",
+        "is a Git LFS pointer, not the data",
         {"a.parquet": GIT_LFS},
     ),
     Kind(
         "a web page in place of the data",
-        "is an HTML page, as failed downloads leave it",
+        "is an HTML page, perhaps from a failed download",
         {"a.csv": "<!DOCTYPE html>\n<html>Not found</html>\n"},
     ),
     Kind(
         "a file without line breaks",
-        "a row has over 16 MiB. Are line breaks missing, or a quote?",
+        "a row exceeds 16 MiB. Is a line break or a quote missing?",
         {"a.csv.gz": gzip.compress(b"text,label\n" + bytes(40 << 20).replace(b"\0", b"x"), compresslevel=1)},
     ),
     Kind(
@@ -326,8 +326,8 @@ KINDS = (
         "a row is nested over 200 levels deep.",
         {"a.jsonl": lines(("good", "pos")) + "[" * 100_000 + "]" * 100_000},
     ),
-    Kind("a link to nothing", "a.csv is a symbolic link to b.csv, which cannot be found.", {"a.csv": Path("b.csv")}),
-    Kind("a link to itself", "a.csv is a symbolic link to a.csv, which cannot be found.", {"a.csv": Path("a.csv")}),
+    Kind("a link to nothing", "a.csv is a symbolic link to b.csv, which does not exist.", {"a.csv": Path("b.csv")}),
+    Kind("a link to itself", "a.csv is a symbolic link to a.csv, which does not exist.", {"a.csv": Path("a.csv")}),
     # several files
     Kind("a byte order mark in each file", ALSO, {"a.csv": "\ufeff" + ROWS, "b.csv": "\ufeff" + ROWS}),
     Kind(
@@ -341,10 +341,10 @@ KINDS = (
         {"part-0.csv": ROWS, "_SUCCESS": "", ".part-0.csv.crc": "x", "part-0.csv.crc": "x", "README.md": "x"},
     ),
     Kind("files without rows among others", READ, {"a.csv": csv(), "b.csv": ROWS, "c.csv.gz": gzip.compress(b"")}),
-    Kind("an empty folder", "holds no data: it was not saved by datasets, and has no files.", {"data": None}, "data"),
+    Kind("an empty folder", "contains no data: it was not saved by datasets and has no files.", {"data": None}, "data"),
     Kind(
         "a folder of several formats",
-        "files of different kinds: name those that are meant, such as",
+        "have different formats: name the files you want, such as",
         {"a.csv": ROWS, "b.parquet": table(["good"], ["pos"])},
     ),
     Kind(
@@ -400,7 +400,7 @@ KINDS = (
     ),
     Kind(
         "other names of classes in one file",
-        "b.parquet declares other names of classes in column 'label' than",
+        "a.parquet declare different class names in column 'label'",
         {"a.parquet": class_labels("neg", "pos"), "b.parquet": class_labels("pos", "neg")},
     ),
     Kind(

@@ -82,12 +82,12 @@ def test_examples_and_system_instruction_stand_where_the_harness_puts_them(
         (None, None, "--apply-chat-template: the model's tokenizer has no chat template"),
         ("{{ raise_exception('no such role') }}", None, "--apply-chat-template: .* template fails: no such role"),
         ("{{ messages[0].content.unknown() }}", None, "--apply-chat-template: .* template fails: "),
-        ("Hello", None, "does not show the user's message"),
+        ("Hello", None, "omits the user's message"),
         ("{{ messages[-1].content }}", "Be brief.", "--system-instruction: .* takes no system message .it does not"),
         (
             "{% if messages | length > 1 %}{{ raise_exception('no system') }}{% endif %}{{ messages[0].content }}",
             "Be brief.",
-            "--system-instruction: .* takes no system message .no system.* Write it into --prompt instead",
+            "--system-instruction: .* accepts no system message .no system.* Put it into --prompt instead",
         ),
     ],
 )

@@ -40,7 +40,7 @@ def test_values_of_any_type_become_text(values: pa.Array, expected: list[str | N
 
 
 def test_columns_of_lists_are_rejected(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"test.csv: column 'c' holds list.*--slice-by and --group-column take"):
+    with pytest.raises(DataError, match=r"test.csv: column 'c' holds list.*--slice-by and --group-column accept"):
         kept(tmp_path, pa.array([["a"]]))
 
 

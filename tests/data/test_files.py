@@ -138,5 +138,5 @@ def test_folders_of_several_splits_are_refused_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("given", ["", "*", "caf\udce9.csv"])
 def test_a_name_that_is_not_utf8_is_refused(given: str, tmp_path: Path) -> None:
     folder_of(tmp_path, ["caf\udce9.csv"])
-    with pytest.raises(DataError, match=r"caf\\udce9.csv': this name is not UTF-8, .* Rename it\.$"):
+    with pytest.raises(DataError, match=r"caf\\udce9.csv': the name is not UTF-8, .* Rename the file\.$"):
         find_files([str(tmp_path / given)])

@@ -103,7 +103,7 @@ def test_names_of_files_and_other_objects_are_no_rows(dataset: Any) -> None:
 @pytest.mark.parametrize(
     ("dataset", "said"),
     [
-        ([*ROWS, "x"], "frame, row 3 (counted from 0): should be a mapping with columns, not 'x'."),
+        ([*ROWS, "x"], "frame, row 3 (counted from 0): must be a mapping with columns, not 'x'."),
         ([*ROWS, {"text": 5, "label": 1}], "frame, row 3 (counted from 0): column 'text' cannot be read ("),
         (pandas.DataFrame({"text": ["a", None, 3, "b"]}), "frame, row 2 (counted from 0): column 'text' cannot be"),
         (pandas.DataFrame([["a", "b"]], columns=["text", "text"]), "frame has the column 'text' more than once."),

@@ -79,7 +79,7 @@ def test_two_values_for_two_classes_are_labels_or_a_vector_as_some_row_shows(spe
     assert sets(chunk("10"), chunk("1", "", "01"), names=TWO) == [[0, 1], [1], [], [0, 1]]
     assert sets(chunk("10", "01"), names=TWO, how="vectors") == [[0], [1]]
     assert sets(chunk("10", "01"), names=TWO, how="numbers") == [[0, 1], [0, 1]]
-    with pytest.raises(DataError, match=r"row 0 .* could be class numbers or a 0/1 vector: say --labels numbers or"):
+    with pytest.raises(DataError, match=r"row 0 .* could be class numbers or a 0/1 vector: set --labels numbers or"):
         sets(chunk("10"), chunk("01"), names=TWO)
 
 
@@ -103,14 +103,14 @@ def test_of_one_class_a_one_is_a_vector(cells: list[Any], expected: list[list[in
         ),
         ([[[0], [1, 0, 1]]], "row 1 (counted from 0): the label in column 'label' names a class twice. If it", {}),
         ([[[1, 0, 1], [0, 1]]], "row 1 (counted from 0): the label in column 'label' has 2 values, but the head", {}),
-        ([[[0.5, 0, 1]]], "row 0 (counted from 0): the label in column 'label' holds 0.5; a vector of labels has", {}),
-        ([[[0, 3]]], "row 0 (counted from 0): the label in column 'label' is '3', but the head knows only", {}),
+        ([[[0.5, 0, 1]]], "row 0 (counted from 0): the label in column 'label' holds 0.5; a vector of labels may", {}),
+        ([[[0, 3]]], "row 0 (counted from 0): the label in column 'label' is '3', but the head has only", {}),
         ([[["sport"], None]], "row 1 (counted from 0): the label in column 'label' is missing (null)", {}),
-        ([[["sport"], ["sport", None]]], "row 1 (counted from 0): the label in column 'label' holds a missing", {}),
-        ([[1, 2]], "several labels are a list, or text with '|' between them", {}),
-        ([[[0, 1]]], "could be class numbers or a 0/1 vector: say --labels numbers or", {"names": ["a", "b"]}),
+        ([[["sport"], ["sport", None]]], "row 1 (counted from 0): the label in column 'label' contains a missing", {}),
+        ([[1, 2]], "several labels must be a list, or text separated by '|'", {}),
+        ([[[0, 1]]], "could be class numbers or a 0/1 vector: set --labels numbers or", {"names": ["a", "b"]}),
         ([[[True, False, True]]], "which --labels names cannot mean", {"how": "names"}),
-        ([["a|b"]], "the class 'a|b' has a '|' in its name", {"names": ["a|b", "c"]}),
+        ([["a|b"]], "the name of the class 'a|b' contains '|'", {"names": ["a|b", "c"]}),
         ([[[{"a": 1}]]], "labels are class numbers or names", {}),
     ],
 )
@@ -155,7 +155,7 @@ def test_numbers_are_read_as_they_are(chunks: Any, outputs: int, numbers: list[l
             "row 1 (counted from 0): the label in column 'label' has 3 numbers, but the head has 2",
         ),
         ([["1|2", "1|x"]], 2, "row 1 (counted from 0): the label in column 'label' is 'x'"),
-        ([[0.5]], 2, "the head has 2 outputs, so a label is a list of as many numbers"),
+        ([[0.5]], 2, "the head has 2 outputs, so each label must be a list of 2 numbers"),
         ([[True, False]], 1, "labels of a regression are numbers"),
     ],
 )

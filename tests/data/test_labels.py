@@ -173,7 +173,7 @@ def test_some_rows_do_not_decide_whether_labels_are_names(labels: list[Any]) -> 
 def test_names_and_class_numbers_do_not_stand_in_one_column() -> None:
     message = error_of(["5", "0"], names=STARS)
     assert "row 1 (counted from 0): the label in column 'label' is '0'" in message
-    assert "If 0 is a class number, say --labels numbers." in message
+    assert "If 0 is a class number, set --labels numbers." in message
     assert "--labels" not in error_of([1, 7], names=STARS)
 
 
@@ -304,7 +304,7 @@ def test_a_number_beyond_the_declared_names_is_no_name() -> None:
 
 def test_an_unknown_label_names_the_row_and_the_classes() -> None:
     assert error_of(["pos", "neutral"]) == (
-        "test.parquet, row 1 (counted from 0): the label in column 'label' is 'neutral', but the head knows only the "
+        "test.parquet, row 1 (counted from 0): the label in column 'label' is 'neutral', but the head has only the "
         "classes neg, pos (0 to 1)."
     )
 
@@ -411,8 +411,8 @@ def test_what_could_mean_two_classes_or_none_is_refused(label: str, names: list[
         ([1.0, 1.5], "row 1 (counted from 0): the label in column 'label' is 1.5; labels are class numbers or names."),
         ([1.0, float("nan")], "row 1 (counted from 0): the label in column 'label' is missing (NaN)"),
         ([0.0, 1e300], "row 1 (counted from 0): the label in column 'label' is 1e+300;"),
-        ([1.0, 7.0], "row 1 (counted from 0): the label in column 'label' is '7', but the head knows only"),
-        (["pos", "POS"], "(0 to 1). If 'pos' is meant, write it so."),
+        ([1.0, 7.0], "row 1 (counted from 0): the label in column 'label' is '7', but the head has only"),
+        (["pos", "POS"], "(0 to 1). Did you mean 'pos'?"),
     ],
 )
 def test_a_number_that_is_no_class_names_the_row(labels: list[float], words: str) -> None:
@@ -567,13 +567,13 @@ def test_declared_names_are_the_classes_also_those_that_do_not_occur() -> None:
     [
         ([], {}, "has no rows: there is nothing to learn from"),
         (["a", "a"], {}, "has only one class, 'a'"),
-        ([1, 2, 5], {}, "class numbers up to 5, but no 0. Say --labels names if they are names, or --num-labels 6"),
+        ([1, 2, 5], {}, "class numbers up to 5 but no 0. Set --labels names if they are names, or --num-labels 6"),
         ([0, 1, 10**17], {}, "class numbers up to 100000000000000000, but no 2"),
-        ([0, 1, 2], {"count": 2}, "holds the class number 2, but --num-labels 2 allows only 0 to 1"),
+        ([0, 1, 2], {"count": 2}, "contains the class number 2, but --num-labels 2 allows only 0 to 1"),
         (["a", "b"], {"count": 3}, "has 2 classes, but --num-labels says 3"),
-        ([0, -1], {}, "holds the label '-1', which is not a class number. Say --labels names if"),
-        (["0", "-1"], {}, "holds the label '-1', which is not a class number. Say --labels names if"),
-        (["0", "x"], {"how": "numbers"}, "holds the label 'x', which is not a class number"),
+        ([0, -1], {}, "contains the label '-1', which is not a class number. If it is the name"),
+        (["0", "-1"], {}, "contains the label '-1', which is not a class number. If it is the name"),
+        (["0", "x"], {"how": "numbers"}, "contains the label 'x', which is not a class number"),
         ([0.5, 1.0], {}, "labels are class numbers or names"),
     ],
 )

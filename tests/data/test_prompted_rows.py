@@ -31,8 +31,8 @@ def test_each_row_has_its_references(column: pa.Array, expected: list[list[str]]
         (["a", None], "here, row 8 (counted from 0): the reference in column 'answers' is missing."),
         ([["a"], []], "row 8"),
         ([["a", None]], "row 7"),
-        ([18.0, 1e6], "here: column 'answers' holds double, and such a number can be written in several ways (18 or"),
-        ([[0.5], [1e6]], "holds list<item: double>, and such a number can be written in several ways"),
+        ([18.0, 1e6], "here: column 'answers' holds double, which can be written in several ways (18 or"),
+        ([[0.5], [1e6]], "holds list<item: double>, which can be written in several ways"),
         ([{"start": 3}], "column 'answers' holds struct<start: int64>, not references"),
     ],
 )

@@ -43,7 +43,7 @@ def test_white_space_at_the_end_is_told_apart() -> None:
 
 @pytest.mark.parametrize("text", ["no column", "{}", "{text!r}", "{text:>9}", "{text", "text}", ""])
 def test_what_is_no_template_is_an_error(text: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(f"--prompt {text!r} is no template: ")):
+    with pytest.raises(ConfigError, match=re.escape(f"--prompt {text!r} is not a template: ")):
         Template(text)
 
 
@@ -124,5 +124,5 @@ def test_examples_are_drawn_by_the_seed_alone(tmp_path: Path) -> None:
     assert examples == [([f"row {row}"], row % 2) for row in rows]
     assert draw_examples(source, 5, 3) == (rows, examples)
     assert draw_examples(source, 5, 4) != (rows, examples)
-    with pytest.raises(DataError, match=r"--few-shot 51 needs as many rows, but .*train.csv has 50"):
+    with pytest.raises(DataError, match=r"--few-shot 51 needs 51 rows, but .*train.csv has 50"):
         draw_examples(source, 51, 0)

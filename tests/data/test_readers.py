@@ -115,9 +115,9 @@ def test_any_text_comes_back_as_it_was_written(name: str, rows: Rows, tmp_path_f
     path = write(tmp_path_factory.mktemp("rows"), name, FORMATS[name](rows))
     cells = [cell for row in rows for cell in row]
     if name == "rows.tsv" and any("\n" in cell and "\t" in cell for cell in cells):
-        assert "An odd quote seems to have swallowed rows." in error_of(path)
+        assert "An unbalanced quote may have merged rows." in error_of(path)
     elif is_plain_text(name) and any("\0" in cell for cell in cells):
-        assert "holds a NUL byte. Is the file damaged" in error_of(path)
+        assert "contains a NUL byte. Is the file damaged" in error_of(path)
     else:
         assert read(path) == rows
 
@@ -128,7 +128,7 @@ def test_a_column_of_nothing_but_such_texts_stays_text(name: str, tmp_path: Path
         rows = [(text, "a"), (text, "b")]
         path = write(tmp_path, name, FORMATS[name](rows))
         if is_plain_text(name) and text == "\0":
-            assert "row 0 (counted from 0): column 'text' holds a NUL byte" in error_of(path)
+            assert "row 0 (counted from 0): column 'text' contains a NUL byte" in error_of(path)
         else:
             assert read(path) == rows
 
@@ -224,7 +224,7 @@ def test_text_in_parquet_that_is_not_utf8_is_named_however_it_is_encoded(kind: p
     column = pa.Array.from_buffers(kind, len(column), column.buffers())
     parquet.write_table(pa.table({"text": column, "label": ["0", "1"]}), tmp_path / "a.parquet")
     message = error_of(str(tmp_path / "a.parquet"))
-    assert "a.parquet, row 1 (counted from 0): column 'text' holds text that is not UTF-8." in message
+    assert "a.parquet, row 1 (counted from 0): column 'text' contains text that is not UTF-8." in message
 
 
 def test_parquet_files_of_several_writers_are_one_dataset(tmp_path: Path) -> None:
@@ -299,19 +299,19 @@ def test_an_odd_quote_in_a_tsv_file_swallows_no_rows(
     path = write(tmp_path, "a" + suffix, gzip.compress(content) if suffix.endswith("gz") else content)
     message = error_of(path)
     assert message.startswith(f"{path}, row {before} (counted from 0): ")
-    assert "An odd quote seems to have swallowed rows." in message
-    assert "convert to JSONL" in message
+    assert "An unbalanced quote may have merged rows." in message
+    assert "convert the file to JSONL" in message
 
 
 def test_an_odd_quote_far_down_in_a_tsv_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dist_eval.data.text_files._BLOCK_BYTES", (1 << 10, 1 << 14))
     lines = ["text\tlabel", *[f"{number:0100}\t0" for number in range(500)], '"odd\t0', 'even"\t1', ""]
-    assert "row 500 (counted from 0): a text in quotes" in error_of(write(tmp_path, "a.tsv", "\n".join(lines)))
+    assert "row 500 (counted from 0): a quoted text" in error_of(write(tmp_path, "a.tsv", "\n".join(lines)))
 
 
 def test_an_odd_quote_in_a_column_that_nobody_asked_for_swallows_no_rows(tmp_path: Path) -> None:
     path = write(tmp_path, "a.tsv", 'note\ttext\tlabel\n"odd\ta\t0\neven"\tb\t1\nx\tc\t0\n')
-    assert "An odd quote seems to have swallowed rows." in error_of(path)
+    assert "An unbalanced quote may have merged rows." in error_of(path)
 
 
 def test_quotes_that_swallow_nothing_are_no_reason_to_refuse_a_tsv_file(tmp_path: Path) -> None:
@@ -330,7 +330,7 @@ def test_quotes_that_would_be_lost_are_named_by_their_line(
     rows = ["text,label", *['"a, ""b"",\tc",""'] * before]
     content = "\r\n".join([row.replace(",", delimiter) for row in rows] + [field + delimiter + "0", ""])
     message = error_of(write(tmp_path, "a.csv" if delimiter == "," else "a.tsv", content))
-    assert f", line {before + 2}: a field begins with a quote and goes on after the next one (" in message
+    assert f", line {before + 2}: a field begins with a quote and continues after the next one (" in message
 
 
 @settings(max_examples=200)
@@ -365,7 +365,7 @@ def test_a_row_that_is_too_large_is_refused(
     monkeypatch.setattr("dist_eval.data.text_files._BLOCK_BYTES", (1 << 10, 1 << 14))
     compress = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress}[suffix]
     message = error_of(write(tmp_path, name + suffix, compress(TOO_LARGE[name].encode())))
-    assert re.search(r": a (row|line) has over 0 MiB. Are line breaks missing, or a quote\?$", message)
+    assert re.search(r": a (row|line) exceeds 0 MiB. Is a line break or a quote missing\?$", message)
 
 
 DEEP = {
@@ -383,7 +383,7 @@ def test_json_that_is_nested_deeply_is_refused_and_ends_no_process(
     opening, closing = (bracket.replace("{", '{"a":') for bracket in brackets)
     value = opening * 100_000 + "1" + closing * 100_000
     message = error_of(write(tmp_path, name, DEEP[name] % value))
-    assert "nested over 200 levels deep" in message or "is no valid JSON: " in message
+    assert "nested over 200 levels deep" in message or "is not valid JSON: " in message
 
 
 @pytest.mark.parametrize("text", ["[" * 5000, '"' + "[" * 5000, "\\" + "{" * 5000, '\\"' + "[" * 5000])
@@ -519,7 +519,7 @@ def test_a_json_array_that_would_not_fit_into_memory_is_refused_with_advice(
     assert len(read(path)) == 100
     limit_arrays(monkeypatch, len(ARRAY) - 1)
     message = error_of(path)
-    assert message.startswith(f"{path} holds one JSON array of over 0 MiB, which can only be read whole.")
+    assert message.startswith(f"{path} is a JSON array of over 0 MiB, which can only be read whole.")
     assert "Convert it to JSONL" in message
 
 

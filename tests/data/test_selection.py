@@ -211,7 +211,7 @@ def test_a_sample_by_class_looks_at_all_labels(file: Path) -> None:
 
 
 def test_a_sample_of_more_rows_than_there_are_is_refused(file: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"^--sample 501 needs as many rows, but .*test\.csv has 500\.$"):
+    with pytest.raises(DataError, match=r"^--sample 501 needs 501 rows, but .*test\.csv has 500\.$"):
         selected(file, size=501)
     (tmp_path / "none.csv").write_text("text,label\n")
     with pytest.raises(DataError, match="has no rows"):
