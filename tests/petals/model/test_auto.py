@@ -151,9 +151,9 @@ def test_a_session_takes_hidden_states(models: Any) -> None:
             model.generate(ids, max_new_tokens=1)
 
 
-def test_deep_prompts_are_sent_with_the_first_step(models: Any) -> None:
+def test_deep_prompts_are_sent_with_the_first_step(models: Any, family_swarms: dict[str, PrivateSwarm]) -> None:
     model, tuned = models[0], random_checkpoint("deep_ptune")
-    backbone, ids = load_locally(model.config._name_or_path, tuned).backbone, texts()[0][None]
+    backbone, ids = load_locally(family_swarms["llama"].model, tuned).backbone, texts()[0][None]
     with torch.no_grad(), model.inference_session(max_length=30) as session:
         hidden = model.swarm_base.embedded(ids, tuned.prompts)
         outputs = session.step(hidden, tuned.deep_prompts.unsqueeze(1))
@@ -196,7 +196,7 @@ def test_losses_are_those_of_each_problem_type(family_swarms: dict[str, PrivateS
     several = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 1.0], [0.5, 1.0, 0.0]])
     settings = {"num_labels": 3, "pad_token_id": 0}
     with both(family_swarms["llama"], AutoDistributedModelForSequenceClassification, **settings) as (model, _):
-        local = AutoModelForSequenceClassification.from_pretrained(model.config._name_or_path, **settings).eval()
+        local = AutoModelForSequenceClassification.from_pretrained(family_swarms["llama"].model, **settings).eval()
         local.load_state_dict({"score.weight": model.score.weight}, strict=False)
         for problem, labels in (
             ("single_label_classification", torch.tensor([0, 2, 1])),
