@@ -148,12 +148,12 @@ def evaluate_with_stub(scratch_dir: Path, *, words: list[str]) -> dict[str, Any]
 
 def _functions_of_steps() -> dict[str, tuple[Any, str]]:
     """Returns the attribute to patch for each step."""
-    from dist_eval.evaluation import runner, scoring, task, worker
+    from dist_eval.evaluation import classification, scoring, worker
     from dist_eval.runs import evaluation_folder, journal
 
     functions = (
-        (runner, "write_dataset"),
-        (task, "plan_with_shared_beginnings"),
+        (classification, "write_dataset"),
+        (classification, "plan_with_shared_beginnings"),
         (worker, "assign_batches"),
         (worker, "predict_batches"),
         (journal.Journal, "append"),

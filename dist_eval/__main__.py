@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from dist_eval.cli import program
@@ -16,15 +17,16 @@ def run(config: EvaluationConfig, scratch_dir: Path, stop: Stop | None = None) -
 
 
 def _load(config: EvaluationConfig) -> program.Loaded:
+    from dist_eval.evaluation import job
     from dist_eval.runs.evaluation_folder import EvaluationFolder
 
     if config.generate:
-        from dist_eval.evaluation.generation import generate_run
+        from dist_eval.evaluation.generation import Generation
 
-        return generate_run, EvaluationFolder
-    from dist_eval.evaluation.runner import evaluate_run
+        return partial(job.run, Generation), EvaluationFolder
+    from dist_eval.evaluation.classification import Classification
 
-    return evaluate_run, EvaluationFolder
+    return partial(job.run, Classification), EvaluationFolder
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ SERVER = "forked-"
 
 MODULES = (
     "dist_eval.doctor.examination",
-    "dist_eval.evaluation.runner",
+    "dist_eval.evaluation.classification",
     "dist_eval.api.evaluate",
     "dist_eval.model.classifier",
     "dist_eval.api.pipeline",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-import sys
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +22,16 @@ from dist_eval.data.selection import select_rows
 from dist_eval.data.tokenizers import ONE_BEGINNING, load_tokenizer, token_ids, tokenizer_digest
 from dist_eval.distributed.tracked_progress import Judged
 from dist_eval.errors import ConfigError
-from dist_eval.evaluation.requests import (
-    Answered,
-    RequestContext,
-    answer_requests,
-    publish_results,
-    run_with_leader,
-    show_results,
-)
+from dist_eval.evaluation.drive import Judge
+from dist_eval.evaluation.job import Answered, Context, answer, show_results
+from dist_eval.evaluation.requests import RequestJob, Requests
 from dist_eval.evaluation.rescoring import (
     ANALYSIS_OPTIONS,
     analysis_of,
     announce_selection,
-    keep_recorded_analysis,
     read_table,
 )
 from dist_eval.evaluation.task import examples_before, frame_of, require_room_after, selection_identity, selection_of
-from dist_eval.evaluation.worker import FailurePolicy
 from dist_eval.metrics.metric_loading import load_text_metrics, name_of_spec
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.generation_config import GenerationSettings
@@ -171,70 +164,79 @@ class GenerationTask:
         return hashlib.sha256(self._before.encode()).hexdigest() if self._before else None
 
 
-def generate_run(context: RequestContext) -> HarnessResults | None:
-    """Generates a text after each prompt of a dataset, and compares it with references (see `evaluate_run`)."""
-    return run_with_leader(context, lambda *own: _GenerationRun(*own).run())
+class Generation(RequestJob):
+    """Generates a text after each prompt of a dataset, and compares it with references."""
 
+    def __init__(self, config: EvaluationConfig) -> None:
+        super().__init__(config)
+        self.audit = config.audit
 
-class _GenerationRun:
-    """The leader's part: it reads the dataset."""
+    @cached_property
+    def task(self) -> GenerationTask:
+        """What is asked, on the leader."""
+        return GenerationTask(self.config, self.base, self.target)
 
-    def __init__(self, context: RequestContext, base: BaseModelSpec, target: CausalModel) -> None:
-        self._context, self._base, self._target = context, base, target
-        self._config = config = keep_recorded_analysis(context)
-        self._task = GenerationTask(config, base, target)
-
-    def run(self) -> HarnessResults | None:
-        """Has the texts generated; writes and prints the results."""
-        answered = answer_requests(self._context, self._base, self._target, self._write, sys.stderr, self._judge)
+    def lead(self, context: Context) -> None:
+        answered = answer(self, context)
         if answered is None:
-            return self._rescore()
-        if failed := answered.work.failed:
-            FailurePolicy.of(self._config).require_few(len(failed), answered.coverage.expected, failed[-1][1])
-        texts = self._grouped(self._texts(answered.index, answered.answers))
-        texts, undefined = measure_texts(texts, self._task.metrics, self._task.pattern)
-        return publish_results(self._context, self._results(answered, texts, undefined), texts)
+            self._rescore(context)
+        else:
+            self._finish(answered, context)
 
-    def _write(self, folder: Path) -> Fingerprint:
-        self._task.write(folder)
-        self._analysis = analysis_of(self._config, self._task.rows)
-        if not self._context.found_results:
-            announce_selection(self._context, self._task.rows.selection)
-        return self._task.fingerprint()
+    def write_requests(self, folder: Path) -> None:
+        self.task.write(folder)
 
-    def _judge(self, index: np.ndarray, answers: np.ndarray) -> Judged:
-        metric, *_ = self._task.metrics
-        texts, _ = measure_texts(self._texts(index, answers), [metric], self._task.pattern)
-        return {f"{self._config.run_name}/{metric.name}": texts.values[metric.name]}
+    def begin(self, data: Requests) -> None:
+        self._analysis = analysis_of(self.config, self.task.rows)
+        announce_selection(self.config, self.task.rows.selection)
 
-    def _texts(self, index: np.ndarray, answers: np.ndarray) -> SavedTexts:
+    def identity(self) -> Fingerprint:
+        return self.task.fingerprint()
+
+    def judge(self, data: Requests) -> Judge:
+        metric, *_ = self.task.metrics
+
+        def judged(positions: np.ndarray, answers: np.ndarray) -> Judged:
+            texts, _ = measure_texts(self._texts(positions, answers), [metric], self.task.pattern)
+            return {f"{self.config.run_name}/{metric.name}": texts.values[metric.name]}
+
+        return judged
+
+    def _texts(self, positions: np.ndarray, answers: np.ndarray) -> SavedTexts:
         return SavedTexts(
-            index=self._task.rows.rows_at(index),
-            references=[self._task.rows.references[position] for position in index.tolist()],
+            index=self.task.rows.rows_at(positions),
+            references=[self.task.rows.references[position] for position in positions.tolist()],
             text=[
-                text_of(answer["tokens"][: answer["length"]].tolist(), self._task.decoding.stop, self._task.tokenizer)
+                text_of(answer["tokens"][: answer["length"]].tolist(), self.task.decoding.stop, self.task.tokenizer)
                 for answer in answers
             ],
             values={},
         )
 
-    def _results(self, answered: Answered, texts: SavedTexts, undefined: Reasons) -> HarnessResults:
-        config, rows = self._config, self._task.rows
-        failed = [FailedExample(index=rows.source.row(position), reason=why) for position, why in answered.work.failed]
-        return HarnessResults(
-            **answered.sections(self._context, self._base, tokenizer_digest(self._task.tokenizer)),
-            **self._scores(config.run_name, self._task.dataset(), texts, undefined),
+    def _finish(self, answered: Answered[Requests, np.ndarray], context: Context) -> None:
+        """Measures the texts, and writes and shows the results."""
+        config, rows = self.config, self.task.rows
+        sections = self.sections(answered, context, tokenizer_digest(self.task.tokenizer))
+        texts = self._grouped(self._texts(answered.found["index"], answered.found))
+        texts, undefined = measure_texts(texts, self.task.metrics, self.task.pattern)
+        results = HarnessResults(
+            **sections,
+            **self._scores(config.run_name, self.task.dataset(), texts, undefined),
             groups={},
             harness_version=None,
             files=HarnessFiles(results=None, samples={config.run_name: PREDICTIONS}),
-            failures=failed,
+            failures=[
+                FailedExample(index=rows.source.row(position), reason=why) for position, why in answered.work.failed
+            ],
         )
+        context.folder.complete_tasks(results, texts)
+        show_results(context)
 
     def _scores(self, name: str, dataset: PromptedDataset, texts: SavedTexts, undefined: Reasons) -> dict[str, Any]:
         """Returns the sections of `results.json` that depend on metrics, pattern and the options of the analysis."""
         unmatched = None if texts.answer is None else texts.answer.count(None)
         metrics = mean_metrics(texts, undefined, self._analysis)
-        task = TaskResults(version="", num_fewshot=self._config.few_shot, documents=len(texts), metrics=metrics)
+        task = TaskResults(version="", num_fewshot=self.config.few_shot, documents=len(texts), metrics=metrics)
         groups = self._analysis.groups_summary(texts)
         return {
             "tasks": {name: task},
@@ -245,8 +247,8 @@ class _GenerationRun:
 
     def _notices(self, texts: SavedTexts) -> list[str]:
         notices = []
-        if self._task.rows.with_begin:
-            notices.append(f"{format_count(self._task.rows.with_begin, 'prompt has', 'prompts have')} {ONE_BEGINNING}")
+        if self.task.rows.with_begin:
+            notices.append(f"{format_count(self.task.rows.with_begin, 'prompt has', 'prompts have')} {ONE_BEGINNING}")
         if texts.answer is None and (empty := sum(not text.strip() for text in texts.text)):
             are = format_count(empty, "text is", "texts are")
             notices.append(f"{are} empty, which counts as a wrong answer unless a reference is empty, too")
@@ -258,21 +260,23 @@ class _GenerationRun:
     def _grouped(self, texts: SavedTexts) -> SavedTexts:
         return replace(texts, group=self._analysis.groups(texts))
 
-    def _rescore(self) -> HarnessResults | None:
+    def _rescore(self, context: Context) -> None:
         """Shows a complete run; computes what is new in the options from its texts, if anything is."""
-        config, folder = self._config, self._context.folder
-        recorded = folder.task_results()
-        assert recorded is not None and recorded.dataset is not None, "the folder holds this very run"
+        config, folder = self.config, context.folder
+        recorded = folder.results()
+        assert isinstance(recorded, CompleteHarnessRun) and recorded.dataset, "the folder holds this very run"
         has_new_pattern = recorded.config.get("answer_pattern") != config.answer_pattern
         is_new_analysis = any(recorded.config.get(name) != getattr(config, name) for name in ANALYSIS_OPTIONS)
         if not (config.metric or has_new_pattern or is_new_analysis):
-            return show_results(self._context, are_new=False)
+            show_results(context, are_new=False)
+            return
+        self._analysis = analysis_of(config, self.task.rows)
         [(name, task)] = recorded.tasks.items()
         specs = list({name_of_spec(spec): spec for spec in (*_metrics_of(recorded), *config.metric)}.values())
         # the values of others are in the table
-        metrics = load_text_metrics(specs, tuple(SavedTexts.TYPES)) if has_new_pattern else self._task.metrics
+        metrics = load_text_metrics(specs, tuple(SavedTexts.TYPES)) if has_new_pattern else self.task.metrics
         computed = {metric.name for metric in metrics}
-        texts, failed = measure_texts(self._grouped(read_table(folder, read_texts)), metrics, self._task.pattern)
+        texts, failed = measure_texts(self._grouped(read_table(folder, read_texts)), metrics, self.task.pattern)
         undefined = {
             metric.metric: metric.interval.reason or ""
             for metric in task.metrics
@@ -285,7 +289,7 @@ class _GenerationRun:
         )
         folder.revise_texts(results, texts)
         print(f"{folder.path} holds the texts of this very run: nothing was sent, its metrics are new.", flush=True)
-        return show_results(self._context, are_new=True)
+        show_results(context)
 
 
 def _metrics_of(run: CompleteHarnessRun) -> list[str]:

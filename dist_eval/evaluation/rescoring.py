@@ -39,7 +39,7 @@ def rescore_complete(
     folder: EvaluationFolder,
     config: EvaluationConfig,
     custom_metrics: Sequence[CustomMetric],
-    data: TokenizedDataset,
+    analysis: AnalysisOptions,
 ) -> dict[str, float | None]:
     """Reports that the run is complete, and computes newly requested metrics from its predictions.
 
@@ -57,11 +57,11 @@ def rescore_complete(
     )
     is_new = bool(custom_metrics) or any(results.config[name] != getattr(config, name) for name in ANALYSIS_OPTIONS)
     if is_new:
-        predictions, options = read_table(folder, read_predictions), analysis_of(config, data)
+        predictions = read_table(folder, read_predictions)
         built_in = compute_metrics(predictions, results.label_names)
-        metrics, analysis = analysed(predictions, built_in, custom_metrics, options)
-        results = _with_new_scores(results, metrics, analysis, config, {metric.name for metric in custom_metrics})
-        folder.revise(results, predictions, options.groups(predictions))
+        metrics, found = analysed(predictions, built_in, custom_metrics, analysis)
+        results = _with_new_scores(results, metrics, found, config, {metric.name for metric in custom_metrics})
+        folder.revise(results, predictions, analysis.groups(predictions))
     if is_new or not (folder.path / REPORT).exists():
         report_on(folder.path, config.report)
     if is_new:
@@ -78,23 +78,19 @@ def read_table(folder: EvaluationFolder, read: Callable[[Path], _Table]) -> _Tab
         raise RunError(f"{path} cannot be read: {one_line(error)}. --overwrite runs it again.") from error
 
 
-def keep_recorded_analysis(context: RunContext[EvaluationConfig, EvaluationFolder]) -> EvaluationConfig:
+def keep_recorded_analysis(context: RunContext[Any, EvaluationFolder]) -> Any:
     """Sets and returns the options: on the leader those of the analysis are a complete run's, unless they are given."""
-    if context.topology.is_leader:
-        folder = context.folder
-        context.config = with_recorded_analysis(context.config, folder.results() or folder.task_results())
-        folder.options = context.config.recorded()
+    if context.topology.is_leader and isinstance(context.config, EvaluationConfig):
+        context.config = with_recorded_analysis(context.config, context.folder.results())
+        context.folder.options = context.config.recorded()
     return context.config
 
 
-def announce_selection(
-    context: RunContext[EvaluationConfig, EvaluationFolder], selection: SelectionSummary | None
-) -> None:
-    """Says on the leader how many rows will be evaluated, if not all of them."""
-    words = format_selection(selection)
-    if words and context.topology.is_leader:
-        precision = context.config.precision
-        wide = f", for intervals of at most ±{precision:g} at {100 * context.config.confidence:g}%" if precision else ""
+def announce_selection(config: EvaluationConfig, selection: SelectionSummary | None) -> None:
+    """Says how many rows will be evaluated, if not all of them."""
+    if words := format_selection(selection):
+        precision = config.precision
+        wide = f", for intervals of at most ±{precision:g} at {100 * config.confidence:g}%" if precision else ""
         print(f"evaluating {words}{wide}", flush=True)
 
 

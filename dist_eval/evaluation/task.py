@@ -1,23 +1,20 @@
-"""What a run evaluates, with which metrics, on which dataset."""
+"""What options name: the classifier, its prompts and metrics, the rows, and the tokenized dataset."""
 
 from __future__ import annotations
 
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dist_eval.data.chat import Frame
-from dist_eval.data.dataset import TokenizedDataset, tokenize_dataset
+from dist_eval.data.dataset import tokenize_dataset
 from dist_eval.data.labelled_rows import LabelledRows, draw_examples
-from dist_eval.data.plan import BatchPlan
 from dist_eval.data.prompted_rows import draw_referenced
 from dist_eval.data.prompts import PromptedWords, Template, join_texts
 from dist_eval.data.selection import Selection, select_rows
-from dist_eval.data.shared_prefixes import plan_with_shared_beginnings
 from dist_eval.data.tokenizers import load_tokenizer
 from dist_eval.errors import ConfigError, RunError, translating_os_errors
 from dist_eval.metrics.computing import compute_metrics
@@ -28,13 +25,12 @@ from dist_eval.model.label_words import LabelWords
 from dist_eval.model.output_embedding import OutputEmbedding
 from dist_eval.model.pretrained_classifier import PretrainedClassifier
 from dist_eval.options.config import EvaluationConfig
-from dist_eval.options.groups import DataOptions, ModelOptions, SelectionOptions
+from dist_eval.options.groups import DataOptions, SelectionOptions
 from dist_eval.options.prompts import PromptOptions
 from dist_eval.petals.base_model.config import read_base_config
 from dist_eval.petals.base_model.problem_types import REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.results.inputs import SelectionMethod, SelectionSummary
 from dist_eval.revisions import pinned
-from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.statistics.sampling import examples_for_precision
 from dist_eval.tables import format_count
 
@@ -96,70 +92,6 @@ def split_name(item: str) -> tuple[str, str]:
     if not name.strip() or not word.strip():
         raise ConfigError(f"--label-words {item!r} should be a word, or NAME=WORD.")
     return name, word
-
-
-@dataclass(frozen=True)
-class EvalTask:
-    """A model and the metrics that are asked for."""
-
-    base: BaseModelSpec  # the base model
-    target: EvalTarget  # what is evaluated
-    custom_metrics: list[CustomMetric]  # the custom metrics
-    selection: Selection | None = None  # which rows of the dataset are evaluated; None for all
-
-    @classmethod
-    def of(cls, config: EvaluationConfig) -> EvalTask:
-        """Reads the model's files and the metrics that the options name; nothing is loaded or sent yet.
-
-        Raises:
-            CheckpointError: there is no such checkpoint or model, or they do not fit together.
-            ConfigError: an option does not fit the model, or a metric cannot be used.
-        """
-        target = target_of(config)
-        base = BaseModelSpec.read(config.select(ModelOptions), target)
-        if config.few_shot and isinstance(target, LabelWords):
-            require_room_after(config.few_shot, target.prompted.tokens_before(), base.max_length)
-        selection = selection_of(config, config.confidence, target.problem)
-        return cls(base, target, find_metrics(config.metric, target), selection)
-
-    def open_dataset(self, folder: Path) -> tuple[TokenizedDataset, BatchPlan]:
-        """Opens the tokenized dataset in a folder, and plans its batches."""
-        data = TokenizedDataset(folder)
-        return data, self.plan(data)
-
-    def plan(self, data: TokenizedDataset, cache_tokens: int = 0) -> BatchPlan:
-        """Plans the batches of a dataset (see `plan_with_shared_beginnings`)."""
-        return plan_with_shared_beginnings(
-            data.lengths,
-            token_budget=self.base.token_budget,
-            cache_tokens=cache_tokens,
-            beginnings=data.beginnings(),
-            extra_tokens=self.target.extra_tokens,
-            prompt_tokens=self.target.pre_seq_len,
-            copies=self.target.forwards_per_text,
-            rows=data.rows,
-        )
-
-    def fingerprint(self, config: EvaluationConfig, data: TokenizedDataset, plan: BatchPlan) -> Fingerprint:
-        """Returns the inputs and options that a run's results depend on, by names for error messages."""
-        return Fingerprint(
-            {
-                **self.base.identity(),
-                "prompt and label words" if config.prompt else "tuned checkpoint": self.target.digest(),
-                "names of the classes": json.dumps(self.target.label_names),
-                "problem_type": self.target.problem.name,
-                "tokenizer": data.facts.tokenizer_digest,
-                "dataset": data.facts.text_digest,
-                **selection_identity(data.facts.selection),
-                "--max-length": str(data.facts.max_length),
-                "--token-budget": str(self.base.token_budget),
-                "--compression": config.compression,
-                "--backend": config.backend,
-                "token ids": data.facts.digest,
-                "plan": plan.digest(),
-            },
-            {"dataset": data.file_digests()},
-        )
 
 
 def target_of(config: EvaluationConfig) -> EvalTarget:

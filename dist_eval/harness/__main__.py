@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from dist_eval.cli import program
 from dist_eval.options.harness import HARNESS, HarnessConfig
 
@@ -14,10 +16,11 @@ def load(config: HarnessConfig) -> program.Loaded:
 
         return inspection.check_tasks if config.check else inspection.list_tasks, NoFolder
 
-    from dist_eval.harness.runner import evaluate_tasks
+    from dist_eval.evaluation.job import run
+    from dist_eval.harness.runner import HarnessTasks
     from dist_eval.runs.evaluation_folder import EvaluationFolder
 
-    return evaluate_tasks, EvaluationFolder
+    return partial(run, HarnessTasks), EvaluationFolder
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from dist_eval.errors import DataError, EvaluationError
-from dist_eval.evaluation.requests import RequestContext
+from dist_eval.evaluation.job import Context
 from dist_eval.harness.metrics import read_metrics
 from dist_eval.options.harness import require_harness
 from dist_eval.tables import output_width, text_table
@@ -19,7 +19,7 @@ _LISTED = ("name", "kind", "output type", "file")
 _CHECKED = ("task", "documents", "requests", "output type", "metrics")
 
 
-def list_tasks(context: RequestContext) -> None:
+def list_tasks(context: Context) -> None:
     """Prints the tasks, groups and tags that match a pattern, on the leader."""
     if not context.topology.is_leader:
         return
@@ -34,7 +34,7 @@ def list_tasks(context: RequestContext) -> None:
     print("\n".join(text_table([_LISTED, *rows], width=output_width())), flush=True)
 
 
-def check_tasks(context: RequestContext) -> None:
+def check_tasks(context: Context) -> None:
     """Checks tasks, on the leader, and prints what they hold; a `DataError` names each that is wrong."""
     if not context.topology.is_leader:
         return

@@ -45,15 +45,15 @@ class EvaluationFolder(RunFolder):
     foreign_files = (TUNING_RESULTS,)
     derived_files = (PREDICTIONS, REPORT, *PLOTS)
 
-    def results(self) -> CompleteRun | None:
-        """Returns the content of `results.json` if it is that of a complete evaluation on a dataset."""
+    def results(self) -> CompleteRun | CompleteHarnessRun | None:
+        """Returns the content of `results.json` if it is that of a complete run."""
         results = self._read()
-        return results if isinstance(results, CompleteRun) else None
+        return results if isinstance(results, CompleteRun | CompleteHarnessRun) else None
 
-    def task_results(self) -> CompleteHarnessRun | None:
-        """Returns the content of `results.json` if it is that of a complete run on tasks or prompts."""
-        results = self._read()
-        return results if isinstance(results, CompleteHarnessRun) else None
+    def _files_of_tasks(self) -> list[str]:
+        """Returns the names of the files that a complete run on tasks or prompts has beside `results.json`."""
+        results = self.results()
+        return results.files.names if isinstance(results, CompleteHarnessRun) else []
 
     def complete(
         self,
@@ -87,9 +87,8 @@ class EvaluationFolder(RunFolder):
         Raises:
             RunError: the files cannot be written.
         """
-        earlier = self.task_results()
         with translating_os_errors(RunError, f"The results cannot be written to {self.path}", _ALL_KEPT):
-            for name in {*earlier.files.names} - {*results.files.names} if earlier else ():
+            for name in {*self._files_of_tasks()} - {*results.files.names}:
                 (self.path / name).unlink(missing_ok=True)
             if texts is not None:
                 write_texts(self.path / PREDICTIONS, texts)
@@ -128,8 +127,8 @@ class EvaluationFolder(RunFolder):
     @property
     def is_scored_otherwise(self) -> bool:
         """Whether the complete run on tasks in the folder has other intervals than options ask for, or lacks a file."""
-        earlier = self.task_results()
-        if earlier is None:
+        earlier = self.results()
+        if not isinstance(earlier, CompleteHarnessRun):
             return True
         is_on_tasks = earlier.dataset is None  # texts are scored again from their table
         if is_on_tasks and any(earlier.config.get(name) != self.options.get(name) for name in _SCORING):
@@ -140,9 +139,8 @@ class EvaluationFolder(RunFolder):
         return isinstance(results, CompleteRun | CompleteHarnessRun) and results.coverage.failed > 0
 
     def _derived(self) -> list[Path]:
-        earlier = self.task_results()
-        if earlier:
-            return [*super()._derived(), *(self.path / name for name in earlier.files.names)]
+        if earlier := self._files_of_tasks():
+            return [*super()._derived(), *(self.path / name for name in earlier)]
         # those of a run that ended before it had named them, or whose results are damaged
         is_on_tasks = "tasks" in self.options and (self.path / RESULTS).exists()
         patterns = _HARNESS_FILES if is_on_tasks else ()

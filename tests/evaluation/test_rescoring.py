@@ -46,7 +46,7 @@ def complete(folder: Path, data: TokenizedDataset, **options: Any) -> dict[str, 
         run.config = config
         own = load_metrics(config.metric, SINGLE_LABEL, 2, [])
         if run.results():
-            rescore_complete(run, config, own, data)
+            rescore_complete(run, config, own, analysis_of(config, data))
         else:
             found = predictions()
             metrics, view = compute_metrics(found, NAMES), analysis_of(config, data)

@@ -40,7 +40,7 @@ of generated texts belong to another kind of run (`evaluation.generation`)."""
 def test_whoever_adds_an_option_says_whether_it_makes_another_run() -> None:
     known = [*BY_CONTENT, *BY_VALUE, *WITHOUT_EFFECT]
     assert sorted(field.name for field in dataclasses.fields(EvaluationConfig)) == sorted(known), (
-        "an option that changes predictions has to be in EvalTask.fingerprint"
+        "an option that changes predictions has to be in Classification.fingerprint"
     )
 
 

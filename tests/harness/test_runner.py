@@ -468,7 +468,7 @@ def test_an_error_behind_the_harness_is_not_taken_for_one_of_its_tasks(
     def fail(*_: object) -> None:
         raise ZeroDivisionError("of our own")
 
-    monkeypatch.setattr("dist_eval.harness.runner.answer_requests", fail)
+    monkeypatch.setattr("dist_eval.harness.runner.answer", fail)
     assert run_here(*DIGITS, *LOCAL, "--limit", "3", "--output", str(tmp_path / "out")) == 1
     err = capfd.readouterr().err
     assert "ZeroDivisionError: of our own" in err and "The harness failed" not in err

@@ -11,7 +11,7 @@ import pytest
 
 from dist_eval import demo
 from dist_eval.errors import CheckpointError, ConfigError, EvaluationError
-from dist_eval.evaluation.task import EvalTask
+from dist_eval.evaluation.classification import Classification
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.options.groups import ModelOptions
@@ -54,7 +54,7 @@ def test_an_adapter_that_cannot_be_used_is_named(
 ) -> None:
     config = EvaluationConfig(**{**OPTIONS, "checkpoint": with_adapter, "model": str(demo.BASE_MODEL), **options})
     with pytest.raises(kind, match=words):
-        EvalTask.of(config)
+        Classification(config)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from dist_eval import demo
 from dist_eval.distributed.rank_store import RankStore, Topology
+from dist_eval.evaluation.classification import Classification
 from dist_eval.evaluation.context import RunContext
-from dist_eval.evaluation.runner import evaluate_run
+from dist_eval.evaluation.job import run
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.process.lifetime import workspace
 from dist_eval.process.logging_setup import silence_libraries
@@ -45,10 +46,11 @@ def main() -> None:
             report="none",
         )
         with workspace() as scratch_dir:
-            evaluate_run(
+            run(
+                Classification,
                 RunContext(
                     config, topology, rank_store, scratch_dir, EvaluationFolder(config.output_folder, config.recorded())
-                )
+                ),
             )
 
 

@@ -1,0 +1,159 @@
+"""Classification of the rows of a dataset: by a tuned head, a classifier of transformers, or label words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from dist_eval.analysis.options import columns_asked_for
+from dist_eval.data.collector import Columns
+from dist_eval.data.dataset import TokenizedDataset
+from dist_eval.data.plan import BatchPlan
+from dist_eval.data.shared_prefixes import plan_with_shared_beginnings
+from dist_eval.distributed.progress import Judged
+from dist_eval.evaluation.audit import AuditedModel
+from dist_eval.evaluation.drive import Judge, RunOutput
+from dist_eval.evaluation.job import Answered, Context, Job, answer, show_results
+from dist_eval.evaluation.rescoring import analysis_of, announce_selection, rescore_complete
+from dist_eval.evaluation.scoring import Gathered, analysed, combine, score, scores_of, spread_of
+from dist_eval.evaluation.task import (
+    find_metrics,
+    require_room_after,
+    selection_identity,
+    selection_of,
+    target_of,
+    write_dataset,
+)
+from dist_eval.evaluation.worker import RankOutput
+from dist_eval.metrics.catalogue import accuracy_names
+from dist_eval.metrics.predictions import Predictions
+from dist_eval.model.backbone import AnsweringModel, ModelOnBackbone
+from dist_eval.model.base_model_spec import BaseModelSpec, EvalTarget
+from dist_eval.model.label_words import LabelWords
+from dist_eval.options.config import EvaluationConfig
+from dist_eval.options.groups import DataOptions, ModelOptions
+from dist_eval.petals.base_model.problem_types import exact_matches
+from dist_eval.results.inputs import FailedExample
+from dist_eval.results.run import EvaluationResults
+from dist_eval.results.work import RankResults
+from dist_eval.runs.fingerprint import Fingerprint
+
+
+class Classification(Job[TokenizedDataset, Gathered]):
+    """A classifier and the metrics that are asked for.
+
+    Raises:
+        CheckpointError: there is no such checkpoint or model, or they do not fit together.
+        ConfigError: an option does not fit the model, or a metric cannot be used.
+    """
+
+    target: EvalTarget
+
+    def __init__(self, config: EvaluationConfig) -> None:
+        super().__init__(config)
+        self.audit = config.audit
+        self.target = target_of(config)
+        self.base = BaseModelSpec.read(config.select(ModelOptions), self.target)
+        if config.few_shot and isinstance(self.target, LabelWords):
+            require_room_after(config.few_shot, self.target.prompted.tokens_before(), self.base.max_length)
+        self._selection = selection_of(config, config.confidence, self.target.problem)
+        self._metrics = find_metrics(config.metric, self.target)
+
+    def lead(self, context: Context) -> None:
+        answered = answer(self, context)
+        if answered is None:
+            analysis = analysis_of(self.config, self.open(context.scratch_dir))
+            rescore_complete(context.folder, self.config, self._metrics, analysis)
+            context.announce_results()
+        else:
+            self._finish(answered, context)
+
+    def write(self, folder: Path) -> None:
+        config = self.config
+        extra_columns = columns_asked_for(config.slice_by, config.group_column)
+        write_dataset(folder, config.select(DataOptions), self.base, self.target, extra_columns, self._selection)
+
+    def open(self, folder: Path) -> TokenizedDataset:
+        return TokenizedDataset(folder)
+
+    def plan(self, data: TokenizedDataset, cache_tokens: int = 0) -> BatchPlan:
+        return plan_with_shared_beginnings(
+            data.lengths,
+            token_budget=self.base.token_budget,
+            cache_tokens=cache_tokens,
+            beginnings=data.beginnings(),
+            extra_tokens=self.target.extra_tokens,
+            prompt_tokens=self.target.pre_seq_len,
+            copies=self.target.forwards_per_text,
+            rows=data.rows,
+        )
+
+    def fingerprint(self, data: TokenizedDataset, plan: BatchPlan) -> Fingerprint:
+        config = self.config
+        return Fingerprint(
+            {
+                **self.base.identity(),
+                "prompt and label words" if config.prompt else "tuned checkpoint": self.target.digest(),
+                "names of the classes": json.dumps(self.target.label_names),
+                "problem_type": self.target.problem.name,
+                "tokenizer": data.facts.tokenizer_digest,
+                "dataset": data.facts.text_digest,
+                **selection_identity(data.facts.selection),
+                "--max-length": str(data.facts.max_length),
+                "--token-budget": str(self.base.token_budget),
+                "--compression": config.compression,
+                "--backend": config.backend,
+                "token ids": data.facts.digest,
+                "plan": plan.digest(),
+            },
+            {"dataset": data.file_digests()},
+        )
+
+    def begin(self, data: TokenizedDataset) -> None:
+        self._analysis = analysis_of(self.config, data)
+        announce_selection(self.config, data.facts.selection)
+
+    def audited(self, model: AnsweringModel, exclude: Callable[[str], None]) -> AnsweringModel:
+        return AuditedModel(cast(ModelOnBackbone, model), exclude, self.config.audit_tolerance)
+
+    def columns(self, data: TokenizedDataset, positions: np.ndarray, answers: np.ndarray) -> Columns:
+        return Predictions.from_answers(positions, data.labels_of(positions), answers).columns
+
+    def judge(self, data: TokenizedDataset) -> Judge | None:
+        problem = self.target.problem
+        names = accuracy_names(problem.name)
+        if not names:
+            return None
+
+        def judged(positions: np.ndarray, answers: np.ndarray) -> Judged:
+            return {names[0]: exact_matches(data.labels_of(positions), problem.predict(answers["logits"]))}
+
+        return judged
+
+    def gather(self, local: RankOutput) -> tuple[Gathered, RunOutput[RankResults]]:
+        return combine(local)
+
+    def _finish(self, answered: Answered[TokenizedDataset, Gathered], context: Context) -> None:
+        """Computes the metrics, and writes and shows the results."""
+        data, gathered, work = answered.data, answered.found, answered.work
+        analysis, predictions = self._analysis, gathered.predictions
+        failed = (index for index, _ in work.failed)
+        coverage, metrics = score(gathered, len(data), self.target.label_names, failed, data.rows)
+        metrics, found = analysed(predictions, metrics, self._metrics, analysis)
+        results = EvaluationResults(
+            **dict(scores_of(metrics)),
+            **dict(found),
+            **work.sections(answered.plan, context.swarm),
+            coverage=coverage,
+            failures=[FailedExample(index=index, reason=reason) for index, reason in work.failed],
+            data=data.facts,
+            model=self.base.summary(self.target),
+            spread=spread_of(work.ranks, metrics),
+            audit=work.audit.summary(self.audit) if self.audit or work.audit else None,
+        )
+        context.folder.complete(predictions, results, analysis.groups(predictions))
+        show_results(context)

@@ -1,0 +1,208 @@
+"""A run: the phases that every kind of evaluation goes through, and what a kind adds to them, its `Job`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Generic, TextIO, TypeVar
+
+import numpy as np
+
+from dist_eval.data.collector import Columns
+from dist_eval.data.plan import BatchPlan
+from dist_eval.evaluation.audit import audited_batches
+from dist_eval.evaluation.context import RunContext
+from dist_eval.evaluation.drive import Judge, RunOutput, decide_plan, drive
+from dist_eval.evaluation.rescoring import keep_recorded_analysis
+from dist_eval.evaluation.worker import FailurePolicy, RankOutput
+from dist_eval.inference.forward import Texts
+from dist_eval.inference.in_flight import Window
+from dist_eval.model.backbone import AnsweringModel
+from dist_eval.model.base_model_spec import BaseModelSpec, ModelTarget
+from dist_eval.options.config import RunConfig
+from dist_eval.report.page import format_run, report_on
+from dist_eval.results.run import CompleteHarnessRun, CompleteRun
+from dist_eval.runs.evaluation_folder import EvaluationFolder
+from dist_eval.runs.files import REPORT
+from dist_eval.runs.fingerprint import Fingerprint
+
+Data = TypeVar("Data", bound=Texts)
+Found = TypeVar("Found")
+
+Context = RunContext[Any, EvaluationFolder]
+
+
+@dataclass(frozen=True)
+class Answered(Generic[Data, Found]):
+    """What all ranks found; the answers on the leader only."""
+
+    data: Data  # the samples
+    plan: BatchPlan  # their batches
+    found: Found  # their answers, as `Job.gather` returns them
+    work: RunOutput[Any]  # what all ranks did
+
+
+class Job(ABC, Generic[Data, Found]):
+    """What a run asks, of which model, and what it makes of the answers.
+
+    `run` makes one on each rank. Its methods are called in the order in which they stand here.
+    """
+
+    base: BaseModelSpec  # the base model
+    target: ModelTarget  # what turns its outputs into answers
+    audit: float = 0.0  # share of the batches that are audited
+    each_host_reads: bool = True  # whether hosts read the dataset themselves; otherwise the leader does
+    stream: TextIO | None = None  # where the progress is shown; None for stderr
+
+    def __init__(self, config: RunConfig) -> None:
+        """Reads the files of the model, and the options; nothing is loaded or sent."""
+        self.config: Any = config
+
+    @abstractmethod
+    def lead(self, context: Context) -> None:
+        """Evaluates on the leader: calls `answer`, writes results, and shows them."""
+
+    @abstractmethod
+    def write(self, folder: Path) -> None:
+        """Writes the samples to a folder, on the leaders of hosts (see `each_host_reads`)."""
+
+    @abstractmethod
+    def open(self, folder: Path) -> Data:
+        """Opens what `write` has written."""
+
+    @abstractmethod
+    def plan(self, data: Data, cache_tokens: int = 0) -> BatchPlan:
+        """Plans the batches (see `decide_plan`)."""
+
+    @abstractmethod
+    def fingerprint(self, data: Data, plan: BatchPlan) -> Fingerprint:
+        """Returns what the answers depend on, by names for error messages."""
+
+    def claim(self, folder: EvaluationFolder, answers: Fingerprint) -> bool:
+        """Returns whether there is something to do in the folder, on the leader (see `RunFolder.claim`)."""
+        return folder.claim(answers)
+
+    def begin(self, data: Data) -> None:
+        """Says what will be evaluated, on the leader; what could not be scored ends the run before anything is sent."""
+
+    def fetch(self, context: RunContext[Any, Any]) -> None:
+        """Copies the samples to other hosts, unless these have read them; every rank calls it."""
+
+    def asked(self, model: Any, data: Data, context: RunContext[Any, Any]) -> Any:
+        """Returns what answers: the loaded model, unless samples need more."""
+        return model
+
+    @abstractmethod
+    def audited(self, model: Any, exclude: Callable[[str], None]) -> AnsweringModel:
+        """Returns the model, some of whose batches are audited (see `AuditedModel`)."""
+
+    def window(self, data: Data, plan: BatchPlan, context: RunContext[Any, Any]) -> Window:
+        """Returns this rank's window of requests in flight."""
+        return context.window(self.base, plan)
+
+    @abstractmethod
+    def columns(self, data: Data, positions: np.ndarray, answers: np.ndarray) -> Columns:
+        """Returns columns of some samples, with their `index`; positions are int64 of shape [n]."""
+
+    def judge(self, data: Data) -> Judge | None:
+        """Returns what says which answers are right, for trackers, on the leader; None if nothing does."""
+        return None
+
+    @abstractmethod
+    def gather(self, local: RankOutput) -> tuple[Found, RunOutput[Any]]:
+        """Brings together what all ranks found, and what they did; every rank calls it."""
+
+
+def run(kind: Callable[[Any], Job[Any, Any]], context: Context) -> CompleteRun | CompleteHarnessRun | None:
+    """Evaluates; every rank calls it.
+
+    Args:
+        kind: makes a job of the run's options.
+        context: this rank's part of the run, not yet opened.
+
+    Returns:
+        On the leader the content of `results.json`, else None.
+
+    Raises:
+        EvaluationError: the run failed; on the rank that has the root cause.
+        RunStopped: it was asked to stop before its end; on all ranks.
+    """
+    with context:
+        job = kind(keep_recorded_analysis(context))
+        if not context.found_results:
+            context.open_swarm(job.base)
+        if context.topology.is_leader:
+            job.lead(context)
+            return context.folder.results()
+        answer(job, context)
+        context.wait_for_results()
+        return None
+
+
+def answer(job: Job[Data, Found], context: Context) -> Answered[Data, Found] | None:
+    """Has all samples of a job answered; every rank calls it.
+
+    Host leaders write the samples while the other ranks load the model. The process group comes last, because its
+    sockets must not be inherited by processes of the swarm.
+
+    Returns:
+        The answers; None if the folder holds this very run, complete.
+    """
+    config, topology = context.config, context.topology
+    if topology.is_leader or job.each_host_reads:
+        context.publish_dataset(job.write)
+
+    def is_new() -> bool:
+        data = job.open(context.scratch_dir)
+        if not job.claim(context.folder, job.fingerprint(data, job.plan(data))):
+            return False
+        job.begin(data)
+        return True
+
+    context.claim(is_new)
+    model = None if context.found_results else context.load_model(job.base, job.target)
+    if context.is_complete():
+        return None
+    if model is None:  # complete, but to be scored in another way: the answers are in the journal
+        context.open_swarm(job.base)
+        model = context.load_model(job.base, job.target)
+    with context.process_group():
+        job.fetch(context)
+        data = job.open(context.wait_for_dataset())
+        share = 0.0 if job.audit else config.session_share
+        plan = decide_plan(context, partial(job.plan, data), job.base, model, share)
+        asked, fingerprint = job.asked(model, data, context), job.fingerprint(data, plan)
+        journal = context.open_journal(plan, asked.columns, fingerprint)
+        driven = drive(
+            context,
+            job.audited(asked, journal.exclude) if job.audit else asked,
+            data,
+            plan,
+            fingerprint,
+            journal,
+            partial(job.columns, data),
+            window=job.window(data, plan, context),
+            audited=audited_batches(len(plan), job.audit),
+            judge=job.judge(data) if topology.is_leader else None,
+            stream=job.stream,
+        )
+        with driven as local:
+            found, work = job.gather(local)
+            del local  # this rank's answers, after a restart nearly all
+    if work.failed and topology.is_leader:
+        FailurePolicy.of(config).require_few(len(work.failed), len(data), work.failed[-1][1])
+    return Answered(data, plan, found, work)
+
+
+def show_results(context: Context, *, are_new: bool = True) -> None:
+    """Reports and prints the results in the folder, on the leader, for which other hosts wait."""
+    folder = context.folder
+    context.announce_results()
+    if are_new:
+        context.log_results(folder.results())
+    if are_new or not (folder.path / REPORT).exists():
+        report_on(folder.path, context.config.report)
+    print(format_run(folder.path), flush=True)
