@@ -23,7 +23,7 @@ from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.predictions import Predictions, prove_coverage
 from dist_eval.metrics.totals import Totals, require_same_totals
-from dist_eval.runs.saved_samples import write_predictions
+from dist_eval.runs.saved_samples import write_samples
 
 QUESTION = "What does it take to combine the predictions of all ranks?"
 MEMORY_QUESTION = "How much memory is resident at most in a rank that combines predictions?"
@@ -99,7 +99,7 @@ def combine(scratch_dir: Path, *, way: str, examples: int) -> dict[str, Any]:
             with meter.step("metrics"):
                 compute_metrics(everything, _LABELS)
             with meter.step("parquet"):
-                write_predictions(scratch_dir / "predictions.parquet", everything)
+                write_samples(scratch_dir / "predictions.parquet", everything)
     return meter.results()
 
 

@@ -163,7 +163,7 @@ def _functions_of_steps() -> dict[str, tuple[Any, str]]:
         (scoring, "prove_coverage"),
         (scoring, "compute_metrics"),
         (scoring, "analyse"),
-        (evaluation_folder, "write_predictions"),
+        (evaluation_folder, "write_samples"),
     )
     return dict(zip(STEPS, functions, strict=True))
 

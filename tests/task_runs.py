@@ -55,7 +55,8 @@ def task_run(
     for task, of_task in samples.items():
         (folder / files.samples[task]).write_text("".join(json.dumps(sample) + "\n" for sample in of_task))
     texts = sum(len(CHOICES) * len(of_task) for of_task in samples.values())
-    run.complete_tasks(
+    run.complete(
+        None,
         HarnessResults(
             problem_type=LANGUAGE_MODELING,
             tasks=task_results(results, aggregations, {}, 0.95),
@@ -71,7 +72,7 @@ def task_run(
             ranks=[_rank(texts)],
             throughput=Throughput(seconds=1.0, examples_per_second=1.0, tokens_per_second=1.0),
             swarm=None,
-        )
+        ),
     )
     return folder
 

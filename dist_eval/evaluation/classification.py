@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import cast
 
 import numpy as np
 
-from dist_eval.analysis.options import columns_asked_for
+from dist_eval.analysis.options import AnalysisOptions, columns_asked_for
 from dist_eval.data.collector import Columns
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import BatchPlan
@@ -17,8 +18,8 @@ from dist_eval.data.shared_prefixes import plan_with_shared_beginnings
 from dist_eval.distributed.progress import Judged
 from dist_eval.evaluation.audit import AuditedModel
 from dist_eval.evaluation.drive import Judge, RunOutput
-from dist_eval.evaluation.job import Answered, Context, Job, answer, show_results
-from dist_eval.evaluation.rescoring import analysis_of, announce_selection, rescore_complete
+from dist_eval.evaluation.job import Answered, Context, Job, answer
+from dist_eval.evaluation.rescoring import analysis_of, announce_selection, rescore, show_results, with_new_scores
 from dist_eval.evaluation.scoring import Gathered, analysed, combine, score, scores_of, spread_of
 from dist_eval.evaluation.task import (
     find_metrics,
@@ -30,6 +31,8 @@ from dist_eval.evaluation.task import (
 )
 from dist_eval.evaluation.worker import RankOutput
 from dist_eval.metrics.catalogue import accuracy_names
+from dist_eval.metrics.computing import compute_metrics
+from dist_eval.metrics.custom_metrics import CustomMetric
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.model.backbone import AnsweringModel, ModelOnBackbone
 from dist_eval.model.base_model_spec import BaseModelSpec, EvalTarget
@@ -38,9 +41,10 @@ from dist_eval.options.config import EvaluationConfig
 from dist_eval.options.groups import DataOptions, ModelOptions
 from dist_eval.petals.base_model.problem_types import exact_matches
 from dist_eval.results.inputs import FailedExample
-from dist_eval.results.run import EvaluationResults
+from dist_eval.results.run import CompleteRun, EvaluationResults
 from dist_eval.results.work import RankResults
 from dist_eval.runs.fingerprint import Fingerprint
+from dist_eval.runs.saved_samples import SavedPredictions, read_predictions
 
 
 class Classification(Job[TokenizedDataset, Gathered]):
@@ -67,8 +71,8 @@ class Classification(Job[TokenizedDataset, Gathered]):
         answered = answer(self, context)
         if answered is None:
             analysis = analysis_of(self.config, self.open(context.scratch_dir))
-            rescore_complete(context.folder, self.config, self._metrics, analysis)
-            context.announce_results()
+            compute = partial(rescored, self.config, self._metrics, analysis)
+            rescore(context.folder, self.config, read_predictions, compute)
         else:
             self._finish(answered, context)
 
@@ -156,4 +160,22 @@ class Classification(Job[TokenizedDataset, Gathered]):
             audit=work.audit.summary(self.audit) if self.audit or work.audit else None,
         )
         context.folder.complete(predictions, results, analysis.groups(predictions))
-        show_results(context)
+        show_results(context.folder, self.config)
+
+
+def rescored(
+    config: EvaluationConfig,
+    custom_metrics: Sequence[CustomMetric],
+    analysis: AnalysisOptions,
+    results: CompleteRun,
+    predictions: SavedPredictions,
+) -> tuple[CompleteRun, SavedPredictions, np.ndarray | None]:
+    """Returns results with new scores, computed from predictions, and these with their groups (see `rescore`)."""
+    built_in = compute_metrics(predictions, results.label_names)
+    metrics, found = analysed(predictions, built_in, custom_metrics, analysis)
+    renewed = {metric.name for metric in custom_metrics}
+    return (
+        with_new_scores(results, metrics, found, config, renewed),
+        predictions,
+        analysis.groups(predictions),
+    )

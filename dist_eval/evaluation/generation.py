@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,14 +22,9 @@ from dist_eval.data.tokenizers import ONE_BEGINNING, load_tokenizer, token_ids, 
 from dist_eval.distributed.tracked_progress import Judged
 from dist_eval.errors import ConfigError
 from dist_eval.evaluation.drive import Judge
-from dist_eval.evaluation.job import Answered, Context, answer, show_results
+from dist_eval.evaluation.job import Answered, Context, answer
 from dist_eval.evaluation.requests import RequestJob, Requests
-from dist_eval.evaluation.rescoring import (
-    ANALYSIS_OPTIONS,
-    analysis_of,
-    announce_selection,
-    read_table,
-)
+from dist_eval.evaluation.rescoring import analysis_of, announce_selection, rescore, show_results
 from dist_eval.evaluation.task import examples_before, frame_of, require_room_after, selection_identity, selection_of
 from dist_eval.metrics.metric_loading import load_text_metrics, name_of_spec
 from dist_eval.model.base_model_spec import BaseModelSpec
@@ -179,7 +173,8 @@ class Generation(RequestJob):
     def lead(self, context: Context) -> None:
         answered = answer(self, context)
         if answered is None:
-            self._rescore(context)
+            self._analysis = analysis_of(self.config, self.task.rows)
+            rescore(context.folder, self.config, read_texts, self._rescored)
         else:
             self._finish(answered, context)
 
@@ -217,7 +212,7 @@ class Generation(RequestJob):
         """Measures the texts, and writes and shows the results."""
         config, rows = self.config, self.task.rows
         sections = self.sections(answered, context, tokenizer_digest(self.task.tokenizer))
-        texts = self._grouped(self._texts(answered.found["index"], answered.found))
+        texts = self._texts(answered.found["index"], answered.found)
         texts, undefined = measure_texts(texts, self.task.metrics, self.task.pattern)
         results = HarnessResults(
             **sections,
@@ -229,8 +224,8 @@ class Generation(RequestJob):
                 FailedExample(index=rows.source.row(position), reason=why) for position, why in answered.work.failed
             ],
         )
-        context.folder.complete_tasks(results, texts)
-        show_results(context)
+        context.folder.complete(texts, results, self._analysis.groups(texts))
+        show_results(context.folder, config)
 
     def _scores(self, name: str, dataset: PromptedDataset, texts: SavedTexts, undefined: Reasons) -> dict[str, Any]:
         """Returns the sections of `results.json` that depend on metrics, pattern and the options of the analysis."""
@@ -257,41 +252,23 @@ class Generation(RequestJob):
             notices.append(f"{have} no match of --answer-pattern, which counts as a wrong answer")
         return notices
 
-    def _grouped(self, texts: SavedTexts) -> SavedTexts:
-        return replace(texts, group=self._analysis.groups(texts))
-
-    def _rescore(self, context: Context) -> None:
-        """Shows a complete run; computes what is new in the options from its texts, if anything is."""
-        config, folder = self.config, context.folder
-        recorded = folder.results()
-        assert isinstance(recorded, CompleteHarnessRun) and recorded.dataset, "the folder holds this very run"
-        has_new_pattern = recorded.config.get("answer_pattern") != config.answer_pattern
-        is_new_analysis = any(recorded.config.get(name) != getattr(config, name) for name in ANALYSIS_OPTIONS)
-        if not (config.metric or has_new_pattern or is_new_analysis):
-            show_results(context, are_new=False)
-            return
-        self._analysis = analysis_of(config, self.task.rows)
-        [(name, task)] = recorded.tasks.items()
-        specs = list({name_of_spec(spec): spec for spec in (*_metrics_of(recorded), *config.metric)}.values())
+    def _rescored(
+        self, results: CompleteHarnessRun, texts: SavedTexts
+    ) -> tuple[CompleteHarnessRun, SavedTexts, np.ndarray | None]:
+        """Returns results with new scores, computed from texts, and these with their groups."""
+        config, recorded = self.config, results.config.get("metric") or []
+        assert results.dataset is not None and isinstance(recorded, list), "the folder holds this very run"
+        [(name, task)] = results.tasks.items()
+        specs = list({name_of_spec(spec): spec for spec in (*recorded, *config.metric)}.values())
+        has_new_pattern = results.config.get("answer_pattern") != config.answer_pattern
         # the values of others are in the table
         metrics = load_text_metrics(specs, tuple(SavedTexts.TYPES)) if has_new_pattern else self.task.metrics
         computed = {metric.name for metric in metrics}
-        texts, failed = measure_texts(self._grouped(read_table(folder, read_texts)), metrics, self.task.pattern)
+        texts, failed = measure_texts(texts, metrics, self.task.pattern)
         undefined = {
             metric.metric: metric.interval.reason or ""
             for metric in task.metrics
             if metric.value is None and metric.metric not in computed
         }
-        scores = self._scores(name, recorded.dataset, texts, undefined | failed)
-        options = {option: getattr(config, option) for option in (*ANALYSIS_OPTIONS, "answer_pattern")}
-        results = recorded.model_copy(
-            update={**scores, "config": {**recorded.config, **options, "metric": specs}},
-        )
-        folder.revise_texts(results, texts)
-        print(f"{folder.path} holds the texts of this very run: nothing was sent, its metrics are new.", flush=True)
-        show_results(context)
-
-
-def _metrics_of(run: CompleteHarnessRun) -> list[str]:
-    recorded: Any = run.config.get("metric")
-    return recorded or []
+        scores = self._scores(name, results.dataset, texts, undefined | failed)
+        return results.model_copy(update=scores), texts, self._analysis.groups(texts)

@@ -23,10 +23,8 @@ from dist_eval.inference.in_flight import Window
 from dist_eval.model.backbone import AnsweringModel
 from dist_eval.model.base_model_spec import BaseModelSpec, ModelTarget
 from dist_eval.options.config import RunConfig
-from dist_eval.report.page import format_run, report_on
 from dist_eval.results.run import CompleteHarnessRun, CompleteRun
 from dist_eval.runs.evaluation_folder import EvaluationFolder
-from dist_eval.runs.files import REPORT
 from dist_eval.runs.fingerprint import Fingerprint
 
 Data = TypeVar("Data", bound=Texts)
@@ -136,7 +134,10 @@ def run(kind: Callable[[Any], Job[Any, Any]], context: Context) -> CompleteRun |
             context.open_swarm(job.base)
         if context.topology.is_leader:
             job.lead(context)
-            return context.folder.results()
+            context.announce_results()
+            results = context.folder.results()
+            context.log_results(results)
+            return results
         answer(job, context)
         context.wait_for_results()
         return None
@@ -195,14 +196,3 @@ def answer(job: Job[Data, Found], context: Context) -> Answered[Data, Found] | N
     if work.failed and topology.is_leader:
         FailurePolicy.of(config).require_few(len(work.failed), len(data), work.failed[-1][1])
     return Answered(data, plan, found, work)
-
-
-def show_results(context: Context, *, are_new: bool = True) -> None:
-    """Reports and prints the results in the folder, on the leader, for which other hosts wait."""
-    folder = context.folder
-    context.announce_results()
-    if are_new:
-        context.log_results(folder.results())
-    if are_new or not (folder.path / REPORT).exists():
-        report_on(folder.path, context.config.report)
-    print(format_run(folder.path), flush=True)

@@ -2,74 +2,93 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
+
+import numpy as np
 
 from dist_eval.analysis.options import AnalysisOptions
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.prompted_rows import PromptedRows
 from dist_eval.errors import RunError, one_line
 from dist_eval.evaluation.context import RunContext
-from dist_eval.evaluation.scoring import analysed
-from dist_eval.metrics.computing import Metrics, compute_metrics
-from dist_eval.metrics.custom_metrics import CustomMetric
+from dist_eval.metrics.computing import Metrics
+from dist_eval.metrics.metric_loading import name_of_spec
 from dist_eval.options.config import EvaluationConfig
-from dist_eval.report.document import format_metric
 from dist_eval.report.page import format_run, report_on
-from dist_eval.report.sections import format_selection, headline
+from dist_eval.report.sections import format_selection
 from dist_eval.results.inputs import SelectionSummary
 from dist_eval.results.run import CompleteHarnessRun, CompleteRun
 from dist_eval.results.scores import Analysis, Interval
 from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.files import PREDICTIONS, REPORT
-from dist_eval.runs.reading import read_results
-from dist_eval.runs.saved_samples import read_predictions
-from dist_eval.tables import format_count
+from dist_eval.runs.saved_samples import SavedPredictions, SavedTexts
 
 _Value = TypeVar("_Value")
-_Table = TypeVar("_Table")
+Table = TypeVar("Table", SavedPredictions, SavedTexts)
 
 # Options of the analysis: they change how predictions are analysed, not the predictions
 ANALYSIS_OPTIONS = ("confidence", "group_column", "slice_by")
+_RESCORED = (*ANALYSIS_OPTIONS, "answer_pattern")
 
 
-def rescore_complete(
+def rescore(
     folder: EvaluationFolder,
     config: EvaluationConfig,
-    custom_metrics: Sequence[CustomMetric],
-    analysis: AnalysisOptions,
-) -> dict[str, float | None]:
-    """Reports that the run is complete, and computes newly requested metrics from its predictions.
+    read: Callable[[Path], Table],
+    compute: Callable[[Any, Table], tuple[Any, Table, np.ndarray | None]],
+) -> None:
+    """Says that the run is complete; computes what is new in the options from its samples, and shows the results.
 
     Custom metrics are always computed again: they, or the code behind them, may be new. Intervals, groups and slices
     are computed again if their options differ from the run's.
+
+    Args:
+        folder: of the run.
+        config: its options.
+        read: reads the table of its samples.
+        compute: given the recorded results and the table, returns the new ones, and the groups of the samples.
     """
-    results = read_results(folder.path)
-    name, figure = headline(results)
+    results = folder.results()
+    assert results is not None, "the folder holds this very run"
+    is_new = bool(config.metric) or any(results.config.get(name) != getattr(config, name) for name in _RESCORED)
+    announce_complete(folder)
+    if is_new:
+        results, samples, groups = compute(results, _read_table(folder, read))
+        results = results.model_copy(update={"config": _options_of_both(results.config, config)})
+        folder.revise(results, samples, groups)
+        print("Computed from its answers:", flush=True)
+    show_results(folder, config, are_new=is_new, with_speed=False)
+
+
+def announce_complete(folder: EvaluationFolder) -> None:
+    """Says that the folder holds this very run, complete."""
+    results = folder.results()
+    assert results is not None, "the folder holds this very run"
     print(
-        f"{folder.path} holds the complete results of this very run, finished {results.finished}: {name} "
-        f"{'undefined' if figure is None else format_metric(name, figure)} on "
-        f"{format_count(results.coverage.seen, 'example')}. "
-        "Nothing was sent; --overwrite runs it again.",
+        f"{folder.path} holds the complete results of this very run, finished {results.finished}. Nothing was sent; "
+        "--overwrite runs it again.",
         flush=True,
     )
-    is_new = bool(custom_metrics) or any(results.config[name] != getattr(config, name) for name in ANALYSIS_OPTIONS)
-    if is_new:
-        predictions = read_table(folder, read_predictions)
-        built_in = compute_metrics(predictions, results.label_names)
-        metrics, found = analysed(predictions, built_in, custom_metrics, analysis)
-        results = _with_new_scores(results, metrics, found, config, {metric.name for metric in custom_metrics})
-        folder.revise(results, predictions, analysis.groups(predictions))
-    if is_new or not (folder.path / REPORT).exists():
+
+
+def show_results(folder: EvaluationFolder, config: Any, *, are_new: bool = True, with_speed: bool = True) -> None:
+    """Reports and prints the results that the folder holds."""
+    if are_new or not (folder.path / REPORT).exists():
         report_on(folder.path, config.report)
-    if is_new:
-        print(f"Computed from its predictions:{format_run(folder.path, with_speed=False)}", flush=True)
-    return results.metrics
+    print(format_run(folder.path, with_speed=with_speed), flush=True)
 
 
-def read_table(folder: EvaluationFolder, read: Callable[[Path], _Table]) -> _Table:
+def _options_of_both(recorded: dict[str, Any], config: EvaluationConfig) -> dict[str, Any]:
+    """Returns the recorded options with those that score answers, and with the metrics of both."""
+    metrics = {name_of_spec(spec): spec for spec in (*(recorded.get("metric") or ()), *config.metric)}
+    options = {name: getattr(config, name) for name in _RESCORED}
+    return {**recorded, **options, "metric": list(metrics.values())}
+
+
+def _read_table(folder: EvaluationFolder, read: Callable[[Path], Table]) -> Table:
     """Reads the table of a complete run's samples."""
     path = folder.path / PREDICTIONS
     try:
@@ -115,15 +134,13 @@ def analysis_of(config: EvaluationConfig, data: TokenizedDataset | PromptedRows)
     return AnalysisOptions.of(data, **{name: getattr(config, name) for name in ANALYSIS_OPTIONS})
 
 
-def _with_new_scores(
+def with_new_scores(
     results: CompleteRun, metrics: Metrics, analysis: Analysis, config: EvaluationConfig, renewed: Collection[str]
 ) -> CompleteRun:
     """Returns results with a new analysis, and the values of custom metrics, in place of those that were renewed."""
-    recorded: dict[str, Any] = results.config
-    options = {name: getattr(config, name) for name in ANALYSIS_OPTIONS}
     old = [name for name in results.custom_metrics if name.split("/")[0] in renewed]
     kept = [name for name in results.custom_metrics if name not in old]
-    has_same_intervals = all(recorded[name] == options[name] for name in ("confidence", "group_column"))
+    has_same_intervals = all(results.config[name] == getattr(config, name) for name in ("confidence", "group_column"))
     later = "not computed for these options: start the command again with its --metric, which sends nothing"
     unknown = Interval(confidence=config.confidence, reason=later)
     return results.model_copy(
@@ -137,7 +154,6 @@ def _with_new_scores(
                 **_only(analysis.intervals, metrics.custom),
             },
             "custom_metrics": [*kept, *metrics.custom],
-            "config": {**recorded, **options, "metric": list(dict.fromkeys([*recorded["metric"], *config.metric]))},
         }
     )
 

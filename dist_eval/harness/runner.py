@@ -16,8 +16,9 @@ from dist_eval.data.generation import write_prompts
 from dist_eval.data.tokenizers import load_tokenizer, tokenizer_digest
 from dist_eval.errors import ConfigError, DataError, EvaluationError
 from dist_eval.evaluation.drive import Judge
-from dist_eval.evaluation.job import Context, answer, show_results
+from dist_eval.evaluation.job import Context, answer
 from dist_eval.evaluation.requests import RequestJob, Requests
+from dist_eval.evaluation.rescoring import announce_complete, show_results
 from dist_eval.harness.metrics import group_results, task_results
 from dist_eval.model.generation_config import GenerationSettings
 from dist_eval.options.harness import HarnessConfig, require_harness
@@ -71,7 +72,8 @@ class HarnessTasks(RequestJob):
         try:
             found = self._tasks.run(model, tracker, self._undefined)
         except AlreadyComplete:
-            show_results(context, are_new=False)
+            announce_complete(context.folder)
+            show_results(context.folder, config, are_new=False, with_speed=False)
         except DataError:
             if self._broken is not None:  # it is no fault of the tasks
                 raise self._broken from None
@@ -158,5 +160,5 @@ class HarnessTasks(RequestJob):
             files=save(tracker, found, context.folder.path),
             notices=self._tasks.notices.lines(),
         )
-        context.folder.complete_tasks(results)
-        show_results(context)
+        context.folder.complete(None, results)
+        show_results(context.folder, self.config)

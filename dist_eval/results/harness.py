@@ -183,6 +183,11 @@ class HarnessResults(Record):
     """What other servers said of generated texts; null where nothing was audited."""
 
     @property
+    def tables(self) -> list[str]:
+        """The names of the files beside `results.json` without which the run is not complete."""
+        return self.files.names
+
+    @property
     def metrics(self) -> MetricValues:
         """The metrics of all tasks, and then of all groups, as TASK/METRIC, with a filter as TASK/METRIC/FILTER."""
         metrics = [*self.task_metrics, *self.group_metrics]

@@ -85,6 +85,11 @@ class RunHeader(Record):
     """Hashes of this file's content, and of the tables beside it."""
 
     @property
+    def tables(self) -> list[str]:
+        """The names of the files beside it without which a run with these results is not complete."""
+        return []
+
+    @property
     def confidence(self) -> float:
         """Confidence level of the intervals of an evaluation."""
         return cast(float, self.config["confidence"])
@@ -139,6 +144,11 @@ class EvaluationResults(Analysis, Scores):
     """The servers, null without a swarm."""
     audit: Audit | None
     """Null where nothing was audited."""
+
+    @property
+    def tables(self) -> list[str]:
+        """The names of the files beside `results.json` without which the run is not complete."""
+        return ["predictions.parquet"]
 
 
 class CompleteRun(EvaluationResults, RunHeader):

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dist_eval.process.files import file_digest
-from dist_eval.runs.files import PREDICTIONS
 
 if TYPE_CHECKING:
     from dist_eval.results.run import RunHeader
@@ -20,21 +19,11 @@ if TYPE_CHECKING:
 NOT_AS_WRITTEN = "is not as the run wrote it: it was damaged, or changed by hand"
 
 
-def table_names(results: RunHeader) -> list[str]:
-    """Returns the names of the tables without which a run with these results is not complete."""
-    from dist_eval.results.run import CompleteHarnessRun, CompleteRun
-
-    if isinstance(results, CompleteHarnessRun):
-        return results.files.names
-    return [PREDICTIONS] if isinstance(results, CompleteRun) else []
-
-
 def with_digests(results: RunHeader, folder: Path) -> dict[str, Any]:
     """Returns results as JSON values, with the digests of the tables that exist in the run's folder."""
     from dist_eval.results.run import Digests
 
-    tables = table_names(results)
-    digests = {name: file_digest(folder / name) for name in tables}
+    digests = {name: file_digest(folder / name) for name in results.tables}
     files = {name: digest for name, digest in digests.items() if digest is not None}
     content = results.model_copy(update={"digests": Digests(content="", files=files)}).to_json()
     content["digests"]["content"] = _digest(content)
@@ -49,7 +38,7 @@ def is_intact(content: Any) -> bool:
 
 def damaged_table(results: RunHeader, folder: Path) -> str | None:
     """Returns the name of a table that is missing or not what the run wrote; None if the run is whole."""
-    return next((name for name in table_names(results) if not is_as_written(results, folder, name)), None)
+    return next((name for name in results.tables if not is_as_written(results, folder, name)), None)
 
 
 def is_as_written(results: RunHeader, folder: Path, name: str) -> bool:

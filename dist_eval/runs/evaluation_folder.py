@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dist_eval.errors import RunError, error_summary, print_error, translating_os_errors
-from dist_eval.metrics.predictions import Predictions, PredictionsLike
+from dist_eval.metrics.predictions import Predictions
 from dist_eval.results.harness import HarnessResults
 from dist_eval.results.run import RUN, CompleteHarnessRun, CompleteRun, EvaluationResults, RunHeader
 from dist_eval.runs.environment import now
 from dist_eval.runs.files import PREDICTIONS, REPORT, RESULTS, TUNING_RESULTS
 from dist_eval.runs.plots import PLOTS, RELIABILITY, draw_predictions, draw_reliability, plot_name, write_png
 from dist_eval.runs.run_folder import RunFolder
-from dist_eval.runs.saved_samples import SavedTexts, write_predictions, write_texts
+from dist_eval.runs.saved_samples import Samples, write_samples
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,55 +50,48 @@ class EvaluationFolder(RunFolder):
         results = self._read()
         return results if isinstance(results, CompleteRun | CompleteHarnessRun) else None
 
-    def _files_of_tasks(self) -> list[str]:
-        """Returns the names of the files that a complete run on tasks or prompts has beside `results.json`."""
+    def _tables(self) -> list[str]:
+        """Returns the names of the tables that a complete run has beside `results.json`."""
         results = self.results()
-        return results.files.names if isinstance(results, CompleteHarnessRun) else []
+        return results.tables if results else []
 
     def complete(
         self,
-        predictions: Predictions,
-        results: EvaluationResults,
+        samples: Samples | None,
+        results: EvaluationResults | HarnessResults,
         groups: np.ndarray | None = None,
     ) -> None:
-        """Writes all files of a complete evaluation; the plots come last, because no result depends on them.
+        """Writes all files of a complete run; the plots come last, because no result depends on them.
 
         Args:
-            predictions: one for each example, in dataset order.
+            samples: the predictions or texts, in dataset order; None for tasks, whose documents the harness writes.
             results: the sections of `results.json`.
-            groups: the group of each prediction, int64 of shape [n]; None if examples are not grouped.
+            groups: the group of each sample, int64 of shape [n]; None if samples are not grouped.
 
         Raises:
             RunError: the files cannot be written.
         """
-        with translating_os_errors(RunError, f"The results cannot be written to {self.path}", _ALL_KEPT):
-            write_predictions(self.path / PREDICTIONS, predictions, groups)
-            self._write_complete(CompleteRun, results)
-        self._draw(plot_name(results.problem_type), lambda: draw_predictions(results, predictions))
-        self._draw_reliability(results)
-
-    def complete_tasks(self, results: HarnessResults, texts: SavedTexts | None = None) -> None:
-        """Writes all files of a complete run on tasks or prompts, except for the harness' own.
-
-        Args:
-            results: the sections of `results.json`.
-            texts: those that were generated after prompts, in dataset order; None without prompts.
-
-        Raises:
-            RunError: the files cannot be written.
-        """
-        with translating_os_errors(RunError, f"The results cannot be written to {self.path}", _ALL_KEPT):
-            for name in {*self._files_of_tasks()} - {*results.files.names}:
-                (self.path / name).unlink(missing_ok=True)
-            if texts is not None:
-                write_texts(self.path / PREDICTIONS, texts)
-            self._write_complete(CompleteHarnessRun, results)
-
-    def _write_complete(
-        self, record: type[CompleteRun | CompleteHarnessRun], results: EvaluationResults | HarnessResults
-    ) -> None:
+        record = CompleteRun if isinstance(results, EvaluationResults) else CompleteHarnessRun
         changes = {"status": "complete", "error": None, "finished": now(), "config": self.options}
-        self._write(record(**{**self._header(), **changes, **dict(results)}))
+        with translating_os_errors(RunError, f"The results cannot be written to {self.path}", _ALL_KEPT):
+            for name in {*self._tables()} - {*results.tables}:
+                (self.path / name).unlink(missing_ok=True)
+            if samples is not None:
+                write_samples(self.path / PREDICTIONS, samples, groups)
+            self._write(record(**{**self._header(), **changes, **dict(results)}))
+        if isinstance(results, EvaluationResults) and isinstance(samples, Predictions):
+            self._draw(plot_name(results.problem_type), lambda: draw_predictions(results, samples))
+            self._draw_reliability(results)
+
+    def revise(
+        self, results: CompleteRun | CompleteHarnessRun, samples: Samples, groups: np.ndarray | None = None
+    ) -> None:
+        """Replaces the whole results of a complete run, and the table of its samples (see `complete`)."""
+        with translating_os_errors(RunError, f"The results cannot be written to {self.path}"):
+            write_samples(self.path / PREDICTIONS, samples, groups)
+            self._write(results)
+        if isinstance(results, CompleteRun):
+            self._draw_reliability(results)
 
     def _draw_reliability(self, results: EvaluationResults) -> None:
         calibration = results.calibration
@@ -110,19 +103,6 @@ class EvaluationFolder(RunFolder):
             write_png(self.path / name, draw())
         except Exception as error:  # fonts, memory: whatever it is, the numbers are valid
             print_error(f"{name} could not be drawn ({error_summary(error)}); all numbers are in {RESULTS}.")
-
-    def revise(self, results: CompleteRun, predictions: PredictionsLike, groups: np.ndarray | None) -> None:
-        """Replaces the whole results of a complete run, and the table of its predictions (see `complete`)."""
-        with translating_os_errors(RunError, f"The results cannot be written to {self.path}"):
-            write_predictions(self.path / PREDICTIONS, predictions, groups)
-            self._write(results)
-        self._draw_reliability(results)
-
-    def revise_texts(self, results: CompleteHarnessRun, texts: SavedTexts) -> None:
-        """Replaces the results of a complete run on prompts, and the table of its texts (see `revise`)."""
-        with translating_os_errors(RunError, f"The results cannot be written to {self.path}"):
-            write_texts(self.path / PREDICTIONS, texts)
-            self._write(results)
 
     @property
     def is_scored_otherwise(self) -> bool:
@@ -139,7 +119,7 @@ class EvaluationFolder(RunFolder):
         return isinstance(results, CompleteRun | CompleteHarnessRun) and results.coverage.failed > 0
 
     def _derived(self) -> list[Path]:
-        if earlier := self._files_of_tasks():
+        if earlier := self._tables():
             return [*super()._derived(), *(self.path / name for name in earlier)]
         # those of a run that ended before it had named them, or whose results are damaged
         is_on_tasks = "tasks" in self.options and (self.path / RESULTS).exists()

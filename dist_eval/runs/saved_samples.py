@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -153,9 +153,17 @@ class SavedTexts:
         _require_columns(cls, {**own, "values": values})
         return cls(**own, values=values)
 
-    def at(self, places: slice) -> SavedTexts:
-        values = {name: column[places] for name, column in self.values.items()}
-        return SavedTexts(**{name: column[places] for name, column in self._own_columns().items()}, values=values)
+    def at(self, places: np.ndarray) -> SavedTexts:
+        own: dict[str, Any] = {
+            name: column[places] if isinstance(column, np.ndarray) else [column[place] for place in places.tolist()]
+            for name, column in self._own_columns().items()
+        }
+        return SavedTexts(**own, values={name: column[places] for name, column in self.values.items()})
+
+    def chunks(self) -> Iterator[SavedTexts]:
+        """Cuts the texts into chunks of bounded size."""
+        for start in range(0, len(self), _ROWS_AT_ONCE):
+            yield self.at(np.arange(start, min(start + _ROWS_AT_ONCE, len(self))))
 
     def numbers(self, name: str) -> list[int] | list[float]:
         """Returns the values of a metric, 0 or 1 for one that is true or false of a text."""
@@ -179,37 +187,40 @@ def _require_columns(of: type[SavedPredictions | SavedTexts], columns: Mapping[s
             raise ValueError(f"it has no column {field.name!r}, so another version wrote it")
 
 
-def write_predictions(path: Path, predictions: PredictionsLike, groups: np.ndarray | None = None) -> None:
-    """Writes one row for each prediction, with its group if there is one. Equal input gives equal bytes."""
-    keeps_logits = predictions.problem is not REGRESSION and not probabilities_rank_alike(predictions)
+Samples: TypeAlias = PredictionsLike | SavedTexts
 
-    def table_of(part: PredictionsLike, group: np.ndarray | None) -> Mapping[str, np.ndarray]:
+
+def write_samples(path: Path, samples: Samples, groups: np.ndarray | None = None) -> None:
+    """Writes one row for each prediction or text, with its group if there is one. Equal input gives equal bytes."""
+    options: dict[str, Any] = {}
+    keeps_logits = False
+    if not isinstance(samples, SavedTexts):
+        keeps_logits = samples.problem is not REGRESSION and not probabilities_rank_alike(samples)
+        # a dictionary pays for classes only
+        dictionary = ["label", "prediction"] if samples.problem is SINGLE_LABEL else False
+        options = {"use_dictionary": dictionary, "column_encoding": {"index": "DELTA_BINARY_PACKED"}}
+
+    def table_of(part: Samples, group: np.ndarray | None) -> Mapping[str, Any]:
+        if isinstance(part, SavedTexts):
+            return replace(part, group=group).table()
         logits = getattr(part, "logits", None) if keeps_logits else None
         return SavedPredictions.from_predictions(part, group, logits).table()
 
-    schema = _infer_schema(
-        table_of(predictions.at(np.empty(0, dtype=np.int64)), None if groups is None else groups[:0])
-    )
-
-    def tables() -> Iterator[Mapping[str, np.ndarray]]:
+    def tables() -> Iterator[Mapping[str, Any]]:
         start = 0
-        for chunk in predictions.chunks():  # the probabilities take more memory than the predictions themselves
-            of_chunk = None if groups is None else groups[start : start + len(chunk)]
-            yield table_of(chunk, of_chunk)
+        for chunk in samples.chunks():  # the probabilities take more memory than the predictions themselves
+            yield table_of(chunk, None if groups is None else groups[start : start + len(chunk)])
             start += len(chunk)
 
-    _write_table(
-        path,
-        schema,
-        tables(),
-        # a dictionary pays for classes only
-        use_dictionary=["label", "prediction"] if predictions.problem is SINGLE_LABEL else False,
-        column_encoding={"index": "DELTA_BINARY_PACKED"},
-    )
+    nothing = table_of(samples.at(np.empty(0, dtype=np.int64)), None if groups is None else groups[:0])
+    schema = pa.schema([(name, _to_arrow(values).type) for name, values in nothing.items()])
+    with replaced_atomically(path) as file, parquet.ParquetWriter(file, schema, **options) as writer:
+        for table in tables():
+            writer.write_batch(pa.record_batch([_to_arrow(table[name]) for name in schema.names], schema=schema))
 
 
 def read_predictions(path: Path) -> SavedPredictions:
-    """Reads what `write_predictions` wrote.
+    """Reads the predictions that `write_samples` wrote.
 
     Raises:
         OSError: there is no such file, or none that can be read.
@@ -225,31 +236,14 @@ def read_chunks(path: Path) -> Iterator[SavedPredictions]:
         yield from map(SavedPredictions.from_table, file.iter_batches(max(1, _CELLS_READ_AT_ONCE // widest)))
 
 
-def write_texts(path: Path, texts: SavedTexts) -> None:
-    """Writes one row for each text, in the order given. Equal input gives equal bytes."""
-    starts = range(0, len(texts), _ROWS_AT_ONCE)
-    tables = (texts.at(slice(start, start + _ROWS_AT_ONCE)).table() for start in starts)
-    _write_table(path, _infer_schema(texts.at(slice(0)).table()), tables)
-
-
 def read_texts(path: Path) -> SavedTexts:
-    """Reads what `write_texts` wrote.
+    """Reads the texts that `write_samples` wrote.
 
     Raises:
         OSError: there is no such file, or none that can be read.
         ValueError: it lacks a column.
     """
     return SavedTexts.from_table(parquet.read_table(path))
-
-
-def _infer_schema(table: Mapping[str, Any]) -> pa.Schema:
-    return pa.schema([(name, _to_arrow(values).type) for name, values in table.items()])
-
-
-def _write_table(path: Path, schema: pa.Schema, tables: Iterable[Mapping[str, Any]], **options: Any) -> None:
-    with replaced_atomically(path) as file, parquet.ParquetWriter(file, schema, **options) as writer:
-        for table in tables:
-            writer.write_batch(pa.record_batch([_to_arrow(table[name]) for name in schema.names], schema=schema))
 
 
 def _to_arrow(values: np.ndarray | pa.Array) -> pa.Array:

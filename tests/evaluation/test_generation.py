@@ -175,7 +175,7 @@ def test_a_complete_run_computes_new_metrics_slices_and_answers_from_its_texts(
     run("again", *metrics)
     capfd.readouterr()
     run("again", *asked)
-    assert "holds the texts of this very run: nothing was sent, its metrics are new." in capfd.readouterr().out
+    assert "Nothing was sent; --overwrite runs it again.\nComputed from its answers:" in capfd.readouterr().out
     for name in ("predictions.parquet", "results.json"):
         content = (tmp_path / "again" / name).read_bytes()
         assert name == "results.json" or content == (tmp_path / "fresh" / name).read_bytes()

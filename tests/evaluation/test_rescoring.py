@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ from samples import config_for, folder_of, sections, tokenized_digits
 
 from dist_eval.analysis.options import analyse
 from dist_eval.data.dataset import TokenizedDataset
-from dist_eval.evaluation.rescoring import analysis_of, rescore_complete, with_recorded_analysis
+from dist_eval.evaluation.classification import rescored
+from dist_eval.evaluation.rescoring import analysis_of, rescore, with_recorded_analysis
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.metric_loading import load_metrics
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.petals.base_model.problem_types import SINGLE_LABEL
 from dist_eval.runs.reading import read_results
+from dist_eval.runs.saved_samples import read_predictions
 
 ROWS, NAMES = 120, ["a", "b"]
 
@@ -46,7 +49,7 @@ def complete(folder: Path, data: TokenizedDataset, **options: Any) -> dict[str, 
         run.config = config
         own = load_metrics(config.metric, SINGLE_LABEL, 2, [])
         if run.results():
-            rescore_complete(run, config, own, analysis_of(config, data))
+            rescore(run, config, read_predictions, partial(rescored, config, own, analysis_of(config, data)))
         else:
             found = predictions()
             metrics, view = compute_metrics(found, NAMES), analysis_of(config, data)
@@ -83,7 +86,7 @@ def test_options_that_are_not_given_again_are_kept(
     files = [tmp_path / name / "predictions.parquet" for name in ("run", "fresh")]
     assert files[0].read_bytes() == files[1].read_bytes()
     level = 100 * then.get("confidence", 0.95)
-    printed = capsys.readouterr().out.partition("Computed from its predictions:")[2]
+    printed = capsys.readouterr().out.partition("Computed from its answers:")[2]
     assert f"value [{level:g} % interval]" in printed and "\naccuracy " in printed
 
 
@@ -107,7 +110,7 @@ def test_own_metrics_are_drawn_in_the_groups_that_the_run_has(
     assert (own["low"], own["high"]) == pytest.approx((1 - built_in["high"], 1 - built_in["low"]), abs=0.03)
     assert after["intervals"]["hits"]["low"] < after["metrics"]["hits"]
     assert {name: after["intervals"][name] for name in before["intervals"]} == before["intervals"]
-    assert "\nerror_rate " in capsys.readouterr().out.partition("Computed from its predictions")[2]
+    assert "\nerror_rate " in capsys.readouterr().out.partition("Computed from its answers")[2]
     later = complete(tmp_path, data, confidence=0.9)
     assert later["intervals"]["accuracy"]["confidence"] == 0.9
     assert "start the command again with its --metric" in later["intervals"]["error_rate"]["reason"]

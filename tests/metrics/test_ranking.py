@@ -16,7 +16,7 @@ from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.metrics.ranking import probabilities_rank_alike, ranking_scores
 from dist_eval.petals.base_model.problem_types import MULTI_LABEL
-from dist_eval.runs.saved_samples import read_predictions, write_predictions
+from dist_eval.runs.saved_samples import read_predictions, write_samples
 
 AVERAGES = ("macro", "weighted")
 
@@ -111,10 +111,10 @@ def test_saved_predictions_have_logits_where_their_probabilities_would_rank_othe
 ) -> None:
     predictions = whole_numbers(60, 3, largest, seed=0)
     path, again = tmp_path / "p.parquet", tmp_path / "again.parquet"
-    write_predictions(path, predictions)
+    write_samples(path, predictions)
     saved = read_predictions(path)
     assert (saved.logits is not None) == (largest == 100)
     first, second = (compute_metrics(each, names_of(predictions)) for each in (predictions, saved))
     assert first.values == second.values
-    write_predictions(again, saved)
+    write_samples(again, saved)
     assert again.read_bytes() == path.read_bytes()

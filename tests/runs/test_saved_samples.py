@@ -23,8 +23,7 @@ from dist_eval.runs.saved_samples import (
     read_chunks,
     read_predictions,
     read_texts,
-    write_predictions,
-    write_texts,
+    write_samples,
 )
 
 
@@ -32,7 +31,7 @@ from dist_eval.runs.saved_samples import (
 def test_predictions_are_readable_by_pandas(tmp_path: Path, rows: int, classes: int) -> None:
     labels = [row % classes for row in range(rows)]
     predictions = predictions_of(labels, labels[::-1], classes)
-    write_predictions(tmp_path / "p.parquet", predictions)
+    write_samples(tmp_path / "p.parquet", predictions)
 
     table = pd.read_parquet(tmp_path / "p.parquet")
 
@@ -47,7 +46,7 @@ def test_predictions_are_readable_by_pandas(tmp_path: Path, rows: int, classes: 
 def test_texts_are_readable_by_pandas_and_come_back(tmp_path: Path) -> None:
     values = {"exact_match": np.array([False, True]), "f1": np.array([0.5, 1.0])}
     texts = SavedTexts(np.array([3, 5]), [["a", "b"], ["c"]], ["no", "c"], values, [None, "c"], np.array([1, 0]))
-    write_texts(tmp_path / "t.parquet", texts)
+    write_samples(tmp_path / "t.parquet", texts, texts.group)
     table = pd.read_parquet(tmp_path / "t.parquet")
     assert list(table.columns) == ["index", "references", "text", "exact_match", "f1", "answer", "group"]
     assert [list(row) for row in table["references"]] == [["a", "b"], ["c"]]
@@ -59,9 +58,9 @@ def test_texts_are_readable_by_pandas_and_come_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("column", ["index", "label", "prediction", "loss", "probabilities", "references", "text"])
 def test_a_table_without_a_column_names_it(tmp_path: Path, column: str) -> None:
     path, read = tmp_path / "p.parquet", read_texts if column in ("references", "text") else read_predictions
-    write_predictions(path, predictions_of([0, 1], [0, 1], 2))
+    write_samples(path, predictions_of([0, 1], [0, 1], 2))
     if read is read_texts:
-        write_texts(path, SavedTexts(np.array([3]), [["a"]], ["a"], {}))
+        write_samples(path, SavedTexts(np.array([3]), [["a"]], ["a"], {}))
     parquet.write_table(parquet.read_table(path).drop_columns([column]), path)
     with pytest.raises(ValueError, match=f"it has no column '{column}'"):
         read(path)
@@ -75,8 +74,8 @@ def test_groups_are_a_column_which_nothing_else_depends_on(
     path, again, plain = (tmp_path / name for name in ("p", "again", "plain"))
     for module in ("metrics.predictions", "runs.saved_samples"):
         monkeypatch.setattr(f"dist_eval.{module}.rows_of_a_chunk", lambda _: 3)
-    write_predictions(path, predictions, groups)
-    write_predictions(plain, predictions)
+    write_samples(path, predictions, groups)
+    write_samples(plain, predictions)
     saved = read_predictions(path)
     columns = saved.columns()
     assert columns.pop("group").tolist() == groups.tolist()
@@ -84,16 +83,16 @@ def test_groups_are_a_column_which_nothing_else_depends_on(
         np.testing.assert_array_equal(columns.pop(name), column)
     assert not columns
     # what was read is written as what was computed, with groups and without
-    write_predictions(again, saved, groups)
+    write_samples(again, saved, groups)
     assert again.read_bytes() == path.read_bytes()
-    write_predictions(again, saved)
+    write_samples(again, saved)
     assert again.read_bytes() == plain.read_bytes()
 
 
 def test_equal_predictions_give_equal_bytes(tmp_path: Path) -> None:
     for name in ("one", "two"):
-        write_predictions(tmp_path / name, predictions_of([0, 1, 2] * 500, [0, 2, 1] * 500, 3))
-    write_predictions(tmp_path / "other", predictions_of([0, 1, 2] * 500, [0, 2, 2] * 500, 3))
+        write_samples(tmp_path / name, predictions_of([0, 1, 2] * 500, [0, 2, 1] * 500, 3))
+    write_samples(tmp_path / "other", predictions_of([0, 1, 2] * 500, [0, 2, 2] * 500, 3))
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
     assert (tmp_path / "one").read_bytes() != (tmp_path / "other").read_bytes()
 
@@ -105,7 +104,7 @@ def test_the_file_gives_the_same_figures_and_sections(name: str, outputs: int, t
     generator = np.random.default_rng(0)
     logits = examples.logits[copies] + generator.normal(size=(90, outputs)).astype(np.float32)
     predictions = Predictions.from_logits(np.arange(90), examples.label[copies], logits, PROBLEMS[name])
-    write_predictions(tmp_path / "p.parquet", predictions)
+    write_samples(tmp_path / "p.parquet", predictions)
     saved = read_predictions(tmp_path / "p.parquet")
     assert (len(saved), saved.num_labels, saved.problem) == (90, outputs, predictions.problem)
     names = [f"output {number}" for number in range(outputs)]
@@ -123,7 +122,7 @@ def test_the_file_gives_the_same_figures_and_sections(name: str, outputs: int, t
 def test_chunks_are_the_whole_in_order(
     name: str, outputs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_predictions(tmp_path / "p.parquet", synthetic_predictions(PROBLEMS[name], outputs))
+    write_samples(tmp_path / "p.parquet", synthetic_predictions(PROBLEMS[name], outputs))
     monkeypatch.setattr("dist_eval.runs.saved_samples._CELLS_READ_AT_ONCE", 3)
     whole = read_predictions(tmp_path / "p.parquet")
     chunks = list(read_chunks(tmp_path / "p.parquet"))
