@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dist_eval.analysis.mistakes import worst_mistakes
-from dist_eval.metrics.catalogue import OF_CLASS, OF_OUTPUT, metric_names
+from dist_eval.metrics.catalogue import OF_CLASS, lower_is_better, metric_names
+from dist_eval.options.groups import DataOptions
 from dist_eval.petals.base_model.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL
+from dist_eval.report.classes import (
+    calibration_sections,
+    class_sections,
+    confusion_sections,
+    frequent_confusions,
+    metric_table,
+)
 from dist_eval.report.document import (
-    Document,
     Mistakes,
     Number,
     Plot,
@@ -20,81 +30,144 @@ from dist_eval.report.document import (
     Rows,
     Section,
     Table,
-    format_interval,
-    format_metric,
     metric_card,
     metric_number,
 )
-from dist_eval.report.naming import dataset_name, name_of, options_of
+from dist_eval.report.naming import dataset_name, name_of
 from dist_eval.report.sections import (
     audit_lines,
     caveats,
-    failure_sections,
     format_coverage,
     format_selection,
-    format_speed,
     metrics_shown,
-    slice_sections,
     work_details,
-    work_section,
 )
+from dist_eval.report.shown import ShownRun
 from dist_eval.results.inputs import DatasetSummary, PromptSummary
 from dist_eval.results.run import CompleteRun
-from dist_eval.results.scores import Calibration, CalibrationBin, ClassResults, ConfusionMatrix, OutputResults
-from dist_eval.runs.files import PREDICTIONS, RESULTS
 from dist_eval.runs.plots import (
     POINTS,
     RELIABILITY,
-    confusion_cells,
-    draw_confusion_matrix,
-    draw_reliability,
     draw_scatter,
     plot_name,
 )
 from dist_eval.runs.reading import FinishedRun
 from dist_eval.tables import Footnotes, format_count
 
-_LABELS_SHOWN, _LONG_TABLE, _ROWS_IN_SUMMARY, _METRICS_OF_A_SLICE = 10, 40, 30, 2
-_CLASSES_IN_MATRIX, _CONFUSIONS, _CONFUSIONS_IN_SUMMARY = 24, 20, 5
-_LABEL_WIDTH = 30  # characters of a label on a terminal
+_LABELS_SHOWN, _METRICS_OF_A_SLICE = 10, 2
 _AVERAGES = ("macro", "micro", "weighted")
 
+# names of metrics on the hub that differ from those here
+_HUB_NAMES = {"mcc": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"}
+_AVERAGED = ("f1", "precision", "recall", "roc_auc_ovr", "average_precision")
 
-def describe_evaluation(run: FinishedRun, options: ReportOptions) -> Document:
-    """Describes a run."""
-    results, model = run.results, run.results.model
-    confusions, kinds = _frequent_confusions(results)
-    sections = [
-        _metrics(results),
-        *_confusion_sections(results, confusions, kinds),
-        *_labels_and_predictions(run),
-        *_classes(results),
-        *_calibration(results),
-        *slice_sections(results.slices, metric_names(results.problem_type, "slices")[:_METRICS_OF_A_SLICE]),
-        work_section(results, "examples", with_hosts=options.texts),
-        *failure_sections(results.failures),
-    ]
-    return Document(
-        title=run.folder.resolve().name,
-        kind=results.problem_type.replace("_", " "),
-        model=name_of(model.checkpoint, is_path=True) if model.checkpoint else name_of(model.base, model.base_is_path),
-        data=dataset_name(results.data),
-        facts=[format_coverage(results), format_speed(results, "examples")],
-        files=[RESULTS, PREDICTIONS, plot_name(results.problem_type), *([RELIABILITY] if results.calibration else [])],
-        cards=[metric_card(name, name, results) for name in metric_names(results.problem_type, "cards")],
-        sections=sections,
-        find_mistakes=lambda: _find_mistakes(run, [(row, column) for row, column, _ in confusions], options),
-        details=_details(results),
-    )
+
+class ShownEvaluation(ShownRun):
+    """An evaluation on a dataset."""
+
+    results: CompleteRun
+    unit = "examples"
+
+    def __init__(self, results: CompleteRun, folder: Path = Path()) -> None:
+        super().__init__(results, folder)
+        model, problem = results.model, results.problem_type
+        self.kind = problem.replace("_", " ")
+        self.model = (
+            name_of(model.checkpoint, is_path=True) if model.checkpoint else name_of(model.base, model.base_is_path)
+        )
+        self.data = dataset_name(results.data)
+        self.main_metrics = [*metric_names(problem, "compared"), *results.custom_metrics]
+        self.slice_metrics = metric_names(problem, "slices")[:_METRICS_OF_A_SLICE]
+        self.weights = model.weights_digest
+
+    @cached_property
+    def _confusions(self) -> tuple[list[tuple[int, int, int]], int]:
+        return frequent_confusions(self.results)
+
+    def coverage(self) -> str:
+        return format_coverage(self.results)
+
+    def plots(self) -> list[str]:
+        return [plot_name(self.results.problem_type), *([RELIABILITY] if self.results.calibration else [])]
+
+    def cards(self) -> list[tuple[str, Number]]:
+        return [metric_card(name, name, self.results) for name in metric_names(self.results.problem_type, "cards")]
+
+    def sections(self) -> list[Section]:
+        results = self.results
+        return [
+            _metrics(results),
+            *confusion_sections(results, *self._confusions),
+            *_labels_and_predictions(FinishedRun(self.folder, results)),
+            *class_sections(results),
+            *calibration_sections(results),
+        ]
+
+    def find_mistakes(self, options: ReportOptions) -> Mistakes:
+        pairs = [(row, column) for row, column, _ in self._confusions[0]]
+        return _find_mistakes(FinishedRun(self.folder, self.results), pairs, options)
+
+    def details(self) -> dict[str, Any]:
+        return _details(self.results, self.options)
+
+    def is_lower_better(self, metric: str) -> bool:
+        return lower_is_better(metric)
+
+    def has_data_of(self, other: ShownRun) -> bool:
+        """Returns whether texts, labels and rows are the same.
+
+        A prompt is part of the texts whose digest is recorded, and labels are by their numbers. So with a prompt, and
+        where models have the same classes in another order, the columns decide, and the numbers of examples by class.
+        """
+        if not isinstance(other, ShownEvaluation):
+            return False
+        one, another = self.results, other.results
+        has_prompt = one.model.prompt is not None or another.model.prompt is not None
+        by_columns = has_prompt or _have_classes_in_another_order(one, another)
+        is_same = one.data.text_digest == another.data.text_digest or (
+            by_columns and one.data.has_texts_of(another.data)
+        )
+        return one.problem_type == another.problem_type and one.data.selection == another.data.selection and is_same
+
+    def entries(self) -> list[dict[str, Any]]:
+        results = self.results
+        part_words = f"({format_selection(results.data.selection)})" if results.data.selection else ""
+        options = DataOptions.recorded_in(results.config)
+        is_regression = results.problem_type == REGRESSION.name
+        return [
+            {
+                "task_type": "text-regression" if is_regression else "text-classification",
+                "dataset_type": self.data,
+                "dataset_name": " ".join(
+                    part for part in (self.data, options.subset, options.split, part_words) if part
+                ),
+                "dataset_config": options.subset,
+                "dataset_split": options.split,
+                "metric_type": _hub_name(name),
+                "metric_name": name,
+                "metric_value": results.metrics[name],
+            }
+            for name in metrics_shown(results)
+        ]
+
+
+def _hub_name(metric: str) -> str:
+    stem = next((stem for stem in _AVERAGED if metric.startswith(f"{stem}_")), metric)
+    return _HUB_NAMES.get(stem, "roc_auc" if stem.startswith("roc_auc") else stem)
+
+
+def _have_classes_in_another_order(run: CompleteRun, other: CompleteRun) -> bool:
+    first, second = ([(row.label, getattr(row, "support", None)) for row in each.per_class] for each in (run, other))
+    return first != second and Counter(first) == Counter(second)
 
 
 def _metrics(results: CompleteRun) -> Section:
     shown = metrics_shown(results)
-    tables = [_metric_table("", shown, results, summary_rows=len(shown)), *_averages(results)]
+    tables = [metric_table("", shown, results, summary_rows=len(shown)), *_averages(results)]
     in_tables = {*shown, *(f"{ratio}_{average}" for ratio in OF_CLASS for average in _AVERAGES)}
     others = [name for name in results.metrics if name not in in_tables]
     if others:
-        tables.append(_metric_table(f"{len(others)} more metrics", others, results, is_folded=True))
+        tables.append(metric_table(f"{len(others)} more metrics", others, results, is_folded=True))
     if share := results.majority_share:
         majority = f"Always guessing the most frequent class would have an accuracy of {share:.4f}."
         tables[0] = replace(tables[0], notes=[*tables[0].notes, majority])
@@ -113,72 +186,6 @@ def _averages(results: CompleteRun) -> list[Table]:
     return [Table(caption, ["average", *OF_CLASS], rows, notes.lines(), summary_rows=len(rows))]
 
 
-def _metric_table(caption: str, names: Sequence[str], results: CompleteRun, **options: Any) -> Table:
-    notes = Footnotes()
-    rows: Rows = [[name, metric_number(name, results, notes)] for name in names]
-    columns = ["metric", f"value [{100 * results.confidence:g} % interval]"]
-    return Table(caption, columns, rows, notes.lines(), **options)
-
-
-def _frequent_confusions(results: CompleteRun) -> tuple[list[tuple[int, int, int]], int]:
-    """Returns (true class, predicted class, examples) of the most frequent confusions, and how many kinds there are."""
-    if results.problem_type != SINGLE_LABEL.name or results.confusion_matrix is None:
-        return [], 0
-    cells = confusion_cells(results.confusion_matrix).tocoo()
-    wrong = np.flatnonzero((cells.row != cells.col) & (cells.data > 0))
-    most = wrong[np.argsort(-cells.data[wrong], kind="stable")[:_CONFUSIONS]]
-    return [*zip(*(part[most].tolist() for part in (cells.row, cells.col, cells.data)), strict=True)], len(wrong)
-
-
-def _confusion_sections(results: CompleteRun, confusions: Sequence[tuple[int, int, int]], kinds: int) -> list[Section]:
-    """Returns the section about confusions (see `_frequent_confusions`); none of a regression."""
-    matrix, names = results.confusion_matrix, results.label_names
-    if results.problem_type == SINGLE_LABEL.name and matrix is not None:
-        lines = []
-        if len(names) > _CLASSES_IN_MATRIX + 1:
-            lines.append(f"Of {len(names)} classes those {_CLASSES_IN_MATRIX} with the most mistakes are drawn.")
-        if omitted := getattr(matrix, "omitted", 0):
-            lines.append(f"Cells with few examples, {omitted} in all, are left out.")
-        plot = Plot(
-            "Confusion matrix: examples by true class (rows) and predicted class (columns)",
-            lambda: draw_confusion_matrix(results, _CLASSES_IN_MATRIX),
-        )
-        support = [row.support for row in results.per_class if isinstance(row, ClassResults)]
-        rows: Rows = [
-            [names[label], names[prediction], Number(str(count)), Number(f"{100 * count / support[label]:.1f} %")]
-            for label, prediction, count in confusions
-        ]
-        table = Table(
-            "Most frequent confusions",
-            ["true class", "predicted class", "examples", "of the true class"],
-            rows,
-            keys=2,
-            summary_rows=_CONFUSIONS_IN_SUMMARY,
-            filters_mistakes=True,
-            further_rows=kinds - len(confusions),
-            longest_text=_LABEL_WIDTH,
-        )
-        return [Section("Confusion", [plot, table], lines)]
-    if results.problem_type == MULTI_LABEL.name and isinstance(matrix, ConfusionMatrix):
-        line = "Each cell has the number of examples, and its share of those that have the label, or that do not."
-        columns = ["label", "there, found", "there, missed", "not there, predicted", "not there, left out"]
-        matrices: Any = matrix.matrix
-        table = Table(
-            "What became of each label",
-            columns,
-            [[name, *_label_counts(counts)] for name, counts in zip(names, matrices, strict=True)],
-        )
-        return [Section("Confusion", [table], [line])]
-    return []
-
-
-def _label_counts(matrix: Sequence[Sequence[int]]) -> list[Number]:
-    (right_no, wrong_yes), (wrong_no, right_yes) = matrix
-    yes, no = right_yes + wrong_no, right_no + wrong_yes
-    counts = [(right_yes, yes), (wrong_no, yes), (wrong_yes, no), (right_no, no)]
-    return [Number(str(count), f" {100 * count / total:.1f} %" if total else "") for count, total in counts]
-
-
 def _labels_and_predictions(run: FinishedRun) -> list[Section]:
     if run.results.problem_type != REGRESSION.name:
         return []
@@ -190,78 +197,10 @@ def _labels_and_predictions(run: FinishedRun) -> list[Section]:
     return [Section("Labels and predictions", [plot], [f"{shown} of {run.results.coverage.seen} examples."])]
 
 
-def _classes(results: CompleteRun) -> list[Section]:
-    is_regression, notes = results.problem_type == REGRESSION.name, Footnotes()
-    if is_regression and len(results.per_class) < 2:
-        return []
-    what = "output" if is_regression else "label" if results.problem_type == MULTI_LABEL.name else "class"
-    columns = OF_OUTPUT if is_regression else (*OF_CLASS, "support")
-    rows: Rows = [[row.label, *(_class_number(name, row, notes) for name in columns)] for row in results.per_class]
-    table = Table(
-        f"By {what}, with {100 * results.confidence:g} % intervals",
-        [what, *columns],
-        rows,
-        notes.lines(),
-        is_folded=len(rows) > _LONG_TABLE,
-        summary_rows=_ROWS_IN_SUMMARY,
-        values_caption=f"By {what}",
-        longest_text=_LABEL_WIDTH,
-    )
-    return [Section(f"By {what}", [table])]
-
-
-def _class_number(name: str, row: ClassResults | OutputResults, notes: Footnotes) -> Number:
-    value, interval = getattr(row, name), getattr(row.intervals, name, None)  # the support has none
-    text = "-" if value is None else str(value) if name == "support" else format_metric(name, value)
-    return Number(text, "" if interval is None else format_interval(name, interval, notes))
-
-
-def _calibration(results: CompleteRun) -> list[Section]:
-    calibration = results.calibration
-    if calibration is None:
-        return []
-    rows = calibration.per_label or []
-    means = ", means over the labels" if rows else ""
-    parts: list[Table | Plot] = [
-        _metric_table(f"Expected calibration error and Brier score{means}", ["ece", "brier"], results),
-        Plot("Reliability diagram: accuracy by mean confidence, with intervals", lambda: draw_reliability(calibration)),
-        *_bin_tables(calibration),
-    ]
-    if rows:
-        numbers: Rows = [[row.label, Number(f"{row.ece:.4f}"), Number(f"{row.brier:.4f}")] for row in rows]
-        parts.insert(1, Table("Calibration by label", ["label", "ece", "brier"], numbers))
-    ideal = "a label is there as often as the model says" if rows else "the model is right as often as it says"
-    return [Section("Calibration", parts, [f"On the dashed line of a diagram, {ideal}."])]
-
-
-def _bin_tables(calibration: Calibration) -> list[Table]:
-    if calibration.bins is not None:
-        return [_bin_table("Reliability by confidence", ("confidence", "accuracy"), calibration.bins)]
-    return [
-        _bin_table(f"Reliability of {row.label}", ("probability", "share of positives"), row.bins, is_folded=True)
-        for row in (calibration.per_label or [])[:_LABELS_SHOWN]
-    ]
-
-
-def _bin_table(caption: str, heads: tuple[str, str], bins: Sequence[CalibrationBin], **options: Any) -> Table:
-    notes = Footnotes()
-    rows: Rows = [
-        [
-            f"{bin_.low:.2f} to {bin_.high:.2f}",
-            Number(str(bin_.n)),
-            Number(f"{bin_.mean_confidence:.4f}"),
-            Number(f"{bin_.accuracy:.4f}", format_interval("accuracy", bin_.interval, notes)),
-        ]
-        for bin_ in bins
-        if bin_.n
-    ]
-    return Table(caption, [heads[0], "examples", "mean", heads[1]], rows, notes.lines(), **options)
-
-
-def _details(results: CompleteRun) -> list[tuple[str, str]]:
-    options, data, model = options_of(results), results.data, results.model
+def _details(results: CompleteRun, options: Mapping[str, Any]) -> dict[str, Any]:
+    data, model = results.data, results.model
     where_from = (dataset_name(data), options.get("subset"), options.get("split"))
-    details = {
+    return {
         "base model": name_of(model.base, model.base_is_path),
         "LoRA adapter": model.adapter and name_of(model.adapter),
         "tuned checkpoint": model.checkpoint and name_of(model.checkpoint, is_path=True),
@@ -279,7 +218,6 @@ def _details(results: CompleteRun) -> list[tuple[str, str]]:
         "audit": "; ".join(line.removeprefix("audit: ") for line in audit_lines(results.audit)),
         "digest of texts and labels": data.text_digest,
     }
-    return [(name, str(value)) for name, value in details.items() if value]
 
 
 def _prompt(prompt: PromptSummary | None) -> dict[str, str]:

@@ -10,21 +10,23 @@ from dist_eval.printable import printable_lines
 from dist_eval.process.files import BY_UMASK, PRIVATE, write_atomically
 from dist_eval.report.document import Document, ReportOptions, Results
 from dist_eval.report.html import render_html
+from dist_eval.report.shown import ShownRun
 from dist_eval.results.run import CompleteHarnessRun
 from dist_eval.runs.files import REPORT, RESULTS
-from dist_eval.runs.reading import FinishedRun, read_run
-from dist_eval.runs.task_samples import TaskRun
+from dist_eval.runs.reading import read_run
+
+
+def shown_run(results: Results, folder: Path = Path()) -> ShownRun:
+    """Returns a complete run of any kind as it is shown."""
+    from dist_eval.report.evaluation import ShownEvaluation
+    from dist_eval.report.tasks import ShownTasks
+
+    return ShownTasks(results, folder) if isinstance(results, CompleteHarnessRun) else ShownEvaluation(results, folder)
 
 
 def describe_run(folder: Path, options: ReportOptions | None = None, results: Results | None = None) -> Document:
     """Describes a complete run of any kind, whose results are read unless they are given."""
-    from dist_eval.report.evaluation import describe_evaluation
-    from dist_eval.report.tasks import describe_tasks
-
-    results, options = results or read_run(folder), options or ReportOptions()
-    if isinstance(results, CompleteHarnessRun):
-        return describe_tasks(TaskRun(folder, results), options)
-    return describe_evaluation(FinishedRun(folder, results), options)
+    return shown_run(results or read_run(folder), folder).describe(options or ReportOptions())
 
 
 def write_report(folder: Path, options: ReportOptions | None = None, path: Path | None = None) -> Path:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 from dist_eval.report.document import (
-    Document,
     Mistakes,
     Number,
     ReportOptions,
@@ -16,81 +17,108 @@ from dist_eval.report.document import (
     metric_card,
     metric_number,
 )
-from dist_eval.report.naming import name_of, options_of
-from dist_eval.report.sections import (
-    audit_lines,
-    failure_sections,
-    format_selection,
-    format_speed,
-    row_caveats,
-    slice_sections,
-    work_details,
-    work_section,
-)
-from dist_eval.results.harness import HarnessResults
+from dist_eval.report.naming import name_of
+from dist_eval.report.sections import audit_lines, format_selection, row_caveats, work_details
+from dist_eval.report.shown import ShownRun
+from dist_eval.results.harness import TaskResults
 from dist_eval.results.inputs import Decoding
-from dist_eval.runs.files import RESULTS
+from dist_eval.results.run import CompleteHarnessRun
 from dist_eval.runs.task_samples import Sample, TaskRun
 from dist_eval.tables import Footnotes, format_count
 
 _CARDS = 4
 
 
-def describe_tasks(run: TaskRun, options: ReportOptions) -> Document:
-    """Describes a run."""
-    results, unit = run.results, _unit_of(run.results)
-    data = "texts after the rows of a dataset, by exact match"
-    if results.harness_version:
-        data = f"tasks of the lm-evaluation-harness {results.harness_version}"
-    firsts = [(name, task.metrics[0]) for name, task in list(results.tasks.items())[:_CARDS] if task.metrics]
-    return Document(
-        title=run.folder.resolve().name,
-        kind="language modeling",
-        model=name_of(results.model.base, results.model.base_is_path),
-        data=data,
-        facts=[_format_requests(results), format_speed(results, unit)],
-        cards=[metric_card(f"{task}: {metric.key}", f"{task}/{metric.key}", results) for task, metric in firsts],
-        sections=[
-            _metrics(run),
-            *slice_sections(results.slices, _metrics_of_slices(results)),
-            work_section(results, unit, with_hosts=options.texts),
-            *failure_sections(results.failures),
-        ],
-        find_mistakes=lambda: _find_missed(run, options),
-        details=_details(run),
-        files=[name for name in (RESULTS, results.files.results, *results.files.samples.values()) if name],
-    )
+class ShownTasks(ShownRun):
+    """A run on tasks, or on prompts."""
+
+    results: CompleteHarnessRun
+    kind = "language modeling"
+
+    def __init__(self, results: CompleteHarnessRun, folder: Path = Path()) -> None:
+        super().__init__(results, folder)
+        self._run = TaskRun(folder, results)
+        self.model = name_of(results.model.base, results.model.base_is_path)
+        self.data = "texts after the rows of a dataset, by exact match"
+        if results.harness_version:
+            self.data = f"tasks of the lm-evaluation-harness {results.harness_version}"
+        self.unit = "log-likelihoods"
+        if results.prompts is not None:
+            self.unit = "requests" if results.requests.texts else "texts"
+        self.main_metrics = results.main_metrics
+        names = [metric.metric for task in results.tasks.values() for metric in task.metrics]
+        self.slice_metrics = [name for name in names if name != "exact_match_raw"]  # the stricter one of both
+        self.weights = results.model.digest
+
+    def coverage(self) -> str:
+        """Returns how many requests were answered, and what that took."""
+        coverage, requests, prompts = self.results.coverage, self.results.requests, self.results.prompts
+        parts = [f"{coverage.seen} of {format_count(coverage.expected, self.unit[:-1])}, each exactly once"]
+        if requests.texts:
+            parts[0] += f", by {format_count(requests.forwards, 'forward')}"
+        if prompts:
+            new_tokens = format_count(prompts.new_tokens, "token")
+            parts.append(f"{format_count(prompts.texts, 'text')} of {new_tokens} generated")
+        if coverage.failed:
+            parts.append(f"{coverage.failed} failed and are in no metric (see failures)")
+        if requests.truncated:
+            longest = format_count(requests.max_length - 1, "token")
+            parts.append(f"{format_count(requests.truncated, 'context')} cut to {longest}")
+        if prompts and prompts.truncated:
+            parts.append(f"{format_count(prompts.truncated, 'prompt')} cut")
+        return "; ".join(parts)
+
+    def cards(self) -> list[tuple[str, Number]]:
+        results = self.results
+        firsts = [(name, task.metrics[0]) for name, task in list(results.tasks.items())[:_CARDS] if task.metrics]
+        return [metric_card(f"{task}: {metric.key}", f"{task}/{metric.key}", results) for task, metric in firsts]
+
+    def sections(self) -> list[Section]:
+        return [_metrics(self._run)]
+
+    def find_mistakes(self, options: ReportOptions) -> Mistakes:
+        return _find_missed(self._run, options)
+
+    def details(self) -> dict[str, Any]:
+        return _details(self.results, self.options)
+
+    def is_lower_better(self, metric: str) -> bool:
+        results = self.results
+        return any(
+            metric == f"{name}/{own.key}" and own.higher_is_better is False
+            for name in (*results.tasks, *results.groups)
+            for task in _tasks_of(name, results)
+            for own in task.metrics
+        )
+
+    def has_data_of(self, other: ShownRun) -> bool:
+        """Returns whether texts have the same references; a metric of a task has the task's name in its own."""
+        if not isinstance(other, ShownTasks):
+            return False
+        references = (run.dataset and run.dataset.references_digest for run in (self.results, other.results))
+        return len({*references}) == 1
+
+    def entries(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "task_type": "text-generation",
+                "dataset_type": name,
+                "dataset_name": name,
+                "metric_type": metric.metric,
+                "metric_name": metric.key,
+                "metric_value": metric.value,
+            }
+            for name, metric in [*self.results.task_metrics, *self.results.group_metrics]
+        ]
 
 
-def _metrics_of_slices(results: HarnessResults) -> list[str]:
-    """Returns the metrics of a run on prompts, without the stricter one of both exact matches."""
-    names = [metric.metric for task in results.tasks.values() for metric in task.metrics]
-    return [name for name in names if name != "exact_match_raw"]
-
-
-def _unit_of(results: HarnessResults) -> str:
-    """Returns what the harness asked for, in the plural."""
-    if results.prompts is None:
-        return "log-likelihoods"
-    return "requests" if results.requests.texts else "texts"
-
-
-def _format_requests(results: HarnessResults) -> str:
-    """Returns how many requests were answered, and what that took."""
-    coverage, requests, prompts = results.coverage, results.requests, results.prompts
-    parts = [f"{coverage.seen} of {format_count(coverage.expected, _unit_of(results)[:-1])}, each exactly once"]
-    if requests.texts:
-        parts[0] += f", by {format_count(requests.forwards, 'forward')}"
-    if prompts:
-        parts.append(f"{format_count(prompts.texts, 'text')} of {format_count(prompts.new_tokens, 'token')} generated")
-    if coverage.failed:
-        parts.append(f"{coverage.failed} failed and are in no metric (see failures)")
-    if requests.truncated:
-        longest = format_count(requests.max_length - 1, "token")
-        parts.append(f"{format_count(requests.truncated, 'context')} cut to {longest}")
-    if prompts and prompts.truncated:
-        parts.append(f"{format_count(prompts.truncated, 'prompt')} cut")
-    return "; ".join(parts)
+def _tasks_of(name: str, run: CompleteHarnessRun) -> Iterator[TaskResults]:
+    """Yields a task, or the tasks of a group and of the groups in it."""
+    if name in run.tasks:
+        yield run.tasks[name]
+    elif name in run.groups:
+        for member in run.groups[name].tasks:
+            yield from _tasks_of(member, run)
 
 
 def _metrics(run: TaskRun) -> Section:
@@ -160,10 +188,9 @@ def _end(context: str, options: ReportOptions) -> str:
     return context if len(context) <= options.longest else "[…] " + context[-options.longest :]
 
 
-def _details(run: TaskRun) -> list[tuple[str, str]]:
-    results, options = run.results, options_of(run.results)
+def _details(results: CompleteHarnessRun, options: Mapping[str, Any]) -> dict[str, Any]:
     requests, prompts = results.requests, results.prompts
-    details = {
+    return {
         "model": name_of(results.model.base, results.model.base_is_path),
         "backend": "local: in each rank's own process" if options["backend"] == "local" else "petals: on a swarm",
         "dataset": results.dataset and name_of(results.dataset.source, results.dataset.is_path),
@@ -189,7 +216,6 @@ def _details(run: TaskRun) -> list[tuple[str, str]]:
         "digest of the token ids": requests.digest if requests.texts else "",
         "digest of the prompts": prompts and prompts.digest,
     }
-    return [(name, str(value)) for name, value in details.items() if value]
 
 
 def _decoding(decoding: Decoding) -> str:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from dist_eval.errors import ConfigError
-from dist_eval.metrics.catalogue import lower_is_better, metric_names
 from dist_eval.report.document import (
     Cell,
     Document,
@@ -24,8 +22,8 @@ from dist_eval.report.document import (
     format_metric,
 )
 from dist_eval.report.naming import distinct_ends, options_of
-from dist_eval.results.harness import TaskResults
-from dist_eval.results.inputs import Coverage, ModelSummary
+from dist_eval.report.page import shown_run
+from dist_eval.results.inputs import Coverage
 from dist_eval.results.run import CompleteHarnessRun, CompleteRun, RunningRun
 from dist_eval.results.tuning import TuningRun
 from dist_eval.runs.files import REPORT
@@ -50,27 +48,8 @@ def _coverage_of(outcome: Outcome) -> Coverage | None:
 
 
 def on_same_data(run: Results, other: Results) -> bool:
-    """Returns whether the metrics of two runs can be compared.
-
-    A prompt is part of the texts whose digest is recorded, and labels are by their numbers. So with a prompt, and where
-    models have the same classes in another order, the columns decide, and the numbers of examples by class. Runs on
-    tasks always can be compared: a metric's name has that of its task. Generated texts can if their references are the
-    same.
-    """
-    if isinstance(run, CompleteRun) and isinstance(other, CompleteRun):
-        has_prompt = run.model.prompt is not None or other.model.prompt is not None
-        by_columns = has_prompt or _have_classes_in_another_order(run, other)
-        is_same = run.data.text_digest == other.data.text_digest or (by_columns and run.data.has_texts_of(other.data))
-        return run.problem_type == other.problem_type and run.data.selection == other.data.selection and is_same
-    if not (isinstance(run, CompleteHarnessRun) and isinstance(other, CompleteHarnessRun)):
-        return False
-    references = (each.dataset and each.dataset.references_digest for each in (run, other))
-    return len({*references}) == 1
-
-
-def _have_classes_in_another_order(run: CompleteRun, other: CompleteRun) -> bool:
-    first, second = ([(row.label, getattr(row, "support", None)) for row in each.per_class] for each in (run, other))
-    return first != second and Counter(first) == Counter(second)
+    """Returns whether the metrics of two runs can be compared."""
+    return shown_run(run).has_data_of(shown_run(other))
 
 
 def _on_other_data(outcomes: Sequence[Outcome]) -> tuple[Outcome | None, list[Outcome]]:
@@ -89,14 +68,8 @@ def choose_metrics(outcomes: Sequence[Outcome], asked: Sequence[str], sort: str 
     for name in [*asked, *([sort] if sort else [])]:
         if known and name not in known:
             raise ConfigError(f"There is no metric {name!r}; the runs have {', '.join(sorted(known))}.")
-    usual = [name for run in runs for name in _main_metrics(run)]
+    usual = [name for run in runs for name in shown_run(run).main_metrics]
     return [name for name in dict.fromkeys(asked or usual) if name in known]
-
-
-def _main_metrics(run: Results) -> list[str]:
-    if isinstance(run, CompleteHarnessRun):
-        return run.main_metrics
-    return [*metric_names(run.problem_type, "compared"), *run.custom_metrics]
 
 
 def best_first(outcomes: Sequence[Outcome], metric: str) -> list[Outcome]:
@@ -107,29 +80,9 @@ def best_first(outcomes: Sequence[Outcome], metric: str) -> list[Outcome]:
         value = run.metrics.get(metric) if run else None
         if run is None or value is None:
             return True, 0.0
-        return False, value if _is_lower_better(metric, run) else -value
+        return False, value if shown_run(run).is_lower_better(metric) else -value
 
     return sorted(outcomes, key=place)
-
-
-def _is_lower_better(metric: str, run: Results) -> bool:
-    if isinstance(run, CompleteRun):
-        return lower_is_better(metric)
-    return any(
-        metric == f"{name}/{own.key}" and own.higher_is_better is False
-        for name in (*run.tasks, *run.groups)
-        for task in _tasks_of(name, run)
-        for own in task.metrics
-    )
-
-
-def _tasks_of(name: str, run: CompleteHarnessRun) -> Iterator[TaskResults]:
-    """Yields a task, or the tasks of a group and of the groups in it."""
-    if name in run.tasks:
-        yield run.tasks[name]
-    elif name in run.groups:
-        for member in run.groups[name].tasks:
-            yield from _tasks_of(member, run)
 
 
 def to_records(outcomes: Sequence[Outcome], metrics: Sequence[str]) -> list[dict[str, Any]]:
@@ -240,10 +193,7 @@ def differing_options(runs: Sequence[Results]) -> dict[str, list[str]]:
         values = [run.config.get(name) for run in runs]
         if any(value != values[0] for value in values):
             differing[name] = _format_values(values, [options.get(name) for options in public])
-    models = [run.model for run in runs]
-    digests = [
-        (model.weights_digest if isinstance(model, ModelSummary) else model.digest)[:_DIGITS] for model in models
-    ]
+    digests = [shown_run(run).weights[:_DIGITS] for run in runs]
     if len(set(digests)) > 1 and not differing.keys() & set(_OF_THE_MODEL):
         differing["digest of the weights"] = digests
     return differing

@@ -10,10 +10,9 @@ from conftest import results_of, scalars_in
 
 from dist_eval.report.__main__ import main
 from dist_eval.report.document import ReportOptions
-from dist_eval.report.evaluation import describe_evaluation
+from dist_eval.report.evaluation import ShownEvaluation
 from dist_eval.report.markdown import code, render_markdown
 from dist_eval.results.run import CompleteRun
-from dist_eval.runs.reading import FinishedRun
 
 
 def test_the_page_is_written_where_it_is_asked_for(
@@ -106,8 +105,8 @@ def test_the_summary_says_below_a_table_why_an_interval_is_missing(runs: dict[st
     nothing = {"confidence": 0.95, "low": None, "high": None, "method": None, "resamples": None, "reason": "too few|x"}
     results["intervals"]["mcc"] = nothing
     results["slices"][0]["intervals"]["accuracy"] = nothing
-    run = FinishedRun(runs["sliced"], CompleteRun.model_validate(results))
-    printed = render_markdown(describe_evaluation(run, ReportOptions()))
+    run = ShownEvaluation(CompleteRun.model_validate(results), runs["sliced"])
+    printed = render_markdown(run.describe(ReportOptions()))
     assert f"| `mcc` | {results['metrics']['mcc']:.4f} (1) |" in printed
     first, *_ = results["slices"]
     assert f"| {first['n']} | {first['metrics']['accuracy']:.4f} (1) |" in printed

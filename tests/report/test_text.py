@@ -12,13 +12,13 @@ from samples import FACTS, METRICS, RESULTS, complete_run, metrics_for, predicti
 from dist_eval.errors import print_error
 from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.report.document import ReportOptions
-from dist_eval.report.evaluation import describe_evaluation
+from dist_eval.report.evaluation import ShownEvaluation
 from dist_eval.report.markdown import render_markdown
 from dist_eval.report.model_card import model_index
 from dist_eval.report.page import format_run
 from dist_eval.report.text import render_text
 from dist_eval.results.inputs import DatasetSummary
-from dist_eval.runs.reading import FinishedRun, read_results
+from dist_eval.runs.reading import read_results
 from dist_eval.statistics import metric_intervals
 
 
@@ -28,7 +28,7 @@ def table_of(folder: Path, metrics: Metrics = METRICS, **changes: Any) -> str:
         complete_run(folder)
     results = sections(metrics, **{"per_class": metrics.per_class, **changes})
     run = read_results(folder).model_copy(update=dict(results))
-    return render_text(describe_evaluation(FinishedRun(folder, run), ReportOptions()))
+    return render_text(ShownEvaluation(run, folder).describe(ReportOptions()))
 
 
 def line_of(table: str, start: str) -> str:
@@ -109,7 +109,7 @@ def test_the_table_and_the_summaries_say_which_rows_were_evaluated(
     complete_run(tmp_path / "run")
     run = read_results(tmp_path / "run")
     run = run.model_copy(update={"data": DatasetSummary.model_validate(data)})
-    assert line in render_markdown(describe_evaluation(FinishedRun(tmp_path / "run", run), ReportOptions()))
+    assert line in render_markdown(ShownEvaluation(run, tmp_path / "run").describe(ReportOptions()))
     assert f"({line.removeprefix('rows: ').partition(';')[0]})" in " ".join(model_index(run, "model").split())
 
 
