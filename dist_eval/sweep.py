@@ -137,7 +137,8 @@ def _show(grid: Grid, options: argparse.Namespace, verdicts: Sequence[Verdict]) 
 
 def _compare(entries: Iterable[Entry], axis: str, output: Path, metrics: Sequence[str]) -> None:
     """Prints the differences between runs that differ in one axis only."""
-    from dist_eval.compare.comparison import adjust_p_values, compare, load_run
+    from dist_eval.compare.comparison import adjust_p_values, compare
+    from dist_eval.compare.loading import load_run
     from dist_eval.compare.tables import describe_pairs
     from dist_eval.report.text import render_text
 

@@ -19,9 +19,7 @@ import numpy as np
 from dist_eval.errors import ConfigError, RunError
 from dist_eval.metrics.custom_metrics import CustomMetric
 from dist_eval.metrics.texts import TextMetric
-from dist_eval.results.run import CompleteHarnessRun
 from dist_eval.results.scores import Groups
-from dist_eval.runs.reading import read_run
 from dist_eval.statistics import McNemar, PairedDifference, holm
 
 if TYPE_CHECKING:
@@ -90,6 +88,11 @@ class ComparedRun(ABC):
 
     @classmethod
     @abstractmethod
+    def load_metrics(cls, given: Sequence[str], runs: Sequence[Self]) -> tuple[list[str], list[Any]]:
+        """Returns names of metrics, and those that are loaded, because runs do not have them; `given` has both."""
+
+    @classmethod
+    @abstractmethod
     def prepare(cls, runs: Sequence[Self], custom_metrics: Sequence[Any]) -> list[Self]:
         """Returns runs on the samples that they have in common, with custom metrics computed from their answers."""
 
@@ -118,27 +121,29 @@ class ComparedRun(ABC):
         """Returns the same as JSON-compatible values by name."""
 
 
-def load_run(folder: Path) -> ComparedRun:
-    """Loads a complete run of any kind from its folder."""
-    from dist_eval.compare.evaluations import EvaluationRun
-    from dist_eval.compare.tasks import TasksRun
-
-    results = read_run(folder)
-    if isinstance(results, CompleteHarnessRun):
-        return TasksRun(folder, results)
-    return EvaluationRun.load(folder)
-
-
 def compare(
     runs: Sequence[ComparedRun],
     *,
     metrics: Sequence[str] = (),
-    custom_metrics: Sequence[CustomMetric] | Sequence[TextMetric] = (),
+    custom_metrics: Sequence[CustomMetric] | Sequence[TextMetric] | None = None,
     confidence: float = 0.95,
     resamples: int | None = None,
     all_pairs: bool = False,
 ) -> list[Comparison]:
-    """Compares the first run with each of the others, or every two runs."""
+    """Compares the first run with each of the others, or every two runs.
+
+    Args:
+        runs: the runs, at least two.
+        metrics: names of metrics; by default the usual ones. Without `custom_metrics`, also of metrics to load.
+        custom_metrics: further metrics; None to load those of `metrics` that the runs do not have.
+        confidence: confidence level of the intervals of differences.
+        resamples: for each bootstrap interval; None for as many as take a bounded time.
+        all_pairs: whether every two runs are compared.
+
+    Raises:
+        ConfigError: there are fewer than two runs, or no such metric.
+        RunError: the runs cannot be compared.
+    """
     if len(runs) < 2:
         raise ConfigError("Nothing to compare with: name at least two runs.")
     kind = type(runs[0])
@@ -148,6 +153,8 @@ def compare(
                 f"{runs[0].folder} and {run.folder} cannot be compared: one is a run on a dataset, the other on tasks "
                 "of the lm-evaluation-harness or on prompts."
             )
+    if custom_metrics is None:
+        metrics, custom_metrics = kind.load_metrics(metrics, runs)
     prepared = kind.prepare(runs, custom_metrics)
     pairs = [*itertools.combinations(prepared, 2)] if all_pairs else [(prepared[0], run) for run in prepared[1:]]
     names = kind.choose_metrics(pairs, metrics, custom_metrics)

@@ -24,8 +24,9 @@ from dist_eval.metrics.catalogue import accuracy_names, metric_names
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, custom_results
 from dist_eval.metrics.definitions import UNKNOWN
+from dist_eval.metrics.metric_loading import load_metrics
 from dist_eval.metrics.units import FEW_UNITS
-from dist_eval.petals.base_model.problem_types import REGRESSION, exact_matches
+from dist_eval.petals.base_model.problem_types import PROBLEMS, REGRESSION, exact_matches
 from dist_eval.record import MetricValues
 from dist_eval.results.run import CompleteRun
 from dist_eval.results.scores import Intervals
@@ -99,6 +100,19 @@ class EvaluationRun(ComparedRun):
             )
         fraction = 0.0 if groups else results.data.sampling_fraction
         return cls(folder, results, predictions, group, sampling_fraction=fraction)
+
+    @classmethod
+    def load_metrics(cls, given: Sequence[str], runs: Sequence[EvaluationRun]) -> tuple[list[str], list[Any]]:
+        """Returns names of metrics, and those that are loaded: files and code that are no metrics of the first run."""
+        first = runs[0]
+        specs = [
+            name for name in given if name not in first.metrics and (":" in name or "=" in name or Path(name).exists())
+        ]
+        taken = [name for name in first.metrics if name not in first.results.custom_metrics]
+        problem, outputs = PROBLEMS[first.results.problem_type], first.predictions.num_labels
+        loaded = load_metrics(specs, problem, outputs, taken) if specs else []
+        names = {metric.spec: metric.name for metric in loaded}
+        return [names.get(name, name) for name in given], loaded
 
     @classmethod
     def prepare(cls, runs: Sequence[EvaluationRun], custom_metrics: Sequence[CustomMetric]) -> list[EvaluationRun]:

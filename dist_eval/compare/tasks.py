@@ -13,13 +13,14 @@ from dist_eval.analysis.options import AnalysisOptions
 from dist_eval.analysis.texts import mean_metrics, measure_texts
 from dist_eval.compare.comparison import Change, ComparedRun, Comparison, renumbered, require_same_groups
 from dist_eval.errors import ConfigError, RunError
+from dist_eval.metrics.metric_loading import load_text_metrics, name_of_spec
 from dist_eval.metrics.texts import TextMetric
 from dist_eval.results.harness import TaskMetric
 from dist_eval.runs.saved_samples import read_texts
 from dist_eval.runs.task_samples import DocumentKey, Sample, TaskRun
-from dist_eval.statistics import Difference, Interval, McNemar, PairedDifference, bonett_price, gather_evidence, mcnemar
+from dist_eval.statistics import Interval, McNemar, PairedDifference
 from dist_eval.statistics.documents import NO_MEAN, VALUE, Form, document_statistic, find_form, is_share
-from dist_eval.statistics.intervals import make_interval
+from dist_eval.statistics.paired import difference_of_shares, differences_of
 from dist_eval.tables import csv_text
 
 _ONE_HAS = "only one of the runs has values of documents"
@@ -27,6 +28,16 @@ _ONE_HAS = "only one of the runs has values of documents"
 
 class TasksRun(TaskRun, ComparedRun):
     """A complete run on tasks, or on prompts, read back from its folder."""
+
+    @classmethod
+    def load_metrics(cls, given: Sequence[str], runs: Sequence[TasksRun]) -> tuple[list[str], list[Any]]:
+        """Returns names of metrics, and those of texts that are loaded; metrics of tasks are the harness' own."""
+        if runs[0].results.dataset is None:
+            return list(given), []
+        specs = [name for name in given if not all(run.has(name) for run in runs)]
+        wanted = [name_of_spec(spec) for spec in specs]
+        loaded = [metric for metric in load_text_metrics(specs) if metric.name in wanted]
+        return [name_of_spec(name) if name in specs else name for name in given], loaded
 
     @classmethod
     def prepare(cls, runs: Sequence[TasksRun], custom_metrics: Sequence[TextMetric]) -> list[TasksRun]:
@@ -210,12 +221,7 @@ def _difference(
     Where they are 0 or 1, and documents are not grouped, this is done by McNemar's test, else by the bootstrap.
     """
     before, after = ([pair[run] for pair in values] for run in range(2))
-    difference = Difference(document_statistic(before, form, groups), document_statistic(after, form, groups))
-    value = difference.observed()[VALUE]
     if groups is None and is_share([*before, *after]):
-        test = mcnemar(np.asarray(before, dtype=bool), np.asarray(after, dtype=bool))
-        limits = bonett_price(test.only_first, test.only_second, len(before), confidence)
-        interval = make_interval(value, limits, "bonett-price", confidence=confidence)
-        return PairedDifference(value, interval, test.p_value), test
-    evidence = gather_evidence(difference, {VALUE: value}, resamples=resamples)[VALUE]
-    return PairedDifference(value, evidence.interval(confidence), evidence.p_value()), None
+        return difference_of_shares(np.asarray(before, dtype=bool), np.asarray(after, dtype=bool), confidence)
+    pair = document_statistic(before, form, groups), document_statistic(after, form, groups)
+    return differences_of(pair, confidence=confidence, resamples=resamples)[VALUE], None

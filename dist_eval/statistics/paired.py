@@ -169,27 +169,53 @@ def paired_differences(
     """
     if first.num_labels != second.num_labels or not np.array_equal(first.label, second.label):
         raise ValueError("only predictions of the same examples, with the same labels, can be compared")
-    undefined = Interval(confidence=confidence, reason="the metric is undefined for one of the two")
     found: dict[str, PairedDifference] = {}
     for pair in (*_statistics_of_both(first, second, groups), *extra_statistics):
-        difference = Difference(*pair)
-        if metrics is not None and not set(metrics) & set(difference.names):
-            continue
-        whole = {name: value for name, value in difference.observed().items() if metrics is None or name in metrics}
-        values = {name: value for name, value in whole.items() if not np.isnan(value)}
-        found.update({name: PairedDifference(None, undefined, None) for name in whole})
-        for name, one in gather_evidence(difference, values, resamples=resamples, seed=seed).items():
-            found[name] = PairedDifference(one.value, one.interval(confidence), one.p_value())
+        found |= differences_of(pair, metrics=metrics, confidence=confidence, resamples=resamples, seed=seed)
     proportions = found.keys() & set(accuracy_names(problem_of(first.label.dtype).name))
     if groups is None and proportions:
-        test = mcnemar(*(exact_matches(one.label, one.prediction) for one in (first, second)))
-        limits = bonett_price(test.only_first, test.only_second, len(first.label), confidence)
-        for name in proportions:
-            value = found[name].value
-            if value is not None:
-                interval = make_interval(value, limits, "bonett-price", confidence=confidence)
-                found[name] = PairedDifference(value, interval, test.p_value)
+        before, after = (exact_matches(one.label, one.prediction) for one in (first, second))
+        shares, _ = difference_of_shares(before, after, confidence)
+        found |= {name: shares for name in proportions if found[name].value is not None}
     return found
+
+
+def differences_of(
+    pair: tuple[Statistic, Statistic],
+    *,
+    metrics: Collection[str] | None = None,
+    confidence: float = 0.95,
+    resamples: int | None = None,
+    seed: int = SEED,
+) -> dict[str, PairedDifference]:
+    """Compares the metrics of one statistic by the paired bootstrap (see `paired_differences`)."""
+    difference = Difference(*pair)
+    if metrics is not None and not set(metrics) & set(difference.names):
+        return {}
+    undefined = Interval(confidence=confidence, reason="the metric is undefined for one of the two")
+    whole = {name: value for name, value in difference.observed().items() if metrics is None or name in metrics}
+    values = {name: value for name, value in whole.items() if not np.isnan(value)}
+    evidence = gather_evidence(difference, values, resamples=resamples, seed=seed)
+    return {name: PairedDifference(None, undefined, None) for name in whole} | {
+        name: PairedDifference(one.value, one.interval(confidence), one.p_value()) for name, one in evidence.items()
+    }
+
+
+def difference_of_shares(
+    first_right: np.ndarray, second_right: np.ndarray, confidence: float = 0.95
+) -> tuple[PairedDifference, McNemar]:
+    """Compares the shares of right answers of two models by McNemar's test, with the interval of `bonett_price`.
+
+    Args:
+        first_right: whether the first model is right, bool of shape [n].
+        second_right: whether the second model is right, bool of shape [n].
+        confidence: confidence level of the interval.
+    """
+    test = mcnemar(first_right, second_right)
+    value = float(second_right.mean() - first_right.mean())
+    limits = bonett_price(test.only_first, test.only_second, len(first_right), confidence)
+    interval = make_interval(value, limits, "bonett-price", confidence=confidence)
+    return PairedDifference(value, interval, test.p_value), test
 
 
 def _statistics_of_both(

@@ -13,7 +13,8 @@ import pytest
 from task_runs import task_run
 
 from dist_eval.compare.__main__ import main
-from dist_eval.compare.comparison import compare, load_run
+from dist_eval.compare.comparison import compare
+from dist_eval.compare.loading import load_run
 from dist_eval.statistics import bonett_price, mcnemar
 
 DRAW = np.random.default_rng(0)

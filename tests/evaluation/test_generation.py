@@ -21,7 +21,7 @@ from tiny_models import LAYERS, VOCABULARY
 
 from dist_eval.compare.__main__ import main as compare
 from dist_eval.compare.comparison import compare as compare_runs
-from dist_eval.compare.comparison import load_run
+from dist_eval.compare.loading import load_run
 from dist_eval.errors import RunError
 from dist_eval.report.__main__ import main as report
 
