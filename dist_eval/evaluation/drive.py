@@ -1,45 +1,27 @@
-"""How the samples of a run are answered: by all ranks, each its share, from the journal on.
-
-Whatever the samples are, rows of a dataset or requests to a language model, a run goes through `drive`, and what all
-ranks did comes together in a `RunOutput`.
-"""
+"""What all ranks agree on before a run, the plan of its batches, and what comes together at its end, a `RunOutput`."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Container, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any, Generic, TextIO, TypeVar
+from typing import Any, Generic, TypeVar
 
-import numpy as np
-
-from dist_eval.data.collector import Columns
 from dist_eval.data.plan import BatchPlan
-from dist_eval.distributed.collectives import all_gather, require_agreement
-from dist_eval.distributed.progress import Progress
-from dist_eval.distributed.tracked_progress import Judged, TrackedProgress
+from dist_eval.distributed.collectives import all_gather
 from dist_eval.evaluation.context import RunContext
-from dist_eval.evaluation.worker import BatchWorker, FailurePolicy, RankOutput
-from dist_eval.inference.forward import Texts
-from dist_eval.inference.in_flight import Window
+from dist_eval.evaluation.worker import RankOutput
 from dist_eval.model.backbone import AnsweringModel, ModelOnBackbone
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.petals.base_model.config import session_tokens
 from dist_eval.petals.client.findings import Findings
 from dist_eval.petals.client.records import Swarm
 from dist_eval.results.work import RankWork, Throughput
-from dist_eval.runs.fingerprint import Fingerprint
-from dist_eval.runs.journal import Journal, record_plan, recorded_cache_tokens, require_recorded_plan
+from dist_eval.runs.journal import record_plan, recorded_cache_tokens, require_recorded_plan
 
 _SHORTEST_SECONDS = 1e-3
 
 Entry = TypeVar("Entry", bound=RankWork)
-
-Judge = Callable[[np.ndarray, np.ndarray], Judged]
-"""Is given positions in the data, int64 of shape [n], and their answers, of any batch that has been answered, each
-once; says which samples are right, as soon as it can."""
 
 
 @dataclass(frozen=True)
@@ -77,60 +59,6 @@ class RunOutput(Generic[Entry]):
             ),
             "swarm": swarm and swarm.model_copy(update={"precisions": self.precisions}),
         }
-
-
-@contextmanager
-def drive(
-    context: RunContext[Any, Any],
-    model: AnsweringModel,
-    data: Texts,
-    plan: BatchPlan,
-    fingerprint: Fingerprint,
-    journal: Journal,
-    columns_of: Callable[[np.ndarray, np.ndarray], Columns],
-    *,
-    window: Window,
-    audited: Container[int] = (),
-    judge: Judge | None = None,
-    stream: TextIO | None = None,
-) -> Iterator[RankOutput]:
-    """Has all samples answered, and shows the progress of all ranks until the end of the context.
-
-    Every rank calls it, in an open process group, and gathers in the context what it needs of other ranks.
-    `columns_of` makes the columns of positions in the data, int64 of shape [n], and their answers. `judge` is for
-    trackers, and called on the leader in another thread. The progress is shown on `stream`, by default stderr.
-    """
-    config, topology, tracked = context.config, context.topology, None
-    require_agreement(fingerprint.values)
-    if topology.is_leader and context.open_trackers():
-        judged = partial(_judge_news, journal, plan, judge) if judge else None
-        tracked = TrackedProgress(context.trackers, len(data), config.confidence, judged)
-    progress = Progress(
-        *(topology, context.rank_store, len(data)),
-        stop=context.stop,
-        folder=context.folder.path,
-        notice=model.notice,
-        stall_timeout=config.collective_timeout,
-        stream=stream,
-        tracked=tracked,
-    )
-    worker = BatchWorker(
-        *(model, data, plan, journal, progress, window, context.stop),
-        drain_timeout=config.stop_grace,
-        failures=FailurePolicy.of(config),
-        audited=audited,
-    )
-    with progress.shown():
-        context.stop.defer_signals()
-        batches = worker.run(topology, config.collective_timeout)
-        yield worker.collect(batches, columns_of, worker.work(topology, model.traffic()))
-
-
-def _judge_news(journal: Journal, plan: BatchPlan, judge: Judge) -> Iterator[Judged]:
-    """Yields what is right of the answers that ranks have written to this rank's folder since the last call."""
-    for outcome in journal.news():
-        kept = outcome.answered_rows
-        yield judge(plan.batch(outcome.batch)[kept], outcome.answers[kept])
 
 
 def decide_plan(

@@ -21,8 +21,7 @@ from dist_eval.data.selection import select_rows
 from dist_eval.data.tokenizers import ONE_BEGINNING, load_tokenizer, token_ids, tokenizer_digest
 from dist_eval.distributed.tracked_progress import Judged
 from dist_eval.errors import ConfigError
-from dist_eval.evaluation.drive import Judge
-from dist_eval.evaluation.job import Answered, Context, answer
+from dist_eval.evaluation.job import Answered, Context, Judge, answer
 from dist_eval.evaluation.requests import RequestJob, Requests
 from dist_eval.evaluation.rescoring import analysis_of, announce_selection, rescore, show_results
 from dist_eval.evaluation.task import examples_before, frame_of, require_room_after, selection_identity, selection_of

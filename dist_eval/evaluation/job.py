@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,11 +13,14 @@ import numpy as np
 
 from dist_eval.data.collector import Columns
 from dist_eval.data.plan import BatchPlan
+from dist_eval.distributed.collectives import require_agreement
+from dist_eval.distributed.progress import Progress
+from dist_eval.distributed.tracked_progress import Judged, TrackedProgress
 from dist_eval.evaluation.audit import audited_batches
 from dist_eval.evaluation.context import RunContext
-from dist_eval.evaluation.drive import Judge, RunOutput, decide_plan, drive
+from dist_eval.evaluation.drive import RunOutput, decide_plan
 from dist_eval.evaluation.rescoring import keep_recorded_analysis
-from dist_eval.evaluation.worker import FailurePolicy, RankOutput
+from dist_eval.evaluation.worker import BatchWorker, FailurePolicy, RankOutput
 from dist_eval.inference.forward import Texts
 from dist_eval.inference.in_flight import Window
 from dist_eval.model.backbone import AnsweringModel
@@ -26,11 +29,16 @@ from dist_eval.options.config import RunConfig
 from dist_eval.results.run import CompleteHarnessRun, CompleteRun
 from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.fingerprint import Fingerprint
+from dist_eval.runs.journal import Journal
 
 Data = TypeVar("Data", bound=Texts)
 Found = TypeVar("Found")
 
 Context = RunContext[Any, EvaluationFolder]
+
+Judge = Callable[[np.ndarray, np.ndarray], Judged]
+"""Is given positions in the data, int64 of shape [n], and their answers, of any batch that has been answered, each
+once; says which samples are right, as soon as it can."""
 
 
 @dataclass(frozen=True)
@@ -176,23 +184,54 @@ def answer(job: Job[Data, Found], context: Context) -> Answered[Data, Found] | N
         share = 0.0 if job.audit else config.session_share
         plan = decide_plan(context, partial(job.plan, data), job.base, model, share)
         asked, fingerprint = job.asked(model, data, context), job.fingerprint(data, plan)
+        require_agreement(fingerprint.values)
         journal = context.open_journal(plan, asked.columns, fingerprint)
-        driven = drive(
-            context,
+        progress = Progress(
+            topology,
+            context.rank_store,
+            len(data),
+            stop=context.stop,
+            folder=context.folder.path,
+            notice=asked.notice,
+            stall_timeout=config.collective_timeout,
+            stream=job.stream,
+            tracked=_tracked(job, context, data, plan, journal),
+        )
+        worker = BatchWorker(
             job.audited(asked, journal.exclude) if job.audit else asked,
             data,
             plan,
-            fingerprint,
             journal,
-            partial(job.columns, data),
-            window=job.window(data, plan, context),
+            progress,
+            job.window(data, plan, context),
+            context.stop,
+            drain_timeout=config.stop_grace,
+            failures=FailurePolicy.of(config),
             audited=audited_batches(len(plan), job.audit),
-            judge=job.judge(data) if topology.is_leader else None,
-            stream=job.stream,
         )
-        with driven as local:
+        with progress.shown():
+            context.stop.defer_signals()
+            batches = worker.run(topology, config.collective_timeout)
+            local = worker.collect(batches, partial(job.columns, data), worker.work(topology, asked.traffic()))
             found, work = job.gather(local)
             del local  # this rank's answers, after a restart nearly all
     if work.failed and topology.is_leader:
         FailurePolicy.of(config).require_few(len(work.failed), len(data), work.failed[-1][1])
     return Answered(data, plan, found, work)
+
+
+def _tracked(
+    job: Job[Data, Any], context: Context, data: Data, plan: BatchPlan, journal: Journal
+) -> TrackedProgress | None:
+    """Returns the progress that trackers are told on the leader, which judges answers in another thread."""
+    if not context.topology.is_leader or not context.open_trackers():
+        return None
+    judge = job.judge(data)
+
+    def news(judge: Judge) -> Iterator[Judged]:
+        for outcome in journal.news():
+            kept = outcome.answered_rows
+            yield judge(plan.batch(outcome.batch)[kept], outcome.answers[kept])
+
+    judged = partial(news, judge) if judge else None
+    return TrackedProgress(context.trackers, len(data), context.config.confidence, judged)

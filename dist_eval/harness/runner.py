@@ -15,8 +15,7 @@ from dist_eval.data.continuations import write_continuations
 from dist_eval.data.generation import write_prompts
 from dist_eval.data.tokenizers import load_tokenizer, tokenizer_digest
 from dist_eval.errors import ConfigError, DataError, EvaluationError
-from dist_eval.evaluation.drive import Judge
-from dist_eval.evaluation.job import Context, answer
+from dist_eval.evaluation.job import Context, Judge, answer
 from dist_eval.evaluation.requests import RequestJob, Requests
 from dist_eval.evaluation.rescoring import announce_complete, show_results
 from dist_eval.harness.metrics import group_results, task_results
