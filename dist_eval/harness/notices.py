@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,7 +36,6 @@ class Notices(logging.Handler):
         self.error = ""  # the latest one that the harness has logged instead of raising it
         self._texts: dict[object, list[str]] = {}
         self._counts: Counter[object] = Counter()
-        self._thread = threading.get_ident()
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -60,9 +58,7 @@ class Notices(logging.Handler):
             index.setLevel(logging.NOTSET)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Takes a message of the harness; what it says of documents that are judged early, it says again in the end."""
-        if record.thread != self._thread:
-            return
+        """Takes a message of the harness."""
         text = record.getMessage()
         if record.levelno >= logging.ERROR:
             self.error = readable(text)

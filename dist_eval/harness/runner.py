@@ -15,7 +15,7 @@ from dist_eval.data.continuations import write_continuations
 from dist_eval.data.generation import write_prompts
 from dist_eval.data.tokenizers import load_tokenizer, tokenizer_digest
 from dist_eval.errors import ConfigError, DataError, EvaluationError
-from dist_eval.evaluation.job import Context, Judge, answer
+from dist_eval.evaluation.job import Context, answer
 from dist_eval.evaluation.requests import RequestJob, Requests
 from dist_eval.evaluation.rescoring import announce_complete, show_results
 from dist_eval.harness.metrics import group_results, task_results
@@ -47,7 +47,6 @@ class HarnessTasks(RequestJob):
 
     def lead(self, context: Context) -> None:
         """Runs the harness, which has its requests answered; writes and shows the results."""
-        from dist_eval.harness.judging import DocumentJudge
         from dist_eval.harness.language_model import HarnessModel
         from dist_eval.harness.tasks import LoadedTasks, tracker_of
 
@@ -66,7 +65,6 @@ class HarnessTasks(RequestJob):
             generation=lambda: GenerationSettings(self.base.name),
             say=self._tasks.notices.say,
         )
-        self._judge = DocumentJudge(self._tasks.tasks, model)
         tracker = tracker_of(context.folder.path)
         try:
             found = self._tasks.run(model, tracker, self._undefined)
@@ -143,9 +141,6 @@ class HarnessTasks(RequestJob):
     def identity(self) -> Fingerprint:
         tokenizer = tokenizer_digest(self._tokenizer)
         return Fingerprint({"tokenizer": tokenizer, **self._tasks.identity(), **self.config.of_results()})
-
-    def judge(self, data: Requests) -> Judge:
-        return self._judge
 
     def _finish(self, found: dict[str, Any], tracker: EvaluationTracker, context: Context) -> None:
         from dist_eval.harness.tasks import save
