@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from dist_eval.compare.comparison import (
     Change,
@@ -19,7 +18,7 @@ from dist_eval.compare.comparison import (
     renumbered,
     require_same_groups,
 )
-from dist_eval.errors import ConfigError, RunError, one_line
+from dist_eval.errors import ConfigError, RunError
 from dist_eval.metrics.catalogue import accuracy_names, metric_names
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, custom_results
@@ -30,8 +29,7 @@ from dist_eval.petals.base_model.problem_types import PROBLEMS, REGRESSION, exac
 from dist_eval.record import MetricValues
 from dist_eval.results.run import CompleteRun
 from dist_eval.results.scores import Intervals
-from dist_eval.runs.files import PREDICTIONS
-from dist_eval.runs.reading import read_results
+from dist_eval.runs.reading import read_results, read_table
 from dist_eval.runs.saved_samples import SavedPredictions, read_predictions
 from dist_eval.statistics import (
     Interval,
@@ -88,10 +86,7 @@ class EvaluationRun(ComparedRun):
     def load(cls, folder: Path) -> EvaluationRun:
         """Loads a run from its folder."""
         results = read_results(folder)
-        try:
-            predictions = read_predictions(folder / PREDICTIONS)
-        except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-            raise RunError(f"{folder / PREDICTIONS} cannot be read: {one_line(error)}.") from error
+        predictions = read_table(folder, read_predictions)
         groups, group = results.groups, predictions.group if results.groups else None
         if groups and (group is None or len(np.unique(group)) != groups.count):  # older, or interrupted
             raise RunError(

@@ -1,7 +1,7 @@
-"""An evaluation run: `runner` has its phases, from the options to the results.
+"""An evaluation run. `job` has its phases, which all kinds of evaluation go through, and the `Job` that each kind is.
 
-`context` is a rank's part of a run of any kind, and all kinds have their samples answered by `drive`: `worker`
-predicts a rank's batches and appends them to the journal, with an `audit` on request. `task` is what is evaluated,
-`scoring` brings the predictions of all ranks together; `rescoring` is for a run that is complete. `generation` is a run
-on prompts; it, and `dist_eval.harness`, have `requests` answered. The run's folder and journal are in `dist_eval.runs`.
+`classification` and `generation` are jobs; `requests` is what generation has in common with `dist_eval.harness`.
+`context` is a rank's part of a run of any kind, `worker` predicts a rank's batches and appends them to the journal,
+with an `audit` on request, and `ranks` is what ranks agree on, and bring together. `task` reads what options name,
+`scoring` computes metrics of all ranks' predictions, and `rescoring` those of a complete run.
 """

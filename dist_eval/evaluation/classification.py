@@ -17,8 +17,8 @@ from dist_eval.data.plan import BatchPlan
 from dist_eval.data.shared_prefixes import plan_with_shared_beginnings
 from dist_eval.distributed.progress import Judged
 from dist_eval.evaluation.audit import AuditedModel
-from dist_eval.evaluation.drive import RunOutput
 from dist_eval.evaluation.job import Answered, Context, Job, Judge, answer
+from dist_eval.evaluation.ranks import RunOutput
 from dist_eval.evaluation.rescoring import analysis_of, announce_selection, rescore, show_results, with_new_scores
 from dist_eval.evaluation.scoring import Gathered, analysed, combine, score, scores_of, spread_of
 from dist_eval.evaluation.task import (

@@ -18,7 +18,7 @@ from dist_eval.distributed.progress import Progress
 from dist_eval.distributed.tracked_progress import Judged, TrackedProgress
 from dist_eval.evaluation.audit import audited_batches
 from dist_eval.evaluation.context import RunContext
-from dist_eval.evaluation.drive import RunOutput, decide_plan
+from dist_eval.evaluation.ranks import RunOutput, decide_plan
 from dist_eval.evaluation.rescoring import keep_recorded_analysis
 from dist_eval.evaluation.worker import BatchWorker, FailurePolicy, RankOutput
 from dist_eval.inference.forward import Texts

@@ -22,8 +22,8 @@ from dist_eval.distributed.collectives import broadcast, gather_columns
 from dist_eval.errors import RunError, translating_os_errors
 from dist_eval.evaluation.audit import AuditedTexts
 from dist_eval.evaluation.context import RunContext
-from dist_eval.evaluation.drive import RunOutput
 from dist_eval.evaluation.job import Answered, Context, Job
+from dist_eval.evaluation.ranks import RunOutput
 from dist_eval.evaluation.worker import RankOutput
 from dist_eval.inference.in_flight import Window
 from dist_eval.inference.send_options import SendOptions

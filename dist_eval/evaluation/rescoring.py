@@ -12,7 +12,6 @@ import numpy as np
 from dist_eval.analysis.options import AnalysisOptions
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.prompted_rows import PromptedRows
-from dist_eval.errors import RunError, one_line
 from dist_eval.evaluation.context import RunContext
 from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.metric_loading import name_of_spec
@@ -23,7 +22,8 @@ from dist_eval.results.inputs import SelectionSummary
 from dist_eval.results.run import CompleteHarnessRun, CompleteRun
 from dist_eval.results.scores import Analysis, Interval
 from dist_eval.runs.evaluation_folder import EvaluationFolder
-from dist_eval.runs.files import PREDICTIONS, REPORT
+from dist_eval.runs.files import REPORT
+from dist_eval.runs.reading import read_table
 from dist_eval.runs.saved_samples import SavedPredictions, SavedTexts
 
 _Value = TypeVar("_Value")
@@ -56,7 +56,7 @@ def rescore(
     is_new = bool(config.metric) or any(results.config.get(name) != getattr(config, name) for name in _RESCORED)
     announce_complete(folder)
     if is_new:
-        results, samples, groups = compute(results, _read_table(folder, read))
+        results, samples, groups = compute(results, read_table(folder.path, read, " --overwrite runs it again."))
         results = results.model_copy(update={"config": _options_of_both(results.config, config)})
         folder.revise(results, samples, groups)
         print("Computed from its answers:", flush=True)
@@ -86,15 +86,6 @@ def _options_of_both(recorded: dict[str, Any], config: EvaluationConfig) -> dict
     metrics = {name_of_spec(spec): spec for spec in (*(recorded.get("metric") or ()), *config.metric)}
     options = {name: getattr(config, name) for name in _RESCORED}
     return {**recorded, **options, "metric": list(metrics.values())}
-
-
-def _read_table(folder: EvaluationFolder, read: Callable[[Path], Table]) -> Table:
-    """Reads the table of a complete run's samples."""
-    path = folder.path / PREDICTIONS
-    try:
-        return read(path)
-    except (OSError, ValueError, KeyError) as error:
-        raise RunError(f"{path} cannot be read: {one_line(error)}. --overwrite runs it again.") from error
 
 
 def keep_recorded_analysis(context: RunContext[Any, EvaluationFolder]) -> Any:

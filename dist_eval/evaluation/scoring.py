@@ -13,7 +13,7 @@ import numpy as np
 
 from dist_eval.analysis.options import AnalysisOptions, analyse
 from dist_eval.distributed.collectives import gather_columns, sum_arrays
-from dist_eval.evaluation.drive import RunOutput
+from dist_eval.evaluation.ranks import RunOutput
 from dist_eval.evaluation.worker import RankOutput
 from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.confusion import MOST_DENSE_CLASSES

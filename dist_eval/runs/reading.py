@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import ValidationError
 
@@ -19,11 +19,13 @@ from dist_eval.runs.files import PREDICTIONS, RESULTS
 from dist_eval.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterator, Sequence
+    from collections.abc import Callable, Container, Iterator, Sequence
 
     import numpy as np
 
     from dist_eval.runs.saved_samples import SavedPredictions
+
+Table = TypeVar("Table")
 
 
 def read_results(folder: Path) -> CompleteRun:
@@ -70,6 +72,16 @@ def read_run(folder: Path) -> CompleteRun | CompleteHarnessRun:
     if damaged:
         raise _damage(folder / damaged)
     return run
+
+
+def read_table(folder: Path, read: Callable[[Path], Table], advice: str = "") -> Table:
+    """Reads the table of a run's samples; raises a `RunError` if that fails."""
+    import pyarrow as pa
+
+    try:
+        return read(folder / PREDICTIONS)
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
+        raise RunError(f"{folder / PREDICTIONS} cannot be read: {one_line(error)}.{advice}") from error
 
 
 def _damage(path: Path) -> RunError:
