@@ -140,7 +140,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         self._generation = generation
         # those of all tasks in the order in which they are answered, and how many answers each takes; complete once all
         # texts have been read
-        self.requests: list[tuple[Instance, int]] = []
+        self._requests: list[tuple[Instance, int]] = []
         self._decodings: dict[int, Decoding] = {}
         self._responses: dict[int, list[Any]] | None = None
 
@@ -164,7 +164,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             times[id(request)] += 1
         return found
 
-    def respond(self, request: Instance, answers: np.ndarray) -> list[Any]:
+    def _respond(self, request: Instance, answers: np.ndarray) -> list[Any]:
         """Returns what the harness is told of a request's answers: a number, number and flag, or a text for each."""
         if request.request_type == _GENERATION:
             stop = self._decodings[id(request)].stop
@@ -189,10 +189,10 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
                 )
             found = self._answer(self._pairs(scored), self._prompts(generated))
             self._responses, unfinished, start = {}, Counter[str](), 0
-            for instance, count in self.requests:
+            for instance, count in self._requests:
                 own = found[start : start + count]
                 start += count
-                self._responses[id(instance)] = self.respond(instance, own)
+                self._responses[id(instance)] = self._respond(instance, own)
                 if instance.request_type == _GENERATION:
                     unfinished[instance.task_name] += sum(map(self._goes_on_thinking, map(_tokens_of, own)))
             for name, count in (+unfinished).items():
@@ -228,7 +228,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             else:
                 self._require_known(instance, context)
                 count = texts_asked_for(instance, decoding)
-                self.requests.append((instance, count))
+                self._requests.append((instance, count))
                 yield from itertools.repeat((context, decoding), count)
                 continue
             raise problem_of(instance, problem)
@@ -245,7 +245,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             for instance in some:
                 rolls = instance.request_type == ROLLING
                 pairs = self._windows(instance) if rolls else [next(tokenized)]
-                self.requests.append((instance, len(pairs)))
+                self._requests.append((instance, len(pairs)))
                 for context, continuation in pairs:
                     self._check(instance, context, continuation)
                     yield context, continuation

@@ -24,13 +24,11 @@ from dist_eval.report.classes import (
 )
 from dist_eval.report.document import (
     Mistakes,
-    Number,
     Plot,
     ReportOptions,
     Rows,
     Section,
     Table,
-    metric_card,
     metric_number,
 )
 from dist_eval.report.naming import dataset_name, name_of
@@ -78,6 +76,8 @@ class ShownEvaluation(ShownRun):
         self.data = dataset_name(results.data)
         self.main_metrics = [*metric_names(problem, "compared"), *results.custom_metrics]
         self.slice_metrics = metric_names(problem, "slices")[:_METRICS_OF_A_SLICE]
+        self.cards = [(name, name) for name in metric_names(problem, "cards")]
+        self.plots = [plot_name(problem), *([RELIABILITY] if results.calibration else [])]
         self.weights = model.weights_digest
 
     @cached_property
@@ -86,12 +86,6 @@ class ShownEvaluation(ShownRun):
 
     def coverage(self) -> str:
         return format_coverage(self.results)
-
-    def plots(self) -> list[str]:
-        return [plot_name(self.results.problem_type), *([RELIABILITY] if self.results.calibration else [])]
-
-    def cards(self) -> list[tuple[str, Number]]:
-        return [metric_card(name, name, self.results) for name in metric_names(self.results.problem_type, "cards")]
 
     def sections(self) -> list[Section]:
         results = self.results

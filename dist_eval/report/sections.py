@@ -158,12 +158,6 @@ def metrics_shown(scores: Scores) -> list[str]:
     ]
 
 
-def headline(scores: Scores) -> tuple[str, float | None]:
-    """Returns name and value of the most important metric."""
-    name = metric_names(scores.problem_type, "cards")[0]
-    return name, scores.metrics.get(name)
-
-
 def format_coverage(results: EvaluationResults) -> str:
     """Returns how many examples were evaluated, and what was odd about their texts and labels."""
     coverage, data = results.coverage, results.data

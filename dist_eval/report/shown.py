@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dist_eval.report.document import Document, Mistakes, Number, ReportOptions, Results, Section
+from dist_eval.report.document import Document, Mistakes, ReportOptions, Results, Section, metric_card
 from dist_eval.report.naming import options_of
 from dist_eval.report.sections import failure_sections, format_speed, slice_sections, work_section
 from dist_eval.runs.files import RESULTS
@@ -23,6 +23,8 @@ class ShownRun(ABC):
     data: str  # public name of what it was evaluated on
     main_metrics: Sequence[str]  # names of the metrics that tables of several runs have
     slice_metrics: Sequence[str]  # names of the metrics of slices, the most important one first
+    cards: Sequence[tuple[str, str]]  # title and name of the most important metrics
+    plots: Sequence[str] = ()  # names of the plots in the run's folder
     weights: str  # digest of the model's weights
 
     def __init__(self, results: Results, folder: Path = Path()) -> None:
@@ -38,8 +40,8 @@ class ShownRun(ABC):
             model=self.model,
             data=self.data,
             facts=[self.coverage(), format_speed(results, self.unit)],
-            files=[RESULTS, *results.tables, *self.plots()],
-            cards=self.cards(),
+            files=[RESULTS, *results.tables, *self.plots],
+            cards=[metric_card(title, name, results) for title, name in self.cards],
             sections=[
                 *self.sections(),
                 *slice_sections(results.slices, self.slice_metrics),
@@ -53,14 +55,6 @@ class ShownRun(ABC):
     @abstractmethod
     def coverage(self) -> str:
         """Returns how much was evaluated."""
-
-    def plots(self) -> list[str]:
-        """Returns the names of the plots in the run's folder."""
-        return []
-
-    @abstractmethod
-    def cards(self) -> list[tuple[str, Number]]:
-        """Returns the most important metrics."""
 
     @abstractmethod
     def sections(self) -> list[Section]:

@@ -14,7 +14,6 @@ from dist_eval.report.document import (
     Section,
     Table,
     format_metric,
-    metric_card,
     metric_number,
 )
 from dist_eval.report.naming import name_of
@@ -48,6 +47,8 @@ class ShownTasks(ShownRun):
         self.main_metrics = results.main_metrics
         names = [metric.metric for task in results.tasks.values() for metric in task.metrics]
         self.slice_metrics = [name for name in names if name != "exact_match_raw"]  # the stricter one of both
+        firsts = [(name, task.metrics[0].key) for name, task in list(results.tasks.items())[:_CARDS] if task.metrics]
+        self.cards = [(f"{task}: {metric}", f"{task}/{metric}") for task, metric in firsts]
         self.weights = results.model.digest
 
     def coverage(self) -> str:
@@ -67,11 +68,6 @@ class ShownTasks(ShownRun):
         if prompts and prompts.truncated:
             parts.append(f"{format_count(prompts.truncated, 'prompt')} cut")
         return "; ".join(parts)
-
-    def cards(self) -> list[tuple[str, Number]]:
-        results = self.results
-        firsts = [(name, task.metrics[0]) for name, task in list(results.tasks.items())[:_CARDS] if task.metrics]
-        return [metric_card(f"{task}: {metric.key}", f"{task}/{metric.key}", results) for task, metric in firsts]
 
     def sections(self) -> list[Section]:
         return [_metrics(self._run)]
