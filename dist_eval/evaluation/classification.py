@@ -15,7 +15,7 @@ from dist_eval.data.collector import Columns
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import BatchPlan
 from dist_eval.data.shared_prefixes import plan_with_shared_beginnings
-from dist_eval.distributed.progress import Judged
+from dist_eval.distributed.tracked_progress import Judged
 from dist_eval.evaluation.audit import AuditedModel
 from dist_eval.evaluation.job import Answered, Context, Job, Judge, answer
 from dist_eval.evaluation.ranks import RunOutput
