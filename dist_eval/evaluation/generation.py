@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -160,14 +159,14 @@ class GenerationTask:
 class Generation(RequestJob):
     """Generates a text after each prompt of a dataset, and compares it with references."""
 
+    task: GenerationTask  # what is asked, on the leader
+
     def __init__(self, config: EvaluationConfig) -> None:
         super().__init__(config)
         self.audit = config.audit
 
-    @cached_property
-    def task(self) -> GenerationTask:
-        """What is asked, on the leader."""
-        return GenerationTask(self.config, self.base, self.target)
+    def prepare(self) -> None:
+        self.task = GenerationTask(self.config, self.base, self.target)
 
     def lead(self, context: Context) -> None:
         answered = answer(self, context)

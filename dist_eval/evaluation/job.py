@@ -67,6 +67,9 @@ class Job(ABC, Generic[Data, Found]):
         """Reads the files of the model, and the options; nothing is loaded or sent."""
         self.config: Any = config
 
+    def prepare(self) -> None:
+        """Reads what else the leader needs, if that is quick: wrong options end the run before a swarm is opened."""
+
     @abstractmethod
     def lead(self, context: Context) -> None:
         """Evaluates on the leader: calls `answer`, writes results, and shows them."""
@@ -138,6 +141,8 @@ def run(kind: Callable[[Any], Job[Any, Any]], context: Context) -> CompleteRun |
     """
     with context:
         job = kind(keep_recorded_analysis(context))
+        if context.topology.is_leader:
+            job.prepare()
         if not context.found_results:
             context.open_swarm(job.base)
         if context.topology.is_leader:

@@ -45,13 +45,16 @@ class HarnessTasks(RequestJob):
         self._broken: Exception | None = None
         self._undefined: dict[str, dict[str, str]] = {}
 
+    def prepare(self) -> None:
+        self._tokenizer = self._load_tokenizer()
+
     def lead(self, context: Context) -> None:
         """Runs the harness, which has its requests answered; writes and shows the results."""
         from dist_eval.harness.language_model import HarnessModel
         from dist_eval.harness.tasks import LoadedTasks, tracker_of
 
         config = self.config
-        self._tasks, self._tokenizer = LoadedTasks.load(config), self._load_tokenizer()
+        self._tasks = LoadedTasks.load(config)
         model = HarnessModel(
             self._tokenizer,
             list(self._tasks.tasks.values()),

@@ -51,6 +51,8 @@ def plan_run(context: PlanContext) -> PlannedRun | None:
         if not config.probe and not is_leader:
             return None
         job: Job[Any, Any] = Generation(config) if config.generate else Classification(config)
+        if is_leader:
+            job.prepare()
         if config.probe:
             context.open_swarm(job.base)
         if is_leader or job.each_host_reads:
