@@ -28,7 +28,7 @@ def load_model(
         model_class: one of transformers' classes, or one that was made of one.
         architecture: of its base model.
         tensors: by their names in the model.
-        name: of the base model, for messages.
+        name: of the base model, which the model keeps.
         config: the model's `transformers` config; by default that of the architecture.
         dtype: of the parameters.
         drawn: names of tensors that are drawn at random if they are not among `tensors`, such as a new head.
@@ -52,4 +52,5 @@ def load_model(
     computed = (*layers, *(f"{path}." for path in architecture.norms))
     unread = [key for key in report["unexpected_keys"] if key.startswith(computed)]
     require_all_read(unread, f"The base model {name}")
+    model.name_or_path = model.config.name_or_path = name  # transformers calls a model that is made of tensors "None"
     return model.eval()

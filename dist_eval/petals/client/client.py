@@ -20,6 +20,8 @@ from dist_eval.process.logging_setup import forking_without_warnings
 _POLL_SECONDS, _LEAST_PROBE_SECONDS, _PROBE_SECONDS, _PROBES_AT_ONCE = 0.1, 0.1, 5.0, 16
 _RETRY_SECONDS, _LEAVE_SECONDS, _END_SECONDS, _FIRST_ATTEMPT_SECONDS = 0.5, 4.0, 1.0, 15.0
 
+_pinging: set[Any] = set()  # tasks of a node's process: its loop would let those that wait for the daemon be collected
+
 
 def public_peers() -> list[str]:
     """Returns addresses of Petals' public swarm."""
@@ -118,6 +120,7 @@ async def _ping(addresses: list[str], dht: Any, node: Any) -> None:
     from hivemind.p2p import PeerID
     from hivemind.utils.multiaddr import Multiaddr
 
+    _pinging.add(task := asyncio.current_task())
     for address in addresses:
         with contextlib.suppress(Exception):  # a peer that is not up yet is pinged next time
             location, _, name = address.rpartition("/p2p/")
@@ -125,6 +128,7 @@ async def _ping(addresses: list[str], dht: Any, node: Any) -> None:
             await node.p2p._client.connect(peer, [Multiaddr(location)])
             if await node.protocol.call_ping(peer) is not None:
                 node.blacklist.register_success(peer)
+    _pinging.remove(task)
 
 
 def leave_swarm(dht: Any, connection: Any = None, stop: Callable[[], Any] = lambda: None) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import os
 import signal
 import socket
@@ -12,7 +14,7 @@ import pytest
 from conftest import SwarmClient
 
 from dist_eval.errors import SwarmError
-from dist_eval.petals.client.client import join_swarm, leave_swarm, wait_until_listening
+from dist_eval.petals.client.client import join_swarm, leave_swarm, rejoin_swarm, wait_until_listening
 from dist_eval.petals.server.private import PrivateSwarm
 
 PEER_ID = "QmZmNRxpVSgwCUQ1ncBqnmjUUzotKCQj6JPvWEd2YpBd57"
@@ -55,6 +57,23 @@ def test_a_swarm_can_be_left_and_joined_again(demo_swarm: PrivateSwarm, swarm_cl
         assert dht.is_alive()
         leave_swarm(dht)
         assert not dht.is_alive()
+
+
+async def _others_after_a_collection(dht: Any, node: Any) -> int:
+    """Runs in the node's process."""
+    gc.collect()
+    return sum("DHT._run_coroutine" in repr(task) for task in asyncio.all_tasks() - {asyncio.current_task()})
+
+
+def test_a_ping_of_a_peer_that_does_not_answer_is_not_collected(
+    demo_swarm: PrivateSwarm, swarm_client: SwarmClient
+) -> None:
+    dht = join_swarm(demo_swarm.initial_peers, 60.0, check=demo_swarm.require_alive)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        rejoin_swarm(dht, [f"/ip4/127.0.0.1/tcp/{server.getsockname()[1]}/p2p/{PEER_ID}"])
+        server.accept()
+        assert dht.run_coroutine(_others_after_a_collection) == 1
+    leave_swarm(dht)
 
 
 async def _hold_the_lock_forever(dht: Any, node: Any) -> None:

@@ -325,11 +325,14 @@ def test_gradients_of_tuned_tensors(tuned: Any) -> None:
         torch.testing.assert_close(gradients[f"{names[name]}.weight"], own, atol=1e-4, rtol=1e-4)
 
 
-def test_tuned_tensors_are_saved_as_a_checkpoint(tuned: Any, tmp_path: Path) -> None:
+def test_tuned_tensors_are_saved_as_a_checkpoint(
+    tuned: Any, family_swarms: dict[str, PrivateSwarm], tmp_path: Path
+) -> None:
     model, local = tuned
     model.save_pretrained(tmp_path)
     saved = TunedCheckpoint.load(tmp_path)
     assert saved.digest() == local.tuned.digest() and saved.base_fingerprint
+    assert saved.base_model == model.name_or_path == family_swarms["llama"].model
     assert saved.label_names == local.tuned.label_names
 
 
