@@ -143,7 +143,7 @@ def load_model(
     except BaseException:
         connection.close()
         raise
-    client.connect(connection.requests, base.request_tokens)
+    client.connect(connection.requests, request_tokens=base.request_tokens)
     return with_head(SwarmBackbone(client, connection.dht), base, target), connection.coverage.summary()
 
 

@@ -82,7 +82,7 @@ def load_swarm_backbone(
     directory = ServerDirectory(dht, dht_prefix, base.config.num_hidden_layers, adapter)
     requests = SwarmRequests(directory, base.config, **options)
     requests.start()
-    base.connect(requests, request_tokens)
+    base.connect(requests, request_tokens=request_tokens)
     return SwarmBackbone(base, dht)
 
 

@@ -142,7 +142,7 @@ class _Auto:
             tuned.require_base(name, base_config, fingerprint_of_base(base))
             put_tuned_tensors(tuned, loaded)
         opened = OpenConnection(reaching, config)
-        base.connect(opened.requests, max_request_tokens(config))
+        base.connect(opened.requests, request_tokens=max_request_tokens(config), require_open=opened.require_open)
         loaded.connection = opened
         weakref.finalize(loaded, opened.close_when_collected).atexit = False  # the connection has its own end there
         return loaded

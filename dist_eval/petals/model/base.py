@@ -62,10 +62,9 @@ class SwarmBase(SwarmModel, Prompts):
         put_stubs(self, self.architecture)
         self.add_prompts()
 
-    def connect(self, requests: SwarmRequests, request_tokens: int | None = None) -> None:
-        """Has a swarm compute the layers; `request_tokens` is that of `SwarmBlocks`."""
-        keeps_texts = self.architecture.has_attention_cache
-        self.blocks = SwarmBlocks(requests, keeps_texts=keeps_texts, request_tokens=request_tokens)
+    def connect(self, requests: SwarmRequests, **options: Any) -> None:
+        """Has a swarm compute the layers; the options are those of `SwarmBlocks`."""
+        self.blocks = SwarmBlocks(requests, keeps_texts=self.architecture.has_attention_cache, **options)
 
     @property
     def final_norm(self) -> nn.Module:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextvars
 import functools
 import math
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
-from dist_eval.errors import ConfigError, NoCacheError, RefusedError
+from dist_eval.errors import NoCacheError, RefusedError
 from dist_eval.petals.client.failures import can_have_more_room
 from dist_eval.petals.client.inputs import Inputs, TokenIds
 from dist_eval.petals.client.outputs import picked
@@ -40,12 +39,20 @@ class SwarmBlocks(Shared):
         keeps_texts: whether servers can keep what is needed of a text to continue it.
         request_tokens: a text of more tokens takes several requests, in a session. By default, all are sent as they
             are.
+        require_open: raises when the connection cannot be used any more.
     """
 
-    def __init__(self, requests: SwarmRequests, *, keeps_texts: bool, request_tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        requests: SwarmRequests,
+        *,
+        keeps_texts: bool,
+        request_tokens: int | None = None,
+        require_open: Callable[[], None] = lambda: None,
+    ) -> None:
         self.requests, self._keeps_texts, self._request_tokens = requests, keeps_texts, request_tokens
+        self._require_open = require_open
         self._room = Room(self.cache_tokens)  # of texts that are too long for a request
-        self._pid = os.getpid()
 
     def forward(
         self,
@@ -69,7 +76,7 @@ class SwarmBlocks(Shared):
             The outputs of the last block before the final norm: of the shape of the hidden states, or of shape
             [rows, hidden]; in their dtype, float32 for token ids.
         """
-        self.require_own_process()
+        self._require_open()
         if outputs := self._with_gradients([given], deep_prompts):
             return picked(outputs[0], rows)
         return self._without_gradients(given, deep_prompts, avoided, record, rows)
@@ -78,7 +85,7 @@ class SwarmBlocks(Shared):
         self, parts: Sequence[tuple[torch.Tensor | TokenIds, torch.Tensor]], deep_prompts: torch.Tensor | None
     ) -> list[torch.Tensor]:
         """Sends several batches at a time, each with positions whose outputs are needed (see `forward`)."""
-        self.require_own_process()
+        self._require_open()
         if outputs := self._with_gradients([given for given, _ in parts], deep_prompts):
             return [picked(found, rows) for found, (_, rows) in zip(outputs, parts, strict=True)]
         return at_once(
@@ -167,7 +174,7 @@ class SwarmBlocks(Shared):
         """Opens a session (see `InferenceSession`); nothing is sent yet."""
         from dist_eval.petals.client.inference_session import InferenceSession
 
-        self.require_own_process()
+        self._require_open()
         return InferenceSession(
             self.requests,
             embed,
@@ -198,14 +205,6 @@ class SwarmBlocks(Shared):
         if not share or not self.has_sessions or not any(can_roll_back(span.announced.version) for span in spans):
             return NO_ROOM
         return room_for_sessions(self.requests.servers.free_cache(), self.requests.num_blocks, share, session_tokens)
-
-    def require_own_process(self) -> None:
-        """Raises a `ConfigError` in a process that was forked since: it has no connection to the swarm."""
-        if os.getpid() != self._pid:
-            raise ConfigError(
-                "This process was forked from the one that opened the model, and cannot use its connection to the "
-                "swarm: open the model after the fork, in the process that uses it."
-            )
 
 
 def at_once(calls: Sequence[Callable[[], Result]]) -> list[Result]:

@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from dist_eval.errors import ConfigError
 from dist_eval.petals.client.router import Router
 from dist_eval.petals.model.shared import Shared
 from dist_eval.process.lifetime import MultiprocessingFiles, workspace
@@ -195,6 +196,16 @@ class OpenConnection(Shared):
         self._connection: Connection | None = connection
         self.requests = connection.requests
         atexit.register(self.close)
+
+    def require_open(self) -> None:
+        """Raises a `ConfigError` once the connection is closed, and in a process that was forked since."""
+        if os.getpid() != self._pid:
+            raise ConfigError(
+                "This process was forked from the one that opened the model, and cannot use its connection to the "
+                "swarm: open the model after the fork, in the process that uses it."
+            )
+        if self._connection is None:
+            raise ConfigError("The model is closed, and has left the swarm: open it again with from_pretrained.")
 
     def close(self) -> None:
         """Leaves the swarm, once; in a process that was forked since, it does nothing."""

@@ -347,6 +347,8 @@ def test_prompts_of_a_language_model_are_saved_without_a_head(
             texts_of = [each.generate(ids, max_new_tokens=3, pad_token_id=0) for each in (model, again)]
             assert torch.equal(*texts_of)
             assert torch.equal(again.generate(ids, max_new_tokens=3, pad_token_id=0, use_cache=False), texts_of[0])
+        with pytest.raises(ConfigError, match="The model is closed"):
+            again(ids)
     with pytest.raises(CheckpointError, match="has no classification head"):
         TunedCheckpoint.load(tmp_path)
 
