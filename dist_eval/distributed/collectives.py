@@ -1,8 +1,8 @@
 """Collectives between ranks, in a gloo process group that is opened after the model is built.
 
-Only this module and `rank_store`, which passes small values between ranks without a group, exchange anything through
-torch.distributed. The objects that ranks gather are pickles, and gloo's connections have neither a key nor encryption:
-a rank trusts whoever can reach its port while the group opens. On a single host that is loopback.
+Only this module and `rank_store`, which passes small values between ranks without a group, use torch.distributed.
+Gathered objects are pickles, and gloo's connections have neither authentication nor encryption: a rank trusts any peer
+that reaches its port while the group opens. On a single host, the port is on loopback.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from dist_eval.errors import ExactnessError, LostRankError, RunError, one_line
 from dist_eval.process.files import allow_many_files
 from dist_eval.process.patching import environment_with
 
-# Size of a round of gathered rows: of all ranks together, which bounds what a rank holds of the others'; and at least
-# of each rank, because a round has a fixed cost
+# Size of a round of gathered rows: maximum for all ranks together, which bounds memory; and minimum for each rank,
+# because a round has a fixed cost
 _BYTES_IN_A_ROUND, _BYTES_OF_A_RANK = 1 << 22, 1 << 15
 
-_MOST_DENSE_CELLS = 1 << 20  # a larger sparse array is not filled up before it is sent
+_MOST_DENSE_CELLS = 1 << 20  # larger sparse arrays are sent as such
 
-# Longest wait for another rank in a group that is opened for one call; if a rank dies, torchrun ends the others
+# Maximum wait for another rank in a group that is opened for one call; if a rank dies, torchrun ends the others
 _CALL_SECONDS = 6 * 3600.0
 
-# Longest wait for all ranks to make a call: some programs make it on one rank only, by mistake
+# Maximum wait for all ranks to make a call, because some programs make it on one rank only, by mistake
 _BARRIER_SECONDS = 1800.0
 
-# How long a failing rank may take to report its error: it leaves the swarm first
+# Maximum time for a failing rank to report its error, because it leaves the swarm first
 _ROOT_CAUSE_SECONDS, _POLL_SECONDS = 15.0, 0.1
 
-# Words in torch's messages when a collective loses its connection; its errors have no type of their own
+# Words in torch's messages for a collective that lost its connection; these errors have no type of their own
 _LOST_CONNECTION = ("gloo", "connection", "socket", "timed out")
 
-# Environment variable: names of the network interfaces at which gloo listens, separated by commas
+# Environment variable: names of the network interfaces that gloo listens on, separated by commas
 _INTERFACES = "GLOO_SOCKET_IFNAME"
 
 _group: dist.ProcessGroup | None = None  # The group for collectives, if it is not the default group
@@ -52,7 +52,7 @@ _calls = 0
 
 @contextmanager
 def group_of_program() -> Iterator[Topology]:
-    """Uses the program's process group, or opens one for the time of the context; every rank calls it.
+    """Uses the program's process group, or opens one within the context; every rank calls it.
 
     Collectives use gloo, even if the program's own group is for GPUs.
 
@@ -60,8 +60,8 @@ def group_of_program() -> Iterator[Topology]:
         This process's place among the ranks.
 
     Raises:
-        RunError: the environment names several ranks, but torchrun's store cannot be reached, or a rank did not call;
-            or it names a network interface that does not exist.
+        RunError: the environment sets several ranks, but torchrun's store cannot be reached or a rank did not call; or
+            the environment names a network interface that does not exist.
     """
     global _group, _calls
     if not dist.is_initialized():
@@ -87,16 +87,16 @@ def group_of_program() -> Iterator[Topology]:
 
 @contextmanager
 def process_group(topology: Topology, rank_store: RankStore, timeout: float) -> Iterator[None]:
-    """Opens the gloo process group of all ranks for the time of the context.
+    """Opens the gloo process group of all ranks within the context.
 
-    Open it only after everything that forks (the swarm's DHT) has been started: a fork would inherit its sockets.
+    Open it only after starting everything that forks (the swarm's DHT), because a fork would inherit its sockets.
 
     Args:
         topology: this process's place among the ranks.
         rank_store: the store shared by the ranks.
-        timeout: seconds after which a collective that waits for another rank fails.
+        timeout: maximum wait of a collective for another rank, in seconds.
     """
-    allow_many_files()  # each rank has a connection to every other one
+    allow_many_files()  # each rank connects to every other
     with _interface_of(topology):
         dist.init_process_group(
             "gloo",
@@ -112,14 +112,14 @@ def process_group(topology: Topology, rank_store: RankStore, timeout: float) -> 
 
 
 def _interface_of(topology: Topology) -> AbstractContextManager[None]:
-    """Lets gloo listen on loopback alone where all ranks are on one host, unless the user has chosen an interface."""
+    """Makes gloo listen only on loopback if all ranks are on one host and the user chose no interface."""
     if topology.hosts > 1 or os.environ.get(_INTERFACES):
         return nullcontext()
-    return environment_with(_INTERFACES, "lo")  # otherwise at the address to which the host's name resolves
+    return environment_with(_INTERFACES, "lo")  # otherwise on the address of the host's name
 
 
 def require_known_interfaces() -> None:
-    """Checks the names in GLOO_SOCKET_IFNAME at once: gloo looks for them when the model is loaded.
+    """Checks the names in GLOO_SOCKET_IFNAME early; gloo uses them only after the model is loaded.
 
     Raises:
         RunError: this host has no such network interface.
@@ -128,8 +128,8 @@ def require_known_interfaces() -> None:
     unknown = [name for name in os.environ.get(_INTERFACES, "").split(",") if name and name not in known]
     if unknown:
         raise RunError(
-            f"{_INTERFACES} names {', '.join(unknown)}, but {socket.gethostname()} has no such network interface. It "
-            f"takes names, not patterns; here there are {', '.join(known)}."
+            f"{_INTERFACES} names {', '.join(unknown)}, but {socket.gethostname()} has no such network interface. Set "
+            f"names, not patterns. The interfaces are {', '.join(known)}."
         )
 
 
@@ -137,14 +137,14 @@ def require_known_interfaces() -> None:
 def explaining_lost_ranks(
     topology: Topology, rank_store: RankStore, suspicion: Callable[[], str] = lambda: ""
 ) -> Iterator[None]:
-    """Waits for the root-cause rank to report before raising LostRankError.
+    """Waits for the rank that caused a failure to report before raising LostRankError.
 
     To the other ranks, a failing rank looks like a lost connection.
 
     Args:
         topology: this process's place among the ranks.
         rank_store: the store shared by the ranks.
-        suspicion: returns which rank has stopped sending heartbeats, in words; empty if none is known.
+        suspicion: describes the rank that has stopped sending heartbeats; empty if unknown.
 
     Raises:
         LostRankError: the connection to another rank was lost; the message names the suspected one.
@@ -191,17 +191,17 @@ def all_gather(value: Any) -> list[Any]:
 
 
 def gather_columns(local: Columns) -> dict[str, np.ndarray]:
-    """Gathers the rows of all ranks on rank 0, as compact arrays; every rank calls it.
+    """Gathers the rows of all ranks on rank 0 as compact arrays; every rank calls it.
 
-    all_gather_object sends every rank's object to every rank. So rows are sent in rounds of bounded size, and only
-    rank 0 keeps them: the memory of the other ranks does not grow with the number of examples. Rank 0's own rows, which
-    after a restart may be nearly all, are not sent.
+    all_gather_object sends every rank's object to every rank. So rows are sent in rounds of bounded size, and only rank
+    0 keeps them: the memory of the other ranks does not grow with the number of examples. Rank 0 does not send its own
+    rows, which after a restart may be nearly all.
 
     Args:
         local: this rank's rows, possibly none; names, dtypes and shapes of a row are the same on all ranks.
 
     Returns:
-        On rank 0 all rows, sorted by the column "index"; elsewhere none.
+        On rank 0 all rows, sorted by the column "index"; on other ranks none.
     """
     counts, leads = all_gather(rows_in(local)), dist.get_rank() == 0
     collector, step = Collector(sum(counts) if leads else 0, local), _rows_of_a_rank(len(counts), row_bytes(local))
@@ -216,15 +216,15 @@ def gather_columns(local: Columns) -> dict[str, np.ndarray]:
 
 
 def _rows_of_a_rank(ranks: int, in_a_row: int) -> int:
-    """Returns how many rows, of so many bytes, each rank sends in a round."""
+    """Returns the number of rows that each rank sends in a round, given the bytes of a row."""
     return max(1, max(_BYTES_IN_A_ROUND // ranks, _BYTES_OF_A_RANK) // in_a_row)
 
 
 def broadcast(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Sends rank 0's chunks to all ranks; every rank calls it, and reads it to its end.
+    """Sends rank 0's chunks to all ranks; every rank calls it and reads all chunks.
 
     Args:
-        chunks: what to send; ignored on the other ranks.
+        chunks: the chunks to send; ignored on other ranks.
     """
     leads, source = dist.get_rank() == 0, iter(chunks)
     while True:
@@ -251,8 +251,8 @@ def sum_arrays(local: Mapping[str, Any]) -> dict[str, Any]:
     """Adds up arrays of all ranks, elementwise; every rank calls it.
 
     Args:
-        local: arrays by name; names, dtypes (int64 or float64) and shapes are the same on all ranks, also on one
-            without examples. They are not changed. A matrix may be a SciPy sparse array; a large one is sent as such.
+        local: arrays by name; names, dtypes (int64 or float64) and shapes are the same on all ranks, even without
+            examples. They are not changed. A matrix may be a SciPy sparse array; large ones are sent as such.
 
     Returns:
         The sums by name, sparse ones in rows (CSR).

@@ -1,4 +1,4 @@
-"""The leader's display of the progress of a run or a tuning: a bar on a terminal, else a line a minute."""
+"""The leader's display of the progress of a run or a tuning: a bar on a terminal, otherwise a line per minute."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _SECONDS_UP_TO, _MINUTES_WITH_SECONDS_UP_TO, _MINUTES_UP_TO, _HOURS_UP_TO = 100,
 
 
 class TimeLeft:
-    """Estimates the time until no work is left, from how much was left at what time.
+    """Estimates the remaining time from recent throughput.
 
-    The work is counted in tokens, including padding: batches are sent longest first, so examples become cheaper all the
-    time, while a token costs about the same. The speed is that of the second half of the time so far: the first one has
-    the first passage of the pipeline and the growth of the windows in it. After a while only the last minutes count, so
-    that a swarm that becomes slower is soon noticed.
+    Work is counted in tokens, including padding: batches are sent longest first, so examples become cheaper, while the
+    cost of a token hardly changes. The throughput is that of the second half of the elapsed time, because the first
+    half includes filling the pipeline and growing the windows. Later, only the last minutes count, so the estimate soon
+    reflects a slower swarm.
     """
 
     def __init__(self) -> None:
@@ -28,23 +28,25 @@ class TimeLeft:
         self._began = 0.0
 
     def update(self, left: int, now: float) -> None:
-        """Records how much work is left; more than before begins anew."""
+        """Records the remaining work; if it has grown, the estimate starts over."""
         if not self._seen or left > self._seen[-1][1]:
             self._seen, self._began = deque([(now, left)]), now
         elif left < self._seen[-1][1]:
             self._seen.append((now, left))
         since = now - min(_LONGEST_MEMORY, _SHARE_REMEMBERED * (now - self._began))
-        # the first passage is over with the first step
+        # filling the pipeline ends with the first step
         while len(self._seen) > 2 and (self._seen[0][0] == self._began or self._seen[1][0] <= since):
             self._seen.popleft()
 
     def seconds(self, now: float) -> float | None:
-        """Returns the estimate in seconds, None as long as nothing is finished."""
+        """Returns the estimate in seconds, None until something is finished."""
         if len(self._seen) < 2:
             return None
         (began, left_then), (last, left) = self._seen[0], self._seen[-1]
         steps = len(self._seen) - 1
-        elapsed = max(last - began, (now - began) * steps / (steps + 1))  # the second if the next step is overdue
+        elapsed = max(
+            last - began, (now - began) * steps / (steps + 1)
+        )  # the second value applies if the next step is overdue
         return max(0.0, elapsed * left / (left_then - left) - min(now - last, elapsed / steps))
 
 
@@ -67,7 +69,7 @@ def _two_units(count: int, large: str, small: str) -> str:
 
 
 BAR = "DIST_EVAL_BAR"
-"""Environment variable: set where a stream that is no terminal is shown where a bar can be, as in a notebook."""
+"""Environment variable: set if a stream that is not a terminal can still show a bar, as in a notebook."""
 
 _LINE_SECONDS, _FIRST_LINE_SECONDS = 60.0, 2.0
 
@@ -125,7 +127,7 @@ class _Lines:
         self._line = ""
 
 
-Display = _Bar | _Lines  # shows how far the run is, and notices
+Display = _Bar | _Lines  # shows progress and notices
 
 
 def display_on(stream: TextIO, total: int, what: str = "evaluating", unit: str = "example") -> Display:
@@ -133,8 +135,8 @@ def display_on(stream: TextIO, total: int, what: str = "evaluating", unit: str =
 
     Args:
         stream: where it is shown.
-        total: number of examples, or what else is counted.
-        what: what is done.
-        unit: what is counted, in the singular.
+        total: number of examples or other units.
+        what: the activity, such as "evaluating".
+        unit: the unit that is counted, in the singular.
     """
     return (_Bar if stream.isatty() or BAR in os.environ else _Lines)(stream, total, what, unit)

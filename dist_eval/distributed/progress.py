@@ -1,8 +1,8 @@
 """Progress of all ranks: one display for all of them, heartbeats, and the wait for the slowest rank.
 
-Each rank has a thread that reports to the others twice a second. It also passes on requests to stop, and notices about
-what a rank is waiting for. If a rank sends no heartbeats any more, or cannot reach the store, the run stops: its host
-may be lost, and a restarted run assigns the remaining batches to the ranks that it has then.
+Each rank has a thread that reports to the others twice a second. It also passes on stop requests, and notices about
+servers that a rank waits for. If a rank stops sending heartbeats or cannot reach the store, the run stops: its host may
+be lost, and a restarted run assigns the remaining batches to its ranks.
 """
 
 from __future__ import annotations
@@ -28,33 +28,33 @@ _LATE_RANKS_NAMED = 5
 _DONE, _FAILED, _TOKENS, _HOST, _BATCH, _BEAT = "examples_done", "failed", "tokens_done", "host", "batch", "beat"
 _ROUND, _FINISHED = "round", "finished"
 _STOP, _NOTICE = "stop", "notice"
-# Added for each rank to the interval between reports, and between reads of all counters: one store serves all
+# Added per rank to the intervals between reports and between reads of all counters, because one store serves all
 _REPORT_SECONDS_FOR_A_RANK, _LOOK_SECONDS_FOR_A_RANK = 0.002, 0.01
 
-# Once the run was asked to stop, a rank without a heartbeat for this long is not waited for
+# After a stop request, ranks do not wait for a rank without a heartbeat for this long
 _BEATS_MISSED_SECONDS = 10.0
 
-_BLIND_SECONDS = 5.0  # A leader that has not read the heartbeats for this long cannot tell which ranks were silent
+_BLIND_SECONDS = 5.0  # A leader that has not read heartbeats for this long cannot tell silent ranks from others
 
-_SAME_NOTICE_SECONDS = 10.0  # Ranks that wait for the same server say so within this time
+_SAME_NOTICE_SECONDS = 10.0  # Ranks that wait for the same server report it within this time
 
 _LONGER = " To wait longer, raise --collective-timeout."
 _NO_HEARTBEAT, _NO_PROGRESS = "received no heartbeat", "seen no progress"
 
 
 class Progress:
-    """Counts this rank's finished examples and tracks those of all ranks.
+    """Counts the finished examples of this rank and tracks those of all ranks.
 
     Args:
         topology: this process's place among the ranks.
         rank_store: the store shared by the ranks.
         total: examples of the whole run.
-        stop: the request to stop; shared with the other ranks in both directions.
+        stop: the stop request, shared with the other ranks in both directions.
         folder: the run's folder, which is checked for a file named STOP.
-        notice: returns what this rank is waiting for, in words; empty if nothing.
-        stall_timeout: seconds without a heartbeat from another rank after which the run stops.
-        stream: where the leader shows the progress; by default stderr.
-        tracked: where the leader logs it, besides.
+        notice: describes what this rank is waiting for; empty if nothing.
+        stall_timeout: the run stops after this many seconds without a heartbeat from another rank.
+        stream: stream for the leader's display; by default stderr.
+        tracked: additional log of the leader.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Progress:
         self._lock, self._ended, self._complete = threading.Lock(), threading.Event(), False
 
     def counted(self) -> int:
-        """Returns how many examples all ranks have reported so far."""
+        """Returns the number of examples that all ranks have reported so far."""
         with self._connect() as store:
             self._open_counts(store)
             self._failed_total, self._tokens_counted = store.add(_FAILED, 0), store.add(_TOKENS, 0)
@@ -99,13 +99,13 @@ class Progress:
     def begin(self, done: int, counted: int, tokens_left: int) -> None:
         """Starts a round: `done` examples are finished, and `counted` have been reported so far.
 
-        The batches that are not finished have `tokens_left`, counting padding.
+        Unfinished batches have `tokens_left` tokens, including padding.
         """
         self._done_before, self._failed_before, self.failed = done - counted, self._failed_total, 0
         self._tokens_in_the_end = self._tokens_counted + tokens_left
 
     def add(self, examples: int, failed: int = 0, *, tokens: int = 0, batch: int = -1) -> None:
-        """Counts examples with a prediction that this rank has finished, failed ones, and the tokens of both."""
+        """Counts examples that this rank has predicted, failed ones, and the tokens of both."""
         self._done += examples
         self._failed += failed
         self._tokens += tokens
@@ -113,7 +113,7 @@ class Progress:
 
     @contextmanager
     def shown(self) -> Iterator[None]:
-        """Reports (and on the leader displays) progress from a thread for the time of the context.
+        """Reports (and on the leader displays) progress from a thread within the context.
 
         Leave the context without an exception only when all ranks are done.
         """
@@ -127,15 +127,15 @@ class Progress:
             thread.join(self._report_seconds * 4)
 
     def wait_for_all(self, stall_timeout: float) -> None:
-        """Waits until all ranks have finished their shards, however long that takes, as long as they make progress.
+        """Waits until all ranks have finished their shards, as long as they make progress.
 
-        Collectives have a fixed time limit, which would either be too short for a slow rank or hide a dead one.
+        The fixed time limit of a collective would be too short for a slow rank, or hide a dead one.
 
         Args:
             stall_timeout: seconds without a finished example on any other rank after which late ranks count as lost.
 
         Raises:
-            LostRankError: the remaining ranks made no progress, or sent no heartbeat after the run was asked to stop;
+            LostRankError: the remaining ranks made no progress, or sent no heartbeat after a stop request;
                 the message names them, their hosts and their last batches.
         """
         self._rounds += 1
@@ -149,7 +149,7 @@ class Progress:
             store.add(finished, 1)
             counts, beats, since = self._counts(store, _DONE), self._counts(store, _BEAT), time.monotonic()
             heard, looked = dict.fromkeys(range(self._topology.world_size), since), since
-            if self._gone:  # this rank was waited for already
+            if self._gone:  # this rank has already waited
                 heard.update({rank: moment for rank, (_, moment) in self._heard.items()})
             while store.add(finished, 0) < self._topology.world_size:
                 self._rank_store.require_no_failure(store)
@@ -183,7 +183,7 @@ class Progress:
         return f"Rank {self._topology.rank} has {symptom} for {seconds:g} s from {named}{more}."
 
     def _open_counts(self, store: Any) -> None:
-        # a read of all counters blocks until all exist; if each rank created all of them, it would overload the store
+        # a read of all counters blocks until all exist; creating all of them on each rank would overload the store
         keys = [f"{key}/{rank}" for key in (_DONE, _BEAT, _ROUND) for rank in range(self._topology.world_size)]
         own = [f"{key}/{self._topology.rank}" for key in (_DONE, _BEAT, _ROUND)]
         for key in keys if self._topology.is_leader and not store.check(keys) else own:
@@ -206,7 +206,7 @@ class Progress:
                 self._tokens_reported += tokens
 
     def _pass_on(self, store: Any) -> None:
-        """Sends a heartbeat, and exchanges requests to stop and notices with the other ranks."""
+        """Sends a heartbeat, and exchanges stop requests and notices with the other ranks."""
         store.add(f"{_BEAT}/{self._topology.rank}", 1)
         if self._folder is not None:
             self._stop.look_for_file(self._folder)
@@ -229,7 +229,7 @@ class Progress:
         while not self._ended.is_set():
             try:
                 self._keep_reporting(display)
-            except Exception as error:  # the other ranks judge by these reports whether this one is alive: try again
+            except Exception as error:  # the other ranks need these reports as a sign of life: try again
                 self._stop_if_cut_off(error)
                 self._ended.wait(self._report_seconds)
         if display:
@@ -240,15 +240,15 @@ class Progress:
             return
         leader = self._leader or os.environ.get("MASTER_ADDR", "another host")
         self._cut_off = (
-            f"Rank {self._topology.rank} on {self._topology.host} is cut off from rank 0 on {leader}, for "
-            f"{self._stall_timeout:g} s: {one_line(error)}{_LONGER}"
+            f"Rank {self._topology.rank} on {self._topology.host} has been cut off from rank 0 on {leader} "
+            f"for {self._stall_timeout:g} s: {one_line(error)}{_LONGER}"
         )
         self._stop.request(f"this rank is cut off from rank 0 on {leader}")
 
     def _stop_if_one_is_gone(self, store: Any) -> None:
-        """Stops the run if a rank sends no heartbeats any more; called on the leader only."""
+        """Stops the run if a rank has stopped sending heartbeats; called only on the leader."""
         now = time.monotonic()
-        if now - self._looked > _BLIND_SECONDS:  # this rank, or the store, was stalled itself: start over
+        if now - self._looked > _BLIND_SECONDS:  # this rank or the store was stalled: start over
             self._heard = {}
         self._looked = now
         for rank, beats in enumerate(self._counts(store, _BEAT)):
@@ -285,14 +285,14 @@ class Progress:
                     return
 
     def _show_notice(self, display: Display, text: str) -> None:
-        """Shows what a rank waits for, once if several say the same."""
+        """Shows a notice, once if several ranks send the same one."""
         last, shown_at = self._noticed
         if text != last or time.monotonic() - shown_at > _SAME_NOTICE_SECONDS:
             display.note(text)
             self._noticed = text, time.monotonic()
 
     def _seconds_left(self, store: Any) -> float | None:
-        """Estimates the time for all batches that are left; called on the leader only."""
+        """Estimates the time for the remaining batches; called only on the leader."""
         if self._tokens_in_the_end is None:
             return None
         now = time.monotonic()

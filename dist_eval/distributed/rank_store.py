@@ -1,8 +1,8 @@
-"""The ranks' place in a run (`Topology`), and the key-value store that they share (`RankStore`).
+"""A rank's place in a run (`Topology`), and the key-value store that ranks share (`RankStore`).
 
-The store is torchrun's, or a local one without torchrun. It works before a process group exists (see `collectives`),
-and opens no connection that outlives a call, so that processes forked meanwhile inherit none. It holds the swarm's
-peers, the path of the tokenized data, progress, and the first failure.
+The store is torchrun's, or a local one without torchrun. It works before a process group exists (see `collectives`).
+No connection outlives a call, so forked processes inherit none. It contains the swarm's peers, the path of the
+tokenized data, progress, and the first failure.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class LimitedStore:
     """Forwards calls to a store, such as `set` and `get`, with a time limit for each.
 
     torch's TCP client waits forever for an answer from a host that was cut off: the connection reports no error, and
-    most calls take no time limit. So each call is made by a thread that is abandoned if the call does not return.
+    most calls have no time limit. So a thread makes each call, and is abandoned if the call does not return.
     """
 
     def __init__(self, store: Any, limit: float, unanswered: Callable[[], str]) -> None:
@@ -52,7 +52,7 @@ class LimitedStore:
             try:
                 answer, error = self._answers.get(timeout=self._limit)
             except queue.Empty:
-                self._is_lost = True  # for good: a late answer would be taken for that of another call
+                self._is_lost = True  # permanently, because a late answer could be mistaken for that of another call
             else:
                 if error is not None:
                     raise error
@@ -69,21 +69,21 @@ class LimitedStore:
 
 _CONNECT_SECONDS, _AGAIN_SECONDS, _POLL_SECONDS = 60.0, 5.0, 0.1
 
-_SECONDS_FOR_A_RANK = 0.0005  # Added for each rank to the polling interval: one store answers all ranks
+_SECONDS_FOR_A_RANK = 0.0005  # Added per rank to the polling interval, because one store answers all ranks
 
 _FAILURE, _STARTED = "failure", "started"
 
 
 @dataclass(frozen=True)
 class Topology:
-    """This process's place among the ranks, as torchrun sets it in the environment."""
+    """This process's place among the ranks, from torchrun's environment variables."""
 
     rank: int = 0  # number of this rank among all
     world_size: int = 1  # number of ranks
     local_rank: int = 0  # number of this rank on its host
     node: int = 0  # number of this host among the hosts
     hosts: int = 1  # number of hosts
-    attempt: int = 0  # how often torchrun has restarted the group
+    attempt: int = 0  # number of restarts by torchrun
     host: str = ""  # name of this host
 
     @classmethod
@@ -91,8 +91,8 @@ class Topology:
         """Reads torchrun's variables; without them the process is the only rank.
 
         Raises:
-            RunError: the environment names several ranks, but was not made by torchrun, asks for restarts that cannot
-                be told apart, or has something else where a number should be.
+            RunError: the environment sets several ranks but lacks torchrun's variables, allows restarts that cannot be
+                distinguished, or has a variable that is not a number.
         """
 
         def number(name: str, default: int = 0) -> int:
@@ -100,7 +100,7 @@ class Topology:
                 return int(environment.get(name, default))
             except ValueError:
                 raise RunError(
-                    f"The environment has {name}={environment[name]}, which is no number: unset it, or start the run "
+                    f"The environment has {name}={environment[name]}, not a number: unset it, or start the run "
                     "with torchrun."
                 ) from None
 
@@ -110,13 +110,13 @@ class Topology:
         ]
         if world_size > 1 and missing:
             raise RunError(
-                f"The environment names {world_size} ranks but no {missing[0]}: start the run with torchrun."
+                f"The environment sets {world_size} ranks but not {missing[0]}: start the run with torchrun."
             )
         hosts = number("GROUP_WORLD_SIZE", 1)
         if hosts > 1 and number("TORCHELASTIC_MAX_RESTARTS") > 0:
             raise RunError(
-                "On several hosts, start torchrun with --max-restarts=0: its hosts count restarts differently, so the "
-                "ranks could not agree on which start they are in. Let the scheduler start the run again."
+                "On several hosts, start torchrun with --max-restarts=0 and let the scheduler restart the run: "
+                "torchrun's hosts count restarts differently, so ranks could not agree on the current start."
             )
         return cls(
             rank=number("RANK"),
@@ -135,12 +135,12 @@ class Topology:
 
     @property
     def is_host_leader(self) -> bool:
-        """Whether this rank prepares what the ranks of its host share."""
+        """Whether this rank prepares the files that the ranks of its host share."""
         return self.local_rank == 0
 
 
 class RankStore:
-    """A key-value store of small strings that all ranks can write and read without a process group.
+    """A key-value store of small strings that all ranks can read and write without a process group.
 
     Args:
         topology: this process's place among the ranks.
@@ -151,18 +151,18 @@ class RankStore:
         self._topology = topology
         self._prefix = f"dist_eval/{run}/{topology.attempt}"
         self._groups, self._known = 0, False
-        self._start = uuid.uuid4().hex  # distinguishes this process from the same rank's process of a later start
+        self._start = uuid.uuid4().hex  # distinguishes this process from the same rank's process in a later start
         self.poll_seconds = max(_POLL_SECONDS, topology.world_size * _SECONDS_FOR_A_RANK)
         self._local_store = dist.HashStore() if topology.world_size == 1 else None
         self._is_lost = False
 
     @contextmanager
     def connect(self, limit: float = _CONNECT_SECONDS) -> Iterator[LimitedStore]:
-        """Opens a connection for the time of the context.
+        """Opens a connection within the context.
 
         Args:
-            limit: longest wait for the connection, and for each answer, in seconds. It is shorter after a timeout, so
-                that a rank that is cut off ends soon.
+            limit: maximum wait for the connection and for each answer, in seconds. It is shorter after a timeout, so
+                that a rank that was cut off ends soon.
 
         Raises:
             RunError: torchrun's store cannot be reached or does not answer, or another start uses it.
@@ -181,7 +181,7 @@ class RankStore:
             store.close()
 
     def _require_this_start(self, store: LimitedStore) -> None:
-        """Checks that no other start uses this store: its values would mislead this one.
+        """Checks that no other start uses this store, because its values would mislead this one.
 
         With an elastic number of hosts, torchrun may restart the ranks of the remaining hosts with the same store, and
         a scheduler may restart a host while the others are still running.
@@ -193,13 +193,13 @@ class RankStore:
         if not store.check([key]):
             if was_known:
                 raise LostRankError(
-                    f"Rank {rank} on {self._topology.host} gave up: its ranks' store was replaced by another start's."
+                    f"Rank {rank} on {self._topology.host} gave up: another start replaced the store of its ranks."
                 )
             store.set(key, self._start)
         elif store.get(key).decode() != self._start:
             message = (
-                f"Rank {rank} was started on {self._topology.host} while an earlier start of it was still known to the "
-                "other ranks. All of them end now: start the same command again on all hosts."
+                f"Rank {rank} was started on {self._topology.host} while the other ranks still used an earlier start "
+                "of it. All ranks end now: start the same command again on all hosts."
             )
             if not store.check([_FAILURE]):
                 host = self._topology.host
@@ -215,10 +215,10 @@ class RankStore:
 
     def _unanswered(self) -> str:
         self._is_lost = True
-        return f"{_store_in_words()} does not answer rank {self._topology.rank} on {self._topology.host} any more."
+        return f"{_store_in_words()} has stopped answering rank {self._topology.rank} on {self._topology.host}."
 
     def store_of_group(self, timeout: float) -> dist.Store:
-        """Returns the store for a new process group, with a prefix of its own."""
+        """Returns the store for a new process group, with its own prefix."""
         self._groups += 1
         return dist.PrefixStore(f"group-{self._groups}", self._open(timeout))
 
@@ -231,7 +231,7 @@ class RankStore:
         """Waits for a value.
 
         Args:
-            key: the name under which another rank publishes.
+            key: the key that another rank publishes.
             timeout: seconds.
 
         Returns:
@@ -253,26 +253,26 @@ class RankStore:
         )
 
     def require_no_failure(self, store: LimitedStore) -> None:
-        """Raises a `RunError` if a rank has failed; called with an open connection while waiting for other ranks."""
+        """Raises a `RunError` if a rank has failed; called while waiting for other ranks."""
         if store.check([_FAILURE]):
-            raise RunError(f"Rank {self._topology.rank} gave up, because another rank failed.")
+            raise RunError(f"Rank {self._topology.rank} gave up because another rank failed.")
 
     @staticmethod
     def failed_rank(store: LimitedStore) -> str:
-        """Returns which rank has failed, for a message, from an open connection; empty if none has."""
+        """Returns the failed rank, for messages; empty if none has failed."""
         if not store.check([_FAILURE]):
             return ""
         reason = json.loads(store.get(_FAILURE))
         return f"rank {reason['rank']} on {reason['host']}"
 
     def claim_failure(self, reason: Mapping[str, Any]) -> bool:
-        """Announces that this rank has failed, so that the others stop waiting.
+        """Announces that this rank has failed, so that other ranks stop waiting.
 
         Args:
-            reason: what `failure` returns on the other ranks, ready for JSON.
+            reason: the value of `failure` on the other ranks, serializable as JSON.
 
         Returns:
-            Whether this rank is the first to fail: it reports for all ranks.
+            Whether this rank is the first to fail; it then reports for all ranks.
         """
         with self.connect() as store:
             first = store.add(f"{_FAILURE}/claims", 1) == 1
@@ -281,7 +281,7 @@ class RankStore:
             return first
 
     def failure(self) -> dict[str, Any] | None:
-        """Returns the reason of the rank that failed first, or None if none has."""
+        """Returns the reason of the first failure; None if no rank has failed."""
         with self.connect() as store:
             return json.loads(store.get(_FAILURE)) if store.check([_FAILURE]) else None
 
@@ -295,7 +295,7 @@ class RankStore:
             timeout: seconds.
 
         Raises:
-            RunError: a rank has failed, or did not reach the barrier in time; the message names the missing ones.
+            RunError: a rank has failed, or did not reach the barrier in time; the message names the missing ranks.
         """
         world_size, deadline = self._topology.world_size, time.monotonic() + timeout
         with self.connect() as store:

@@ -1,7 +1,7 @@
-"""Stopping gracefully: no new batches are sent, those in flight are drained, and finished ones are in the journal.
+"""Graceful stop: no new batches are sent, those in flight are drained, and finished ones are in the journal.
 
-A run is asked to stop by a signal to any of its ranks (SIGTERM, SIGINT, SIGUSR1), or by a file named STOP in its
-folder. The rank that notices it passes the request on to the others.
+A signal to any rank (SIGTERM, SIGINT, SIGUSR1) or a file named STOP in the run's folder requests a stop. The rank that
+notices the request passes it on to the others.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from types import FrameType
 from dist_eval.process.files import PRIVATE
 
 STOP_FILE = "STOP"
-# How the reason begins if a person asked, not a scheduler or another program that sends signals
+# Start of the reason if a person requested the stop, not a scheduler or another program
 _FILE_REASON = "there is a file"
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-_SAME_REQUEST_SECONDS = 2.0  # A terminal's Ctrl-C reaches a rank twice, the second time from torchrun
+_SAME_REQUEST_SECONDS = 2.0  # Ctrl-C in a terminal reaches a rank twice, the second time from torchrun
 
 
 def leave_stop_file(folder: Path) -> None:
-    """Asks the run in a folder to stop; whatever already has the file's name asks it, too, and is left as it is.
+    """Creates the stop file in a run's folder; an existing file of that name also stops the run, and stays unchanged.
 
     Raises:
         OSError: the folder cannot be written.
@@ -34,28 +34,28 @@ def leave_stop_file(folder: Path) -> None:
 
 
 def asked_by_a_person(reason: str) -> bool:
-    """Returns whether a person asked, by a reason to stop or a message with it: then nothing restarts by itself."""
+    """Returns whether a reason, or a message with it, means that a person stopped the run: it must not restart."""
     return _FILE_REASON in reason
 
 
 def common_reason(reasons: Sequence[str]) -> str:
-    """Chooses one reason for all ranks; empty if none was asked to stop.
+    """Chooses one reason for all ranks; empty without a stop request.
 
     Args:
         reasons: `Stop.reason` of each rank.
 
     Returns:
-        A person's reason if there is one, else that of the first rank that has one.
+        A person's reason if there is one, else the first reason.
     """
     known = [reason.replace("this rank", f"rank {rank}") for rank, reason in enumerate(reasons) if reason]
     return max(known, key=asked_by_a_person, default="")
 
 
 class Stop:
-    """Whether this run was asked to stop, and why."""
+    """A request to stop this run, and its reason."""
 
     def __init__(self) -> None:
-        self.reason = ""  # why it was asked to stop; empty until then
+        self.reason = ""  # empty until a stop is requested
         self._deferred = False
         self._signalled = float("-inf")
 
@@ -64,16 +64,16 @@ class Stop:
         return bool(self.reason)
 
     def request(self, reason: str) -> None:
-        """Asks the run to stop; the first reason counts."""
+        """Requests a stop; the first reason counts."""
         self.reason = self.reason or reason
 
     def look_for_file(self, folder: Path) -> None:
-        """Asks the run to stop if its folder holds a file named STOP."""
+        """Requests a stop if the run's folder has a file named STOP."""
         if not self.requested and os.path.lexists(folder / STOP_FILE):
             self.request(f"{_FILE_REASON} {folder / STOP_FILE}")
 
     def handle_signals(self) -> None:
-        """Installs handlers for the signals by which a run is asked to stop; call it from the main thread."""
+        """Installs handlers for the stop signals; call it from the main thread."""
         for number in SIGNALS:
             signal.signal(number, self._handle)
 
@@ -82,14 +82,14 @@ class Stop:
             signal.signal(number, signal.SIG_IGN)
 
     def defer_signals(self) -> None:
-        """From now on, the first signal is a request; before that, and the second time, it interrupts the process."""
+        """From now on, the first signal requests a stop and the second interrupts the process."""
         self._deferred = True
 
     def interrupt_again(self) -> None:
-        """From now on, a signal interrupts the process: what is under way cannot be finished in part.
+        """From now on, a signal interrupts the process, because the current work cannot be finished in part.
 
         Raises:
-            KeyboardInterrupt: the run was asked to stop in the meantime.
+            KeyboardInterrupt: a stop was requested in the meantime.
         """
         self._deferred = False
         if self.requested:

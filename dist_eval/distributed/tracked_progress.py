@@ -12,20 +12,20 @@ from dist_eval.statistics.intervals import wilson
 from dist_eval.tracking import Trackers
 
 _BETWEEN_LOGS_SECONDS = 10.0
-_JUDGING_SECONDS = 1.0  # of each time, because other ranks wait for this one's heartbeat: the next one goes on
+_JUDGING_SECONDS = 1.0  # per log, because other ranks wait for this rank's heartbeat; the next log continues
 
 Judged = Mapping[str, Sequence[bool] | np.ndarray]
-"""By name of an accuracy, whether each of some samples is right."""
+"""By name of an accuracy, whether each of some samples is correct."""
 
 
 class TrackedProgress:
-    """Logs the progress of all ranks now and then, and at its end.
+    """Logs the progress of all ranks at intervals and at the end.
 
     Args:
-        trackers: where to.
+        trackers: the experiment trackers.
         total: examples of the whole run.
         confidence: confidence level of the intervals of accuracies.
-        judge: yields what is known since the last call of samples that are right or wrong; None if nothing ever is.
+        judge: yields whether samples since the last call are correct; None if unknown.
     """
 
     def __init__(
@@ -36,12 +36,12 @@ class TrackedProgress:
         judge: Callable[[], Iterable[Judged]] | None = None,
     ) -> None:
         self._trackers, self._total, self._confidence, self._judge = trackers, total, confidence, judge
-        self._counts: dict[str, tuple[int, int]] = {}  # samples, and how many of them are right
+        self._counts: dict[str, tuple[int, int]] = {}  # numbers of samples and of correct samples
         self._start = self._next = time.monotonic()
         self._logged = 0
 
     def show(self, done: int, before: int) -> None:
-        """Logs how far the run is: finished examples, and those of them that earlier starts have finished."""
+        """Logs the number of finished examples; `before` is the number that earlier starts finished."""
         now = time.monotonic()
         if done == self._logged or (now < self._next and done < self._total):
             return
@@ -65,8 +65,8 @@ class TrackedProgress:
                     self._counts[name] = samples + len(are_right), right + int(np.sum(are_right))
                 if time.monotonic() > end:
                     break
-        except Exception as error:  # such as a folder that cannot be read for a moment
+        except Exception as error:  # such as a folder that is temporarily unreadable
             self._judge, self._counts = None, {}
             reason = one_line(error).rstrip(".")
-            print_error(f"--tracker: there is no running accuracy any more: {reason}. The run goes on.")
+            print_error(f"--tracker: the running accuracy is no longer available: {reason}. The run continues.")
         return {name: counts for name, counts in self._counts.items() if counts[0]}

@@ -1,1 +1,1 @@
-"""Inference on a rank's batches: `forward` predicts them, `in_flight` as many at a time as pay."""
+"""Inference on a rank's batches: `forward` predicts them, and `in_flight` chooses the number of concurrent requests."""

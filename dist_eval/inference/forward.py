@@ -24,12 +24,12 @@ class Texts(Protocol):
 
     @property
     def source(self) -> str:
-        """Where they come from, for messages."""
+        """The source of the texts, for messages."""
 
     def __len__(self) -> int: ...
 
     def padded(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the batch of some texts, and its lengths, as `TextModel.answer` takes them."""
+        """Returns a batch of texts and its lengths, for `TextModel.answer`."""
 
 
 class TextModel(Protocol):
@@ -37,11 +37,11 @@ class TextModel(Protocol):
 
     @property
     def columns(self) -> AnswerColumns:
-        """Columns of the answer to a text, as the model's head declares them."""
+        """Columns of the answer to a text, declared by the model's head."""
 
     @property
     def retries(self) -> int:
-        """Requests that had to be repeated so far."""
+        """Number of repeated requests so far."""
 
     def answer(
         self, input_ids: torch.Tensor, lengths: torch.Tensor, options: SendOptions, record: RouteRecord
@@ -49,7 +49,7 @@ class TextModel(Protocol):
         """Computes the columns for a batch, each of shape [batch, ...], on the CPU."""
 
     def exclude(self, servers: Iterable[str]) -> None:
-        """Sends no further requests to servers, given by peer id."""
+        """Stops sending requests to servers, given by peer id."""
 
 
 def predict_batches(
@@ -64,7 +64,7 @@ def predict_batches(
     drain_timeout: float = 0.0,
     audited: Container[int] = (),
 ) -> Iterator[BatchOutcome]:
-    """Sends batches through the model; yields each outcome as soon as it is there, in any order.
+    """Sends batches through the model; yields each outcome when it arrives, in any order.
 
     Args:
         model: the model.
@@ -72,18 +72,18 @@ def predict_batches(
         plan: all batches of the run.
         batch_numbers: the batches to send.
         window: limits the batches in flight; it is updated with every batch that completes.
-        skip_failed: mark examples without an answer as failed instead of raising an error. An outage of the swarm is
-            still an error: all examples would fail.
-        stopping: returns whether to send no further batches.
-        drain_timeout: seconds that batches in flight then have to complete; later ones are dropped.
+        skip_failed: mark examples without an answer as failed instead of raising an error. An outage of the swarm, in
+            which all examples would fail, is still an error.
+        stopping: returns whether to stop sending batches.
+        drain_timeout: time for batches in flight to complete after that, in seconds; later ones are dropped.
         audited: numbers of the batches to audit.
 
     Returns:
         The outcomes of the batches, with rows in each batch's order.
 
     Raises:
-        ModelOutputError: the model's outputs are no predictions; the message names rows of the batch.
-        SwarmError: a batch got no answer within the retries; the message names rows of the batch.
+        ModelOutputError: the model's outputs are not valid predictions; the message names rows of the batch.
+        SwarmError: a batch got no answer after all retries; the message names rows of the batch.
     """
 
     def outcome_of(number: int) -> BatchOutcome:
@@ -125,20 +125,20 @@ def checked_answers(
         input_ids: int64 of shape [batch, length], padded on the right with any id.
         lengths: number of real tokens of each text, at least 1, int64 of shape [batch].
         options: constrains the route through a swarm.
-        record: records it.
+        record: records the route.
 
     Returns:
         The answers, of shape [batch] and the dtype `model.columns`.
 
     Raises:
-        ModelOutputError: they are not one for each text, not of the declared shape and dtype, or not finite.
+        ModelOutputError: the number, shape or dtype of the answers is not as declared, or they are not finite.
         EvaluationError: there is no answer.
     """
     return checked(model.columns, model.answer(input_ids, lengths, options, record or RouteRecord()), len(lengths))
 
 
 def checked(columns: AnswerColumns, found: Mapping[str, torch.Tensor], texts: int) -> np.ndarray:
-    """Returns the answers to a number of texts, from a tensor for each column (see `checked_answers`)."""
+    """Returns the answers to `texts` texts, from one tensor per column (see `checked_answers`)."""
     answers, finite = np.empty(texts, dtype=columns), np.ones(texts, dtype=bool)
     for name in column_names(columns):
         column, declared = found[name].numpy(), answers[name]
@@ -149,13 +149,12 @@ def checked(columns: AnswerColumns, found: Mapping[str, torch.Tensor], texts: in
             ("dtype", column.dtype, declared.dtype),
         ):
             if one != other:
-                raise ModelOutputError(f"The model answered with {what} {one} instead of {other}.")
+                raise ModelOutputError(f"The model returned {what} {one} instead of {other}.")
         declared[:] = column
         finite &= np.isfinite(column).all(axis=tuple(range(1, column.ndim)))
     if not finite.all():
         raise ModelOutputError(
-            f"The model answered with values that are not finite for {(~finite).sum()} of "
-            f"{format_count(texts, 'text')}."
+            f"The model returned values that are not finite for {(~finite).sum()} of {format_count(texts, 'text')}."
         )
     return answers
 
@@ -163,9 +162,9 @@ def checked(columns: AnswerColumns, found: Mapping[str, torch.Tensor], texts: in
 def _bisect_failures(
     answers_to: Callable[[np.ndarray], np.ndarray], rows: np.ndarray, columns: AnswerColumns
 ) -> tuple[np.ndarray, dict[int, str]]:
-    """Sends a batch; on failure bisects it to find the examples that cause it.
+    """Sends a batch; after a failure, bisects it to find the examples that cause it.
 
-    Returns the answers, and the reasons of examples without one, by row in the batch.
+    Returns the answers, and the reasons for missing answers, by row in the batch.
     """
     answers = unanswered(len(rows), columns)
     failed: dict[int, str] = {}
@@ -176,7 +175,7 @@ def _bisect_failures(
             answers[part.start : part.stop] = answers_to(rows[part.start : part.stop])
         except OutageError:
             raise
-        except (ModelOutputError, RefusedError) as error:  # these depend on what was sent
+        except (ModelOutputError, RefusedError) as error:  # these depend on the input
             if len(part) == 1:
                 failed[part.start] = str(error)
             else:
@@ -197,5 +196,5 @@ def _answers(
         return checked_answers(model, torch.from_numpy(input_ids), torch.from_numpy(lengths), options, record)
     except EvaluationError as error:
         raise type(error)(f"{name}: {error}") from error
-    except Exception as error:  # any of Petals and hivemind
+    except Exception as error:  # any error of Petals and hivemind
         raise SwarmError(f"{name} got no answer: {one_line(error)}") from error

@@ -1,4 +1,4 @@
-"""Concurrent calls that wait for the network, and how many of them pay at a time."""
+"""Concurrent calls that wait for the network, and their optimal number."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import psutil
 from dist_eval.distributed.rank_store import Topology
 
 FIRST_SIZE, LARGEST_SIZE = 16, 64
-_FEW_QUEUED, _MANY_QUEUED = 2.0, 6.0  # The window grows while fewer batches queue, and shrinks while more do
-_MINIMUM_OVER = 200  # Batches over which the minimum latency is taken; older ones may reflect other network conditions
+_FEW_QUEUED, _MANY_QUEUED = 2.0, 6.0  # the window grows while fewer batches queue, and shrinks while more do
+_MINIMUM_OVER = 200  # batches for the minimum latency; older ones may reflect other network conditions
 _SHARE_OF_TIMEOUT = 0.25
-# Tensors of a batch's size in memory for each batch in flight: activations and their serialized form, in and out
+# tensors of a batch's size per batch in flight: activations and their serialized form, in and out
 _COPIES = 6
 _SHARE_OF_MEMORY = 0.25
 
@@ -25,17 +25,16 @@ _SHARE_OF_MEMORY = 0.25
 class Window:
     """The adaptive number of batches that a rank keeps in flight.
 
-    Too few leave the servers idle while answers travel; too many only wait in queues, use memory and come close to the
-    servers' timeouts. Latency tells which: the minimum is that of a batch that did not queue, and the excess is
-    queueing. So the number of queued batches is `size * (1 - minimum / median)`; the window grows while few of its
-    batches queue and shrinks when many do, as in TCP Vegas (Brakmo and Peterson, 1995, "TCP Vegas: end to end
-    congestion avoidance on a global Internet"). While batches queue, the servers are never idle, and more batches would
-    not raise the throughput.
+    Too few leave the servers idle while answers travel; too many wait in queues, use memory and approach the servers'
+    timeouts. Latency shows which: the minimum is that of a batch that did not queue, and the excess is queueing. So the
+    number of queued batches is `size * (1 - minimum / median)`. The window grows while few batches queue and shrinks
+    when many do, as in TCP Vegas (Brakmo and Peterson, 1995, "TCP Vegas: end to end congestion avoidance on a global
+    Internet"). While batches queue, the servers are never idle, and more batches would not increase throughput.
 
     Args:
         fixed: a constant size; by default the size is adaptive.
         largest: maximum size.
-        timeout: of a request, in seconds; the window keeps batches below a quarter of it.
+        timeout: time limit of a request, in seconds; the window keeps the latency below a quarter of it.
     """
 
     def __init__(
@@ -56,7 +55,7 @@ class Window:
 
         Args:
             seconds: time from sending the batch to its answer.
-            retries: total number of repeated requests of this rank so far.
+            retries: number of repeated requests of this rank so far.
         """
         if self._fixed:
             return
@@ -66,7 +65,7 @@ class Window:
         if failed:
             self._shrink_to(self.size // 2)
             return
-        # a change only affects batches sent after it; at the start, the window grows with every answer
+        # a change affects only later batches; at the start, the window grows with every answer
         if self._since_change < (1 if self._starting else self.size):
             return
         usual = statistics.median(list(self._recent)[-max(3, self.size) :])
@@ -90,18 +89,18 @@ def window_in_memory(
     """Returns a rank's window, sized within its share of the host's memory.
 
     Args:
-        topology: of the ranks.
+        topology: this process's place among the ranks.
         in_flight: a constant size; by default the size is adaptive.
-        tokens: of a batch, counting padding and prompts.
+        tokens: tokens of a batch, including padding and prompts.
         hidden_size: width of the activations.
-        timeout: of a request, in seconds.
+        timeout: time limit of a request, in seconds.
     """
     memory = psutil.virtual_memory().available * topology.hosts // topology.world_size
     return Window(in_flight, largest=largest_window(tokens, hidden_size, memory), timeout=timeout)
 
 
 def largest_window(tokens: int, hidden_size: int, available_bytes: int) -> int:
-    """Returns how many batches fit into a share of the memory."""
+    """Returns the number of batches that fit into a fraction of the memory."""
     batch = tokens * hidden_size * 4 * _COPIES
     return int(min(LARGEST_SIZE, max(1, available_bytes * _SHARE_OF_MEMORY // batch)))
 
@@ -121,15 +120,15 @@ def map_in_flight(
     stopping: Callable[[], bool] = lambda: False,
     drain_timeout: float = 0.0,
 ) -> Generator[Result, None, None]:
-    """Calls a function with each item, in threads, and yields each result as soon as it is there, in any order.
+    """Calls a function with each item, in threads, and yields each result when it is ready, in any order.
 
     Args:
         call: the function.
-        items: read one by one, in this thread, when there is room in the window.
-        window: limits the calls in flight; it is updated with every one that returns.
-        retries: returns the total number of repeated requests so far.
-        stopping: returns whether to take no further items.
-        drain_timeout: seconds that calls in flight then have to return; later ones are dropped.
+        items: read one by one, in this thread, when the window has space.
+        window: limits the calls in flight; updated after each call.
+        retries: returns the number of repeated requests so far.
+        stopping: returns whether to stop taking items.
+        drain_timeout: time for calls in flight to return after that, in seconds; later ones are dropped.
 
     Yields:
         The function's results.
@@ -163,5 +162,5 @@ def map_in_flight(
                 window.finished(seconds, retries())
                 yield result
     finally:
-        # on an error the rest is dropped: a request in flight cannot be cancelled
+        # on an error the rest is dropped, because requests in flight cannot be cancelled
         pool.shutdown(wait=False, cancel_futures=True)

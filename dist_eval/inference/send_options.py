@@ -1,4 +1,4 @@
-"""What constrains how a batch is computed."""
+"""Options for the computation of a batch."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from dist_eval.petals.client.records import RouteSegment
 
 @dataclass(frozen=True)
 class SendOptions:
-    """What constrains how a batch is computed.
+    """Options for the computation of a batch.
 
     Attributes:
-        audited: whether other servers recompute it, where there are any.
+        audited: whether other servers, if any, recompute it.
         avoided: segments to avoid if there is another route.
-        shared: what its texts begin with, to be computed once; None for a plain forward.
+        shared: the shared prefix of its texts; None for a plain forward.
     """
 
     audited: bool = False
@@ -25,4 +25,4 @@ class SendOptions:
 
 
 ANY_ROUTE = SendOptions()
-"""Constrains nothing."""
+"""The default options."""

@@ -1,22 +1,21 @@
-"""Calibration: whether a classifier is right as often as its probabilities say. Free of side effects.
+"""Calibration: whether a classifier is correct as often as its probabilities predict. Free of side effects.
 
-In a single-label problem, the confidence of an example is the probability of the predicted class, and it is compared
-with whether the prediction is correct. In a multi-label problem each label is a binary problem: its probability is
-compared with whether the example has the label, and metrics are means over the labels.
+In a single-label problem, the confidence of an example is the probability of the predicted class; the outcome is
+whether the prediction is correct. In a multi-label problem each label is a binary problem: the outcome is whether the
+example has the label, and metrics are means over the labels.
 
 Expected calibration error: M. P. Naeini, G. F. Cooper and M. Hauskrecht (2015), "Obtaining well calibrated
 probabilities using Bayesian binning", AAAI 29, 2901-2907; with bins of equal width, as in C. Guo, G. Pleiss, Y. Sun and
-K. Q. Weinberger (2017), "On calibration of modern neural networks", ICML 34, 1321-1330. As a sum of
-absolute values it is positive by chance alone: of the order √(bins / n) for n examples of a perfectly calibrated
-classifier.
+K. Q. Weinberger (2017), "On calibration of modern neural networks", ICML 34, 1321-1330. As a sum of absolute values it
+is positive by chance alone, of the order √(bins / n) for n examples of a perfectly calibrated classifier.
 
 Brier score: G. W. Brier (1950), "Verification of forecasts expressed in terms of probability", Monthly Weather Review
-78, 1-3: the sum over the classes of (probability - outcome)², from 0 to 2. For two classes that is twice the default
-of `sklearn.metrics.brier_score_loss`; for a label of a multi-label problem, a single probability, it is the same.
+78, 1-3: the sum over the classes of (probability - outcome)², from 0 to 2. For two classes it is twice the default of
+`sklearn.metrics.brier_score_loss`; for a label of a multi-label problem, the two are equal.
 
 The plug-in estimate of the expected calibration error is biased upwards by a term of the order √(bins / n), and each
 resample adds the same bias again (R. Roelofs and others 2022, "Mitigating bias in calibration error estimation",
-AISTATS, 4036-4054). No bootstrap interval corrects that: for a well calibrated classifier it seldom contains the true
+AISTATS, 4036-4054). No bootstrap interval corrects this: for a well calibrated classifier it seldom contains the true
 value. So the error has a reason instead of an interval, and each bin of the reliability diagram has an interval.
 """
 
@@ -31,7 +30,7 @@ from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.metrics.statistic import Statistic
 from dist_eval.metrics.units import Units
 
-# bins of equal width from 0 to 1, the number that Guo and others use
+# bins of equal width from 0 to 1, as in Guo and others
 BINS = 15
 
 # edges of the bins; a value on an edge belongs to the lower bin, as in `sklearn.calibration.calibration_curve`
@@ -50,7 +49,7 @@ class Confidences:
 
     @classmethod
     def from_predictions(cls, predictions: PredictionsLike) -> Iterator[Confidences]:
-        """Yields those of the predicted classes, or in a multi-label problem of one label after the other."""
+        """Yields the confidences of the predicted classes, or in a multi-label problem of each label in turn."""
         label, numbers = predictions.label, range(predictions.num_labels)
         columns = zip(numbers, predictions.probabilities_of(numbers), strict=True)
         if label.ndim > 1:
@@ -65,7 +64,7 @@ class Confidences:
 
     @property
     def bins(self) -> np.ndarray:
-        """The bin that each example belongs to, int64 of shape [n]."""
+        """The bin of each example, int64 of shape [n]."""
         return np.searchsorted(EDGES[1:-1], self.confidence)
 
     def error(self, weights: np.ndarray | float = 1.0) -> float:

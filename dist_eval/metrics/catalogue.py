@@ -1,8 +1,8 @@
-"""The catalogue of metrics: how each follows from sums over examples, what is known of it, and where it is shown.
+"""The catalogue of metrics: the formula of each, its properties, and where it is shown.
 
-A metric is a function of weighted sums: with weights of 1 it is the metric of the data, with the weights of a resample
-that of the resample. A metric of the sums in `ClassCounts` is added here, and nowhere else; `computing` may say why it
-is undefined. What needs other sums, or the order of scores, is in `definitions`. A metric of each class or output also
+A metric is a function of weighted sums: weights of 1 give the metric of the data, and the weights of a resample give
+that of the resample. To add a metric of the sums in `ClassCounts`, add it only here; `computing` may add a reason why
+it is undefined. Metrics of other sums, or of ranked scores, are in `definitions`. A metric of each class or output also
 has a field in `dist_eval.results.scores`.
 
 Imports no library, because command lines import it.
@@ -26,17 +26,17 @@ class Metric:
     """A metric of a problem type."""
 
     name: str  # as in `results.json`
-    range: tuple[float, float]  # smallest and largest possible value; for a name, the same in all problem types
-    # the metric as a function of sums (see `ClassCounts`), whose last axis are resamples; NaN where undefined. Of
-    # "errors" it may give a row for each output, whose mean is the metric. None: no function of sums.
+    range: tuple[float, float]  # smallest and largest possible value, the same in all problem types with this name
+    # the metric as a function of sums (see `ClassCounts`), whose last axis is resamples; NaN where undefined. With
+    # "errors" it may return a row per output, whose mean is the metric. None if it is not a function of sums.
     formula: Callable[[Any], Any] | None = None
-    source: Source = "counts"  # which sums
-    lower_is_better: bool = False  # whether 0 is the best value, instead of the largest one
-    # whether it is a mean over classes in which a class with few examples, or few predictions, has full weight;
-    # undefined for a slice with few examples of a class
+    source: Source = "counts"  # the sums
+    lower_is_better: bool = False  # whether 0 is the best value
+    # whether it is a mean over classes that gives full weight to a class with few examples or predictions; undefined
+    # for a slice with few examples of a class
     over_classes: bool = False
-    is_accuracy: bool = False  # whether it equals the share of correct examples, so that Wilson's interval applies
-    in_table: bool = True  # whether it is in the table that a run prints and at the top of reports
+    is_accuracy: bool = False  # whether it equals the fraction of correct examples, so that Wilson's interval applies
+    in_table: bool = True  # whether it is in the printed table and at the top of reports
 
 
 def _average(
@@ -59,7 +59,7 @@ def _loss(source: Source) -> Metric:
 
 _CALIBRATION = (
     Metric("ece", SHARE, lower_is_better=True),
-    Metric("brier", (0.0, 2.0), lambda s: s.brier / s.examples, "brier", lower_is_better=True),  # of a label at most 1
+    Metric("brier", (0.0, 2.0), lambda s: s.brier / s.examples, "brier", lower_is_better=True),  # at most 1 for a label
 )
 
 # all metrics by `problem_type`, in the order of the table
@@ -73,7 +73,7 @@ METRICS = {
         _loss("losses"),
         Metric("log_loss", UNBOUNDED, lambda s: s.log_loss / s.examples, "losses", lower_is_better=True),
         *_CALIBRATION,
-        Metric("roc_auc", SHARE),  # of two classes; the next two are of more
+        Metric("roc_auc", SHARE),  # for two classes; the next two are for more
         Metric("roc_auc_ovr_macro", SHARE, over_classes=True),
         Metric("roc_auc_ovr_weighted", SHARE),
         _average("precision", "macro", in_table=False),
@@ -116,9 +116,8 @@ METRICS = {
     ),
 }
 
-# where else metrics are shown: at the top of the page, of which the first is the most important metric; in comparisons
-# and summaries of runs; in slices, of which only the first two are printed; and what the best epoch of a tuning can be
-# chosen by
+# where else metrics are shown: at the top of the page (the most important first); in comparisons and summaries of runs;
+# in slices (only the first two are printed); and as criteria for the best epoch of a tuning
 _VIEWS: dict[str, dict[View, tuple[str, ...]]] = {
     "single_label_classification": {
         "cards": ("accuracy", "f1_macro", "mcc"),
@@ -141,14 +140,14 @@ _VIEWS: dict[str, dict[View, tuple[str, ...]]] = {
 # the metrics of each class or label
 OF_CLASS = ("precision", "recall", "f1")
 
-# the metrics of each output of a regression; the loss is that of all outputs together
+# the metrics of each output of a regression; the loss is for all outputs together
 OF_OUTPUT = tuple(metric.name for metric in METRICS["regression"] if metric.name != "loss")
 
 _BY_NAME = {metric.name: metric for metrics in METRICS.values() for metric in metrics}
 
 
 def formulas(problem: str, source: Source) -> dict[str, Callable[[Any], Any]]:
-    """Returns the formulas of a problem type's metrics that follow from some sums, by name."""
+    """Returns the formulas of a problem type's metrics for a source of sums, by name."""
     return {
         metric.name: metric.formula
         for metric in METRICS[problem]
@@ -157,19 +156,19 @@ def formulas(problem: str, source: Source) -> dict[str, Callable[[Any], Any]]:
 
 
 def metric_names(problem: str, view: View) -> tuple[str, ...]:
-    """Returns the names of the metrics that a view shows for a `problem_type`, in its order; none if it is unknown."""
+    """Returns the names of the metrics in a view of a `problem_type`, in order; none if the type is unknown."""
     if view == "table":
         return tuple(metric.name for metric in METRICS.get(problem, ()) if metric.in_table)
     return _VIEWS.get(problem, {}).get(view, ())
 
 
 def accuracy_names(problem: str) -> tuple[str, ...]:
-    """Returns the names of the metrics that equal the share of correct examples, the most usual one first."""
+    """Returns the names of the metrics that equal the fraction of correct examples, the most common first."""
     return tuple(metric.name for metric in METRICS[problem] if metric.is_accuracy)
 
 
 def range_of(name: str) -> tuple[float, float]:
-    """Returns the smallest and largest possible value of a metric, or of one of an output ("0/mae"), if it is known."""
+    """Returns the range of a metric, or of an output's metric ("0/mae"); infinite if unknown."""
     alone = name.rpartition("/")[2]
     if alone in OF_CLASS:
         return SHARE
@@ -177,7 +176,7 @@ def range_of(name: str) -> tuple[float, float]:
 
 
 def is_unbounded(name: str) -> bool:
-    """Returns whether a metric is in nats or in the units of the data, and can be as large as they are."""
+    """Returns whether a metric is in nats or in the units of the data, without an upper limit."""
     return name in _BY_NAME and _BY_NAME[name].range == UNBOUNDED
 
 

@@ -1,9 +1,9 @@
 """Predictions → confusion matrix → metrics. Needs no process group and no model.
 
-A metric that is undefined for the data (the recall of a class without examples, the AUC of one class) is `None`, and
-`undefined` gives the reason; it is never replaced by 0. Averages are over all labels, or over the classes that
-occur. If the precision (never predicted), recall (no examples) or F1 of one of them is undefined, scikit-learn counts
-it as 0, whereas here the average is undefined, and the reason states the value under that convention.
+A metric that is undefined for the data (the recall of a class without examples, the AUC of one class) is `None`, never
+0, and `undefined` gives the reason. Averages are over all labels, or over the classes that occur. If the precision
+(never predicted), recall (no examples) or F1 of one of them is undefined, scikit-learn counts it as 0. Here the average
+is undefined, and the reason states the value under that convention.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dist_eval.petals.base_model.problem_types import MULTI_LABEL, REGRESSION, S
 from dist_eval.record import MetricValues, Reasons
 from dist_eval.results.scores import ClassResults, OutputResults, PerClass
 
-_TOO_LARGE = "squares of the values are larger than any number of 64 bits"
+_TOO_LARGE = "squares of the values exceed the range of 64-bit floats"
 _WHY_UNDEFINED = {
     "precision": ("was never predicted", "were never predicted", "no label was ever predicted"),
     "recall": ("has no examples", "have no examples", "no label has examples"),
@@ -46,7 +46,7 @@ class Metrics:
         per_class: the metrics of each class, label or output, without intervals.
         cells: the confusion matrix; in single-label classification a SciPy sparse array, int64 of shape [classes,
             classes], else as `confusion`.
-        majority_share: share of the most frequent class, the accuracy of always predicting it; single-label only.
+        majority_share: fraction of the most frequent class, the accuracy of always predicting it; single-label only.
         label_names: name of each class, label or output.
         problem: name of the problem type.
         custom: names of the values of custom metrics.
@@ -65,7 +65,7 @@ class Metrics:
     def confusion(self) -> np.ndarray:
         """The whole confusion matrix: examples by true class (row) and predicted class (column), int64.
 
-        Of shape [classes, classes], in a multi-label problem [labels, 2, 2], in a regression [0, 0]. Of very many
+        Of shape [classes, classes], in a multi-label problem [labels, 2, 2], in a regression [0, 0]. With very many
         classes it takes much memory; `cells` does not.
         """
         return self.cells if isinstance(self.cells, np.ndarray) else self.cells.toarray()
@@ -117,7 +117,7 @@ def compute_metrics(predictions: PredictionsLike, label_names: Sequence[str]) ->
                 values.update(statistic.observed())
     values |= dict.fromkeys(undefined)
     for name, value in values.items():
-        if value is not None and not math.isfinite(value):  # what nothing else explains
+        if value is not None and not math.isfinite(value):  # without another reason
             values[name], undefined[name] = None, f"its formula gives {value} for these data"
     return Metrics(
         values={metric.name: values[metric.name] for metric in METRICS[problem.name] if metric.name in values},
@@ -143,7 +143,7 @@ def _class_results(counts: ClassCounts, names: Sequence[str]) -> list[ClassResul
 def _regression_metrics(
     predictions: PredictionsLike, names: Sequence[str]
 ) -> tuple[MetricValues, Reasons, list[OutputResults]]:
-    """Returns means over the outputs, the reasons of undefined ones, and the metrics of each output."""
+    """Returns means over the outputs, reasons for undefined ones, and the metrics of each output."""
     label, output = predictions.label, predictions.prediction
     of_outputs = statistic_of_outputs(predictions, lambda: Units.single(len(label))).observed()
     of_outputs |= {
@@ -173,14 +173,14 @@ def _regression_metrics(
 
 
 def _reasons_of_classes(counts: ClassCounts, label_names: Sequence[str]) -> Reasons:
-    """Returns the reasons of undefined metrics of single-label classification, from the counts of all classes."""
+    """Returns the reasons for undefined metrics of single-label classification, given the counts of all classes."""
     support, predicted = counts.support[:, 0], counts.predicted[:, 0]
     reasons = {}
     if min(np.count_nonzero(support), np.count_nonzero(predicted)) < 2:
         reasons["mcc"] = "needs at least two classes among labels and among predictions"
     for ratio, below in (("precision", predicted), ("recall", support)):
         absent = np.flatnonzero(counts.counted[:, 0] & (below == 0))
-        averages = ["macro"] if ratio == "recall" else ["macro", "weighted"]  # a class without examples has no weight
+        averages = ["macro"] if ratio == "recall" else ["macro", "weighted"]  # classes without examples have no weight
         for average in averages if len(absent) else ():
             one, several, _ = _WHY_UNDEFINED[ratio]
             who = f"{named(absent, label_names)} {one if len(absent) == 1 else several}"
@@ -195,7 +195,7 @@ def _reasons_of_classes(counts: ClassCounts, label_names: Sequence[str]) -> Reas
 
 
 def _reasons_of_labels(counts: ClassCounts, label_names: Sequence[str]) -> Reasons:
-    """Returns the reasons of undefined metrics of multi-label classification, from the counts of all labels."""
+    """Returns the reasons for undefined metrics of multi-label classification, given the counts of all labels."""
     support, examples = counts.support[:, 0], counts.examples[0]
     reasons = {}
     for ratio, (one, several, of_all) in _WHY_UNDEFINED.items():
@@ -227,7 +227,7 @@ def _counted_as_zero(counts: ClassCounts, ratio: str, average: str) -> str:
 
 
 def reasons_of_output(label: np.ndarray, output: np.ndarray) -> Reasons:
-    """Returns the reasons of undefined metrics of an output of a regression, whose columns are float64 of shape [n]."""
+    """Returns the reasons for undefined metrics of an output of a regression; both arrays are float64 of shape [n]."""
     constant = [what for what, column in (("labels", label), ("outputs", output)) if column.min() == column.max()]
     reasons = {"r2": "all labels are equal"} if "labels" in constant else {}
     if constant:
@@ -236,7 +236,7 @@ def reasons_of_output(label: np.ndarray, output: np.ndarray) -> Reasons:
 
 
 def _reasons_of_means(reasons: Sequence[Reasons], names: Sequence[str]) -> Reasons:
-    """Returns the reasons of undefined means over the outputs of a regression, from those of each output."""
+    """Returns the reasons for undefined means over the outputs of a regression, given those of each output."""
     means: Reasons = {}
     for metric in dict.fromkeys(name for of_output in reasons for name in of_output):
         lacking = np.asarray([number for number, of_output in enumerate(reasons) if metric in of_output])

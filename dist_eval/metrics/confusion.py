@@ -1,6 +1,6 @@
-"""Confusion matrices, and the counts of classes or labels in them, from which metrics follow.
+"""Confusion matrices, and the counts of each class or label that determine metrics.
 
-Matrices of classes are sparse arrays, as with many classes nearly all cells are empty.
+Matrices of classes are sparse arrays, because with many classes nearly all cells are empty.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.petals.base_model.problem_types import MULTI_LABEL, REGRESSION
 
-# classes up to which results have every cell of the matrix
+# maximum number of classes for which results contain the whole matrix
 MOST_DENSE_CLASSES = 256
 
 
@@ -29,7 +29,7 @@ def confusion_matrix(predictions: PredictionsLike) -> Any:
     if predictions.problem is REGRESSION:
         return np.zeros((0, 0), dtype=np.int64)
     if predictions.problem is not MULTI_LABEL:
-        # at once: adding up sparse matrices of chunks would copy the sum for each chunk
+        # in one step: adding sparse matrices of chunks would copy the sum for each chunk
         return confusion_of(predictions.label, predictions.prediction, outputs)
     hits, support, predicted = np.zeros((3, outputs), dtype=np.int64)
     for chunk in predictions.chunks():
@@ -94,10 +94,10 @@ def most_confused(matrix: Any, most: int) -> tuple[np.ndarray, np.ndarray]:
 
     Args:
         matrix: as from `confusion_of`.
-        most: number of classes to keep; one class more is kept, too, rather than called the others.
+        most: number of classes to keep. A single further class is kept, not replaced by a sum.
 
     Returns:
-        The classes, ascending, and their matrix, int64. If some are left out, its last row and column are their sums.
+        The classes, ascending, and their matrix, int64. If classes are omitted, the last row and column are their sums.
     """
     classes = matrix.shape[0]
     if classes <= most + 1:
@@ -112,37 +112,37 @@ def most_confused(matrix: Any, most: int) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class ClassCounts:
-    """How often classes or labels occur, are predicted, and both.
+    """Counts of examples, predictions and true positives of each class or label.
 
-    The last axis of every array are resamples: one column for the data themselves.
+    The last axis of every array is resamples; the data themselves are one column.
     """
 
     hits: np.ndarray  # true positives of each class, of shape [classes, resamples]
-    support: np.ndarray  # its examples, of this shape
-    predicted: np.ndarray  # its predictions, of this shape
-    counted: np.ndarray  # whether it counts in a macro average, of this shape
-    right: np.ndarray  # correct examples (in a multi-label problem: in all labels), of shape [resamples]
+    support: np.ndarray  # examples of each class, of this shape
+    predicted: np.ndarray  # predictions of each class, of this shape
+    counted: np.ndarray  # whether the class counts in a macro average, of this shape
+    right: np.ndarray  # examples with all labels correct, of shape [resamples]
     examples: np.ndarray  # of shape [resamples]
     loss: np.ndarray | None = None  # sum of the losses, of shape [resamples]; only in a multi-label problem
 
     @classmethod
     def of_classes(cls, sums: np.ndarray) -> ClassCounts:
-        """Takes sums of `class_addends`: macro averages are over the classes that occur or are predicted."""
+        """Builds counts from sums of `class_addends`; classes that occur or are predicted count in macro averages."""
         hits, support, predicted = sums.reshape(3, len(sums) // 3, -1)
         return cls(hits, support, predicted, support + predicted > 0, hits.sum(axis=0), support.sum(axis=0))
 
     @classmethod
     def of_labels(cls, sums: np.ndarray) -> ClassCounts:
-        """Takes sums of hits, support and predictions of each label, correct examples, losses and examples."""
+        """Builds counts from sums of hits, support and predictions per label, correct examples, losses and examples."""
         hits, support, predicted = sums[:-3].reshape(3, len(sums) // 3 - 1, -1)
         right, loss, examples = sums[-3:]
         return cls(hits, support, predicted, np.ones(hits.shape, dtype=bool), right, examples, loss)
 
     @classmethod
     def of_matrix(cls, cells: Any) -> ClassCounts:
-        """Takes a confusion matrix (see `confusion_matrix`): one column with all classes or labels.
+        """Builds counts from a confusion matrix (see `confusion_matrix`), with one column.
 
-        A matrix of labels does not say how many examples are correct in all of them: that is NaN.
+        A matrix of labels does not determine the number of examples with all labels correct: it is NaN.
         """
         hits, support, predicted = (column.astype(np.float64)[:, np.newaxis] for column in class_totals(cells))
         examples = np.array([cells.sum() / (len(hits) if cells.ndim == 3 else 1)])
@@ -167,7 +167,7 @@ class ClassCounts:
 
     @property
     def wrong(self) -> np.ndarray:
-        """Examples with a class whose prediction is another one, or the reverse, for each class."""
+        """False negatives and false positives of each class together."""
         return self.support + self.predicted - 2 * self.hits
 
     def mean(self, ratio: str, counted: np.ndarray) -> np.ndarray:

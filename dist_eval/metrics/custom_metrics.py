@@ -1,4 +1,4 @@
-"""Custom metrics (`--metric`): what they are, their inputs, and the results that they may return.
+"""Custom metrics (`--metric`): their kinds, inputs and results.
 
 A custom metric is one of these:
 
@@ -6,7 +6,7 @@ A custom metric is one of these:
   examples in dataset order, and with resamples of them for its interval, so it must have no side effects.
 - A `torchmetrics` metric, as an object, or a class that needs no arguments.
 - A metric of Hugging Face's `evaluate`, as an object, or in a file or folder on this host. Its code is run; nothing is
-  ever downloaded.
+  downloaded.
 
 Arrays are NumPy arrays. Single-label: predictions and labels int64 of shape [n], probabilities float64 of shape
 [n, classes]. Multi-label: 0 and 1, int64 of shape [n, labels], and probabilities of that shape. Regression: float64 of
@@ -32,7 +32,7 @@ class Inputs:
     """The inputs of metrics; the module's docstring specifies shapes and dtypes."""
 
     predictions: np.ndarray  # predicted classes, labels or values
-    labels: np.ndarray  # true ones
+    labels: np.ndarray  # true classes, labels or values
     probabilities: np.ndarray | None  # of each class or label; None in a regression
 
     @classmethod
@@ -47,7 +47,7 @@ class Inputs:
         return cls(given[:, 0], labels[:, 0], None) if given.shape[1] == 1 else cls(given, labels, None)
 
     def __post_init__(self) -> None:
-        """Makes the arrays read-only: a metric that changed them would change the results of the run."""
+        """Makes the arrays read-only, so that a metric cannot change the results of the run."""
         for name in ("predictions", "labels", "probabilities"):
             array = getattr(self, name)
             if array is not None:
@@ -72,7 +72,7 @@ class Inputs:
 class CustomMetric:
     """A custom metric."""
 
-    name: str  # under which its results are reported
+    name: str  # name of its results
     spec: str  # the value of the option that names it
     measure: Callable[[Inputs], Any]  # computes the metric
 
@@ -88,7 +88,7 @@ class CustomResults:
 def custom_results(metrics: Sequence[CustomMetric], inputs: Inputs) -> CustomResults:
     """Computes custom metrics of all examples, in dataset order.
 
-    A metric that fails here, although it worked on synthetic examples, is undefined; the others are not affected.
+    A metric that fails here, although it worked on synthetic examples, is undefined. The others are unaffected.
     """
     results = CustomResults()
     for metric in metrics:
@@ -106,7 +106,7 @@ def custom_results(metrics: Sequence[CustomMetric], inputs: Inputs) -> CustomRes
 
 
 class NoResult(Exception):
-    """A metric returned something that is not a valid result; the message says what."""
+    """A metric returned an invalid result; the message describes it."""
 
 
 def numbers_by_name(name: str, value: Any) -> dict[str, float]:
@@ -121,7 +121,7 @@ def numbers_by_name(name: str, value: Any) -> dict[str, float]:
 
 
 def number_of(value: Any, where: str = "") -> float:
-    """Converts one number that a metric returned, of any type that has one; `where` says for messages where it was."""
+    """Converts a metric's return value of any numeric type to a float; `where` locates it in messages."""
     shape = getattr(value, "shape", ())
     if isinstance(value, str | bytes | bool) or value is None or int(np.prod(shape)) != 1:
         raise NoResult(f"{described(value)}{where}")
@@ -140,6 +140,6 @@ def described(value: Any) -> str:
 
 
 def error_sentence(error: BaseException) -> str:
-    """Returns the type of an error and what it says, as a sentence."""
+    """Returns the type and message of an error as a sentence."""
     text = error_summary(error)
     return text if text.endswith((".", "!", "?")) else text + "."

@@ -1,4 +1,4 @@
-"""The metrics of every problem type as functions of weights: which sums and scores they are computed from."""
+"""Defines the metrics of every problem type as functions of the examples' weights."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from dist_eval.metrics.statistic import OfRows, Statistic, Sums, most_resamples_
 from dist_eval.metrics.units import Units
 from dist_eval.petals.base_model.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 
-# the reason of a metric that cannot be resampled, or only in minutes
-UNKNOWN = "nothing is known of how it could be resampled"
+# the reason for a metric without a statistic
+UNKNOWN = "there is no method to resample it"
 
-# examples above which ranking them, and scores above which summing them in sorted order, for each resample would take
-# minutes
+# above this many examples, ranking them for each resample would take minutes; the same for sorted sums of scores
 _MOST_RANKED_EXAMPLES, _MOST_RANKED_SCORES = 200_000, 2_000_000
 
 _EPSILON = float(np.finfo(np.float64).eps)
@@ -104,7 +103,7 @@ def _statistics_of_labels(predictions: PredictionsLike, units: Units) -> Iterato
     yield AreasUnderCurves(units, scores, labels, ("roc_auc_macro", "roc_auc_weighted"))
     names = ("average_precision_macro", "average_precision_weighted")
     average_precisions = AveragePrecisions(units, scores, labels, names)
-    average_precisions.most_resamples = most_resamples_of_calls(len(label))  # each sums all scores of all labels
+    average_precisions.most_resamples = most_resamples_of_calls(len(label))  # each call sums all scores of all labels
     if label.size > _MOST_RANKED_SCORES:
         average_precisions.no_interval = UNKNOWN
     yield average_precisions
@@ -143,7 +142,7 @@ def rank_correlations(label: np.ndarray, output: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class ErrorSums:
-    """Sums of a regression, of shape [outputs, resamples] but for the last two, which are of shape [resamples]."""
+    """Sums of a regression, of shape [outputs, resamples]; the last two are of shape [resamples]."""
 
     absolute: np.ndarray  # of the absolute errors
     squared: np.ndarray  # of the squared errors
@@ -157,7 +156,7 @@ class ErrorSums:
 
     @classmethod
     def from_sums(cls, sums: np.ndarray) -> ErrorSums:
-        """Takes the sums of the addends in this order, of shape [7 * outputs + 2, resamples]."""
+        """Builds them from the sums of the addends in this order, of shape [7 * outputs + 2, resamples]."""
         return cls(*sums[:-2].reshape(7, len(sums) // 7, -1), *sums[-2:])
 
     @functools.cached_property
@@ -181,7 +180,7 @@ def _error_rows(predictions: PredictionsLike) -> list[np.ndarray]:
     """Returns the addends of `ErrorSums`."""
     label, output = predictions.label, predictions.prediction.astype(np.float64)
     error = output - label
-    with np.errstate(over="ignore"):  # the reason of what is then undefined says so
+    with np.errstate(over="ignore"):  # reported as the reason for undefined metrics
         y, x = label - label.mean(axis=0), output - output.mean(axis=0)  # centred, to avoid cancellation
         of_outputs = (np.abs(error), error**2, y, x, y**2, x**2, x * y)
     return [*(column.T for column in of_outputs), predictions.loss, np.ones(len(label))]

@@ -1,8 +1,8 @@
 """Loads custom metrics (`--metric`) and checks each on synthetic examples, before anything is sent.
 
-`custom_metrics` documents what a metric may be; one of generated texts is named in `texts`, or a function of the user's
-that is given a text and its references. This module runs code that the user has named: importable modules, and
-scripts of Hugging Face's `evaluate` in files or folders on this host; nothing is ever downloaded.
+`custom_metrics` documents the kinds of metrics. A metric of generated texts is one of `texts`, or a user's function of
+a text and its references. This module runs code that the user has named: importable modules, and scripts of Hugging
+Face's `evaluate` in files or folders on this host. Nothing is downloaded.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def load_metrics(
             an optional prefix `NAME=` that sets the name.
         problem: the problem type.
         num_labels: width of the head.
-        built_in: names that are taken.
+        built_in: reserved names.
 
     Raises:
-        ConfigError: a metric cannot be found, fails, returns an invalid result, or has a name that is taken.
+        ConfigError: a metric cannot be found, fails, returns an invalid result, or has a reserved name.
     """
     sample = Inputs.of(synthetic_predictions(problem, num_labels))
     metrics: list[CustomMetric] = []
@@ -60,7 +60,7 @@ def load_metrics(
         metric = _load(spec, problem, sample)
         if metric.name in {*built_in, *(other.name for other in metrics)}:
             raise ConfigError(
-                f"--metric {spec}: there is a metric named {metric.name!r} already. Give this one another name: "
+                f"--metric {spec}: the name {metric.name!r} is already in use. Give this metric another name: "
                 f"--metric my_{metric.name}={spec.split('=')[-1]}."
             )
         _check(metric, sample)
@@ -69,7 +69,7 @@ def load_metrics(
 
 
 def synthetic_predictions(problem: Problem, num_labels: int) -> Predictions:
-    """Generates a few examples, always the same; each class or label occurs, and most predictions are correct."""
+    """Returns a few fixed examples with every class or label and mostly correct predictions."""
     rows = np.arange(max(8, 2 * num_labels))
     generator = np.random.default_rng(0)
     logits = generator.normal(size=(len(rows), num_labels))
@@ -86,27 +86,26 @@ def synthetic_predictions(problem: Problem, num_labels: int) -> Predictions:
 
 
 def load_text_metrics(specs: Sequence[str], taken: Sequence[str] = ()) -> list[TextMetric]:
-    """Loads metrics of generated texts, and checks each that is the user's on synthetic texts.
+    """Loads metrics of generated texts, and checks custom ones on synthetic texts.
 
     Args:
-        specs: values of `--metric`: names of `TEXT_METRICS`, or `package.module:name` of a function that is given a
-            text and the list of its references, and returns a number; with an optional prefix `NAME=` that sets its
-            name.
-        taken: names that a metric may not have.
+        specs: values of `--metric`: names of `TEXT_METRICS`, or `package.module:name` of a function of a text and the
+            list of its references that returns a number; with an optional prefix `NAME=` that sets its name.
+        taken: reserved names.
 
     Returns:
-        The usual metrics, and then those named.
+        The default metrics, followed by the named ones.
 
     Raises:
-        ConfigError: a metric cannot be found, fails, returns no number, is none of generated texts, or has a name that
-            is taken.
+        ConfigError: a metric cannot be found, fails, does not return a number or does not apply to generated texts, or
+            has a reserved name.
     """
     metrics = {name: TextMetric(name, TEXT_METRICS[name]) for name in USUAL_METRICS}
     for spec in dict.fromkeys(specs):
         metric = _load_text_metric(spec)
         if metric.is_custom and metric.name in {*TEXT_METRICS, *metrics, *taken}:
             raise ConfigError(
-                f"--metric {spec}: the name {metric.name!r} is taken already. Give this one another name: "
+                f"--metric {spec}: the name {metric.name!r} is already in use. Give this metric another name: "
                 f"--metric my_{metric.name}={spec.split('=')[-1]}."
             )
         metrics[metric.name] = metric
@@ -123,8 +122,7 @@ def _load_text_metric(spec: str) -> TextMetric:
     package = EXTRA_PACKAGES.get(spec)
     if package and find_spec(package) is None:
         raise ConfigError(
-            f"--metric {spec}: is computed with the package {package}, which is not installed: `uv sync --extra "
-            "harness` installs it."
+            f"--metric {spec}: the package {package} is not installed. Install it with `uv sync --extra harness`."
         )
     if spec in TEXT_METRICS:
         return TextMetric(spec, TEXT_METRICS[spec])
@@ -132,11 +130,11 @@ def _load_text_metric(spec: str) -> TextMetric:
     target = match["target"] if match else spec
     if not _OBJECT.fullmatch(target):
         raise ConfigError(
-            f"--metric {spec}: is no metric of generated texts, which are {', '.join(TEXT_METRICS)}, and functions of "
-            "your own as package.module:name."
+            f"--metric {spec}: is not a metric of generated texts. Choose from {', '.join(TEXT_METRICS)}, or name a "
+            "function of your own as package.module:name."
         )
     found = _import(spec, target)
-    expected = "A metric of generated texts is a function of (text, references) that returns a number for one text."
+    expected = "A metric of generated texts must be a function of (text, references) that returns a number."
     if inspect.isclass(found) or not callable(found):
         what = "a class" if inspect.isclass(found) else described(found)
         raise ConfigError(f"--metric {spec}: is {what}. {expected}")
@@ -148,7 +146,7 @@ def _load_text_metric(spec: str) -> TextMetric:
             raise NoResult(f"{number}")
         return number
 
-    called = f"--metric {spec}: called with a synthetic text and its references, it"
+    called = f"--metric {spec}: for a synthetic text and its references, it"
     try:
         once, again = (measure("a synthetic text", ["a text", "another"]) for _ in range(2))
     except NoResult as error:
@@ -172,8 +170,8 @@ def _load(spec: str, problem: Problem, sample: Inputs) -> CustomMetric:
         name = (match and match["name"]) or Path(target).resolve().stem
         return CustomMetric(name, spec, _of_evaluate(_load_evaluate(spec, target)))
     raise ConfigError(
-        f"--metric {spec}: should be package.module:name, or the path of a metric of Hugging Face's evaluate. There is "
-        f"no file or folder {target}."
+        f"--metric {spec}: must be package.module:name, or the path of a metric of Hugging Face's evaluate. The "
+        f"file or folder {target} does not exist."
     )
 
 
@@ -183,14 +181,13 @@ def _import(spec: str, target: str) -> Any:
         found: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"--metric {spec}: {error.msg}. Modules are looked for in the working directory, on PYTHONPATH, and among "
-            "the installed packages."
+            f"--metric {spec}: {error.msg}. Modules must be in the working directory, on PYTHONPATH or installed."
         ) from error
     except Exception as error:  # user code may raise anything
         raise ConfigError(f"--metric {spec}: importing {module} fails: {error_sentence(error)}") from error
     for part in path.split("."):
         if not hasattr(found, part):
-            raise ConfigError(f"--metric {spec}: there is no {part!r} in {getattr(found, '__name__', module)}.")
+            raise ConfigError(f"--metric {spec}: {getattr(found, '__name__', module)} has no attribute {part!r}.")
         found = getattr(found, part)
     return found
 
@@ -202,11 +199,11 @@ def _of_object(name: str, spec: str, found: Any, problem: Problem, sample: Input
         return CustomMetric(name, spec, _of_evaluate(_instantiate(spec, found)))
     if inspect.isclass(found):
         raise ConfigError(
-            f"--metric {spec}: is a class. It should be a function of (predictions, labels, probabilities), which is "
-            "called with all examples, or a metric of torchmetrics or evaluate."
+            f"--metric {spec}: is a class. It must be a function of (predictions, labels, probabilities) of all "
+            "examples, or a metric of torchmetrics or evaluate."
         )
     if not callable(found):
-        raise ConfigError(f"--metric {spec}: is neither a function nor a metric, but {described(found)}.")
+        raise ConfigError(f"--metric {spec}: must be a function or a metric, not {described(found)}.")
     return CustomMetric(name, spec, lambda inputs: found(*inputs.arguments()))
 
 
@@ -225,7 +222,7 @@ def _instantiate(spec: str, found: Any) -> Any:
     except Exception as error:  # user code may raise anything
         raise ConfigError(
             f"--metric {spec}: {found.__name__}() fails: {error_sentence(error)} If it needs arguments, create an "
-            "instance in your module and name that."
+            "instance in your module and name the instance."
         ) from error
 
 
@@ -233,7 +230,7 @@ def _load_evaluate(spec: str, target: str) -> Any:
     try:
         import evaluate
     except ImportError as error:
-        raise ConfigError(f"--metric {spec}: is read with the package `evaluate`, which is not installed.") from error
+        raise ConfigError(f"--metric {spec}: the package `evaluate` is not installed.") from error
     try:
         return evaluate.load(str(Path(target).resolve()))
     except Exception as error:  # user code may raise anything
@@ -245,7 +242,7 @@ def _of_evaluate(module: Any) -> Callable[[Inputs], Any]:
 
 
 def _of_torchmetrics(spec: str, metric: Any, problem: Problem, sample: Inputs) -> Callable[[Inputs], Any]:
-    """Determines the form of predictions that a metric accepts: the first one that does not raise."""
+    """Determines the form of predictions that a metric accepts: the first that does not raise."""
     forms: dict[str, Callable[[Inputs], np.ndarray]] = {}
     if problem is not REGRESSION:
         forms["probabilities"] = _probabilities
@@ -275,7 +272,7 @@ def _measure_torchmetrics(metric: Any, form: Callable[[Inputs], np.ndarray], inp
     fresh = metric.clone()
     fresh.reset()
     for one in fresh.values() if hasattr(fresh, "items") else [fresh]:
-        one.sync_on_compute = False  # it is given the examples of all ranks
+        one.sync_on_compute = False  # it gets the examples of all ranks
     for start in range(0, len(inputs), _ROWS_IN_A_CHUNK):
         chunk = inputs.rows(slice(start, start + _ROWS_IN_A_CHUNK))
         arrays = (
@@ -292,8 +289,8 @@ def _check(metric: CustomMetric, sample: Inputs) -> None:
         f"{name} {'None' if array is None else f'{array.dtype} of shape {list(array.shape)}'}"
         for name, array in zip(("predictions", "labels", "probabilities"), sample.arguments(), strict=True)
     )
-    called = f"--metric {metric.spec}: called with {format_count(len(sample), 'synthetic example')} ({shapes}), it"
-    expected = "should return a float, or a dict of floats by name"
+    called = f"--metric {metric.spec}: for {format_count(len(sample), 'synthetic example')} ({shapes}), it"
+    expected = "must return a float, or a dict of floats by name"
     try:
         once, again = (numbers_by_name(metric.name, metric.measure(sample)) for _ in range(2))
     except NoResult as error:

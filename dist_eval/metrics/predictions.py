@@ -1,4 +1,4 @@
-"""`Predictions`, the data structure between inference, metrics and report, and the proof that they are complete."""
+"""`Predictions`, the data structure between inference, metrics and report, and the proof of coverage."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CELLS_IN_A_CHUNK = 1 << 18
 
 
 class PredictionsLike(Protocol):
-    """What metrics and statistics need: `Predictions`, or predictions that were saved without their logits.
+    """The input of metrics and statistics: `Predictions`, or predictions saved without logits.
 
     The attributes are those of `Predictions`.
     """
@@ -58,7 +58,7 @@ class Predictions:
 
     Attributes:
         index: position in the dataset, int64 of shape [n].
-        label: true class, int64 of shape [n]; in a multi-label problem which labels, bool of shape [n, num_labels]; in
+        label: true class, int64 of shape [n]; in a multi-label problem the labels, bool of shape [n, num_labels]; in
             a regression the true values, float64 of shape [n, num_labels]. The dtype thus identifies the problem type.
         logits: outputs of the head, float32 of shape [n, num_labels].
         loss: loss of each example (see `dist_eval.petals.base_model.problem_types`), float64 of shape [n].
@@ -80,7 +80,7 @@ class Predictions:
         for name, (shape, dtype) in layout.items():
             column = getattr(self, name)
             if column.dtype != dtype or column.shape != shape:
-                raise ValueError(f"{name} should be {np.dtype(dtype)} of shape {list(shape)}, not {column!r}")
+                raise ValueError(f"{name} must be {np.dtype(dtype)} of shape {list(shape)}, not {column!r}")
 
     @classmethod
     def from_logits(
@@ -111,7 +111,7 @@ class Predictions:
 
     @classmethod
     def empty(cls, num_labels: int, problem: Problem = SINGLE_LABEL) -> Predictions:
-        """Builds predictions of no example, with the usual dtypes and width."""
+        """Builds predictions without examples, with the usual dtypes and width."""
         label = np.empty(problem.label_shape(0, num_labels))
         return cls.from_logits(np.empty(0), label, np.empty((0, num_labels)), problem)
 
@@ -142,7 +142,7 @@ class Predictions:
     def prediction(self) -> np.ndarray:
         """Predicted labels, of the labels' shape and dtype.
 
-        The class with the largest logit, the first one if tied; in a multi-label problem the labels with a probability
+        The class with the largest logit (the first of a tie); in a multi-label problem the labels with a probability
         above 1/2; in a regression the logits.
         """
         return self.problem.predict(self.logits)
@@ -163,11 +163,11 @@ class Predictions:
             yield np.exp(self.logits[:, number] - largest - sums)
 
     def rows(self, start: int, stop: int) -> Predictions:
-        """Returns some consecutive predictions, without copying them."""
+        """Returns a view of consecutive predictions."""
         return Predictions(*(getattr(self, name)[start:stop] for name in _COLUMNS))
 
     def at(self, places: np.ndarray) -> Predictions:
-        """Returns copies of some predictions, by their rows here."""
+        """Returns copies of predictions, by their rows here."""
         return Predictions(*(getattr(self, name)[places] for name in _COLUMNS))
 
     def chunks(self) -> Iterator[Predictions]:
@@ -178,7 +178,7 @@ class Predictions:
 
 
 def rows_of_a_chunk(outputs: int) -> int:
-    """Returns the number of predictions in a chunk, for a number of outputs."""
+    """Returns the number of predictions per chunk, for a number of outputs."""
     return max(1, _CELLS_IN_A_CHUNK // max(1, outputs))
 
 
@@ -191,7 +191,7 @@ def prove_coverage(
         index: positions in the dataset, int64 of shape [n].
         expected: number of examples in the dataset.
         failed: positions of examples that failed with a reason.
-        rows: the positions to prove instead, if only some rows of the dataset were evaluated: ascending, int64 of shape
+        rows: the expected positions if only some rows of the dataset were evaluated, ascending, int64 of shape
             [expected].
 
     Returns:
@@ -220,7 +220,7 @@ def prove_coverage(
     seen = int(is_seen.sum())
     both, is_seen[given_up] = given_up[is_seen[given_up]], True
     missing = np.flatnonzero(~is_seen)
-    # counting takes eight times the memory of marking, and is only needed to name the repeated positions
+    # counting takes eight times the memory of marking, and is needed only to name repeated positions
     repeated = np.flatnonzero(np.bincount(inside) > 1) if len(inside) > seen else inside[:0]
     coverage = Coverage(
         expected=expected, seen=seen, duplicates=len(inside) - seen, missing=expected - seen, failed=len(given_up)

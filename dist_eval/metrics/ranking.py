@@ -1,7 +1,7 @@
-"""Ranking metrics: areas under ROC curves, and average precisions; and the scores that they rank examples by.
+"""Ranking metrics (areas under ROC curves and average precisions) and the scores that rank examples.
 
-Examples are ranked by log-odds instead of probabilities, which are all 1 in float64 from log-odds of 37 on, and which
-differ by rounding between examples whose logits have the same differences.
+Examples are ranked by log-odds, not by probabilities: in float64, these are all 1 above log-odds of 37, and rounding
+makes them differ between examples whose logits have the same differences.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from dist_eval.metrics.statistic import Statistic, influence_of
 from dist_eval.metrics.units import Units
 from dist_eval.petals.base_model.problem_types import SINGLE_LABEL
 
-# yields for each class which examples belong to it, bool of shape [n], and its scores, float64 of shape [n]
+# yields for each class whether each example belongs to it, bool of shape [n], and its scores, float64 of shape [n]
 Columns = Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]]
 
 
 def ranking_scores(predictions: PredictionsLike, classes: Iterable[int]) -> Iterator[np.ndarray]:
-    """Yields numbers that order the examples as their log-odds of each class do, of shape [n].
+    """Yields numbers that rank the examples by their log-odds of each class, of shape [n].
 
-    Predictions that were saved without logits are ordered by their probabilities.
+    Predictions saved without logits are ranked by probability.
     """
     logits: np.ndarray | None = getattr(predictions, "logits", None)
     if logits is None or (predictions.problem is SINGLE_LABEL and predictions.num_labels < 2):
         return predictions.probabilities_of(classes)
     if predictions.problem is SINGLE_LABEL:
         return _ranks_by_log_odds(logits, classes)
-    return (logits[:, number] for number in classes)  # those of a label are its log-odds
+    return (logits[:, number] for number in classes)  # the logits of a label are its log-odds
 
 
 def probabilities_rank_alike(predictions: PredictionsLike) -> bool:
-    """Returns whether the probabilities of each class or label order the examples as its log-odds do."""
+    """Returns whether probabilities rank the examples of each class or label as log-odds do."""
     if not len(predictions):
         return True
     classes = range(predictions.num_labels)
@@ -45,20 +45,20 @@ def probabilities_rank_alike(predictions: PredictionsLike) -> bool:
 def _ranks_by_log_odds(logits: np.ndarray, classes: Iterable[int]) -> Iterator[np.ndarray]:
     """Yields the order of the examples by log z_k - log Σ exp z_j over the other classes j.
 
-    Examples are equal exactly if their logits have the same differences: these are exact in float64, and the sums are
-    taken of sorted logits. A remainder keeps what a large difference of the two largest logits would absorb.
+    Examples tie exactly if their logits have the same differences: these are exact in float64, and sums are over sorted
+    logits. A remainder keeps the digits that a large difference of the two largest logits would absorb.
     """
     first, second, after_first, after_second = _largest(logits)
     gap = np.exp(second - first)
     for number in classes:
         value = _finite(logits[:, number])
         is_first, is_second = value == first, value == second
-        margin = value - np.where(is_first, second, first)  # to the largest of the others
+        margin = value - np.where(is_first, second, first)  # distance to the largest of the others
         rest = np.where(is_second, after_first, gap + after_first - np.exp(value - first))
         remainder = -np.log1p(np.where(is_first, after_second, rest))
         odds = margin + remainder
         part = odds - margin
-        lost = (margin - (odds - part)) + (remainder - part)  # by rounding that sum
+        lost = (margin - (odds - part)) + (remainder - part)  # rounding error of the sum
         yield _ranks(odds, lost) if lost.any() and _has_ties(odds) else odds
 
 
@@ -76,7 +76,7 @@ def _largest(logits: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np
 
 
 def _finite(logits: np.ndarray) -> np.ndarray:
-    return np.nan_to_num(logits).astype(np.float64)  # the difference of two infinite ones would be none
+    return np.nan_to_num(logits).astype(np.float64)  # the difference of two infinite values would be NaN
 
 
 def _has_ties(values: np.ndarray) -> bool:
@@ -84,7 +84,7 @@ def _has_ties(values: np.ndarray) -> bool:
 
 
 def _ranks(*keys: np.ndarray) -> np.ndarray:
-    """Returns ranks by the first key, and where it is equal by the next one; equal examples have the same rank."""
+    """Returns ranks by the first key, with ties broken by the next; equal examples have equal ranks."""
     order = np.lexsort(keys[::-1])
     is_above = np.any([np.diff(key[order], prepend=-np.inf) > 0 for key in keys], axis=0)
     ranks = np.empty(len(order))
@@ -159,13 +159,13 @@ class _PrecisionCurve:
     """Precision and recall of one class against the rest, by threshold."""
 
     order: np.ndarray  # positions of the examples by descending score
-    is_positive: np.ndarray  # which of them belong to the class, in this order
+    is_positive: np.ndarray  # whether they belong to the class, in this order
     last: np.ndarray  # the last occurrence of each distinct score in this order
 
     @classmethod
     def from_scores(cls, is_positive: np.ndarray, scores: np.ndarray) -> _PrecisionCurve:
         """Sorts the scores."""
-        order = np.argsort(-scores)  # which of equal scores comes first makes no difference
+        order = np.argsort(-scores)  # the order of equal scores does not matter
         return cls(order, is_positive[order], np.flatnonzero(np.append(np.diff(scores[order]) != 0, True)))
 
     @classmethod

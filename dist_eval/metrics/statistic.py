@@ -1,6 +1,6 @@
-"""Metrics as functions of weights: how often each kind of example, or group of examples, counts.
+"""Metrics as functions of weights: the number of times that each kind of example or group counts.
 
-With the observed weights they are the metrics of the data, with those of a resample the metrics of the resample.
+The observed weights give the metrics of the data; the weights of a resample give those of the resample.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ class Statistic(ABC):
     Attributes:
         names: names of the metrics.
         bounds: smallest and largest possible value of the metrics.
-        most_resamples: upper limit of resamples, if computing the metrics is expensive.
-        no_interval: the reason why bootstrap intervals of the metrics would not be valid; None if they are.
+        most_resamples: maximum number of resamples, if computing the metrics is expensive.
+        no_interval: the reason why bootstrap intervals of the metrics are invalid; None if they are valid.
 
     Args:
-        units: the resampling units, or what returns them once they are needed.
+        units: the resampling units, or a function that returns them when needed.
     """
 
     names: tuple[str, ...]
@@ -46,10 +46,10 @@ class Statistic(ABC):
         """Computes the metrics of resamples.
 
         Args:
-            weights: how often each kind was drawn, float64 of shape [kinds, resamples].
+            weights: number of draws of each kind, float64 of shape [kinds, resamples].
 
         Returns:
-            By name, float64 of shape [resamples], NaN where a resample leaves the metric undefined.
+            By name, float64 of shape [resamples], NaN where the metric is undefined.
         """
 
     def observed(self) -> dict[str, float]:
@@ -72,7 +72,7 @@ class Statistic(ABC):
         return self.units.work
 
     def scales(self) -> dict[str, float]:
-        """Returns the magnitude of the operands of metrics that are differences, by name; else an empty dict."""
+        """Returns the magnitude of the operands of differences, by name; empty for other metrics."""
         return {}
 
     def resampled(self, resamples: int, seed: int = SEED) -> dict[str, np.ndarray]:
@@ -90,9 +90,9 @@ class Sums(Statistic):
     Args:
         units: see `Statistic`.
         rows: the addends, of shape [k, n]: an array, a SciPy sparse array, or a list of arrays of shape [n] or [any,
-            n]. As groups may differ in size, the denominator of a metric has to be one of the rows.
+            n]. Because groups may differ in size, the denominator of a metric must be one of the rows.
         function: sums of shape [k, any] → metrics by name, of shape [any], NaN where undefined.
-        of_kinds: whether the rows are addends of an example of each kind instead, of shape [k, kinds].
+        of_kinds: whether the rows are addends of one example per kind instead, of shape [k, kinds].
     """
 
     def __init__(
@@ -166,8 +166,8 @@ def influence_of(left_out: np.ndarray, units: Units) -> np.ndarray:
 class OfRows(Statistic):
     """Arbitrary metrics: functions of the positions of the examples that were drawn.
 
-    Each resample costs one call, so the number of resamples decreases with the number of examples, and there is no
-    jackknife, which would take a call for each example.
+    Each resample costs one call, so the number of resamples decreases with the number of examples. There is no
+    jackknife, which would need a call per example.
 
     Args:
         units: see `Statistic`.
@@ -188,7 +188,7 @@ class OfRows(Statistic):
             ValueError: a kind has several units, which a function of positions could not distinguish.
         """
         if not self.units.grouped and self.units.kinds < self.units.count:
-            raise ValueError("a function of positions needs units that are single examples or groups of them")
+            raise ValueError("a function of positions needs units of single examples or groups of examples")
         times = weights.astype(np.int64)
         values = {name: np.empty(weights.shape[1]) for name in self._functions}
         for number in range(weights.shape[1]):
@@ -200,7 +200,7 @@ class OfRows(Statistic):
 
 
 def most_resamples_of_calls(examples: int) -> int:
-    """Returns an upper limit of resamples for metrics that look at all examples of each one."""
+    """Returns the maximum number of resamples for metrics that process all examples of each resample."""
     return min(999, max(199, 20_000_000 // max(1, examples)))
 
 

@@ -1,4 +1,4 @@
-"""Metrics of generated texts: each has a value for a text, the best over its references, and is the mean of these."""
+"""Metrics of generated texts: the mean over texts of the best value over each text's references."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class TextMetric:
     """A metric of generated texts."""
 
     name: str
-    measure: Callable[[str, Sequence[str]], float]  # computes the value of a text, given its references
-    is_custom: bool = False  # whether it is a function of the user's
+    measure: Callable[[str, Sequence[str]], float]  # returns the value of a text, given its references
+    is_custom: bool = False  # whether it is a user's function
 
 
 def find_answer(pattern: re.Pattern[str], text: str) -> str | None:
-    r"""Returns what a pattern first finds in a text.
+    r"""Returns the first match of a pattern in a text.
 
     Args:
-        pattern: searched for; of one with groups the first group that took part counts, else the whole match.
+        pattern: the pattern; with groups, the first group that matched is the answer, otherwise the whole match.
         text: a generated text.
 
     Returns:
@@ -44,7 +44,7 @@ def find_answer(pattern: re.Pattern[str], text: str) -> str | None:
 
 
 def normalized(text: str) -> str:
-    """Returns a text in lower case, without punctuation, articles, and extra white space.
+    """Returns a text in lower case, without punctuation, articles and extra white space.
 
     Source: `normalize_answer` in the official evaluation script of SQuAD v1.1 (Rajpurkar et al., 2016, "SQuAD: 100,000+
     questions for machine comprehension of text"), with its ASCII punctuation and English articles.
@@ -57,21 +57,21 @@ def normalized(text: str) -> str:
 
 
 def exact_match(text: str, references: Sequence[str]) -> bool:
-    """Returns whether a text equals a reference once both are normalized."""
+    """Returns whether a text equals a reference after normalizing both."""
     wanted = normalized(text)
     return any(wanted == normalized(reference) for reference in references)
 
 
 def exact_match_raw(text: str, references: Sequence[str]) -> bool:
-    """Returns whether a text equals a reference but for white space around both."""
+    """Returns whether a text equals a reference, ignoring surrounding white space."""
     return any(text.strip() == reference.strip() for reference in references)
 
 
 def token_f1(text: str, references: Sequence[str]) -> float:
-    """Returns F1 of the words that a text has in common with a reference, once both are normalized.
+    """Returns the F1 of the words that a text shares with a reference, after normalizing both.
 
-    Source: `f1_score` in the official evaluation script of SQuAD; where one of both has no words, as in that of SQuAD
-    2.0 (Rajpurkar et al., 2018, "Know what you don't know: unanswerable questions for SQuAD"), it is 1 if neither has.
+    Source: `f1_score` in the official evaluation script of SQuAD; if one has no words, as in that of SQuAD 2.0
+    (Rajpurkar et al., 2018, "Know what you don't know: unanswerable questions for SQuAD"), it is 1 if neither has.
     """
     words = normalized(text).split()
     return max(_f1(words, normalized(reference).split()) for reference in references)
@@ -100,7 +100,7 @@ def _rouge_scorer() -> Any:
     return RougeScorer(["rougeL"], use_stemmer=False)
 
 
-USUAL_METRICS = ("exact_match", "exact_match_raw")  # those that every run computes
+USUAL_METRICS = ("exact_match", "exact_match_raw")  # computed by every run
 
 TEXT_METRICS: dict[str, Callable[[str, Sequence[str]], float]] = {
     "exact_match": exact_match,
@@ -109,5 +109,5 @@ TEXT_METRICS: dict[str, Callable[[str, Sequence[str]], float]] = {
     "rouge_l": rouge_l,
 }
 
-# what some of them are computed with, which is not installed with `dist_eval` alone
+# packages that some metrics need, which `dist_eval` alone does not install
 EXTRA_PACKAGES = {"rouge_l": "rouge_score"}

@@ -51,7 +51,7 @@ class Totals:
 
     @property
     def accuracy(self) -> float | None:
-        """Share of correct examples, None without any; meaningless in a regression."""
+        """Fraction of correct examples, None without any; meaningless in a regression."""
         return int(self.counts[1]) / self.samples if self.samples else None
 
     @property
@@ -61,7 +61,7 @@ class Totals:
 
 
 def require_same_totals(reduced: Totals, gathered: Totals) -> None:
-    """Requires that totals are the same by two roads: rank totals, added by all_reduce, and those of gathered examples.
+    """Checks that two ways to compute totals agree: all_reduce of the ranks' totals, and the gathered examples.
 
     Raises:
         ExactnessError: a count differs, or a sum differs by more than rounding error.
@@ -88,5 +88,5 @@ def _described(values: Any) -> str:
 
 
 def _are_close(sums: np.ndarray, others: np.ndarray) -> bool:
-    """Returns whether sums in different orders differ by rounding only; infinities compare equal to themselves."""
+    """Returns whether sums in different orders differ only by rounding; equal infinities compare equal."""
     return sums.shape == others.shape and np.allclose(sums, others, rtol=_LOSS_TOLERANCE, atol=_LOSS_TOLERANCE)

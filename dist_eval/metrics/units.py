@@ -1,11 +1,11 @@
-"""The units of bootstrap resampling: examples, or groups of examples, and how often each is drawn.
+"""The units of bootstrap resampling (examples or groups of examples), and how often each is drawn.
 
-Examples that are equivalent for a metric are one *kind*, and drawing n examples with replacement is drawing the number
-of units of each kind from a multinomial distribution. For metrics of a confusion matrix the kinds are its cells: a
-resample of a million examples is then a hundred numbers, with exactly the same distribution. Where each example is a
+Examples that are equivalent for a metric are one *kind*. Drawing n examples with replacement amounts to drawing the
+number of units of each kind from a multinomial distribution. For metrics of a confusion matrix the kinds are its cells:
+a resample of a million examples is then a hundred numbers, with exactly the same distribution. If each example is a
 kind of its own (losses, scores), positions are drawn and counted.
 
-Free of side effects: the draws depend on a fixed seed and the data only.
+Free of side effects: draws depend only on the seed and the data.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import numpy as np
 # seed of all resampling
 SEED = 0
 
-# examples or groups below which the bootstrap does not capture the tails of a distribution.
-# Measured coverage of 95% intervals: for a mean loss 81% with 10 examples, 88% with 20, 95% with 40; for an accuracy
-# 90% with 10 groups, 92% with 20, 94% with 50 (`benchmarks.intervals`)
+# With fewer examples or groups, the bootstrap does not capture the tails of a distribution. Measured coverage of 95%
+# intervals: for a mean loss 81% with 10 examples, 88% with 20, 95% with 40; for an accuracy 90% with 10 groups, 92%
+# with 20, 94% with 50 (`benchmarks.intervals`)
 FEW_UNITS = 20
 
 # a chunk of resamples fits into the processor's cache, unless the minimum number of resamples is larger
@@ -34,12 +34,12 @@ _SIMILAR_KINDS, _MOST_VARIANCE_LOST = 500, 1e-4
 
 @dataclass(frozen=True)
 class Units:
-    """The resampling units: examples, equivalent ones being of one kind, or groups (clusters) of examples.
+    """The resampling units: examples, grouped into kinds of equivalent ones, or groups (clusters) of examples.
 
     Attributes:
         kind_of: the kind of each example, int64 of shape [n].
         multiplicity: number of units of each kind, int64 of shape [kinds].
-        grouped: whether a unit is a group of examples, which are resampled together.
+        grouped: whether a unit is a group of examples that are resampled together.
     """
 
     kind_of: np.ndarray
@@ -48,12 +48,12 @@ class Units:
 
     @classmethod
     def single(cls, examples: int) -> Units:
-        """Builds units that are single examples, each a kind of its own."""
+        """Builds units of single examples, each a kind of its own."""
         return cls(np.arange(examples), np.ones(examples, dtype=np.int64))
 
     @classmethod
     def by_value(cls, *columns: np.ndarray) -> Units:
-        """Builds units that are examples, of one kind if equal in all columns: small integers, int64 of shape [n]."""
+        """Builds units of examples, of one kind if equal in all columns: small integers, int64 of shape [n]."""
         code = np.zeros(len(columns[0]), dtype=np.int64)
         for column in columns:
             code = code * (int(column.max(initial=0)) + 1) + column
@@ -65,12 +65,12 @@ class Units:
 
     @classmethod
     def by_quantile(cls, values: np.ndarray, *columns: np.ndarray) -> Units:
-        """Builds units that are examples, quantized by value, so that the mean of a kind can represent its examples.
+        """Builds units of examples, quantized by value, so that the mean of a kind can represent its examples.
 
         The bins are those of the asymptotically optimal quantizer: P. F. Panter and W. Dite (1951), "Quantization
         distortion in pulse-count modulation with nonuniform spacing of levels", Proceedings of the IRE 39, 44-48.
-        Resamples lose the variance within kinds. If that is more than 1e-4 of the total variance, which would make
-        intervals narrower by 5e-5, or if there are too few examples to save time, each example is a kind of its own.
+        Resamples lose the variance within kinds. If it exceeds 1e-4 of the total variance, which would make intervals
+        narrower by 5e-5, or if there are too few examples to save time, each example is a kind of its own.
 
         Args:
             values: the values to quantize, float64 of shape [n].
@@ -94,7 +94,7 @@ class Units:
 
     @classmethod
     def groups(cls, names: np.ndarray) -> Units:
-        """Builds units that are groups of examples, given the group of each, of shape [n] and any sortable dtype."""
+        """Builds units of groups, given the group of each example, of shape [n] and any sortable dtype."""
         _, kind_of = np.unique(names, return_inverse=True)
         return cls(kind_of.reshape(-1), np.ones(int(kind_of.max(initial=-1)) + 1, dtype=np.int64), grouped=True)
 
@@ -122,7 +122,7 @@ class Units:
         """Draws resamples: each has as many units as the data, drawn with replacement.
 
         Yields:
-            How often each kind was drawn, float64 of shape [kinds, resamples of a chunk], in bounded memory.
+            The number of draws of each kind, float64 of shape [kinds, resamples of a chunk], in bounded memory.
         """
         generator = np.random.default_rng(seed)
         step = max(_MIN_CHUNK_RESAMPLES, CHUNK_SIZE // self.kinds)

@@ -1,8 +1,9 @@
-"""This process on its host: its temporary files and children, its logging, its limits. Knows nothing of evaluations.
+"""This process on its host: temporary files, child processes, logging and limits. Independent of evaluation.
 
-`lifetime` makes everything of a run end with it (`janitor` does so after a SIGKILL); `files` replaces files atomically,
-`parsing` reads JSON and YAML within limits, `shared_state` has numbers that several processes read and write, `ports`
-finds free ones, `addresses` are this host's, `slurm` queries Slurm, `memory` keeps what was freed, `logging_setup`
-keeps libraries quiet, `programs` is what all programs have in common, `interpreter` refuses one without docstrings, and
-`patching` changes a library or this process for a while.
+- `lifetime` removes a run's processes and files at its end, and `janitor` does so after a SIGKILL.
+- `files` replaces files atomically, `parsing` reads JSON and YAML within limits, and `shared_state` shares numbers
+  between processes.
+- `ports` finds free ports, `addresses` lists this host's addresses, and `slurm` queries Slurm.
+- `programs` is common to all programs; `logging_setup` silences libraries, `memory` reuses freed buffers,
+  `interpreter` rejects Python without docstrings, and `patching` temporarily changes a library or this process.
 """

@@ -1,4 +1,4 @@
-"""This host's interfaces and addresses, and how others reach it."""
+"""This host's interfaces and addresses, and how other hosts reach it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ipaddress
 import socket
 from collections.abc import Mapping, Sequence
 
-_ELSEWHERE = "192.0.2.1"  # an address that no host has (RFC 5737): its route is the default route
+_ELSEWHERE = "192.0.2.1"  # an address reserved for documentation (RFC 5737); its route is the default route
 
 Interfaces = Mapping[str, Sequence[str]]
 """IP addresses by the name of the network interface."""
@@ -31,13 +31,13 @@ def interfaces() -> dict[str, list[str]]:
 
 
 def outward(local: Interfaces) -> dict[str, list[str]]:
-    """Returns the interfaces, and their addresses, at which other hosts may reach this one."""
+    """Returns the interfaces and addresses that other hosts may reach."""
     reachable = {name: [text for text in addresses if not is_loopback(text)] for name, addresses in local.items()}
     return {name: addresses for name, addresses in reachable.items() if addresses}
 
 
 def resolve(name: str) -> list[str]:
-    """Returns the IP addresses to which a host's name resolves here, none if it is unknown."""
+    """Returns the IP addresses of a host's name; none if it is unknown."""
     try:
         entries = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except OSError:
@@ -46,7 +46,7 @@ def resolve(name: str) -> list[str]:
 
 
 def interface_of(address: str, local: Interfaces) -> str | None:
-    """Returns the interface that has an address, None if this host does not have it."""
+    """Returns the interface with an address, None if this host does not have it."""
     return next((name for name, addresses in local.items() if address in addresses), None)
 
 
@@ -62,7 +62,7 @@ def address_towards(target: str) -> str | None:
 
 
 def address_among(head: str, local: Interfaces) -> str | None:
-    """Returns the address at which the other hosts of a group reach this one, if its name resolves to loopback.
+    """Returns the address where other hosts of a group reach this one, if its name resolves to loopback.
 
     Args:
         head: name or IP address of the host of the rendezvous.

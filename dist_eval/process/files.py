@@ -1,4 +1,4 @@
-"""Atomic replacement of files and who may read them, hashes of files, and the limit on open files."""
+"""Atomic replacement of files, their permissions and hashes, and the limit on open files."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from typing import BinaryIO
 _PIECES, _PIECE_BYTES = 64, 4096
 _CHUNK_BYTES = 1 << 20
 _MOST_FILES = 1 << 16
-_NO_FILE = (errno.ENOENT, errno.ELOOP, errno.ENXIO)  # What opening one that is missing, a link, or a socket gives
+_NO_FILE = (errno.ENOENT, errno.ELOOP, errno.ENXIO)  # errors of opening a missing file, a link or a socket
 
-# modes of new files: readable only for this user, whatever the umask; or as this user's umask says
+# modes of new files: readable only for this user, whatever the umask; or by the user's umask
 PRIVATE, BY_UMASK = 0o600, 0o666
 
 _umask_lock = threading.Lock()
-_private = _umask_before = 0  # contexts of `private_files` that are open, in any thread; the umask before the first
+_private = _umask_before = 0  # number of open contexts of `private_files` in all threads; the umask before the first
 
 
 def is_utf8(name: object) -> bool:
-    """Whether a name can be written as UTF-8: any bytes can be the name of a file."""
+    """Whether a name can be encoded as UTF-8; file names may be any bytes."""
     return not any("\ud800" <= character <= "\udfff" for character in str(name))
 
 
@@ -39,7 +39,7 @@ def replaced_atomically(path: Path, mode: int = PRIVATE) -> Iterator[BinaryIO]:
 
     Args:
         path: the file.
-        mode: its mode: `PRIVATE`, or `BY_UMASK` for a file that the user has named.
+        mode: its mode: `PRIVATE`, or `BY_UMASK` for a file that the user named.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
     try:
@@ -60,7 +60,7 @@ def write_atomically(path: Path, content: bytes, mode: int = PRIVATE) -> None:
 
 @contextmanager
 def private_files() -> Iterator[None]:
-    """Makes what libraries create within this context readable only for this user, by the umask of the process.
+    """Makes files that libraries create within this context readable only for this user, through the process umask.
 
     Several threads may be in such a context.
     """
@@ -79,9 +79,9 @@ def private_files() -> Iterator[None]:
 
 
 def file_digest(path: Path) -> str | None:
-    """Returns the SHA-256 of a file, as hexadecimal digits; None if there is no regular file of that name itself.
+    """Returns the SHA-256 of a regular file, as hexadecimal digits; None for anything else.
 
-    So it follows no link, and waits for nobody at the other end of a pipe.
+    It follows no link and never blocks on a pipe.
     """
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -101,14 +101,14 @@ def file_digest(path: Path) -> str | None:
 
 
 def chunks_of(path: Path, size: int = _CHUNK_BYTES) -> Iterator[bytes]:
-    """Yields the content of a file in chunks of so many bytes."""
+    """Yields the content of a file in chunks of `size` bytes."""
     with path.open("rb") as file:
         while chunk := file.read(size):
             yield chunk
 
 
 def samples_of(path: Path) -> Iterator[bytes]:
-    """Yields the size of a file and evenly spaced pieces, for a hash (all of a file of up to 256 KiB)."""
+    """Yields the size of a file and evenly spaced pieces, for a hash (the whole file up to 256 KiB)."""
     size = path.stat().st_size
     yield str(size).encode()
     with path.open("rb") as file:

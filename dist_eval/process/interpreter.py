@@ -1,4 +1,4 @@
-"""What Python itself has to be like."""
+"""Requirements of the Python interpreter."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dist_eval.errors import ConfigError
 
 
 def require_docstrings() -> None:
-    """Checks that Python keeps docstrings: transformers and Petals edit theirs when they are imported.
+    """Checks that Python keeps docstrings, which transformers and Petals edit when they are imported.
 
     Raises:
-        ConfigError: it was told to remove them.
+        ConfigError: Python removes them.
     """
     if sys.flags.optimize > 1:
         raise ConfigError(

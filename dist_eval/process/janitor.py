@@ -1,7 +1,7 @@
-"""Cleans up a workspace once its owner is gone: `python janitor.py PIPE_FD OWNER FOLDER [FILE...]`, by `lifetime.py`.
+"""Cleans up a workspace once its owner has ended: `python janitor.py PIPE_FD OWNER FOLDER [FILE...]`.
 
-Runs without site-packages, so it must only import the standard library. It survives signals to the run's process group,
-because it is in a separate session, and ends when the owner closes its pipe.
+`lifetime.py` starts it without site-packages, so it must import only the standard library. It has a session of its own,
+so it survives signals to the run's process group, and ends when the owner closes its pipe.
 """
 
 import contextlib
@@ -32,13 +32,13 @@ def processes_of(folder: str) -> dict[int, bool]:
                 arguments = line.read()
                 if needle in arguments or b"TMPDIR=" + needle in variables.read():
                     found[int(name)] = janitor in arguments.split(b"\0")
-        except OSError:  # it ended meanwhile
+        except OSError:  # it has ended in the meantime
             continue
     return found
 
 
 def descendants_of(process: int) -> set[int]:
-    """Lists the processes that a process started, and those that they started."""
+    """Returns all descendants of a process."""
     found: set[int] = set()
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{process}/task"):
@@ -49,7 +49,7 @@ def descendants_of(process: int) -> set[int]:
 
 
 def has_ended(process: int) -> bool:
-    """Returns whether a process is gone or exiting: its files are closed before others can see that it ended."""
+    """Returns whether a process is gone or exiting; its files close before others can see its end."""
     try:
         with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()
@@ -59,21 +59,21 @@ def has_ended(process: int) -> bool:
 
 
 def remove_shared_memory(process: int) -> None:
-    """Removes the files of a process that was killed between torch's creation of shared memory and its unlinking."""
-    with contextlib.suppress(OSError):  # not every system has the folder
+    """Removes shared memory of a process that was killed before torch unlinked it."""
+    with contextlib.suppress(OSError):  # some systems lack the folder
         for name in os.listdir(SHARED_MEMORY):
             if name.startswith(f"torch_{process}_"):
                 os.unlink(f"{SHARED_MEMORY}/{name}")
 
 
 def main() -> None:
-    """Waits for the owner to end, then kills the processes that it left, and removes the folder and the files."""
+    """Waits for the owner to end, then kills its remaining processes and removes the folder and files."""
     descriptor, owner, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     known, wait = {owner}, FIRST_LOOK_SECONDS
-    while not select.select([descriptor], [], [], wait)[0]:  # the owner writes nothing: its end of the pipe closes
-        known |= descendants_of(owner)  # those that the kernel ends with the owner cannot be found later
+    while not select.select([descriptor], [], [], wait)[0]:  # the owner writes nothing, but its end of the pipe closes
+        known |= descendants_of(owner)  # processes that the kernel ends with the owner cannot be found later
         wait = min(2 * wait, LONGEST_LOOK_SECONDS)
     deadline = time.monotonic() + KILL_SECONDS
     while os.path.isdir("/proc") and time.monotonic() < deadline:
@@ -81,7 +81,7 @@ def main() -> None:
         if not remaining:
             break
         for process, is_janitor in remaining.items():
-            if not is_janitor:  # it ends by itself, when it has removed a folder that may be elsewhere
+            if not is_janitor:  # another janitor ends by itself after removing its folder
                 with contextlib.suppress(OSError):
                     os.kill(process, signal.SIGKILL)
         known.update(remaining)

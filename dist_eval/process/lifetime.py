@@ -1,13 +1,12 @@
 """Cleanup: every process, socket and temporary file of a run disappears with the process that owns it.
 
-Two independent mechanisms, because either alone has gaps (neither needs the dying process to do anything, so both also
-work for SIGKILL):
+Two independent mechanisms cover each other's gaps. Neither needs the dying process, so both also work for SIGKILL:
 
 1. The kernel's parent-death signal kills forked helpers such as hivemind's DHT process (`helpers_die_with_us`).
 2. A *janitor*, one tiny process in a separate session for each workspace, waits for the owner's end of a pipe to close,
    then kills every process whose command line or TMPDIR names the workspace, and removes the folder.
 
-All sockets, identities and logs of a run are in its workspace, so that the second mechanism finds them all.
+All sockets, identities and logs of a run are in its workspace, where the second mechanism finds them.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _SHARER_END_SECONDS = 5.0
 _PREFIX, _LONGEST_BASE = "dist_eval-", 60
 _JANITOR = Path(__file__).with_name("janitor.py")
 
-# Loaded now: in a process that was just forked from one with threads, loading could deadlock
+# Loaded now, because loading in a fork of a process with threads could deadlock
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform.startswith("linux") else None
 
 _bind_forks = _forks_apart = False
@@ -49,9 +48,9 @@ def die_with_parent() -> None:
 
 
 def adopt_orphans() -> None:
-    """Makes this process the parent of descendants whose own parent ends, so that it can reap them. Linux only.
+    """Makes this process adopt and reap descendants whose parent ends. Linux only.
 
-    Otherwise they would go to process 1, which in many containers never reaps anything.
+    Otherwise process 1 adopts them, which in many containers never reaps anything.
     """
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
@@ -59,7 +58,7 @@ def adopt_orphans() -> None:
 def end_session(leader: int) -> None:
     """Kills all processes of a session that a child of this process leads, and reaps them.
 
-    The leader may be gone while its helpers live: its id remains their group's until the last one ends.
+    The leader may have ended before its helpers; its id remains their group's until the last one ends.
 
     Args:
         leader: id of the child that was started with `start_new_session=True`.
@@ -70,7 +69,7 @@ def end_session(leader: int) -> None:
             os.killpg(leader, signal.SIGKILL)
         try:
             ended, _ = os.waitpid(-leader, os.WNOHANG)
-        except ChildProcessError:  # no process of the session is left
+        except ChildProcessError:  # the session has no more processes
             return
         if not ended:
             time.sleep(0.01)
@@ -94,29 +93,29 @@ def _before_fork() -> None:
 
 
 def _after_fork_in_child() -> None:
-    # a forked helper must not keep the pipe open after its owner is gone: the janitor waits for the owner's end of it
+    # a forked helper must not keep the owner's end of the pipe open, because the janitor waits for it to close
     for descriptor in _janitor_pipes:
         os.close(descriptor)
     _janitor_pipes.clear()
     if not _bind_forks:
         return
     die_with_parent()
-    if os.getppid() != _forking_pid:  # the parent ended before the parent-death signal was set
+    if os.getppid() != _forking_pid:  # the parent ended before the signal was set
         os._exit(1)
     if _forks_apart:
         os.setpgid(0, 0)
-    # the handlers are for the run, not for a helper, which its owner ends with SIGTERM
+    # the handlers are for the run; the owner ends a helper with SIGTERM
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @contextmanager
 def helpers_die_with_us(*, apart: bool = False) -> Iterator[None]:
-    """Processes forked by this one within this context are killed when it ends, however it ends.
+    """Kills processes that this one forks within this context when this one ends, for any reason.
 
     Args:
-        apart: give them process groups of their own. torchrun passes SIGTERM on to a rank's whole group, and a rank
-            that shuts down gracefully still needs its helpers.
+        apart: give them process groups of their own: torchrun sends SIGTERM to a rank's whole group, but a rank that
+            shuts down gracefully still needs its helpers.
     """
     global _bind_forks, _forks_apart
     _install_fork_hook()
@@ -130,10 +129,10 @@ def helpers_die_with_us(*, apart: bool = False) -> Iterator[None]:
 
 @contextmanager
 def temporary_files_in(folder: Path) -> Iterator[None]:
-    """Within this context, temporary files of this process and of those it starts are created in a folder.
+    """Within this context, this process and its children create temporary files in a folder.
 
-    torch, multiprocessing and hivemind create sockets and folders that a killed process does not remove. For processes
-    that end with `os._exit`: otherwise multiprocessing fails at exit, because the folder is gone.
+    torch, multiprocessing and hivemind create sockets and folders that a killed process does not remove. Only for
+    processes that end with `os._exit`: otherwise multiprocessing fails at exit because the folder is gone.
 
     Args:
         folder: an existing folder.
@@ -143,10 +142,10 @@ def temporary_files_in(folder: Path) -> Iterator[None]:
 
 
 class MultiprocessingFiles:
-    """The folder and the socket of multiprocessing, which hivemind and torch use, for programs that exit normally.
+    """The folder and socket of multiprocessing, which hivemind and torch use, for programs that exit normally.
 
-    multiprocessing keeps them until the interpreter exits, and its finalizers do not expect that they are gone. Here
-    they can be removed before.
+    multiprocessing keeps them until the interpreter exits, and its finalizers require them. This class can remove them
+    earlier.
 
     Args:
         folder: an existing folder.
@@ -160,7 +159,7 @@ class MultiprocessingFiles:
 
     @contextmanager
     def begun(self) -> Iterator[None]:
-        """What multiprocessing begins to use within this context is created in the folder; as `temporary_files_in`."""
+        """Within this context, multiprocessing creates its files in the folder; includes `temporary_files_in`."""
         import multiprocessing
 
         settings = multiprocessing.current_process()._config  # type: ignore[attr-defined]
@@ -174,7 +173,7 @@ class MultiprocessingFiles:
                 settings["tempdir"] = before
 
     def remove(self) -> None:
-        """Removes what was created."""
+        """Removes the files."""
         from multiprocessing import resource_sharer, util
 
         if not self._shares:
@@ -189,10 +188,10 @@ class MultiprocessingFiles:
 def workspace(*also_removed: Path) -> Iterator[Path]:
     """Opens a private temporary folder that disappears with this process, even if it is killed.
 
-    Its path is short, also where TMPDIR is long: it is for Unix sockets, whose paths are limited to 107 bytes.
+    Its path is short even if TMPDIR is long, because paths of Unix sockets are limited to 107 bytes.
 
     Args:
-        *also_removed: files outside of it that disappear too.
+        *also_removed: files outside the folder to remove with it.
 
     Yields:
         The folder (mode 0700).
@@ -221,7 +220,7 @@ def workspace(*also_removed: Path) -> Iterator[Path]:
     try:
         yield folder
     finally:
-        if write_end in _janitor_pipes:  # not in a forked helper that unwinds the same stack
+        if write_end in _janitor_pipes:  # not in a forked helper, which unwinds the same stack
             _janitor_pipes.discard(write_end)
             os.close(write_end)
         try:

@@ -19,13 +19,13 @@ _LOGGERS = (
 def silence_libraries() -> None:
     """Keeps warnings and log lines of Petals, hivemind and transformers off the terminal.
 
-    Call it before importing them: hivemind reads its log level once, and passes it to the p2p daemon.
+    Call it before importing them, because hivemind reads its log level once and passes it to the p2p daemon.
     """
     os.environ.setdefault("HIVEMIND_LOGLEVEL", "CRITICAL")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_VERBOSITY", "critical")
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # else C++ stack traces whenever a host is unreachable
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # else it warns when a process forks after tokenizing
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # otherwise an unreachable host prints C++ stack traces
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")  # otherwise it warns when a process forks after tokenizing
     for category in (FutureWarning, DeprecationWarning, UserWarning):
         warnings.filterwarnings("ignore", category=category)
     warnings.filterwarnings("ignore", category=RuntimeWarning, message="coroutine .* was never awaited")

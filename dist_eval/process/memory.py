@@ -1,4 +1,4 @@
-"""How glibc's allocator treats the large buffers that activations need; elsewhere nothing is changed."""
+"""Settings of glibc's allocator for the large buffers of activations; no effect with other allocators."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import sys
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # parameters of `mallopt`
 _NEVER, _PAD_BYTES = 2**31 - 1, 64 << 20
 
-# Loaded now: in a process that was just forked from one with threads, loading could deadlock
+# Loaded now, because loading in a fork of a process with threads could deadlock
 _LIBC = ctypes.CDLL(None) if sys.platform.startswith("linux") else None
 _GLIBC = _LIBC if hasattr(_LIBC, "gnu_get_libc_version") else None
 
 
 def keep_freed_memory() -> None:
-    """Has this process, and those forked from it, reuse the memory of large buffers.
+    """Makes this process and its forks reuse the memory of large buffers.
 
-    By default, glibc returns a buffer of megabytes to the kernel as soon as it is freed. The next one then begins with
-    thousands of page faults, which take more processor time than the copies into it. The price: a process keeps the
-    most that its buffers have ever taken.
+    By default, glibc returns a buffer of megabytes to the kernel as soon as it is freed. The next buffer then causes
+    thousands of page faults, which take more processor time than filling it. In exchange, a process keeps the peak
+    memory of its buffers.
     """
     if _GLIBC is not None:
         for parameter, value in ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, _NEVER), (_TOP_PAD, _PAD_BYTES)):
@@ -26,6 +26,6 @@ def keep_freed_memory() -> None:
 
 
 def return_freed_memory() -> None:
-    """Returns what this process has freed to the kernel."""
+    """Returns freed memory of this process to the kernel."""
     if _GLIBC is not None:
         _GLIBC.malloc_trim(0)

@@ -1,4 +1,4 @@
-"""JSON and YAML from outside, within limits: what exceeds one is a `ValueError`, like what is malformed."""
+"""Parses untrusted JSON and YAML within limits; content beyond a limit is a `ValueError`, like malformed content."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from dist_eval.errors import one_line
 
-# levels of nesting; readers and writers have a stack to overflow
+# maximum nesting, so that the stacks of readers and writers do not overflow
 DEEPEST = 200
 
 _MOST_VALUES = 100_000
@@ -21,11 +21,11 @@ _STEPS, _NO_STEPS = bytes.maketrans(b"[{]}", b"\1\1\xff\xff"), bytes(set(range(2
 
 
 def nesting(content: bytes, before: int = 0) -> tuple[int, int]:
-    """Returns how deeply JSON is nested at most, and at its end.
+    """Returns the maximum nesting of JSON, and the nesting at its end.
 
     Args:
-        content: JSON, or a part of it that begins and ends outside of texts.
-        before: how deeply its beginning is nested.
+        content: JSON, or a part of it that begins and ends outside of strings.
+        before: the nesting at its start.
     """
     import numpy as np
 
@@ -60,7 +60,7 @@ def read_json(path: Path) -> Any:
 
 
 class ExponentText(str):
-    """A number such as 2e-5, which is one in YAML 1.2, but text in YAML 1.1: its reader knows which one is meant."""
+    """A number such as 2e-5, which YAML 1.1 reads as text and YAML 1.2 as a number; the caller decides."""
 
 
 @functools.cache
@@ -68,7 +68,7 @@ def _loader() -> Any:
     import yaml
 
     class Loader(yaml.SafeLoader):  # type: ignore[misc]
-        """Marks what is a number in YAML 1.2 only."""
+        """Marks values that are numbers only in YAML 1.2."""
 
     Loader.add_implicit_resolver("!exponent", _EXPONENT, list("-+.0123456789"))
     Loader.add_constructor("!exponent", lambda loader, node: ExponentText(loader.construct_scalar(node)))
@@ -76,16 +76,16 @@ def _loader() -> Any:
 
 
 def parse_yaml(content: str) -> Any:
-    """Parses YAML of plain values; numbers that YAML 1.1 does not know are `ExponentText`.
+    """Parses YAML of plain values; numbers that YAML 1.1 reads as text are `ExponentText`.
 
     Raises:
-        ValueError: it is malformed, has a key twice, or is too large or too deeply nested once its aliases are written
-            out.
+        ValueError: it is malformed, has a duplicate key, or is too large or too deeply nested after expanding its
+            aliases.
     """
     import yaml
 
     try:
-        loader = _loader()(content)  # looks for characters that YAML does not allow
+        loader = _loader()(content)  # checks for characters that YAML forbids
         node = loader.get_single_node()
         require_small(node)
         _require_distinct_keys(node)
@@ -114,13 +114,13 @@ def _require_distinct_keys(root: Any) -> None:
 
 
 def require_small(root: Any) -> None:
-    """Rejects YAML that aliases make large.
+    """Rejects YAML that its aliases make too large.
 
     Args:
         root: a node of PyYAML, or None.
 
     Raises:
-        ValueError: it is larger than a file of options or a task can be.
+        ValueError: it is too large for a file of options or a task.
     """
     sizes: dict[int, int] = {}
 

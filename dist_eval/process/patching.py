@@ -1,4 +1,4 @@
-"""Changing a library for a while."""
+"""Temporary changes to libraries, the environment and garbage collection."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 @contextmanager
 def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Replaces an attribute of a module or class within this context."""
-    original = inspect.getattr_static(owner, name)  # a class method as it is, not bound to the owner
+    original = inspect.getattr_static(owner, name)  # class methods are not bound to the owner
     setattr(owner, name, value)
     try:
         yield
@@ -39,8 +39,8 @@ def environment_with(name: str, value: str) -> Iterator[None]:
 def gc_paused() -> Iterator[None]:
     """Disables garbage collection within this context, and exempts the objects created in it from later collections.
 
-    For imports: torch and Petals create a million permanent objects. Scanning them again and again takes a sixth of the
-    import time, and transformers scans them once more for each model that it loads.
+    For imports: torch and Petals create a million permanent objects. Repeated scans take a sixth of the import time,
+    and transformers triggers another for each model that it loads.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -1,4 +1,4 @@
-"""Ports that are free on this host."""
+"""Free ports of this host."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _PORTS = range(12_000, 32_000)
 def free_ports(host: str, count: int) -> list[int]:
     """Finds distinct ports that are currently free.
 
-    They are not reserved, and a server takes seconds until it binds one. So they are below the ephemeral ports, where
-    another process is much less likely to bind one first, which would make the server fail.
+    They are not reserved, and a server takes seconds to bind one. So they are below the ephemeral ports, where another
+    process is much less likely to bind one first.
     """
     family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
     found: list[int] = []
@@ -26,4 +26,4 @@ def free_ports(host: str, count: int) -> list[int]:
             found.append(port)
         if len(found) == count:
             return found
-    raise RunError(f"There are not {count} free ports on {host} from {_PORTS.start} to {_PORTS.stop - 1}.")
+    raise RunError(f"{host} has fewer than {count} free ports from {_PORTS.start} to {_PORTS.stop - 1}.")

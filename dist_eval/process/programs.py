@@ -1,9 +1,9 @@
-"""What all programs here have in common: the parser of their command lines, their exit statuses, and what they print.
+"""Common parts of all programs: command-line parser, exit statuses and output.
 
-A terminal, a pipe or a disk that does not take what is printed raises no error there. A character that the terminal's
-encoding lacks is printed as an escape. Where nothing can be written any more, the rest is dropped, and the program's
-end says so: a run is as complete as its folder says, but a program whose work is what it prints fails, unless who read
-it has read enough.
+A failed write to a terminal, pipe or disk raises no error at that point. Characters outside the terminal's encoding are
+printed as escapes. After a failure, further output is dropped and reported at the end. A run is complete all the same,
+because its results are in its folder. A program whose result is its output fails, unless the reader of a pipe closed
+it.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from dist_eval.errors import os_reason
 COMPLETE = 0
 FAILED = 1
 WRONG_OPTIONS = 2
-STOPPED_BY_A_PERSON = 3  # who decides whether to start the run again
-STOPPED = 75  # the same command resumes the run; what sysexits.h has for "try again"
+STOPPED_BY_A_PERSON = 3  # the person decides whether to restart the run
+STOPPED = 75  # the same command resumes the run; EX_TEMPFAIL of sysexits.h
 INTERRUPTED = 130
 
 _LAST_STANDARD_DESCRIPTOR = 2
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """Accepts options with underscores, too: `--num_fewshot` like `--num-fewshot`; rejects a value given twice."""
+    """Also accepts underscores in options (`--num_fewshot`); rejects options that are given twice."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         for name in (None, "store"):
             self.register("action", name, _StoreOnce)
-        self.given: dict[str, str] = {}  # how each option was spelled, by its name
+        self.given: dict[str, str] = {}  # spelling of each option, by its name
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         self.given.clear()
@@ -46,7 +46,7 @@ class ArgumentParser(argparse.ArgumentParser):
             if (
                 word.endswith("=--") and word[:-3] in self._option_string_actions
             ):  # Python 3.12 and older drop the value
-                self.error(f"{word}: a value -- cannot be given on a command line")
+                self.error(f"{word}: the value -- is not possible on a command line")
         return super().parse_known_args(words, namespace)
 
     def _with_dashes(self, word: str) -> str:
@@ -56,12 +56,12 @@ class ArgumentParser(argparse.ArgumentParser):
 
 
 class _StoreOnce(argparse._StoreAction):
-    """Stores the value of an option, which may be given once: a second value would replace the first one."""
+    """Stores the value of an option; a second value is an error, not a replacement."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
         if option_string is not None:
             if before := parser.given.get(self.dest):
-                which = "is given twice" if before == option_string else f"and {option_string} are one option"
+                which = "is given twice" if before == option_string else f"and {option_string} are the same option"
                 more = ", with all its values" if self.nargs == "+" else ""
                 parser.error(f"{before} {which}: give it once{more}.")
             parser.given[self.dest] = option_string
@@ -80,8 +80,8 @@ class _Output(io.FileIO):
     def write(self, data: Any) -> int:
         whole = rest = memoryview(data).cast("B")
         try:
-            while rest:  # all of it: unbuffered streams do not ask how much was written
-                if (written := super().write(rest)) is None:  # another process has made the terminal non-blocking
+            while rest:  # unbuffered streams ignore partial writes
+                if (written := super().write(rest)) is None:  # another process made the terminal non-blocking
                     select.select([], [self], [])
                 else:
                     rest = rest[written:]
@@ -94,9 +94,9 @@ _outputs: dict[str, _Output] = {}
 
 
 def tolerate_broken_output() -> None:
-    """Makes this program's standard streams such outputs, unless something has redirected them; also closed ones.
+    """Makes this program's standard streams, even closed ones, such outputs unless they were replaced.
 
-    Call it first: a file that is opened while a standard stream is closed would take its descriptor.
+    Call it first: a file opened while a standard stream is closed would get its descriptor.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= _LAST_STANDARD_DESCRIPTOR:
         os.set_inheritable(descriptor, True)
@@ -108,7 +108,7 @@ def tolerate_broken_output() -> None:
 
 
 def _tolerant(stream: Any, name: str) -> io.TextIOWrapper:
-    descriptor = os.open(os.devnull, os.O_WRONLY) if stream is None else stream.fileno()  # None: it was closed
+    descriptor = os.open(os.devnull, os.O_WRONLY) if stream is None else stream.fileno()  # None: closed
     _outputs[name] = raw = _Output(descriptor, f"<{name}>")
     if stream is None:
         return io.TextIOWrapper(io.BufferedWriter(raw), encoding="utf-8", errors="backslashreplace")
@@ -123,9 +123,9 @@ def _tolerant(stream: Any, name: str) -> io.TextIOWrapper:
 
 
 def lost_output() -> str:
-    """Writes what is buffered, and returns why standard output is not complete; empty if it is.
+    """Flushes standard output, and returns why it is incomplete; empty if it is complete.
 
-    It is so for a pipe whose reader ended before, too, as `head` does.
+    A pipe whose reader has ended, such as `head`, counts as complete.
     """
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -134,7 +134,7 @@ def lost_output() -> str:
 
 
 def status_after_output(status: int) -> int:
-    """Returns the exit status of a program whose work is what it prints."""
+    """Returns the exit status of a program whose result is its output."""
     why = lost_output()
     if not why:
         return status
@@ -143,6 +143,6 @@ def status_after_output(status: int) -> int:
 
 
 def run_program(main: Callable[[], int]) -> NoReturn:
-    """Runs a program whose work is what it prints, and exits with its status."""
+    """Runs a program whose result is its output, and exits with its status."""
     tolerate_broken_output()
     sys.exit(status_after_output(main()))

@@ -1,4 +1,4 @@
-"""Numbers that several processes of a host read and write."""
+"""Numbers shared by several processes of a host."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ State = TypeVar("State", bound=ctypes.Structure)
 
 
 class SharedStates:
-    """Structures in a folder that all processes use which open it.
+    """Structures in a folder, shared by all processes that open it.
 
     Args:
-        folder: is created if needed. It has to be new to the first process, and to stay as long as any of them opens
-            a structure.
+        folder: created if needed. It must be new to the first process, and exist as long as any process opens a
+            structure.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -26,7 +26,7 @@ class SharedStates:
         self._folder, self._lock = folder, (folder / "lock").open("ab")
 
     def open(self, name: str, kind: type[State]) -> State:
-        """Returns a structure whose fields are shared, all 0 at first.
+        """Returns a structure of shared fields, initially 0.
 
         Args:
             name: a file name.
@@ -39,7 +39,7 @@ class SharedStates:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """While one process is in this context, the others wait. The kernel lets go of the lock if it is killed."""
+        """Holds an exclusive lock within this context; the kernel releases it if the process is killed."""
         fcntl.flock(self._lock, fcntl.LOCK_EX)
         try:
             yield

@@ -1,6 +1,6 @@
-"""Slurm: the rendezvous of a job's nodes, the index and address of a task, and requeueing.
+"""Slurm: the rendezvous of a job's nodes, the number and address of a task, and requeueing.
 
-Reads the variables that Slurm sets, and calls `scontrol`; nothing is guessed where they are missing.
+Reads Slurm's environment variables and calls `scontrol`; a missing variable is an error.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _TIMEOUT_SECONDS = 60.0
 
 
 def rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns torchrun's rendezvous for the nodes of a job, on the first of which this process runs.
+    """Returns torchrun's rendezvous for the nodes of a job; this process runs on the first node.
 
-    These are variables that torchrun reads (PET_ and the name of an option). The port is free on this node, and the id
-    excludes processes left from an earlier start of the job, or from another one.
+    The result is torchrun's environment variables (PET_ and the name of an option). The port is free on this node, and
+    the id excludes processes of other jobs and of earlier starts of this job.
     """
     nodes = _scontrol("show", "hostnames", _variable(environment, "SLURM_JOB_NODELIST")).split()
     if not nodes:
-        raise RunError("Slurm names no node of this job (scontrol show hostnames).")
+        raise RunError("Slurm lists no nodes of this job (scontrol show hostnames).")
     return {
         "PET_NNODES": str(len(nodes)),
         "PET_MAX_RESTARTS": "0",
@@ -34,20 +34,20 @@ def rendezvous(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def task(environment: Mapping[str, str]) -> tuple[int, int, str]:
-    """Returns this task's number in its step (from 1), the number of tasks, and its node's address, or a name for it.
+    """Returns this task's number in its step (from 1), the number of tasks, and the address or name of its node.
 
-    The address is the one that Slurm itself uses (NodeAddr): on the node its name may resolve to loopback.
+    The address is Slurm's own (NodeAddr), because the node's name may resolve to loopback there.
     """
     number, count = (_variable(environment, name, "srun") for name in ("SLURM_PROCID", "SLURM_NTASKS"))
     node = _variable(environment, "SLURMD_NODENAME", "srun")
     address = re.search(r"\bNodeAddr=(\S+)", _scontrol("show", "node", "-o", node))
     if address is None:
-        raise RunError(f"Slurm does not say at what address the node {node} is (scontrol show node).")
+        raise RunError(f"Slurm has no address of the node {node} (scontrol show node).")
     return int(number) + 1, int(count), address[1]
 
 
 def restarts(environment: Mapping[str, str]) -> int:
-    """Returns how often a job has been restarted."""
+    """Returns the number of restarts of a job."""
     return int(environment.get("SLURM_RESTART_COUNT") or 0)
 
 
@@ -57,7 +57,7 @@ def requeue(environment: Mapping[str, str]) -> None:
 
 
 def job_name(environment: Mapping[str, str]) -> str:
-    """Returns an id that is only this job's: the id of an array's last task is also that of the whole array."""
+    """Returns a unique id of this job; the id of an array's last task is also that of the whole array."""
     if "SLURM_ARRAY_TASK_ID" in environment:
         return f"{_variable(environment, 'SLURM_ARRAY_JOB_ID')}_{environment['SLURM_ARRAY_TASK_ID']}"
     return _variable(environment, "SLURM_JOB_ID")
@@ -65,7 +65,7 @@ def job_name(environment: Mapping[str, str]) -> str:
 
 def _variable(environment: Mapping[str, str], name: str, program: str = "sbatch") -> str:
     if not environment.get(name):
-        raise ConfigError(f"--slurm: there is no variable {name}. Start this with {program}.")
+        raise ConfigError(f"--slurm: the environment variable {name} is missing. Start this command with {program}.")
     return environment[name]
 
 

@@ -1,8 +1,8 @@
 """Statistics of an evaluation: confidence intervals for metrics, and paired tests that compare two models.
 
-`metric_intervals` and `paired_differences` cover the metrics of `dist_eval.compute_metrics`, `class_intervals` those of
-each class. Any other metric can be added as a `Statistic`: as `Sums` if it depends on sums over examples only, as
-`OfRows` if it is an arbitrary function of the examples. Everything here is free of side effects and seeded.
+`metric_intervals` and `paired_differences` cover the metrics of `dist_eval.compute_metrics`, and `class_intervals`
+covers those of each class. Any other metric can be added as a `Statistic`: as `Sums` if it depends only on sums over
+examples, or as `OfRows` for an arbitrary function of the examples. Everything here is seeded and free of side effects.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Confidence intervals of the metrics of each class, label or output.
 
-The metrics of a class depend on three counts only: true positives, examples (support) and predictions of the class.
-Examples, or groups, with the same counts are resampled as one kind (see `units`), class by class; for most of them
-all three counts are 0. So resampling a class takes about the same time, however many examples and classes there are.
+The metrics of a class depend on only three counts: true positives, examples (support) and predictions of the class.
+Examples or groups with equal counts are resampled as one kind (see `units`), class by class; for most of them all three
+counts are 0. So the time to resample a class hardly depends on the number of examples and classes.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from dist_eval.statistics.intervals import too_few, wilson_interval
 
 _CLASS_RESAMPLES = 1_999
 
-# what a class has in common with the examples, or groups, that are resampled: the rows of counts
+# rows of the counts
 _HITS, _EXAMPLES, _PREDICTIONS = range(3)
 
-# counts of one example that is a true positive, a false negative, a false positive or a true negative
+# counts of a single true positive, false negative, false positive and true negative
 _SINGLE_COUNTS = np.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 0, 1, 0]])
 
-# the count that has to reach `FEW_UNITS` before a metric is bootstrapped
+# the count that must reach `FEW_UNITS` before a metric is bootstrapped
 _NEEDS = {"precision": _PREDICTIONS, "recall": _EXAMPLES, "f1": _EXAMPLES}
 
 _UNDEFINED = {"precision": "never predicted", "recall": "no examples", "f1": "no examples, and never predicted"}
-_ONLY_THE_MEAN = "only the mean over the outputs is resampled: each output's ranks would take as long again"
+_ONLY_THE_MEAN = "only the mean over the outputs is resampled; each output's ranks would take as long again"
 
 
 def class_intervals(
@@ -68,7 +68,7 @@ def class_intervals(
         seed: seed of the resampling.
 
     Returns:
-        For each row of `metrics.per_class`, by name of the metric, an interval or the reason why there is none.
+        For each row of `metrics.per_class`, an interval or the reason for its absence, by name of the metric.
 
     Examples:
         >>> from dist_eval import Predictions, compute_metrics
@@ -123,7 +123,7 @@ def _kinds_of_cells(cells: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
 
 
 def _kinds_of_groups(predictions: PredictionsLike, units: Units) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields the same of groups of examples."""
+    """Yields the same for groups of examples."""
     label, prediction, numbers = predictions.label, predictions.prediction, range(predictions.num_labels)
     columns: Iterable[tuple[np.ndarray, np.ndarray]]
     if label.ndim > 1:
@@ -137,7 +137,7 @@ def _kinds_of_groups(predictions: PredictionsLike, units: Units) -> Iterator[tup
                 for which in (is_class & is_predicted, is_class, is_predicted)
             ]
         )
-        is_involved = counts.any(axis=0)  # most groups are not: sorting them would take long
+        is_involved = counts.any(axis=0)  # most groups are not, and sorting them would take long
         kinds, sizes = np.unique(counts[:, is_involved], axis=1, return_counts=True)
         others = units.kinds - is_involved.sum()
         if others:

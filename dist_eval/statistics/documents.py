@@ -1,4 +1,4 @@
-"""Metrics over documents as statistics: means over them, as of generated texts, and what the harness makes of means."""
+"""Metrics over documents as statistics: means, as for generated texts, and the harness' functions of means."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from dist_eval.results.scores import Interval
 from dist_eval.statistics.evidence import bootstrap_intervals
 from dist_eval.statistics.intervals import wilson_interval
 
-# the reason of a metric without a statistic
-NO_MEAN = "it is no mean over documents, nor a function of one"
+# the reason for a metric without a statistic
+NO_MEAN = "it is not a function of a mean over documents"
 
 # name of every statistic of `document_statistic`
 VALUE = "value"
@@ -23,8 +23,8 @@ VALUE = "value"
 _SAME = 1e-9
 Form = Callable[[np.ndarray], np.ndarray]
 
-# what aggregations of the harness make of the mean of documents' values, which are log-likelihoods in nats but for a
-# plain mean; where documents are weighted, of the ratio of the sums of value and weight
+# the harness' aggregations as functions of the mean of documents' values (log-likelihoods in nats, except for a plain
+# mean), or, for weighted documents, of the ratio of the sums of values and weights
 FORMS: dict[str, Form] = {
     "mean": lambda mean: mean,
     "perplexity": lambda mean: np.exp(-mean),
@@ -36,15 +36,15 @@ _WEIGHTED = ("weighted_perplexity", "bits_per_byte")
 
 
 def find_form(values: Sequence[Any], value: float | None, aggregation: str | None) -> Form | None:
-    """Finds how a metric follows from documents' values.
+    """Finds the function that computes a metric from documents' values.
 
     Args:
-        values: of each document: a number, or two of which the second is a weight, such as a number of bytes.
-        value: the metric, None where undefined.
-        aggregation: name of the harness' function that makes the metric of the values, None if it is another one.
+        values: a number for each document, or a number and a weight, such as a number of bytes.
+        value: the metric, None if undefined.
+        aggregation: name of the harness' function that aggregates the values, None for any other.
 
     Returns:
-        What it makes of their mean; None if the metric is no function of it.
+        The function of the mean; None if there is none.
     """
     form, addends = FORMS.get(aggregation or ""), _addends(values, weighted=aggregation in _WEIGHTED)
     if form is None or addends is None or value is None:
@@ -90,7 +90,7 @@ def document_interval(
     sampling_fraction: float = 0.0,
     most: int | None = None,
 ) -> Interval:
-    """Computes the interval of a metric over documents: Wilson's for a share, else, or with groups, the bootstrap's.
+    """Computes the interval of a metric over documents: Wilson's for a proportion without groups, else the bootstrap's.
 
     Args:
         values: see `find_form`.
@@ -98,8 +98,8 @@ def document_interval(
         aggregation: see `find_form`.
         confidence: confidence level.
         groups: see `document_statistic`.
-        sampling_fraction: share of all documents that is in the random sample which these are (see `metric_intervals`).
-        most: an upper limit of the number of resamples.
+        sampling_fraction: fraction of all documents in the random sample (see `metric_intervals`).
+        most: maximum number of resamples.
     """
     form = find_form(values, value, aggregation)
     if form is None or value is None:
@@ -111,7 +111,7 @@ def document_interval(
 
 
 def is_share(values: Sequence[Any]) -> bool:
-    """Returns whether the values are 0 or 1, as those of an accuracy."""
+    """Returns whether all values are 0 or 1, as for an accuracy."""
     return all(isinstance(value, (bool, int, float)) and value in (0, 1) for value in values)
 
 

@@ -1,8 +1,8 @@
 """Evidence: the bootstrap distribution or jackknife of a metric, and the interval and p-value that follow from it.
 
-A metric gets a reason instead of an interval where the data do not support one. If all resamples give the same value,
-as with perfect predictions, a bootstrap interval would have zero width, because the bootstrap cannot anticipate errors
-that did not occur; Wilson's interval for the accuracy remains valid, other metrics have none. The same holds for few
+If the data do not support an interval, a metric gets a reason instead. If all resamples give the same value, as with
+perfect predictions, a bootstrap interval would have zero width, because the bootstrap cannot anticipate errors that did
+not occur: Wilson's interval for the accuracy remains valid, and other metrics have none. The same holds for few
 examples or groups, and for metrics whose bootstrap distribution is biased (see `Statistic.no_interval`).
 """
 
@@ -35,15 +35,15 @@ RESAMPLES = 9_999
 
 _FEWEST_RESAMPLES = 1_999
 _TARGET_WORK, _MOST_WORK = 200_000_000, 400_000_000
-# share of undefined resamples above which the remaining ones are not used
+# maximum fraction of undefined resamples; above it, the others are not used
 _MOST_UNDEFINED = 0.02
 
-_NO_SPREAD = "all resamples give the same value: there is nothing from which a spread could be estimated"
-_TOO_RARE = "too many resamples leave it undefined: something that it needs is too rare in the data"
+_NO_SPREAD = "all resamples give the same value, so no spread can be estimated"
+_TOO_RARE = "it is undefined in too many resamples, because the examples that it needs are too rare"
 
 
 def affordable_resamples(statistic: Statistic, most: int | None = None) -> int | None:
-    """Returns how many resamples take a fixed amount of work; None if even the fewest take more: use the jackknife."""
+    """Returns the number of resamples for a fixed amount of work; None if the jackknife must replace them."""
     enough = RESAMPLES if most is None else most
     if statistic.most_resamples is not None:
         return min(enough, statistic.most_resamples)
@@ -68,7 +68,7 @@ class Evidence:
         scale: magnitude of the operands if the metric is a difference, whose rounding error it inherits; else
             0.
         no_interval: see `Statistic.no_interval`.
-        is_difference: whether it is a difference; its interval is then the one that is consistent with its
+        is_difference: whether it is a difference; its interval is then consistent with its
             p-value.
     """
 
@@ -83,7 +83,7 @@ class Evidence:
     is_difference: bool = False
 
     def interval(self, confidence: float = 0.95, sampling_fraction: float = 0.0) -> Interval:
-        """Returns the BCa interval (of a difference the symmetric one), or the best that the data support."""
+        """Returns the BCa interval (the symmetric one for a difference), or the best that the data support."""
         if self.no_interval is not None:
             return Interval(confidence=confidence, reason=self.no_interval)
         if self._has_few_units:
@@ -134,18 +134,18 @@ class Evidence:
 
     @property
     def _rounding(self) -> float:
-        """Rounding error up to which values count as equal, relative to their magnitude: 0 if all of them are 0."""
+        """Rounding error up to which values count as equal; 0 if all values are 0."""
         drawn = 0.0 if self.distribution is None else float(np.nanmax(np.abs(self.distribution), initial=0.0))
         return SAME * max(self.scale, abs(self.value), drawn)
 
     @property
     def _error(self) -> float:
-        assert self.influence is not None, "a statistic that is not resampled has an influence"
+        assert self.influence is not None, "a statistic without resamples has an influence"
         return standard_error(self.influence, self.multiplicity)
 
     @property
     def _undefined(self) -> float:
-        """Share of resamples on which the metric is undefined."""
+        """Fraction of resamples on which the metric is undefined."""
         if self.distribution is None:
             return float(np.isnan(self._error))
         return float(np.isnan(self.distribution).mean())

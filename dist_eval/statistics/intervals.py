@@ -8,10 +8,10 @@ from dist_eval.metrics.units import FEW_UNITS
 from dist_eval.results.scores import Interval, IntervalMethod
 from dist_eval.statistics.sampling import effective_size, normal_quantile
 
-# relative rounding error up to which values count as equal
+# maximum relative rounding error of equal values
 SAME = 1e-12
 
-_EXCLUDED = "the resamples are so biased that an interval would not contain the value itself"
+_EXCLUDED = "biased resamples: an interval would not contain the value itself"
 
 
 def make_interval(
@@ -22,7 +22,7 @@ def make_interval(
     confidence: float = 0.95,
     resamples: int | None = None,
 ) -> Interval:
-    """Returns the interval of a value, or the reason why there is none if the limits do not enclose it."""
+    """Returns the interval of a value, or a reason if the limits do not enclose it."""
     low, high = limits
     rounding = SAME * max(abs(value), abs(low), abs(high))
     if not low - rounding <= value <= high + rounding:
@@ -33,7 +33,7 @@ def make_interval(
 
 
 def too_few(confidence: float, are_groups: bool) -> Interval:
-    """Returns the reason in place of an interval for fewer than `FEW_UNITS` examples or groups."""
+    """Returns the reason for no interval with fewer than `FEW_UNITS` examples or groups."""
     what = "groups" if are_groups else "examples"
     return Interval(confidence=confidence, reason=f"fewer than {FEW_UNITS} {what}: too few for the bootstrap")
 

@@ -18,7 +18,7 @@ from dist_eval.results.scores import Interval
 from dist_eval.statistics.evidence import bootstrap_intervals
 from dist_eval.statistics.intervals import wilson_interval
 
-_CUSTOM_RESAMPLES = 199  # each calls a custom metric, and how long that takes is unknown
+_CUSTOM_RESAMPLES = 199  # each calls a custom metric, which may be slow
 
 
 def metric_intervals(
@@ -33,7 +33,7 @@ def metric_intervals(
     most: int | None = None,
     seed: int = SEED,
 ) -> dict[str, Interval]:
-    """Computes confidence intervals: Wilson's for proportions, else the bootstrap's from `FEW_UNITS` units on.
+    """Computes confidence intervals: Wilson's for proportions, else the bootstrap's with at least `FEW_UNITS` units.
 
     Args:
         predictions: `dist_eval.Predictions`, at least one example.
@@ -44,15 +44,15 @@ def metric_intervals(
             Welsh (2007), "Bootstrapping clustered data", JRSS B 69, 369-390; A. C. Cameron, J. B. Gelbach and D. L.
             Miller (2008), "Bootstrap-based improvements for inference with clustered errors", Review of Economics and
             Statistics 90, 414-427. With few groups intervals would be too narrow, however many examples there are.
-        sampling_fraction: share of all rows that is in the random sample which the examples are from, or a part of
-            (see `sampling.effective_size`); 0 if the intervals are to be those of independent examples.
+        sampling_fraction: fraction of all rows in the random sample that the examples are from (see
+            `sampling.effective_size`); 0 for intervals of independent examples.
         extra_statistics: statistics of metrics that this module does not cover.
         resamples: number of resamples (see `gather_evidence`).
-        most: an upper limit of that number, if `resamples` is not given.
+        most: maximum number of resamples, if `resamples` is not given.
         seed: seed of the resampling.
 
     Returns:
-        An interval, or the reason why there is none, by name, in the order of `metrics.values`.
+        An interval or the reason for its absence, by name, in the order of `metrics.values`.
 
     Examples:
         >>> from dist_eval import Predictions, compute_metrics
@@ -86,7 +86,7 @@ def metric_intervals(
 def statistics_of_functions(
     metrics: Sequence[CustomMetric], predictions: PredictionsLike, units: Units
 ) -> list[OfRows]:
-    """Returns custom metrics as statistics, given resampling units that are single examples or groups."""
+    """Returns custom metrics as statistics; the resampling units are single examples or groups."""
     if not metrics:  # probabilities take much memory
         return []
     inputs = Inputs.of(predictions)

@@ -107,7 +107,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """The difference of a metric between two models: the second one's minus the first one's.
+    """The difference of a metric between two models, second minus first.
 
     Attributes:
         value: the difference, None if either metric is undefined.
@@ -133,15 +133,15 @@ def paired_differences(
 ) -> dict[str, PairedDifference]:
     """Compares the metrics of two models on the same examples by the paired bootstrap.
 
-    For a metric that is the share of correct predictions (`metrics.catalogue.accuracy_names`), without groups, the test
-    is McNemar's and the interval that of `bonett_price`. For all others both models' predictions are resampled together
+    For the fraction of correct predictions (`metrics.catalogue.accuracy_names`), without groups, the test is McNemar's
+    and the interval that of `bonett_price`. For all others both models' predictions are resampled together
     (B. Efron and R. J. Tibshirani 1993, "An Introduction to the Bootstrap", chapter 8), and the p-value is that of
     `Evidence.p_value`.
 
     Args:
         first: the first model's predictions: `dist_eval.Predictions`, at least one example.
         second: the second model's, of the same examples in the same order.
-        metrics: names of the metrics to compare, by default all; unknown names are ignored.
+        metrics: names of the metrics to compare; by default all. Unknown names are ignored.
         confidence: confidence level of the intervals.
         groups: the group (cluster) of each example, of shape [n] (see `metric_intervals`).
         extra_statistics: statistics of metrics that this module does not cover, as pairs of the first and the second
@@ -192,7 +192,7 @@ def differences_of(
     difference = Difference(*pair)
     if metrics is not None and not set(metrics) & set(difference.names):
         return {}
-    undefined = Interval(confidence=confidence, reason="the metric is undefined for one of the two")
+    undefined = Interval(confidence=confidence, reason="the metric is undefined for one of the runs")
     whole = {name: value for name, value in difference.observed().items() if metrics is None or name in metrics}
     values = {name: value for name, value in whole.items() if not np.isnan(value)}
     evidence = gather_evidence(difference, values, resamples=resamples, seed=seed)

@@ -211,7 +211,7 @@ def test_a_line_of_the_list_determines_the_run(tmp_path: Path, job_here: JobHere
     [
         (["--output", "x", "--list", "y", "--", "true"], "--list and --line go together"),
         (["--output", "x", "--", "/no/such/program"], "/no/such/program cannot be started"),
-        (["--output", "x", "--slurm", "--", "true"], "there is no variable SLURM_JOB_NODELIST"),
+        (["--output", "x", "--slurm", "--", "true"], "the environment variable SLURM_JOB_NODELIST is missing"),
     ],
 )
 def test_wrong_options_are_one_clear_message(

@@ -117,7 +117,7 @@ def test_a_name_of_a_value_may_not_begin_with_a_dash_so_that_of_a_run_begins_wit
 
 
 def test_a_value_that_command_lines_would_lose_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--prompt=--: a value -- cannot be given on a command line"):
+    with pytest.raises(ConfigError, match="--prompt=--: the value -- is not possible on a command line"):
         parse_args(["--prompt=--"])
 
 

@@ -18,7 +18,7 @@ from dist_eval.compare.__main__ import main
         (["SECOND", "--confidence", "95"], "--confidence must be between 0 and 1"),
         (["SECOND", "--resamples", "10"], "--resamples must be at least 99, not 10"),
         (["SECOND", "--metric", "sample_metrics:cost"], "--metric sample_metrics:cost: there is no 'cost'"),
-        (["SECOND", "--metric", "sample_metrics:accuracy"], "there is a metric named 'accuracy' already"),
+        (["SECOND", "--metric", "sample_metrics:accuracy"], "the name 'accuracy' is already in use"),
     ],
 )
 def test_wrong_options_are_said(

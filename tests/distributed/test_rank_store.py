@@ -100,7 +100,7 @@ def test_a_rank_that_is_started_again_beside_the_others_ends_them_all(store: dis
     stayed, replaced = store_of(0), store_of(1)
     stayed.publish("opened", "")
     replaced.publish("counted", "7")
-    with pytest.raises(RunError, match="Rank 1 was started on host-1 while an earlier start"):
+    with pytest.raises(RunError, match="Rank 1 was started on host-1 while the other ranks still used an earlier start"):
         store_of(1).wait_for("opened", 5.0)
     with pytest.raises(RunError, match="another rank failed"):
         stayed.wait_for("never", 5.0)
@@ -126,7 +126,7 @@ def test_a_rank_refuses_the_store_of_another_start(store: dist.TCPStore, monkeyp
     rank_store.publish("counted", "7")
     another = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     monkeypatch.setenv("MASTER_PORT", str(another.port))
-    with pytest.raises(RunError, match="store was replaced by another start"):
+    with pytest.raises(RunError, match="another start replaced the store of its ranks"):
         rank_store.publish("counted", "8")
     assert not another.check(["dist_eval/run/0/counted"])
 

@@ -147,7 +147,7 @@ def test_samples_depend_on_the_seed_and_runs_are_compared_by_row(
     assert compare([*runs, "--metric", "failing=sample_metrics:share_of_short_ones"]) == 1
     assert "--metric failing has no value for" in capfd.readouterr().err
     assert compare([*runs, "--metric", "accuracy"]) == 2
-    assert "is no metric of generated texts" in capfd.readouterr().err
+    assert "is not a metric of generated texts" in capfd.readouterr().err
 
 
 def scores(output: Path) -> list[Any]:
@@ -304,7 +304,7 @@ def test_rows_without_a_text_are_listed_kept_out_of_every_metric_and_tried_again
         ({"question": "river", "answers": None}, [], "row 40 (counted from 0): the reference in column 'answers'"),
         ({"question": "river " * 40, "answers": ["a"]}, ["--strict", "--max-length", "40"], "row 40"),
         ({"question": "river", "answers": ["a"]}, ["--max-length", "10"], "leaves no room for a prompt"),
-        ({"question": "river", "answers": ["a"]}, ["--metric", "accuracy"], "is no metric of generated texts"),
+        ({"question": "river", "answers": ["a"]}, ["--metric", "accuracy"], "is not a metric of generated texts"),
         ({"question": "river", "answers": ["a"]}, ["--slice-by", "answers"], "column 'answers' holds list"),
         ({"question": "river", "answers": ["a"], "doc": ""}, ["--group-column", "doc"], "the group in column 'doc'"),
     ],

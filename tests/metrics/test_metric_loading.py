@@ -25,20 +25,20 @@ def error_of(*specs: str, problem: Problem = SINGLE_LABEL, outputs: int = 3) -> 
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        ("error_rate", "should be package.module:name, or the path"),
-        ("no_such_module:f1", "No module named 'no_such_module'. Modules are looked for in the working directory"),
+        ("error_rate", "must be package.module:name, or the path"),
+        ("no_such_module:f1", "No module named 'no_such_module'. Modules must be in the working directory"),
         ("sample_metrics:f3", "there is no 'f3' in sample_metrics"),
-        ("sample_metrics:factor", "is neither a function nor a metric, but int (2)"),
-        ("sample_metrics:raises", "it raised KeyError: 'no such class'. It should return a float, or a dict of floats"),
+        ("sample_metrics:factor", "must be a function or a metric, not int (2)"),
+        ("sample_metrics:raises", "it raised KeyError: 'no such class'. It must return a float, or a dict of floats"),
         ("sample_metrics:draws", "called again, {'draws': "),
         ("sample_metrics:changes_labels", "raised ValueError: assignment destination is read-only."),
-        ("sample_metrics:gives_none", "it gave None; it should return a float"),
+        ("sample_metrics:gives_none", "it gave None; it must return a float"),
         ("sample_metrics:gives_text", "it gave str ('0.5')"),
         ("sample_metrics:gives_an_array", "it gave ndarray of shape [8]"),
         ("sample_metrics:gives_a_nested_dict", "under 'a'"),
         ("sample_metrics:mean_absolute", "it raised AssertionError."),
-        ("sample_metrics:accuracy", "a metric named 'accuracy' already. Give this one another name: --metric my_acc"),
-        ("sample_metrics:NoFunction", "is a class. It should be a function of (predictions, labels, probabilities)"),
+        ("sample_metrics:accuracy", "the name 'accuracy' is already in use. Give this metric another name: --metric my_acc"),
+        ("sample_metrics:NoFunction", "is a class. It must be a function of (predictions, labels, probabilities)"),
     ],
 )
 def test_invalid_metrics_are_rejected_with_the_reason(target: str, words: str) -> None:

@@ -163,6 +163,6 @@ def test_squares_that_are_too_large_are_a_reason() -> None:
     squares = ("mse", "rmse", "r2", "loss")
     assert [found.values[name] for name in squares] == [None] * 4
     assert {found.undefined[name] for name in squares} == {
-        "squares of the values are larger than any number of 64 bits"
+        "squares of the values exceed the range of 64-bit floats"
     }
     assert found.per_class[0].mse is None

@@ -83,14 +83,14 @@ def test_metrics_are_the_usual_ones_and_those_named() -> None:
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("accuracy", "is no metric of generated texts, which are exact_match, exact_match_raw, f1, rouge_l, and"),
+        ("accuracy", "is not a metric of generated texts. Choose from exact_match, exact_match_raw, f1, rouge_l, or"),
         ("sample_metrics:nothing", "there is no 'nothing' in sample_metrics"),
-        ("sample_metrics:factor", "is int (2). A metric of generated texts is a function of (text, references)"),
-        ("torch.nn:Module", "is a class. A metric of generated texts is a function"),
+        ("sample_metrics:factor", "is int (2). A metric of generated texts must be a function of (text, references)"),
+        ("torch.nn:Module", "is a class. A metric of generated texts must be a function"),
         ("sample_metrics:error_rate", "it raised TypeError: error_rate() missing 1 required positional argument"),
-        ("x=sample_metrics:length_of_nothing", "it gave nan. A metric of generated texts is a function"),
-        ("f1=sample_metrics:contains", "the name 'f1' is taken already. Give this one another name: --metric my_f1="),
-        ("text=sample_metrics:contains", "the name 'text' is taken already"),
+        ("x=sample_metrics:length_of_nothing", "it gave nan. A metric of generated texts must be a function"),
+        ("f1=sample_metrics:contains", "the name 'f1' is already in use. Give this metric another name: --metric my_f1="),
+        ("text=sample_metrics:contains", "the name 'text' is already in use"),
     ],
 )
 def test_what_is_no_metric_of_texts_is_refused(spec: str, words: str) -> None:
@@ -101,5 +101,5 @@ def test_what_is_no_metric_of_texts_is_refused(spec: str, words: str) -> None:
 
 def test_a_metric_whose_package_is_missing_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rouge_score", None)
-    with pytest.raises(ConfigError, match=r"rouge_l: is computed with the package rouge_score, which is not installed"):
+    with pytest.raises(ConfigError, match=r"rouge_l: the package rouge_score is not installed"):
         load_text_metrics(["rouge_l"])

@@ -89,7 +89,7 @@ ELSEWHERE = ["--host", "203.0.113.7"]
         (["--servers", "2", "--part", "1/3", *ELSEWHERE], "6 servers cannot share 4 blocks"),
         (["--part", "3/2"], "'3/2' is not a part of a swarm"),
         (["--host", "no-such-host.invalid"], "'no-such-host.invalid' is not an IP address, and does not resolve"),
-        (["--slurm"], "there is no variable SLURM_PROCID"),
+        (["--slurm"], "the environment variable SLURM_PROCID is missing"),
         (["--part", "2/2", "--timeout", "0.1", *ELSEWHERE], "The first part of the swarm wrote no"),
         (["--part", "2/3"], "--host 127.0.0.1 is a loopback address, at which every host reaches itself"),
         (["--part", "1/2", "--host", "localhost"], "--host localhost resolves here to 127.0.0.1, a loopback address"),

@@ -37,7 +37,7 @@ def test_the_rendezvous_is_on_the_first_node_with_an_id_of_this_start(scontrol: 
 
 @pytest.mark.parametrize(
     ("script", "words"),
-    [("exit 0", "names no node"), ("echo 'Invalid hostlist' >&2; exit 1", "Invalid hostlist"), (None, "scontrol")],
+    [("exit 0", "lists no nodes"), ("echo 'Invalid hostlist' >&2; exit 1", "Invalid hostlist"), (None, "scontrol")],
 )
 def test_without_a_first_node_there_is_no_fallback(script: str | None, words: str, scontrol: Path) -> None:
     if script:
@@ -75,5 +75,5 @@ def test_a_task_has_a_part_and_an_address(address: str, scontrol: Path) -> None:
 
 def test_a_node_without_an_address_is_an_error(scontrol: Path) -> None:
     answers(scontrol, "echo NodeName=n7 State=DOWN")
-    with pytest.raises(RunError, match="at what address the node n7 is"):
+    with pytest.raises(RunError, match="no address of the node n7"):
         slurm.task(TASK)

@@ -168,7 +168,7 @@ def test_extra_statistics_are_included() -> None:
     squares: Statistic = OfRows(Units.single(80), {"squares": lambda rows: float(errors[rows].mean())})
     intervals = metric_intervals(predictions, metrics, extra_statistics=[squares])
     assert intervals["squares"].method == "percentile"
-    assert "could be resampled" in (intervals["unheard_of"].reason or "")
+    assert "no method to resample" in (intervals["unheard_of"].reason or "")
 
 
 @settings(max_examples=80)
