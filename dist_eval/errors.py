@@ -1,4 +1,4 @@
-"""The errors that a user can act on: one sentence that names the cause and says what to do."""
+"""Errors that a user can act on: a short message with the cause and the remedy."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ __all__ = [
     "SwarmError",
 ]
 
-_LONGEST = 300  # characters that are shown of what a library says
+_LONGEST = 300  # maximum number of characters of a library's message
 
 
 class EvaluationError(Exception):
-    """Base of all errors that `dist_eval` raises on purpose; its text is shown to the user unchanged.
+    """Base of all errors that `dist_eval` raises on purpose; the user sees its message unchanged.
 
     Attributes:
-        transient: whether the same command may get further although nothing is changed.
+        transient: whether the same command may succeed without changes.
     """
 
     transient = False
 
 
 class ConfigError(EvaluationError):
-    """An option is missing, unknown, out of range, or contradicts another one."""
+    """An option is missing, unknown, out of range, or contradicts another."""
 
 
 class DataError(EvaluationError):
@@ -48,7 +48,7 @@ class DataError(EvaluationError):
 
 
 class CheckpointError(EvaluationError):
-    """The base model or the tuned checkpoint is incomplete, damaged, or made for something else."""
+    """The base model or the tuned checkpoint is incomplete, damaged or unsuitable."""
 
 
 class SwarmError(EvaluationError):
@@ -58,17 +58,17 @@ class SwarmError(EvaluationError):
 
 
 class RefusedError(SwarmError):
-    """Servers refused a request: sending it again would not help."""
+    """Servers refused a request; sending it again would not help."""
 
     transient = False
 
 
 class NoCacheError(SwarmError):
-    """No server has room for an attention cache, or takes such large steps; a plain forward may still work."""
+    """No server has space for an attention cache or accepts steps of this size; a plain forward may still work."""
 
 
 class OutageError(SwarmError):
-    """Some blocks have no server any more: every request would fail."""
+    """Some blocks have lost all servers, so every request would fail."""
 
 
 class ModelOutputError(EvaluationError):
@@ -97,16 +97,16 @@ class RunError(EvaluationError):
 
 
 class LostRankError(RunError):
-    """Another rank, or torchrun's store, does not respond any more."""
+    """Another rank or torchrun's store has stopped responding."""
 
     transient = True
 
 
 class RunStopped(EvaluationError):
-    """The run was asked to stop before its end; finished batches are in its journal.
+    """The run was stopped before its end; finished batches are in its journal.
 
     Args:
-        message: why, and how far the run is.
+        message: the reason, and the progress of the run.
         coverage: the counts, a `dist_eval.Coverage`.
     """
 
@@ -116,18 +116,18 @@ class RunStopped(EvaluationError):
 
 
 def os_reason(error: Exception) -> str:
-    """Returns why the operating system refused something, without the path, which messages name themselves."""
+    """Returns the operating system's reason without the path, which messages name themselves."""
     return getattr(error, "strerror", None) or one_line(error)
 
 
 @contextmanager
 def translating_os_errors(kind: type[EvaluationError], what: str, advice: str = "") -> Iterator[None]:
-    """Raises what the operating system refuses as an error of this package.
+    """Turns an `OSError` into an error of this package.
 
     Args:
-        kind: its class.
-        what: what could not be done.
-        advice: what to do about it, a sentence.
+        kind: the class of the error.
+        what: the failure, such as "FILE cannot be read".
+        advice: a sentence on the remedy.
     """
     try:
         yield
@@ -136,10 +136,10 @@ def translating_os_errors(kind: type[EvaluationError], what: str, advice: str = 
 
 
 def one_line(error: BaseException) -> str:
-    """Returns what an error says, in one line of bounded length.
+    """Returns the message of an error in one line of bounded length.
 
-    Libraries put the cause after a colon or a headline, at the end of a traceback that their text quotes, or into the
-    error that this one was raised from. All of it is there, as far as it fits.
+    Libraries put the cause after a colon or a headline, at the end of a quoted traceback, or into the error that this
+    one was raised from. The result includes all of it, as far as it fits.
     """
     text, root = _own_text(error), _root(error)
     cause = "" if root is error else _own_text(root)
@@ -147,13 +147,13 @@ def one_line(error: BaseException) -> str:
 
 
 def error_summary(error: BaseException) -> str:
-    """Returns the type of an error and what it says: the text of errors of other people's code may be one word."""
+    """Returns the type and message of an error, because messages of user code may be a single word."""
     name, text = type(error).__name__, one_line(error)
     return text if text.startswith(name) else f"{name}: {text}"
 
 
 def _root(error: BaseException) -> BaseException:
-    """Returns the error that caused others; one of this package says what was its cause."""
+    """Returns the root cause of an error; errors of this package already name theirs."""
     seen = [error]
     while seen[-1].__cause__ is not None and seen[-1].__cause__ not in seen:
         if isinstance(seen[-1], EvaluationError):
@@ -163,7 +163,7 @@ def _root(error: BaseException) -> BaseException:
 
 
 def _own_text(error: BaseException) -> str:
-    if getattr(error, "problem", None) and getattr(error, "problem_mark", None):  # of YAML, which quotes its input
+    if getattr(error, "problem", None) and getattr(error, "problem_mark", None):  # PyYAML quotes its input
         return f"{error.problem}, line {error.problem_mark.line + 1}"  # type: ignore[attr-defined]
     text = ""
     for line in _lines(str(error)):
@@ -178,7 +178,7 @@ def _own_text(error: BaseException) -> str:
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Yields the lines that say something: no calls of a traceback, and nothing after a stack trace of C++ begins."""
+    """Yields informative lines: no calls of a traceback, and nothing after the start of a C++ stack trace."""
     in_traceback = False
     for line in text.splitlines():
         if "(most recent call first)" in line:

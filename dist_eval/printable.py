@@ -1,21 +1,21 @@
-"""Text that comes from outside, such as servers' errors and the names in files, made fit for a terminal or a page."""
+"""Makes untrusted text, such as servers' errors and names in files, safe for a terminal or a page."""
 
 from __future__ import annotations
 
 import re
 
-# Controls, lone surrogates, and what reorders the text around it (Unicode's bidirectional controls) or ends a line.
-# Joiners stay: some scripts need them.
+# Controls, lone surrogates, bidirectional controls, which reorder text, and line ends. Joiners stay, because some
+# scripts need them.
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 _LINE_BREAKS = re.compile(r"[\t\n\v\f\r\x85\u2028\u2029]+")
 
 
 def printable(text: str, limit: int | None = None) -> str:
-    r"""Returns a text in one line, with escapes in place of what would control a terminal, and cut at a length.
+    r"""Returns a text in one line, with control characters escaped, and truncated at a length.
 
     Args:
         text: from a server, a file or a command line.
-        limit: most characters of the text that are kept; by default all.
+        limit: maximum number of characters to keep; by default all.
 
     Examples:
         >>> printable("a\x1b[2Jb\nc")
@@ -32,5 +32,5 @@ def printable(text: str, limit: int | None = None) -> str:
 
 
 def printable_lines(text: str) -> str:
-    """Does the same for each line of a text, and keeps the lines."""
+    """Applies `printable` to each line of a text, and keeps the lines."""
     return "\n".join(map(printable, text.split("\n")))

@@ -1,4 +1,4 @@
-"""The base class of all records, and the types that several of them share."""
+"""The base class of all records, and their common types."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Record(BaseModel):
-    """A part of a JSON file: immutable, without other keys than its fields, and without NaN or infinity.
+    """A part of a JSON file: immutable, without keys besides its fields, and without NaN or infinity.
 
-    The order of the fields is the order of the keys in the file, and a field's docstring its description in the schema.
+    The order of the fields is the order of the keys in the file. A field's docstring is its description in the schema.
     """
 
     model_config = ConfigDict(
@@ -29,7 +29,7 @@ class Record(BaseModel):
 Count = Annotated[int, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Number = int | float
-"""A number that is written as it is: an integer does not become a float."""
+"""A number that is written unchanged: an integer does not become a float."""
 
 Time = Annotated[str, Field(json_schema_extra={"format": "date-time"})]
 """ISO 8601, in UTC."""
@@ -38,4 +38,4 @@ MetricValues = dict[str, float | None]
 """Metric by name, null where undefined."""
 
 Reasons = dict[str, Annotated[str, Field(min_length=1)]]
-"""For each metric that is null, why."""
+"""The reason for each metric that is null."""

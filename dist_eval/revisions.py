@@ -1,4 +1,4 @@
-"""Revisions of models and datasets on a hub: resolved to commits once, of which all is read that follows."""
+"""Revisions of models and datasets on a hub, resolved once to commits for all later reads."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ _commits: dict[tuple[HubKind, str], str] = {}
 
 
 def pin(kind: HubKind, name: str, commit: str) -> None:
-    """Sets the commit of which this process reads a model or dataset from now on."""
+    """Sets the commit that this process reads a model or dataset from."""
     _commits[kind, name] = commit
 
 
 def pinned(kind: HubKind, name: str) -> str | None:
-    """Returns the commit of which a model or dataset is to be read; None for the newest one, and for a folder."""
+    """Returns the commit to read a model or dataset from; None for the newest, and for a folder."""
     return _commits.get((kind, name))
 
 
 def resolve_commit(kind: HubKind, name: str, revision: str) -> str:
-    """Asks the hub, or without a connection its local cache, for the commit that a revision stands for.
+    """Returns the commit of a revision, from the hub or, without a connection, from its local cache.
 
-    A token is taken from where the hub's client takes it: HF_TOKEN, or the file that a login has written.
+    The token is that of the hub's client: HF_TOKEN, or the file that a login wrote.
 
     Args:
-        kind: what it is of.
+        kind: model or dataset.
         name: hub name of the model or dataset.
         revision: branch, tag or commit.
 
     Raises:
-        CheckpointError: there is no such model or revision, or it is not known which commit it is.
-        DataError: the same of a dataset.
+        CheckpointError: the model or revision does not exist, or its commit cannot be determined.
+        DataError: the same for a dataset.
     """
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
@@ -50,17 +50,17 @@ def resolve_commit(kind: HubKind, name: str, revision: str) -> str:
         return str(HfApi().repo_info(name, revision=revision, repo_type=kind, timeout=_SECONDS).sha)
     except RevisionNotFoundError as error:
         raise failed(f"The {kind} {name} has no revision {revision} on its hub.") from error
-    except RepositoryNotFoundError as error:  # one that is private looks to others as if it did not exist
+    except RepositoryNotFoundError as error:  # private repositories look nonexistent to others
         raise failed(
-            f"There is no {kind} {name} on its hub, or it is private or gated: log in with `hf auth login`, or set "
-            "HF_TOKEN to a token that may read it."
+            f"The {kind} {name} does not exist on its hub, or is private or gated: log in with `hf auth login`, or set "
+            "HF_TOKEN to a token with read access."
         ) from error
-    except Exception as error:  # no connection, or none is to be made
+    except Exception as error:  # no connection, or offline mode
         cache = Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type=kind))
         found = cache / "refs" / revision
         if found.is_file():
             return found.read_text(encoding="utf-8").strip()
         raise failed(
-            f"Which commit the revision {revision} of the {kind} {name} is, neither its hub says ({one_line(error)}) "
-            f"nor {cache}. Name the commit itself, of 40 digits."
+            f"The commit of the revision {revision} of the {kind} {name} is unknown to its hub ({one_line(error)}) and "
+            f"to {cache}. Name the commit itself, with 40 digits."
         ) from error

@@ -1,6 +1,6 @@
 """`dist-eval schema`: prints the JSON Schema of `results.json` (draft 2020-12).
 
-It is made from the records of `dist_eval.results`, and strict: additional properties are not allowed.
+It follows from the records of `dist_eval.results` and forbids additional properties.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def results_schema() -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": f"results.json of dist_eval, schema version {SCHEMA_VERSION}",
-        "description": "Written first with status running, and replaced as a whole whenever something changes, so that "
-        "whoever looks sees a complete and true file.",
+        "description": "Written first with status running, and replaced atomically after every change, so the file is "
+        "always complete and true.",
         **schema,
     }
 
@@ -65,7 +65,7 @@ def _config_schema(config: type[RunConfig]) -> dict[str, Any]:
             one = Literal.__getitem__((*choices, None) if option.default is None else choices)
             hint = list[one] if get_origin(hint) is list else one  # type: ignore[valid-type]
         options[option.name] = hint, Field(description=option.metadata["help"])
-    options["initial_peers"] = str, Field(description="how many addresses, which are not recorded")
+    options["initial_peers"] = str, Field(description="number of addresses, which are not recorded")
     described = "All options, as in dist_eval/options and in --help."
     model = create_model("Config", __base__=Record, __doc__=described, **options)
     return model.model_json_schema()

@@ -1,7 +1,7 @@
 """`dist-eval sweep GRID.yaml --output FOLDER`: a run for each combination of options, one table, and comparisons.
 
-The runs follow one another on this host; each resumes by itself where an earlier start left it. A job array can start
-the same runs on a cluster (see `dist_eval.cluster.job`); this command then finds them complete, and shows the table.
+The runs follow one another on this host, and each resumes where an earlier start ended. A job array can start the same
+runs on a cluster (see `dist_eval.cluster.job`); this command then finds them complete and shows the table.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ examples:
   {_PROGRAM} grid.yaml --output runs/models --nproc-per-node 4
   {_PROGRAM} grid.yaml --output runs/models --print
 
-grid.yaml has the options that all runs share, and below `grid` those that vary:
+grid.yaml has the common options of all runs, and below `grid` the options that vary:
   command: harness                  # or tune (default: run)
   initial-peers: [/ip4/10.0.0.5/tcp/31337/p2p/QmPeerIdentity]
   grid:
@@ -43,8 +43,8 @@ def build_parser() -> argparse.ArgumentParser:
         prog=_PROGRAM,
         description="Starts a run for each combination of options, one after the other, then shows one table of all, "
         "and tests the differences between runs that differ in one option. The same command resumes.",
-        epilog=f"{_EXAMPLES}\n\nExit status: 0 all runs are complete; 75 some are not, and the same command resumes "
-        "them; 2 an option is wrong; 1 some failed.",
+        epilog=f"{_EXAMPLES}\n\nExit status: 0 all runs are complete; 75 some are incomplete, and the same command "
+        "resumes them; 2 an option is wrong; 1 some failed.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -53,13 +53,13 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--nproc-per-node", type=int, default=1, metavar="N", help="processes (ranks) of each run "
                         "(default: 1)")  # fmt: skip
     parser.add_argument("--compare", metavar="OPTION", help="test the differences between runs that differ in this "
-                        "option only (default: the first one below `grid`)")  # fmt: skip
-    parser.add_argument("--metric", nargs="+", default=[], metavar="NAME", help="metrics to show and to compare, "
-                        "of those that the runs compute (default: the main ones)")  # fmt: skip
+                        "option only (default: the first below `grid`)")  # fmt: skip
+    parser.add_argument("--metric", nargs="+", default=[], metavar="NAME", help="metrics to show and to compare "
+                        "(default: the main ones)")  # fmt: skip
     parser.add_argument("--write", nargs="+", type=Path, default=[], metavar="FILE", help="also write the table: "
                         ".csv, .html, .json or .md")  # fmt: skip
     parser.add_argument(
-        "--print", action="store_true", help="start nothing: print the name and the options of each run, in a line"
+        "--print", action="store_true", help="only print the name and options of each run, one per line"
     )
     return parser
 
@@ -98,10 +98,10 @@ def _check_options(grid: Grid, path: Path) -> None:
 
 
 def _start_runs(grid: Grid, output: Path, ranks: int) -> list[Verdict]:
-    """Starts all runs, also after one that fails; returns what became of each, of fewer if it was asked to stop."""
+    """Starts all runs, even after a failure; returns the outcome of each started run. A stop ends the loop."""
     verdicts: list[Verdict] = []
     command = [sys.executable, "-m", "dist_eval.cli.main", grid.command, f"--nproc-per-node={ranks}"]
-    with workspace() as scratch_dir:  # what is started knows it by its name, and ends with this process
+    with workspace() as scratch_dir:  # its name marks all child processes, which end with this process
         environment = {**os.environ, "TMPDIR": str(scratch_dir)}
         for number, entry in enumerate(grid.entries, start=1):
             folder = output / entry.name
@@ -119,7 +119,7 @@ def _show(grid: Grid, options: argparse.Namespace, verdicts: Sequence[Verdict]) 
     """Prints the table of all runs, and the differences; returns the exit status."""
     metrics = ["--metric", *options.metric] if options.metric else []
     written = ["--write", *map(str, options.write)] if options.write else []
-    print()  # the last run's table ends here
+    print()  # separates the last run's table
     status = summarize([str(options.output), "--list", str(options.grid), *metrics, *written])
     if status == WRONG_OPTIONS:
         return status

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from dist_eval.printable import printable
 
-_WIDTH = 120  # of lines that are not for a terminal
-_NAME_PART = 24  # characters of a name that need not be broken
+_WIDTH = 120  # width of lines outside a terminal
+_NAME_PART = 24  # characters of a name that fit without a break
 _GAP = "  "
 _RULES = {"<": "---", ">": "---:"}
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
@@ -22,24 +22,24 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def output_width() -> int:
-    """Returns the number of characters in a line: those of the terminal, and without one the same on all machines."""
+    """Returns the width of a line in characters: that of the terminal, or a constant without one."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDTH
 
 
 def text_table(
     rows: Sequence[Sequence[str]], formats: Sequence[str] = (), *, width: int | None = None, keys: int = 1
 ) -> list[str]:
-    """Returns the lines of an aligned table, none without rows.
+    """Returns the lines of an aligned table; none without rows.
 
-    A table that is too wide has its names broken into several lines. Where that does not suffice, further columns stand
-    in tables below, each of which begins with the columns that tell the rows apart.
+    If a table is too wide, names are broken into several lines. If that does not suffice, further columns follow in
+    tables below, which repeat the key columns.
 
     Args:
-        rows: the cells of each row, of which the first is the header.
+        rows: the cells of each row; the first row is the header.
         formats: alignment of each column, "<" for names or ">" for numbers, whose cells below the header are not
             broken. By default all are "<".
-        width: most characters of a line, which only columns that cannot be made narrower exceed; None for no limit.
-        keys: number of columns, at the left, that tell the rows apart.
+        width: maximum width of a line, exceeded only by columns that cannot be narrower; None for no limit.
+        keys: number of key columns, at the left.
 
     Examples:
         >>> rows = [["class", "n", "kind"], ["a", "12", "one with a long name"]]
@@ -75,14 +75,14 @@ def text_table(
 
 @dataclass(frozen=True)
 class _Column:
-    cells: Sequence[str]  # the header, then those of the rows
+    cells: Sequence[str]  # the header, then the cells of the rows
     alignment: str
 
     def widest(self) -> int:
         return max(map(len, self.cells))
 
     def narrowest(self, least: int) -> int:
-        """Returns the number of characters that it needs: numbers in one line, and so much of each name."""
+        """Returns the minimum width: numbers in one line, and `least` characters of each name."""
         unbroken = self.cells[1:] if self.alignment == ">" else ()
         return max([min(self.widest(), least), *map(len, unbroken)])
 
@@ -92,7 +92,7 @@ def _total(widths: Sequence[int]) -> int:
 
 
 def _fit(columns: Sequence[_Column], width: int, least: int) -> list[int]:
-    """Returns the width of each column: the widest that can be made narrower are, until all have room."""
+    """Returns the width of each column, making the widest ones narrower until all fit."""
     widths = [column.widest() for column in columns]
     narrowest = [column.narrowest(least) for column in columns]
 
@@ -119,7 +119,7 @@ def _table_lines(columns: Sequence[_Column], widths: Sequence[int]) -> list[str]
 
 
 def markdown_table(rows: Sequence[Sequence[str]], formats: Sequence[str]) -> list[str]:
-    """Returns the lines of a table in Markdown (see `text_table`); in cells, "|" is escaped already.
+    """Returns the lines of a table in Markdown (see `text_table`); "|" in cells is already escaped.
 
     Examples:
         >>> for line in markdown_table([["class", "n"], ["a", "12"]], ["<", ">"]):
@@ -134,7 +134,7 @@ def markdown_table(rows: Sequence[Sequence[str]], formats: Sequence[str]) -> lis
 
 
 def csv_text(text: str) -> str:
-    """Returns a text for a cell of CSV: behind an apostrophe if a spreadsheet would take it for a formula.
+    """Returns a text for a cell of CSV, with an apostrophe before text that a spreadsheet would read as a formula.
 
     Examples:
         >>> csv_text("=1+1"), csv_text("-3"), csv_text("a=b")
@@ -144,7 +144,7 @@ def csv_text(text: str) -> str:
 
 
 def format_count(count: int, noun: str, plural: str = "") -> str:
-    """Returns a number with what is counted, in the plural with an s unless another form is given.
+    """Returns a number with a noun; the plural has an s unless another form is given.
 
     Examples:
         >>> format_count(1, "row"), format_count(0, "row"), format_count(2, "batch", "batches")

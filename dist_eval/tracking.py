@@ -16,8 +16,8 @@ from typing import Any
 from dist_eval.errors import ConfigError, one_line, print_error
 from dist_eval.process.files import private_files
 
-# Weights & Biases would send the command line, which holds peer addresses (`_DISABLE_META`, `X_` in newer versions).
-# Both would report errors or use to their makers, and show what the run shows itself.
+# Weights & Biases would send the command line with peer addresses (`_DISABLE_META`, `X_` in newer versions). Both would
+# report errors or usage to their vendors, and repeat the run's output.
 _ENVIRONMENT = {
     "WANDB__DISABLE_META": "true",
     "WANDB_X_DISABLE_META": "true",
@@ -28,26 +28,26 @@ _ENVIRONMENT = {
     "MLFLOW_LOGGING_LEVEL": "WARNING",
 }
 
-# What MLflow takes as a name, which looks like a path, and as a value of an option
+# MLflow's limits on names, which look like paths, and on values of options
 _REFUSED_IN_NAMES, _LONGEST_NAME, _LONGEST_OPTION = re.compile(r"[^/\w.\- :]"), 250, 6000
-_AT_ONCE = 1000  # most metrics that MLflow takes together
+_AT_ONCE = 1000  # maximum number of metrics per call of MLflow
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
-PROJECT = "dist_eval"  # of evaluations, in trackers
+PROJECT = "dist_eval"  # project of evaluations in trackers
 
-# That all trackers have at the end of a run for what it has not yet sent; MLflow may still be making its database
-_LAST_SECONDS, _LAST_SECONDS_OF_A_FAILED_RUN = 60.0, 5.0  # others wait for the word that a run has failed
-_PASSWORD = re.compile(r"(?<=://)[^/@\s]+@")  # in an address that an error may name
+# Time for trackers to send pending values at the end of a run; MLflow may still be creating its database
+_LAST_SECONDS, _LAST_SECONDS_OF_A_FAILED_RUN = 60.0, 5.0  # other processes wait for the failure report
+_PASSWORD = re.compile(r"(?<=://)[^/@\s]+@")  # in an address that an error may contain
 
 
 class Tracker:
-    """One of `TRACKERS`, which has been started."""
+    """A started tracker of `TRACKERS`."""
 
     def __init__(self, tracker: Any, name: str) -> None:
         self._tracker, self._name = tracker, name
 
     def log(self, values: Mapping[str, float | None], step: int) -> None:
-        """Logs values by name; undefined ones are left out."""
+        """Logs values by name, except undefined ones."""
         named = _mlflow_name if self._name == "mlflow" else str
         defined = [(named(name), value) for name, value in values.items() if value is not None and math.isfinite(value)]
         with private_files():
@@ -55,7 +55,7 @@ class Tracker:
                 self._tracker.log(dict(defined[start : start + _AT_ONCE]), step=step)
 
     def mark_failed(self) -> None:
-        """Says that the run did not reach its end, to trackers that tell."""
+        """Marks the run as failed, in trackers that support it."""
         with private_files():
             if self._name == "mlflow":
                 import mlflow
@@ -71,7 +71,7 @@ def _mlflow_name(name: str) -> str:
 
 
 class Trackers:
-    """Any number of trackers that nobody waits for; see `trackers_in_background`."""
+    """Any number of trackers in the background (see `trackers_in_background`)."""
 
     def __init__(self) -> None:
         self._queues: list[SimpleQueue[tuple[Mapping[str, float | None], int] | None]] = []
@@ -82,7 +82,7 @@ class Trackers:
         return bool(self._threads)
 
     def log(self, values: Mapping[str, float | None], step: int) -> None:
-        """Hands values over to be logged by name; undefined ones are left out."""
+        """Queues values by name for logging, except undefined ones."""
         for queue in self._queues:
             queue.put((values, step))
 
@@ -96,9 +96,9 @@ class Trackers:
                         tracker.log(values, step)
                     if self._has_failed:
                         tracker.mark_failed()
-            except Exception as error:  # any of the tracker's library
+            except Exception as error:  # any error of the tracker's library
                 reason = _PASSWORD.sub("", one_line(error))
-                print_error(f"--tracker {name}: {reason.rstrip('.')}. The run goes on without it.")
+                print_error(f"--tracker {name}: {reason.rstrip('.')}. The run continues without it.")
 
         self._queues.append(queue)
         self._threads.append(Thread(target=work, name=f"tracker {name}", daemon=True))
@@ -113,7 +113,9 @@ class Trackers:
             thread.join(max(0.0, give_up - time.monotonic()))
             if thread.is_alive():
                 name = thread.name.rpartition(" ")[2]
-                print_error(f"--tracker {name} has not taken all values within {seconds:g} s; nobody waits for it.")
+                print_error(
+                    f"--tracker {name} did not log all values within {seconds:g} s; the remaining ones are dropped."
+                )
 
 
 def require_trackers(names: Sequence[str]) -> None:
@@ -130,12 +132,12 @@ def require_trackers(names: Sequence[str]) -> None:
 
 @contextmanager
 def open_tracker(name: str, folder: Path, options: Mapping[str, Any], project: str) -> Iterator[Tracker]:
-    """Opens a tracker for the time of the context.
+    """Opens a tracker within the context.
 
     Args:
         name: one of `TRACKERS`.
-        folder: trackers that write files write to its folder `logs`.
-        options: the run's options, which are logged, too.
+        folder: trackers write files to its folder `logs`.
+        options: the run's options, which are also logged.
         project: the project's name in the tracker.
     """
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
@@ -161,11 +163,11 @@ def open_tracker(name: str, folder: Path, options: Mapping[str, Any], project: s
 
 
 def _arguments(name: str, folder: Path) -> dict[str, str]:
-    """Returns how a tracker calls the run, and where it writes, unless the environment says so."""
+    """Returns a tracker's name and folder of the run, unless the environment sets them."""
     run, place = folder.resolve().name, str(folder)
     own = {
         "tensorboard": {"logging_dir": ("", str(folder / "logs"))},
-        "wandb": {"name": ("WANDB_NAME", run), "dir": ("WANDB_DIR", place)},  # else it is the working directory
+        "wandb": {"name": ("WANDB_NAME", run), "dir": ("WANDB_DIR", place)},  # otherwise the working directory
         "mlflow": {"run_name": ("MLFLOW_RUN_NAME", run)},
     }
     return {argument: value for argument, (variable, value) in own[name].items() if variable not in os.environ}
@@ -175,17 +177,17 @@ def _arguments(name: str, folder: Path) -> dict[str, str]:
 def trackers_in_background(
     names: Sequence[str], folder: Path, options: Mapping[str, Any], project: str
 ) -> Iterator[Trackers]:
-    """Opens trackers for the time of the context, each in a thread of its own: the run neither waits nor fails.
+    """Opens trackers within the context, each in its own thread, so that the run neither waits nor fails.
 
-    A tracker that fails is reported in one line, and then left out. Called on the leader, within the process group if
+    A tracker that fails is reported in one line and then ignored. Called on the leader, within the process group if
     there is one. The arguments are those of `open_tracker`, for several names.
     """
     trackers = Trackers()
     if names:
         from accelerate import PartialState
 
-        with suppress(Exception):  # a tracker would say what is wrong
-            PartialState()  # now: later it would open a process group of its own
+        with suppress(Exception):  # a tracker reports the error
+            PartialState()  # now, because later it would open its own process group
     for name in names:
         trackers._start(name, folder, options, project)
     try:

@@ -40,7 +40,9 @@ def test_a_revision_is_a_commit(hub: Hub) -> None:
     assert resolve_commit("model", "org/anything", COMMIT) == COMMIT
     with pytest.raises(CheckpointError, match="The model org/digits has no revision v2 on its hub"):
         resolve_commit("model", MODEL, "v2")
-    with pytest.raises(CheckpointError, match=r"no model org/private on its hub, or it is private .* HF_TOKEN"):
+    with pytest.raises(
+        CheckpointError, match=r"model org/private does not exist on its hub, or is private .* HF_TOKEN"
+    ):
         resolve_commit("model", "org/private", "v1")
 
 

@@ -43,7 +43,7 @@ def test_it_knows_every_option() -> None:
     for name, options in (("Config", EvaluationConfig), ("HarnessConfig", HarnessConfig)):
         known = results_schema()["$defs"][name]["properties"]
         fields = {field.name: field.metadata["help"] for field in dataclasses.fields(options)}
-        fields["initial_peers"] = "how many addresses, which are not recorded"
+        fields["initial_peers"] = "number of addresses, which are not recorded"
         assert {option: known[option]["description"] for option in known} == fields
     known = results_schema()["$defs"]["Config"]["properties"]
     assert (known["initial_peers"]["type"], known["metric"]["type"]) == ("string", "array")

@@ -124,7 +124,7 @@ def test_one_that_fails_says_so_once_and_the_others_go_on(
     _logging(tmp_path, "wandb", "tensorboard")
     said = capsys.readouterr().err
     reason = "no answer from https://host/api"
-    assert said == f"dist_eval: --tracker wandb: {reason}. The run goes on without it.\n"
+    assert said == f"dist_eval: --tracker wandb: {reason}. The run continues without it.\n"
     assert list((tmp_path / "logs").rglob("events.*"))
 
 
@@ -137,4 +137,4 @@ def test_one_that_hangs_is_not_waited_for(
     monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "wandb", _Broken)
     _logging(tmp_path, "wandb")
     released.set()
-    assert "--tracker wandb has not taken all values within 0.1 s" in capsys.readouterr().err
+    assert "--tracker wandb did not log all values within 0.1 s" in capsys.readouterr().err

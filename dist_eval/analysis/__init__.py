@@ -1,4 +1,4 @@
-"""Analysis beyond the metrics: `slices` of the data and the most confident `mistakes`; `options` runs all of it.
+"""Analysis beyond the metrics: `slices` of the data and the most confident `mistakes`; `options` runs them.
 
-`texts` has the metrics of generated texts, with intervals and slices.
+`texts` analyses generated texts: metrics, intervals and slices.
 """

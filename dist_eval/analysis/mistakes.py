@@ -29,10 +29,11 @@ class Mistake:
 def worst_mistakes(
     chunks: Iterable[PredictionsLike], most: int, pairs: Sequence[tuple[int, int]] = (), of_each_pair: int = 0
 ) -> tuple[int, list[Mistake]]:
-    """Counts the mistakes, and finds the worst; ties are in dataset order.
+    """Counts the mistakes and finds the worst; ties are in dataset order.
 
-    They are the worst by the probability of the predicted class, in a multi-label problem by that of the most confident
-    wrong decision for a label. In a regression, whose outputs are not probabilities, they are examples by their loss.
+    Mistakes are ordered by the probability of the predicted class, in a multi-label problem by that of the most
+    confident wrong decision for a label. In a regression, whose outputs are not probabilities, all examples are ordered
+    by loss.
 
     Args:
         chunks: chunks of all predictions, in dataset order.

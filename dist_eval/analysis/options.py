@@ -1,6 +1,6 @@
 """Analysis beyond the metrics: intervals, calibration, the most confident mistakes, and slices. Free of side effects.
 
-A run does this at its end, and again from its saved predictions when they are re-analysed with other options.
+A run does this at its end, and again from its saved predictions when it is restarted with other options.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class AnalysisOptions:
 
     confidence: float = 0.95  # confidence level of all intervals
     slicings: Sequence[Slicing] = ()  # the partitions of the dataset into slices
-    group_column: str | None = None  # it names the group (cluster) of each row, None if rows are independent
+    group_column: str | None = None  # the column with the group (cluster) of each row, None if rows are independent
     # the group of each row of the dataset, int64 of shape [rows]
     group_of: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    rows: np.ndarray | None = None  # which rows these are, ascending, int64 of shape [rows]; None for all rows
-    sampling_fraction: float = 0.0  # of the dataset; 0 if the intervals are not to take it into account
+    rows: np.ndarray | None = None  # the selected rows, ascending, int64 of shape [rows]; None for all rows
+    sampling_fraction: float = 0.0  # of the dataset; 0 for no correction of intervals
 
     @classmethod
     def of(
@@ -67,7 +67,7 @@ class AnalysisOptions:
         return None if self.group_column is None else self.group_of[positions_of(samples.index, self.rows)]
 
     def groups_summary(self, samples: Samples) -> Groups | None:
-        """Returns what results say of the groups of samples; None without groups."""
+        """Returns the section of results on the groups of samples; None without groups."""
         groups = self.groups(samples)
         if groups is None or self.group_column is None:
             return None
@@ -75,7 +75,7 @@ class AnalysisOptions:
         return Groups(column=self.group_column, count=len(sizes), largest=int(sizes.max()))
 
     def interval_options(self, samples: Samples) -> dict[str, Any]:
-        """Returns the arguments of `metric_intervals` and its like that depend on these options."""
+        """Returns the arguments of `metric_intervals` and similar functions that depend on these options."""
         return {
             "confidence": self.confidence,
             "groups": self.groups(samples),

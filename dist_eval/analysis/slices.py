@@ -24,10 +24,10 @@ from dist_eval.results.scores import Intervals, Slice, SliceKind
 from dist_eval.statistics import Interval, metric_intervals
 from dist_eval.tables import format_count
 
-# the name of the slicing by number of tokens, in place of a column's name
+# name of the slicing by number of tokens, instead of a column's name
 LENGTH = "length"
 
-# maximum number of values with a slice of their own; all others form one more slice
+# maximum number of values with their own slices; all others form one more slice
 MOST_VALUES = 50
 
 # maximum number of resamples for the interval of a metric of a slice
@@ -56,7 +56,7 @@ class Slicing:
     by: str  # name of the column, or `LENGTH`
     parts: list[Part]  # the definitions of the slices
     part_of: np.ndarray  # the slice of each row of the dataset, int64 of shape [rows]
-    rows: np.ndarray | None = None  # which rows these are, ascending, int64 of shape [rows]; None for all rows
+    rows: np.ndarray | None = None  # the selected rows, ascending, int64 of shape [rows]; None for all rows
 
     @classmethod
     def of_lengths(cls, lengths: np.ndarray, rows: np.ndarray | None = None) -> Slicing:
@@ -67,7 +67,7 @@ class Slicing:
 
     @classmethod
     def of_column(cls, by: str, column: pa.Array, rows: np.ndarray | None = None) -> Slicing:
-        """Partitions by a column, whose values are text, null where missing."""
+        """Partitions by a column of text; missing values are null."""
         encoded = column.dictionary_encode()
         values: pa.Array = encoded.dictionary
         number_of = encoded.indices.fill_null(len(values)).to_numpy()  # the missing value comes last
@@ -100,7 +100,7 @@ def _ranges(numbers: np.ndarray, counts: np.ndarray, unit: str = "") -> tuple[li
     order = np.argsort(numbers, kind="stable")  # NaN last
     order = order[~np.isnan(numbers[order])]
     upto = np.cumsum(counts[order])
-    # the number of rows before a value decides: a range begins with the first value after its quantile
+    # a range begins with the first value after its quantile, counted in rows
     place = np.minimum((upto - counts[order]) * _RANGES // upto[-1], _RANGES - 1)
     same = np.append(False, np.diff(numbers[order]) == 0)  # the same number in two spellings, such as 1 and 1.0
     place = np.maximum.accumulate(np.where(same, 0, place))
@@ -148,11 +148,11 @@ def slices_of(
     Args:
         index: rows of the dataset that have an answer, int64 of shape [n].
         slicing: the slicing.
-        names: of the metrics.
+        names: names of the metrics.
         confidence: confidence level of the intervals.
-        measure: computes metrics, reasons of undefined ones, and intervals, given places in `index`, at least one.
+        measure: returns metrics, reasons for undefined ones, and intervals, given at least one place in `index`.
     """
-    why = "no example of it has a prediction"
+    why = "none of its examples has a prediction"
     unknown = Interval(confidence=confidence, reason=why)
     part_of = slicing.part_of[positions_of(index, slicing.rows)]
     entries = []
@@ -179,7 +179,7 @@ def compute_slices(
     """Computes the slices of predictions (see `slices_of`).
 
     Means over classes are undefined in a slice with few examples of a class of the data. The reason is the same for all
-    slices, so that tables need it only once.
+    slices, so tables need it only once.
     """
     names = metric_names(predictions.problem.name, "slices")
     needed = np.flatnonzero(_support(predictions))

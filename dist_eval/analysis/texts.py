@@ -1,4 +1,4 @@
-"""Generated texts: values of their metrics, and what follows from these: means with intervals, and slices."""
+"""Metrics of generated texts: values per text, means with intervals, and slices."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def measure_texts(
 ) -> tuple[SavedTexts, Reasons]:
     """Computes metrics of each text.
 
-    Without a pattern the text is the answer. Where a pattern does not match, the answer is wrong: 0 for the built-in
-    metrics, an empty text for the user's. Values of other metrics stay.
+    Without a pattern the text is the answer. If a pattern does not match, the answer is wrong: 0 for built-in metrics,
+    an empty text for custom ones. Values of other metrics are unchanged.
 
     Returns:
-        The texts with answers and values, and the reasons why a metric has none: it is the user's, and failed.
+        The texts with answers and values, and the reasons for missing values of custom metrics that failed.
     """
     answers = None if pattern is None else [find_answer(pattern, text) for text in texts.text]
     values = dict(texts.values)
@@ -48,7 +48,7 @@ def measure_texts(
 
 
 class _MetricFailure(Exception):
-    """A metric has no value for a text; the message says why."""
+    """A metric failed for a text; the message gives the reason."""
 
 
 def _values_of(metric: TextMetric, answers: Sequence[str | None], texts: SavedTexts) -> Iterator[float]:
@@ -66,7 +66,7 @@ def _values_of(metric: TextMetric, answers: Sequence[str | None], texts: SavedTe
 
 
 def mean_metrics(texts: SavedTexts, undefined: Mapping[str, str], options: AnalysisOptions) -> list[TaskMetric]:
-    """Returns the metrics of all texts, with intervals; `undefined` has the reasons of those without a value."""
+    """Returns the metrics of all texts, with intervals; `undefined` has the reasons for metrics without a value."""
     everything = np.arange(len(texts))
     names = [*texts.values, *undefined]
     values, reasons, intervals = _means(texts, everything, names, undefined, options)
@@ -106,7 +106,7 @@ def _means(
     options: AnalysisOptions,
     most: int | None = None,
 ) -> Measured:
-    """Returns the mean of each metric over some texts, the reasons of undefined ones, and intervals."""
+    """Returns the mean of each metric over some texts, the reasons for undefined ones, and intervals."""
     groups = options.groups(texts)
     means: MetricValues = dict.fromkeys(names)
     reasons = {name: undefined[name] for name in names if name in undefined}

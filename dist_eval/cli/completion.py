@@ -1,4 +1,4 @@
-"""`dist-eval completion SHELL`: prints a script with which a shell completes commands and options of `dist-eval`."""
+"""`dist-eval completion SHELL`: prints a shell script that completes commands and options of `dist-eval`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Builds the command line's parser."""
     description = 'Prints a completion script. For bash: eval "$(dist-eval completion bash)"'
     parser = argparse.ArgumentParser(prog="dist-eval completion", description=description, allow_abbrev=False)
-    parser.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell that is to complete")
+    parser.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell")
     return parser
 
 

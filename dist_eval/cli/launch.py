@@ -1,7 +1,7 @@
 """Starts the ranks of a command on this host, as `torchrun --nproc_per_node=N -m MODULE` does.
 
-Unlike torchrun, which always exits with status 1 and a traceback, it exits with the ranks' status, and their error
-message comes last. Invalid options are found before any process starts.
+torchrun always exits with status 1 and a traceback. This launcher exits with the ranks' status, prints their error
+message last, and checks options before any process starts.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _OPTIONS = {
     "rdzv-conf": ("K=V,...", "settings of --rdzv-backend"),
     "master-addr": ("HOST", "address of the first host, without --rdzv-endpoint"),
     "master-port": ("PORT", "port of the first host, without --rdzv-endpoint"),
-    "local-addr": ("HOST", "address at which the other hosts reach this one"),
-    "max-restarts": ("N", "how often the ranks are started again after one died (default: 0)"),
+    "local-addr": ("HOST", "address where other hosts reach this one"),
+    "max-restarts": ("N", "number of restarts of the ranks after one died (default: 0)"),
 }
 
 
@@ -63,7 +63,7 @@ def start_ranks(module: str, command: Command[Any], arguments: Sequence[str]) ->
         return options
     from dist_eval.cluster import agent
 
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun would set it, too, with a long warning
-    logging.disable(logging.CRITICAL)  # the agent would log failures that the ranks have reported themselves
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun would set it with a long warning
+    logging.disable(logging.CRITICAL)  # the agent would repeat failures that ranks have reported
     torchrun = [f"--{name.replace('_', '-')}={value}" for name, value in vars(launch).items()]
     return agent.main([*torchrun, "-m", module, *options])

@@ -1,7 +1,7 @@
 """`dist-eval COMMAND ...`: all commands of this package.
 
-A command is a module that also runs as `python -m MODULE`; it is imported only when it is used, so that `--help` is
-immediate. Commands that use several processes are started by `launch`.
+A command is a module that also runs as `python -m MODULE`. It is imported only when used, so `--help` is fast. `launch`
+starts the commands that use several processes.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ NAME = "dist-eval"
 class Program:
     """The module behind a command."""
 
-    help: str  # what it is for, in one line
-    module: str  # to run, as with `python -m`; unless `command` is given, it has a function `build_parser`
-    command: str = ""  # for a command with several processes, its `Command`, as MODULE:NAME; else empty
+    help: str  # summary in one line
+    module: str  # module to run, as with `python -m`; without `command`, it has a function `build_parser`
+    command: str = ""  # `Command` of a command with several processes, as MODULE:NAME
 
 
 COMMANDS = {
@@ -42,29 +42,31 @@ COMMANDS = {
         "evaluate on tasks of the lm-evaluation-harness", "dist_eval.harness", "dist_eval.options.harness:HARNESS"
     ),
     "plan": Program(
-        "say beforehand what a run sends, and how long it takes", "dist_eval.planning", "dist_eval.planning.config:PLAN"
+        "estimate what a run sends, and how long it takes", "dist_eval.planning", "dist_eval.planning.config:PLAN"
     ),
-    "doctor": Program("check hosts, inputs and swarm beforehand", "dist_eval.doctor", "dist_eval.doctor.config:DOCTOR"),
+    "doctor": Program(
+        "check hosts, inputs and swarm before a run", "dist_eval.doctor", "dist_eval.doctor.config:DOCTOR"
+    ),
     "swarm": Program("start a private swarm, or show one (swarm status)", "dist_eval.petals.__main__"),
     "compare": Program("test whether runs differ by more than chance", "dist_eval.compare.__main__"),
     "report": Program("show a run as a page, a summary or model card metadata", "dist_eval.report.__main__"),
     "summary": Program("show many runs in one table", "dist_eval.summary.__main__"),
     "sweep": Program("run each combination of some options", "dist_eval.sweep"),
     "schema": Program("print the JSON Schema of results.json", "dist_eval.schema"),
-    "convert": Program("make a checkpoint of pickled prompts and heads", "dist_eval.tuning.convert"),
-    "job": Program("run one of these as a batch job of a scheduler", "dist_eval.cluster.job"),
-    "completion": Program("print what makes a shell complete all this", "dist_eval.cli.completion"),
+    "convert": Program("convert pickled prompts and heads to a checkpoint", "dist_eval.tuning.convert"),
+    "job": Program("run a command as a batch job of a scheduler", "dist_eval.cluster.job"),
+    "completion": Program("print a shell completion script", "dist_eval.cli.completion"),
 }
 
 
 def usage() -> str:
-    """Returns what `dist-eval --help` prints."""
+    """Returns the output of `dist-eval --help`."""
     commands = text_table([(name, program.help) for name, program in COMMANDS.items()])
     return "\n".join(
         [
             f"usage: {NAME} COMMAND [options]",
             "",
-            "Evaluates large language models that live on a Petals swarm, exactly, on any number of processes.",
+            "Evaluates large language models on a Petals swarm, exactly, on any number of processes.",
             "",
             "commands:",
             *(f"  {line}" for line in commands),
@@ -76,7 +78,7 @@ def usage() -> str:
 
 
 def main() -> int:
-    """Runs the command line, and returns the exit status of commands that do not end the process themselves."""
+    """Runs the command line; returns the exit status of commands that do not end the process themselves."""
     tolerate_broken_output()
     name, *arguments = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help", "help"):
@@ -87,8 +89,8 @@ def main() -> int:
         return 0
     if name not in COMMANDS:
         close = difflib.get_close_matches(name, COMMANDS, n=1)
-        hint = f" Did you mean {close[0]}?" if close else f" {NAME} --help lists them all."
-        print(f"There is no command {name!r}.{hint}", file=sys.stderr)
+        hint = f" Did you mean {close[0]}?" if close else f" {NAME} --help lists all commands."
+        print(f"Unknown command {name!r}.{hint}", file=sys.stderr)
         return WRONG_OPTIONS
     from dist_eval.options.commandline import require_utf8
 
@@ -98,7 +100,7 @@ def main() -> int:
     except ConfigError as error:
         print(error, file=sys.stderr)
         return WRONG_OPTIONS
-    sys.path.append("")  # the working directory, for metrics of one's own; last, so that no library is looked for there
+    sys.path.append("")  # the working directory, for custom metrics; last, so that it cannot shadow libraries
     program = COMMANDS[name]
     if program.command:
         from dist_eval.cli.launch import start_ranks

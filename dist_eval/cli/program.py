@@ -1,6 +1,6 @@
 """Runs one rank of any kind of run as a program, from its command line to its exit status.
 
-Handles signals, the scratch folder, and which of several failed ranks reports; the caller says what a run does.
+Handles signals, the scratch folder, and the report of several failed ranks. The caller defines the run.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 # runs one rank: called with its context (see `dist_eval.evaluation.context`)
 RunFunction = Callable[..., Any]
 
-# the run function, and the class of the run's folder; what imports them, for the options of a run
+# the run function and the class of the run's folder; and the function that imports them, given the options
 Loaded: TypeAlias = "tuple[RunFunction, type[RunFolder]]"
 Load = Callable[[Any], Loaded]
 
@@ -64,10 +64,10 @@ def main(command: Command[Any], load: Load) -> NoReturn:
             silence_libraries()
         with workspace() as scratch_dir, temporary_files_in(scratch_dir):
             code = run(config, scratch_dir, stop, load)
-            stop.ignore_signals()  # torchrun ends the other ranks once the first is gone
+            stop.ignore_signals()  # torchrun ends the other ranks once the first has ended
     except KeyboardInterrupt:
         stop.ignore_signals()
-    if why := lost_output():  # the run is as complete as its folder says
+    if why := lost_output():  # the run's results are in its folder all the same
         print(f"dist_eval: standard output cannot be written: {why}.", file=sys.stderr, flush=True)
     os._exit(code)  # everything is closed; threads that still wait for a server's answer must not delay the exit
 
@@ -78,12 +78,12 @@ def run(config: RunConfig, scratch_dir: Path, stop: Stop | None, load: Load) -> 
     Args:
         config: the run's options.
         scratch_dir: this rank's private folder.
-        stop: tells whether the run was asked to stop.
-        load: imports what the run needs.
+        stop: the request to stop.
+        load: imports the run's code.
 
     Returns:
         The exit status: 0 if the run is complete, 1 if it failed, 75 if it was stopped gracefully, 3 if a person
-        stopped it with the file STOP, 130 if it was interrupted. Ranks that stop together have the same one.
+        stopped it with the file STOP, 130 if it was interrupted. Ranks that stop together have the same status.
     """
     with gc_paused():
         from transformers import masking_utils, modeling_layers  # noqa: F401  (what any of its models imports)
@@ -105,7 +105,7 @@ class _Failure:
     message: str
     exit_status: int = FAILED
     transient: bool = True  # an unexpected error may be due to the host, not to the input
-    details: str = ""  # the traceback, if it is wanted
+    details: str = ""  # the traceback, if requested
     coverage: dict[str, Any] | None = None
     kind: str = ""  # class of the error, as in `dist_eval.errors`
 
@@ -120,8 +120,8 @@ class _Failure:
             kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__module__ == errors.__name__)
             return cls(str(error), FAILED, error.transient, details, coverage, kind)
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            where = error.filename or "a temporary file or for shared memory (/dev/shm)"  # semaphores have no name
-            message = f"There is no space left for {where}: make some, or give the container more."
+            where = error.filename or "a temporary file or for shared memory (/dev/shm)"  # semaphores are unnamed
+            message = f"No space left for {where}: free some, or give the container more."
             return cls(message, details=traceback_text if is_verbose else "")
         return cls(error_summary(error), details=traceback_text)
 
@@ -129,7 +129,7 @@ class _Failure:
 def _run_in(
     folder: RunFolder, config: RunConfig, scratch_dir: Path, stop: Stop | None, run_function: RunFunction
 ) -> int:
-    """Runs one rank in a folder, which nobody else may open before its end is recorded there."""
+    """Runs one rank in a folder, which is locked until its end is recorded."""
     from dist_eval.distributed.rank_store import RankStore, Topology
     from dist_eval.evaluation.context import RunContext
 
@@ -158,30 +158,32 @@ def _run_in(
 def _report(
     failure: _Failure, folder: RunFolder, topology: Topology, rank_store: RankStore | None, end: Callable[..., bool]
 ) -> None:
-    """Tells why a run ended, to people and in its folder; of several ranks that failed, the first one does."""
+    """Prints why a run ended and records it in its folder; the first rank that failed does so for all."""
     reason = {"message": failure.message, "rank": topology.rank, "host": topology.host}
     reason |= {"transient": failure.transient, "coverage": failure.coverage}
     try:
         reports = rank_store is None or rank_store.claim_failure(reason)
         first = reason if reports or rank_store is None else rank_store.failure() or reason
-    except (EvaluationError, RuntimeError):  # the store ended with torchrun: better report twice than not at all
+    except (EvaluationError, RuntimeError):  # the store ended with torchrun; reporting twice is better than not at all
         reports, first = True, reason
     if reports:
-        with suppress(OSError):  # the folder's disk may be what failed
+        with suppress(OSError):  # the folder's disk may have failed
             if folder.is_ours and folder.is_resumable and folder.is_running:
                 source = folder.resume_source
-                print_error(f"What was finished before is in {source}: the same command resumes from there.")
+                print_error(f"The finished part is in {source}: the same command resumes from there.")
         print_error(failure.details + failure.message)
         _report_to_torchrun(failure)
-    if reports or topology.is_leader:  # the leader, too: the failed rank may be on a host with other disks
+    if reports or topology.is_leader:  # also the leader, because the failed rank may be on a host with other disks
         try:
-            (end if first["message"] == failure.message else folder.fail)(**first)  # another may have the root cause
+            (end if first["message"] == failure.message else folder.fail)(
+                **first
+            )  # another rank may have the root cause
         except OSError as error:
             print_error(f"{folder.results_name} could not be marked as failed: {error}")
 
 
 def _report_to_torchrun(failure: _Failure) -> None:
-    """Adds the message to torchrun's own report of the failure, which follows; `dist_eval.run` reads the class, too.
+    """Adds the message and class to torchrun's failure report, which `dist_eval.run` also reads.
 
     Format of the file: https://docs.pytorch.org/docs/stable/elastic/errors.html
     """

@@ -1,16 +1,18 @@
 """`python -m dist_eval.cluster.agent`: torchrun, with an exit status that a scheduler can act on.
 
-torchrun exits with 1 whatever the exit status of its ranks, so that a scheduler cannot tell a wrong option from a run
-that stopped gracefully. This is torchrun itself, with all of its options, except for four things. Ranks are given an
-address that works: on several hosts, where this host's name resolves to loopback, as Debian and Ubuntu configure it,
-the address towards the other hosts. The folder for logs is removed at the end, unless --log-dir names one. The store of
-the ranks listens at one address only, while torch's would listen on all interfaces, and obey whoever reaches it: on a
-single host at loopback, whatever rendezvous the options name, because there is nobody to meet; on several at the
-address of the first host in the network of the run. And the exit status is:
+torchrun always exits with 1, so a scheduler cannot distinguish a wrong option from a graceful stop. This is torchrun
+with all of its options and four differences:
+
+- Ranks get a working address. If this host's name resolves to loopback, as configured by Debian and Ubuntu, it is the
+  address towards the other hosts.
+- The log folder is removed at the end, unless --log-dir names one.
+- The ranks' store listens on a single address: loopback on a single host, otherwise the first host's address in the
+  run's network. torch's store would listen on all interfaces and obey any peer.
+- The exit status is:
 
     0         all ranks of this host completed
     2         an option of torchrun is wrong
-    3         its ranks stopped gracefully, because of a file STOP
+    3         its ranks stopped gracefully because of a file STOP
     75        it received a signal, or its ranks stopped gracefully for another reason: run the same command again
     128 + n   the first rank of this host that failed was killed by signal n
     else      the exit status of the first rank of this host that failed; 1 if torchrun itself failed
@@ -47,11 +49,11 @@ _SIGNALLED, _LOOPBACK, _BACKLOG = 128, "127.0.0.1", 4096
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the ranks of this host to their end."""
-    allow_many_files()  # on the first host all ranks of all hosts connect to this process
+    allow_many_files()  # on the first host, all ranks connect to this process
     torchrun: Any = run
     options = torchrun.parse_args(list(sys.argv[1:] if arguments is None else arguments))
     try:
-        with TemporaryDirectory(prefix="dist_eval-torchrun-") as folder:  # torchrun would leave one of its own behind
+        with TemporaryDirectory(prefix="dist_eval-torchrun-") as folder:  # torchrun would leave its own behind
             options.log_dir = options.log_dir or folder
             try:
                 torchrun.config_from_args(options)
@@ -70,31 +72,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"dist_eval: rank {rank} (process {failure.pid}) was killed by {name}", file=sys.stderr)
         return _SIGNALLED - failure.exitcode
     except SignalException as error:
-        if error.sigval != signal.SIGINT:  # whoever pressed Ctrl-C knows
+        if error.sigval != signal.SIGINT:  # the person who pressed Ctrl-C knows
             print(f"dist_eval: ended by {error.sigval.name}", file=sys.stderr)
         return STOPPED
-    except (DistError, RendezvousError, TimeoutError) as error:  # of the network
+    except (DistError, RendezvousError, TimeoutError) as error:  # network errors
         print(f"dist_eval: the rendezvous of the hosts failed: {one_line(error)}", file=sys.stderr)
         return FAILED
-    except Exception as error:  # such as a folder for logs that cannot be written
+    except Exception as error:  # such as a log folder that cannot be written
         print(f"dist_eval: torchrun failed: {error_summary(error)}", file=sys.stderr)
         return FAILED
     return 0
 
 
 def _pass_on(reports: Sequence[dict[str, Any]]) -> None:
-    """Writes a rank's report of its failure to where this process is to report its own, as torchrun does."""
+    """Copies a rank's failure report to this process's own error file, as torchrun does."""
     path = os.environ.get("TORCHELASTIC_ERROR_FILE")
-    written = [report for report in reports if isinstance(report["message"], dict)]  # torchrun fills in the others
+    written = [report for report in reports if isinstance(report["message"], dict)]  # torchrun adds the others
     if path and written:
         with suppress(OSError):
             Path(path).write_text(json.dumps(written[0]))
 
 
 def _choose_addresses(options: Any) -> None:
-    """Sets where the ranks meet on a single host; on several, the address and interface to announce, unless set."""
+    """Sets the rendezvous of a single host; on several hosts, the address and interface to announce, unless set."""
     if options.nnodes in ("1", "1:1"):
-        # the rendezvous that keeps no pickles in its store
+        # this rendezvous keeps no pickles in its store
         options.standalone, options.rdzv_backend, options.rdzv_endpoint = False, "static", ""
         options.node_rank, options.master_addr = 0, _LOOPBACK
         options.master_port = options.master_port or free_ports(_LOOPBACK, 1)[0]
@@ -110,7 +112,7 @@ def _choose_addresses(options: Any) -> None:
 
 @contextmanager
 def bound_stores() -> Iterator[None]:
-    """Within this context, each store that torchrun opens listens at its own address."""
+    """Within this context, each store that torchrun opens listens only on its own address."""
     with (
         patched(static_tcp_rendezvous, "TCPStore", open_store),
         patched(c10d_rendezvous_backend, "TCPStore", open_store),
@@ -130,7 +132,7 @@ def open_store(
             listener = socket.create_server((address, port), family=family, backlog=_BACKLOG)
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else str(error)
-            raise DistNetworkError(f"the store cannot listen at {address}, port {port}: {reason}") from error
+            raise DistNetworkError(f"the store cannot listen on {address}, port {port}: {reason}") from error
         port = listener.getsockname()[1]
         options["master_listen_fd"] = listener.detach()  # the store closes it
     return TCPStore(host_name, port, world_size, is_master, *others, **options)
@@ -141,17 +143,17 @@ def _open_shared_store(_: DynamicRendezvousHandler, master_addr: str, master_por
 
 
 def own_address(host: str) -> str | None:
-    """Returns the address of this host by which the others know it; None if it cannot be told.
+    """Returns the address of this host that other hosts know; None if it cannot be determined.
 
-    That is so if the name leads to loopback here, as Debian and Ubuntu configure a host's own name, to an address that
-    this host does not have, such as that of a router, or to several that it has, of which others may know any.
+    It cannot if the name resolves to loopback, as Debian and Ubuntu configure a host's own name; to an address of
+    another host, such as a router; or to several addresses of this host.
     """
     candidates = resolve(host)
     if host != "localhost" and host not in candidates:
         candidates = [address for address in candidates if not is_loopback(address)]
     local = interfaces()
     own = [address for address in candidates if is_loopback(address) or interface_of(address, local)]
-    is_known = len(own) == 1 or all(map(is_loopback, own))  # who comes by loopback resolves the name as it is here
+    is_known = len(own) == 1 or all(map(is_loopback, own))  # peers on loopback resolve the name as this host does
     return own[0] if own and is_known else None
 
 

@@ -1,7 +1,7 @@
-"""`python -m dist_eval.cluster.hosts HOST HOST...`: which of several hosts this one is, and how the others reach it.
+"""`python -m dist_eval.cluster.hosts HOST HOST...`: finds this host in a list, and the address where others reach it.
 
-For scripts that start torchrun on several hosts. Host names alone are not enough: many resolve their own name to a
-loopback address, which is a different host everywhere else. Independent of runs; imports no large library.
+For scripts that start torchrun on several hosts. Host names alone do not suffice: many hosts resolve their own name to
+loopback, which means a different host elsewhere. Independent of runs; imports no large library.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from dist_eval.process.programs import ArgumentParser, run_program
 
 
 class Place(NamedTuple):
-    """Which host this one is."""
+    """This host's place in a list of hosts."""
 
-    node_rank: int  # its position in the list of hosts; the first one, 0, hosts the rendezvous
-    address: str  # the IP address at which the others reach it
+    node_rank: int  # position in the list; the first host, 0, hosts the rendezvous
+    address: str  # IP address where other hosts reach it
     interface: str  # the network interface with that address
     head: str  # IP address of the first host
 
@@ -31,16 +31,16 @@ def find_place(hosts: Sequence[str], local: Interfaces) -> Place:
     resolved = {host: resolve(host) for host in hosts}
     for host, addresses in resolved.items():
         if not addresses:
-            raise RunError(f"The host {host} is unknown here: give its IP address instead.")
+            raise RunError(f"The host name {host} cannot be resolved: give its IP address instead.")
         if len(hosts) > 1 and all(map(is_loopback, addresses)):
             raise RunError(
-                f"Here the name {host} resolves to {addresses[0]}, which is another host everywhere else: give its IP "
-                f"address instead. This host has {this_host}."
+                f"The host name {host} resolves to {addresses[0]} here, which means a different host elsewhere: give "
+                f"its IP address instead. This host has {this_host}."
             )
     own = {host: [text for text in addresses if interface_of(text, local)] for host, addresses in resolved.items()}
     mine = [node_rank for node_rank, host in enumerate(hosts) if own[host]]
     if not mine:
-        raise RunError(f"This host is none of {', '.join(hosts)}: it has {this_host}.")
+        raise RunError(f"This host is not in the list {', '.join(hosts)}: it has {this_host}.")
     if len(mine) > 1:
         raise RunError(f"This host is in the list more than once: {', '.join(hosts[number] for number in mine)}.")
     address = own[hosts[mine[0]]][0]

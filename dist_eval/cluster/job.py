@@ -1,8 +1,8 @@
 """`python -m dist_eval.cluster.job --output RUN -- COMMAND...`: a run as a batch job of a scheduler.
 
-Starts the command that evaluates (or tunes), asks the run to stop gracefully when the scheduler sends a signal, and
-exits with a status that reflects the outcome. With `--slurm` it also sets torchrun's rendezvous, and requeues the job
-if that helps. Needs no large library, and all it knows of the command is the run's folder.
+Starts the command that evaluates (or tunes), stops the run gracefully when the scheduler sends a signal, and exits with
+a status that reflects the outcome. With `--slurm` it also sets torchrun's rendezvous, and requeues the job if that
+helps. Imports no large library, and reads the outcome from the run's folder.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dist_eval.process.programs import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS,
 from dist_eval.runs.outcome import Outcome, read_outcome
 
 _POLL_SECONDS, _DRAIN_SECONDS, _FILE_SYSTEM_SECONDS = 0.5, 90.0, 10.0
-# modules, and commands of `dist-eval`, that evaluate nothing: their exit status is passed on
+# modules and commands of `dist-eval` that do not evaluate; their exit status is passed on
 _BEFORE_A_RUN = {"dist_eval.doctor", "dist_eval.planning"}, {"doctor", "plan"}
 
 
@@ -38,9 +38,9 @@ def build_parser() -> argparse.ArgumentParser:
         prog="dist-eval job",
         usage="%(prog)s --output RUN [options] -- COMMAND...",
         description="Runs a command that evaluates (or tunes), such as `srun torchrun -m dist_eval ...`, as a batch "
-        "job. --output RUN is appended to the command. SIGUSR1, SIGTERM and Ctrl-C ask the run to stop gracefully.",
-        epilog="Exit status: 0 the run is complete; 75 it is not, and the same job would resume it; 2 an option is "
-        "wrong; 1 it failed, and would fail again.",
+        "job. --output RUN is appended to the command. SIGUSR1, SIGTERM and Ctrl-C stop the run gracefully.",
+        epilog="Exit status: 0 the run is complete; 75 it is incomplete, and the same job resumes it; 2 an option is "
+        "wrong; 1 the run failed and would fail again.",
         allow_abbrev=False,
     )
     parser.add_argument("--output", required=True, type=Path, metavar="RUN", help="the run's folder; with --list the "
@@ -49,21 +49,21 @@ def build_parser() -> argparse.ArgumentParser:
         "--list",
         type=Path,
         metavar="FILE",
-        help="a run on each line: its name, and its options for the command; or the YAML file of `dist-eval sweep`",
+        help="a run on each line: its name and options for the command; or the YAML file of `dist-eval sweep`",
     )
-    parser.add_argument("--line", type=int, metavar="N", help="which line of --list, or which run of the grid, from 1")
+    parser.add_argument("--line", type=int, metavar="N", help="the line of --list, or the run of the grid, from 1")
     parser.add_argument(
         "--slurm",
         action="store_true",
         help="this is the batch script of a Slurm job: set torchrun's PET_* variables so that the rendezvous is on a "
-        "free port of the first node, and requeue the job after SIGUSR1, or if it ended early but made progress",
+        "free port of the first node, and requeue the job after SIGUSR1, or if it ended early after progress",
     )
     parser.add_argument(
         "--patience",
         type=float,
         default=_DRAIN_SECONDS,
         metavar="SECONDS",
-        help=f"with --slurm: requeue this long after SIGUSR1, whatever the run does (default: {_DRAIN_SECONDS:g})",
+        help=f"with --slurm: seconds from SIGUSR1 until the job is requeued in any case (default: {_DRAIN_SECONDS:g})",
     )
     parser.add_argument("command", nargs="+", metavar="COMMAND", help=argparse.SUPPRESS)
     return parser
@@ -81,16 +81,16 @@ class Verdict:
 def judge(
     before: Outcome, after: Outcome, command_status: int | None, stop_signal: int | None, *, is_first: bool = True
 ) -> Verdict:
-    """Judges a start of a run by the state of its folder before and after, and by the status of its command.
+    """Determines the outcome of a start from the state of the run's folder before and after, and the exit status.
 
-    The job is requeued only if it made progress: otherwise the next start would end the same way. After SIGUSR1, which
-    comes before a time limit, a first start is requeued in any case; after other signals it is not.
+    The job is requeued only if it made progress, because otherwise the next start would end the same way. After
+    SIGUSR1, which precedes a time limit, a first start is always requeued; after other signals it is not.
     """
     was_asked = stop_signal is not None
     is_over_time = stop_signal == signal.SIGUSR1
     made_progress = after.progress != before.progress
     if is_over_time and not is_first and not made_progress and after.status != "complete":
-        message = f"{after.folder} made no progress within the time limit, twice in a row: give the job a longer one"
+        message = f"{after.folder} made no progress within the time limit, twice in a row: raise the job's time limit"
         return Verdict(FAILED, False, message)
     ended = "did not end in time" if command_status is None else f"ended with status {command_status}"
     if after.version == before.version and command_status != 0:
@@ -98,7 +98,7 @@ def judge(
             return Verdict(STOPPED, is_over_time, f"stopped before it opened {after.folder}")
         return Verdict(FAILED, False, f"the command {ended} before it opened {after.folder}; its output is above")
     if after.status == "missing":
-        return Verdict(FAILED, False, f"the command ended, but {after.reason}: does it evaluate at all?")
+        return Verdict(FAILED, False, f"the command ended, but {after.reason}. Is it a command that evaluates?")
     if after.status == "complete":
         return Verdict(COMPLETE, False, f"{after.folder} is complete")
     why = f": {after.reason}" if after.reason else ", for an unknown reason"
@@ -113,14 +113,14 @@ def judge(
 
 
 class Job:
-    """The running command, and the signal that asked it to stop."""
+    """The running command, and the signal that stopped it."""
 
     def __init__(self, command: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None) -> None:
         self._command, self._folder, self._environment = command, folder, environment
         self.stop_signal: int | None = None
 
     def run(self, drain_timeout: float) -> int | None:
-        """Runs the command to its end, for which it has so many seconds after SIGUSR1."""
+        """Runs the command to its end, at most `drain_timeout` seconds after SIGUSR1."""
         handlers = {number: signal.signal(number, self._on_signal) for number in SIGNALS}
         try:
             return self._run(drain_timeout)
@@ -143,7 +143,7 @@ class Job:
                 return None
 
     def run_and_judge(self, drain_timeout: float = math.inf, *, is_first: bool = True) -> Verdict:
-        """Runs the command to its end, and judges what became of the run."""
+        """Runs the command to its end, and determines the outcome (see `judge`)."""
         before = read_outcome(self._folder)
         status = self.run(drain_timeout)
         after = _read_new_outcome(self._folder, before, status)
@@ -153,7 +153,7 @@ class Job:
         self.stop_signal = self.stop_signal or number
 
     def _request_stop(self) -> None:
-        # repeatedly: a run that is just starting removes the file, which may be from an earlier one
+        # repeatedly, because a starting run removes the file, which may be from an earlier run
         with suppress(OSError):
             leave_stop_file(self._folder)
 
@@ -164,12 +164,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         found = _run_of(options)
         if found is None:
-            _print(f"nothing to do: line {options.line} of {options.list} names no run")
+            _print(f"nothing to do: line {options.line} of {options.list} has no run")
             return COMPLETE
         folder, extra_options = found
         environment = {**os.environ, **(slurm.rendezvous(os.environ) if options.slurm else {})}
         is_first = not (options.slurm and slurm.restarts(os.environ))
-        if not is_first:  # keep what earlier starts of this job have finished
+        if not is_first:  # keep the progress of earlier starts of this job
             extra_options = [*extra_options, "--no-overwrite"]
         job = Job([*options.command, "--output", str(folder), *extra_options], folder, environment)
         patience = options.patience if options.slurm else math.inf
@@ -195,7 +195,7 @@ def _comes_before_a_run(command: Sequence[str]) -> bool:
 
 
 def _read_new_outcome(folder: Path, before: Outcome, command_status: int | None) -> Outcome:
-    """Reads the state of the run; on a network file system another host's writes may show some seconds later."""
+    """Reads the state of the run; a network file system may show another host's writes some seconds late."""
     deadline = time.monotonic() + _FILE_SYSTEM_SECONDS
     after = read_outcome(folder)
     is_change_expected = command_status == COMPLETE and before.status != "complete"
@@ -208,7 +208,7 @@ def _read_new_outcome(folder: Path, before: Outcome, command_status: int | None)
 def _run_of(options: argparse.Namespace) -> tuple[Path, list[str]] | None:
     """Returns the run's folder and its options from the list, None for a line without a run."""
     if (options.list is None) != (options.line is None):
-        raise ConfigError("--list and --line go together: the file, and which of its lines is this job's run.")
+        raise ConfigError("--list and --line need each other: the file, and the line of this job's run.")
     if options.list is None:
         return options.output, []
     entries = read_sweep(options.list)
@@ -221,7 +221,9 @@ def _run_of(options: argparse.Namespace) -> tuple[Path, list[str]] | None:
 def _try_requeue() -> str:
     try:
         slurm.requeue(os.environ)
-    except RunError as error:  # it is forbidden, or Slurm has already done so, after a preemption or a lost node
+    except (
+        RunError
+    ) as error:  # it is forbidden, or Slurm has already requeued the job after a preemption or a lost node
         return f"not requeued by this script: {error}"
     return "requeued"
 

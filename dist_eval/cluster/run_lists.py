@@ -1,13 +1,13 @@
-"""Reads which runs belong together, for a job array or `dist-eval sweep`.
+"""Reads lists and grids of runs, for a job array or `dist-eval sweep`.
 
-A list has a run on each line, as a shell would read it. Lines count from 1, including empty ones and comments, so that
-`grep -c ''` counts them:
+A list has a run on each line, in shell syntax. Lines count from 1, including empty lines and comments, as `grep -c ''`
+counts them:
 
     # name    options of this run
     epoch-1   --checkpoint tuned/epoch-1
     epoch-2   --checkpoint "tuned/epoch 2"
 
-A grid is a YAML file with a run for each combination of values, and the options that all of them share:
+A grid is a YAML file with a run for each combination of values, and common options:
 
     command: harness
     num-fewshot: 5
@@ -40,7 +40,7 @@ Value: TypeAlias = "str | int | float | bool | list[str | int | float] | None"
 
 @dataclass(frozen=True)
 class Entry:
-    """One run: its name, which is that of its folder too, its options, and in a grid the name of each axis' value."""
+    """One run: its name (also that of its folder), its options, and in a grid the name of each axis' value."""
 
     name: str
     options: list[str]
@@ -51,7 +51,7 @@ class Entry:
 class Grid:
     """A run for each combination of the values of some axes."""
 
-    command: str  # that of `dist-eval`
+    command: str  # command of `dist-eval`
     axes: Sequence[str]
     entries: Sequence[Entry]
 
@@ -84,11 +84,11 @@ def _read_list(path: Path) -> list[Entry | None]:
         entries.append(Entry(name, options))
         _check_name(name, f"{path}, line {number}")
         if any(option.split("=")[0] == "--output" for option in options):
-            raise ConfigError(f"{path}, line {number}: --output follows from the name of the run; leave it out.")
+            raise ConfigError(f"{path}, line {number}: leave out --output, which follows from the run's name.")
         if numbers.setdefault(name, number) < number:
             raise ConfigError(f"{path}, lines {numbers[name]} and {number}: both runs are named {name}.")
     if not numbers:
-        raise ConfigError(f"--list {path} names no run.")
+        raise ConfigError(f"--list {path} contains no runs.")
     return entries
 
 
@@ -96,18 +96,18 @@ def read_grid(path: Path) -> Grid:
     """Reads a grid.
 
     Raises:
-        ConfigError: it cannot be read, or is no grid; the message names the axis.
+        ConfigError: it cannot be read or is not a grid; the message names the axis.
     """
     try:
         content = parse_yaml(_read(path))
     except ValueError as error:
-        raise ConfigError(f"{path} is no valid YAML: {error}.") from error
+        raise ConfigError(f"{path} is not valid YAML: {error}.") from error
     if not isinstance(content, dict) or not isinstance(content.get("grid"), dict) or not content["grid"]:
         raise ConfigError(f"{path} has no `grid:` with the options that vary, such as `seed: [0, 1, 2]`.")
     shared = _named(content, str(path))
     command, axes_of_values = shared.pop("command", "run"), _named(shared.pop("grid"), f"{path}, grid")
     if command not in _COMMANDS:
-        raise ConfigError(f"{path}: command is one of {', '.join(_COMMANDS)}, not {command!r}.")
+        raise ConfigError(f"{path}: command must be one of {', '.join(_COMMANDS)}, not {command!r}.")
     axes = {axis: _read_axis(axis, values, path) for axis, values in axes_of_values.items()}
     entries: dict[str, Entry] = {}
     for combination in itertools.product(*(values.items() for values in axes.values())):
@@ -133,15 +133,17 @@ def _read_axis(axis: str, values: Any, path: Path) -> dict[str, dict[str, Value]
     if isinstance(values, dict):
         named = {str(name): value for name, value in values.items()}
         if len(named) < len(values):
-            raise ConfigError(f"{path}: two values of {axis} have one name.")
+            raise ConfigError(f"{path}: two values of {axis} have the same name.")
     elif isinstance(values, list):
         named = {_name_value(axis, value): value for value in values}
         if len(named) < len(values):
-            raise ConfigError(f"{path}: two values of {axis} have one name. Name them: `{axis}: {{NAME: VALUE, ...}}`.")
+            raise ConfigError(
+                f"{path}: two values of {axis} have the same name. Name them: `{axis}: {{NAME: VALUE, ...}}`."
+            )
     else:
         named = {}
     if not named:
-        raise ConfigError(f"{path}: {axis} should be a list of values, or of names with values, not {values!r}.")
+        raise ConfigError(f"{path}: {axis} must be a list of values, or a mapping of names to values, not {values!r}.")
     return {
         name: _named(value, f"{path}, {axis}") if isinstance(value, dict) else {axis: value}
         for name, value in named.items()
@@ -149,7 +151,7 @@ def _read_axis(axis: str, values: Any, path: Path) -> dict[str, dict[str, Value]
 
 
 def _named(options: Mapping[Any, Any], where: str) -> dict[str, Any]:
-    """Returns options by their name on the command line, without its dashes in front."""
+    """Returns options by their command-line name without leading dashes."""
     named: dict[str, Any] = {}
     for spelled, value in options.items():
         name = str(spelled).lstrip("-").replace("_", "-")
@@ -160,7 +162,7 @@ def _named(options: Mapping[Any, Any], where: str) -> dict[str, Any]:
 
 
 def _name_value(axis: str, value: Any) -> str:
-    """Returns a value as a part of a run's name: the last part of a path, a number with what it is."""
+    """Returns a value as a part of a run's name: the last part of a path, or a number with its option."""
     if isinstance(value, str):
         return _NOT_IN_NAMES.sub("_", Path(value).name)
     if isinstance(value, list):
@@ -174,19 +176,17 @@ def _to_words(options: Mapping[str, Value], path: Path) -> list[str]:
     words: list[str] = []
     for option, value in options.items():
         if option == "output":
-            raise ConfigError(f"{path}: output follows from the names of the runs; leave it out.")
+            raise ConfigError(f"{path}: leave out output, which follows from the names of the runs.")
         if option == "nproc-per-node":
-            raise ConfigError(f"{path}: nproc-per-node is an option of `dist-eval sweep` itself; give it there.")
+            raise ConfigError(f"{path}: nproc-per-node is an option of `dist-eval sweep`; set it there.")
         if isinstance(value, dict):
-            raise ConfigError(f"{path}: {option} should have a value, not options of its own.")
+            raise ConfigError(f"{path}: {option} must be a value, not a mapping.")
         if isinstance(value, list) and len(value) > 1:
             for item in value:
                 if isinstance(item, bool) or not isinstance(item, str | int | float):
-                    raise ConfigError(
-                        f"{path}: {option} has {item!r} in a list: put words such as yes and no in quotes."
-                    )
+                    raise ConfigError(f"{path}: {option} has {item!r} in a list: quote words such as yes and no.")
             first, *others = texts = [str(item) for item in value]
-            if any(text.startswith("-") for text in texts):  # would be options
+            if any(text.startswith("-") for text in texts):  # would be read as options
                 words += [f"--{option}={first}", *(f"--{option}+={text}" for text in others)]
             else:
                 words += [f"--{option}", *texts]
@@ -207,6 +207,5 @@ def _read(path: Path) -> str:
 def _check_name(name: str, where: str) -> None:
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"{where}: {name!r} cannot be the name of a run, which is that of its folder too: use letters, digits "
-            "and . _ + = -"
+            f"{where}: {name!r} cannot be the name of a run and its folder: use letters, digits and . _ + = -"
         )

@@ -1,6 +1,6 @@
-"""`python -m dist_eval.cluster.stop` and the options of a run: stops that run gracefully, on all of its hosts.
+"""`python -m dist_eval.cluster.stop` with the options of a run: stops that run gracefully, on all of its hosts.
 
-For scripts that receive a signal to end and must forward it: the run's folder follows from its options.
+For scripts that must forward a signal. The run's folder follows from its options.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dist_eval.runs.outcome import read_outcome
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Asks the run to stop."""
+    """Stops the run."""
     try:
         folder = parse_args(sys.argv[1:] if arguments is None else arguments, EVALUATION).output_folder
     except ConfigError as error:
@@ -25,12 +25,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     outcome = read_outcome(folder)
     if outcome.status != "running":
         why = f" ({outcome.reason})" if outcome.reason else ""
-        print_error(f"no run is under way in {folder}: its status is {outcome.status}{why}")
+        print_error(f"no run is active in {folder}: its status is {outcome.status}{why}")
         return 1
     try:
         leave_stop_file(folder)
     except OSError as error:
-        print_error(f"the run in {folder} cannot be asked to stop: {os_reason(error)}")
+        print_error(f"the run in {folder} cannot be stopped: {os_reason(error)}")
         return 1
     print_error(f"the run in {folder} has been asked to stop")
     return 0

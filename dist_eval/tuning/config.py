@@ -31,13 +31,13 @@ class LearningOptions(Options):
     epochs: int = option(3, "number of passes over the data", group="learning")
     batch_size: int = option(32, "examples in a batch, on all ranks together", group="learning", metavar="EXAMPLES")
     accumulation_steps: int = option(
-        1, "batches whose gradients are added up for one update", group="learning", metavar="BATCHES"
+        1, "batches whose gradients are summed for one update", group="learning", metavar="BATCHES"
     )
     learning_rate: float = option(1e-2, "peak learning rate of AdamW", group="learning", metavar="RATE")
     weight_decay: float = option(0.0, "weight decay of AdamW", group="learning", metavar="RATE")
     warmup: float = option(
         0.1,
-        "share of the updates in which the learning rate rises, before it decays to 0",
+        "fraction of the updates with a rising learning rate, before it decays to 0",
         group="learning",
         metavar="FRACTION",
     )
@@ -47,13 +47,13 @@ class LearningOptions(Options):
     seed: int = option(0, "seed of the initial values and of the order of examples", group="learning")
     best_metric: str = option(
         "accuracy",
-        "metric by which the best epoch is chosen",
+        "metric that selects the best epoch",
         group="learning",
         choices=metric_names("single_label_classification", "tuning"),
     )
     device: str = option(
         "auto",
-        "where embeddings, head and optimizer are (auto: a GPU if there is one)",
+        "device of embeddings, head and optimizer (auto: a GPU if there is one)",
         group="learning",
         choices=("auto", "cpu", "cuda"),
     )
@@ -96,7 +96,7 @@ class TuningConfig(LearningOptions, DatasetRunConfig):
     eval_split: str | None = option(None, "split of --eval-dataset", group="data")
 
     save_every: int | None = option(
-        None, "also save the state to resume from every so many updates", group="output", metavar="UPDATES"
+        None, "also save the resumable state after this number of updates", group="output", metavar="UPDATES"
     )
 
     def __post_init__(self) -> None:
@@ -107,7 +107,7 @@ class TuningConfig(LearningOptions, DatasetRunConfig):
         self._check_range("num_labels", 2)
         self._check_range("save_every", 1)
         if self.labels == "vectors":
-            raise ConfigError("--labels vectors: a head can only be tuned for texts that have one class each.")
+            raise ConfigError("--labels vectors: tuning supports only texts with one class each.")
         if self.eval_subset and not (self.eval_dataset or self.eval_split):
             raise ConfigError("--eval-subset needs --eval-dataset or --eval-split.")
 

@@ -14,10 +14,10 @@ def build_parser() -> argparse.ArgumentParser:
     """Builds the command line's parser."""
     parser = ArgumentParser(
         prog="dist-eval convert",
-        description="Converts pickled prompts and heads, running no code.",
+        description="Converts pickled prompts and heads without running code in them.",
         allow_abbrev=False,
     )
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="what torch.save wrote")
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="file written by torch.save")
     parser.add_argument("--model", required=True, help="base model: folder or hub name")
     parser.add_argument("--output", required=True, type=Path, metavar="FOLDER", help="the checkpoint; must not exist")
     parser.add_argument("--label-names", nargs="+", metavar="NAME", help="names of the classes (default: LABEL_0, ...)")
@@ -31,7 +31,7 @@ def main() -> int:
 
     try:
         if options.output.exists():
-            raise CheckpointError(f"{options.output} exists already. Choose another --output.")
+            raise CheckpointError(f"{options.output} already exists. Choose another --output.")
         tuned, left = convert(options.files, options.model, options.label_names)
         with translating_os_errors(CheckpointError, f"{options.output} cannot be written"):
             tuned.save(options.output)

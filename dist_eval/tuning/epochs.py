@@ -60,7 +60,7 @@ class TuningDisplay:
 
     @contextmanager
     def watching(self, notice: Callable[[], str]) -> Iterator[None]:
-        """Shows notices from a thread for the time of the context; then closes the display."""
+        """Shows notices from a thread within the context; then closes the display."""
         ended = threading.Event()
 
         def watch() -> None:
@@ -109,11 +109,11 @@ def evaluate_classifier(
 
 
 def require_no_stop(stop: Stop, when: str) -> None:
-    """Raises `RunStopped` on all ranks if any of them was asked to stop; every rank calls it."""
+    """Raises `RunStopped` on all ranks if a stop was requested on any; every rank calls it."""
     reason = common_reason(all_gather(stop.reason))
     if reason:
         stop.request(reason)
-        raise RunStopped(f"stopped {when}, because {reason}: start the same command again to resume from there", None)
+        raise RunStopped(f"stopped {when} because {reason}: start the same command again to resume from there", None)
 
 
 @dataclass
@@ -173,7 +173,7 @@ class Epochs:
         return -(-len(self.train) // self.config.examples_per_update)
 
     def _resume(self) -> TuningState:
-        """Restores the saved state, on all ranks that of the leader's disk; returns how far the run is."""
+        """Restores the state saved on the leader's disk on all ranks; returns it."""
         found = all_gather(unpack_state(self.folder.state) if self.topology.is_leader else None)[0]
         if found is None:
             return TuningState()
@@ -199,7 +199,7 @@ class Epochs:
         state, rate = self._state, self._trainer.learning_rate
         update = self._trainer.update(rows, self._stop_requested)
         state.updates += 1
-        if math.isfinite(update.loss_sum):  # otherwise the update was skipped, and the gradients' scale lowered
+        if math.isfinite(update.loss_sum):  # otherwise the update was skipped and the gradients' scale lowered
             state.loss_sum, state.examples = state.loss_sum + update.loss_sum, state.examples + update.examples
         self._is_stopping = update.is_last
         if self._display:
@@ -223,7 +223,7 @@ class Epochs:
         return evaluate_classifier(self.context, self.base, current, self.evaluation, stopping=self._stop_requested)
 
     def _end_epoch(self, metrics: Metrics | None, seconds: float) -> None:
-        """Saves the results of an epoch; it counts as finished once the state, the last file, is written."""
+        """Saves the results of an epoch, which is finished once the state, the last file, is written."""
         state, tuned = self._state, snapshot(self._trainer.tuned)
         entry = EpochResults(
             epoch=state.epoch + 1,
@@ -245,14 +245,14 @@ class Epochs:
             self._trackers.log({"epoch_loss": entry.loss, **metric_values}, state.epoch * self._updates)
 
     def _is_best(self, entry: EpochResults) -> bool:
-        """Returns whether an epoch is better than all before; False except on the leader, which has the metrics."""
+        """Returns whether an epoch is the best so far; False except on the leader, which has the metrics."""
         if not entry.metrics:
             return False
         score = self._score_of(entry)
         return self._state.best is None or score > self._score_of(self._state.history[self._state.best])
 
     def _score_of(self, entry: EpochResults) -> float:
-        """Returns the value of the best metric, negated where less is better."""
+        """Returns the value of `--best-metric`, negated if lower is better."""
         value = (entry.metrics or {})[self.config.best_metric]
         if value is None:
             return -float("inf")

@@ -1,10 +1,9 @@
 """Converts older exports of prompts and heads to a tuned checkpoint.
 
-Before there were checkpoints, prompts and heads were often saved with `torch.save`: as `nn.Embedding` and `nn.Linear`
-objects, as state dicts of them or of the whole model, or several of these in a dictionary. Such files are pickles. They
-are read by torch's restricted unpickler, which runs no code of the file: it builds tensors, containers, and, because
-they are allowed here, these two kinds of modules, of which only the weights are used. Any other object is refused by
-name.
+Before checkpoints existed, prompts and heads were often saved with `torch.save`: as `nn.Embedding` and `nn.Linear`
+objects, as state dicts of them or of the whole model, or as several of these in a dictionary. Such files are pickles.
+torch's restricted unpickler reads them without running their code: it builds tensors, containers, and, because they are
+allowed here, these two kinds of modules. Only the weights of modules are used. An error names any other object.
 """
 
 from __future__ import annotations
@@ -47,10 +46,10 @@ def convert(
     """Reads older exports.
 
     Returns:
-        The checkpoint, and the names of the tensors that are no part of it.
+        The checkpoint, and the names of the tensors outside it.
 
     Raises:
-        CheckpointError: a file cannot be read, the tensors form no checkpoint, or there is an adapter among them.
+        CheckpointError: a file cannot be read, the tensors do not form a checkpoint, or they include an adapter.
     """
     base, left = read_base_config(model), []
     found: dict[str, torch.Tensor] = {}
@@ -58,8 +57,8 @@ def convert(
         for name, tensor in _tensors((path.stem,), _load(path), base):
             if ADAPTER_TENSOR.search(".".join(name)):
                 raise CheckpointError(
-                    f"{path}: {'.'.join(name)} is of an adapter in the base model's layers, which a checkpoint cannot "
-                    f"hold, and without it the classifier would be another one. {MERGE}."
+                    f"{path}: {'.'.join(name)} belongs to an adapter in the base model's layers, which a checkpoint "
+                    f"cannot contain. Without it the classifier would differ. {MERGE}."
                 )
             role = _role_of(name)
             if role is None:
@@ -80,10 +79,10 @@ def _load(path: Path) -> Any:
     except Exception as error:  # a damaged file can make the unpickler raise anything
         refused = re.search(r"(?:GLOBAL|Unsupported class|global) ([\w.]+)", str(error))
         if refused is None:
-            raise CheckpointError(f"{path} is no file of torch.save, or damaged: {one_line(error)}") from error
+            raise CheckpointError(f"{path} was not written by torch.save, or is damaged: {one_line(error)}") from error
         raise CheckpointError(
-            f"{path} holds an object of {refused[1]}, and to read that would run code of the file. Save its "
-            "state_dict() with the program that made it, and convert that."
+            f"{path} contains an object of type {refused[1]}, which can be read only by running the file's code. Save "
+            "its state_dict() with the original program, and convert that."
         ) from error
 
 
@@ -92,9 +91,9 @@ Name = tuple[str, ...]
 
 
 def _tensors(name: Name, value: Any, base: Any) -> Iterator[tuple[Name, torch.Tensor]]:
-    """Yields all tensors in an export; those of a module whose name says nothing get the name of its role."""
+    """Yields all tensors in an export; those of a module with an unknown name get the name of its role."""
     if isinstance(value, nn.Module):
-        parameters = vars(value).get("_parameters")  # nothing else of what the file says about a module is used
+        parameters = vars(value).get("_parameters")  # everything else about the module is ignored
         weight = parameters.get("weight") if isinstance(parameters, Mapping) else None
         if not isinstance(weight, torch.Tensor) or weight.ndim != 2:
             raise CheckpointError(f"{'.'.join(name)} is a {type(value).__name__} without a weight: it is damaged.")
@@ -118,7 +117,7 @@ def _role_of_module(module: nn.Module, shape: torch.Size, base: Any) -> str:
 
 
 def _role_of(name: Name) -> str | None:
-    """Returns what a tensor is, by its name; the file's name counts only if the file holds nothing else."""
+    """Returns the role of a tensor by its name; the file's name counts only if the file has a single tensor."""
     own = name if len(name) == 1 or name[1:] in (("weight",), ("bias",)) else name[1:]
     for part in reversed(own):
         for role, names in _ROLES.items():
@@ -133,25 +132,25 @@ def _checkpoint(
     hidden, layers = base.hidden_size, base.num_hidden_layers
     if HEAD not in found:
         raise CheckpointError(
-            "There is no head among the tensors. A tensor is known by its name, or a single one by its file's: "
+            "The tensors include no head. Name tensors, or a file with a single tensor, by their roles: "
             + "; ".join(" or ".join(names) for names in _ROLES.values())
             + "."
         )
     if _BIAS in found and found[_BIAS].any():
-        raise CheckpointError("The head has a bias, which models on Petals have none of: it cannot be left out.")
+        raise CheckpointError("The head has a bias, which heads of models on Petals cannot have.")
     if DEEP_PROMPTS in found and PROMPTS not in found:
-        raise CheckpointError("There are deep prompts, but no prompts in front of the text: give their file, too.")
+        raise CheckpointError("There are deep prompts, but no prompts before the text: also give their file.")
     length = len(found.get(PROMPTS, ()))
     shapes = {HEAD: (len(found[HEAD]), hidden), PROMPTS: (length, hidden), DEEP_PROMPTS: (length, layers * hidden)}
     tensors = {name: tensor.to(torch.float32) for name, tensor in found.items() if name != _BIAS}
     for name, tensor in tensors.items():
         if tuple(tensor.shape) != shapes[name]:
             raise CheckpointError(
-                f"{name} has shape {list(tensor.shape)}, but {model} needs {list(shapes[name])}: is it another base "
+                f"{name} has shape {list(tensor.shape)}, but {model} needs {list(shapes[name])}. Is it another base "
                 "model's?"
             )
         if not torch.isfinite(tensor).all():
-            raise CheckpointError(f"{name} holds values that are not finite.")
+            raise CheckpointError(f"{name} contains values that are not finite.")
     names = list(label_names) if label_names else [f"LABEL_{number}" for number in range(len(tensors[HEAD]))]
     if len(names) != len(tensors[HEAD]):
         raise CheckpointError(f"The head has {len(tensors[HEAD])} classes, but --label-names gives {len(names)} names.")

@@ -3,10 +3,10 @@
 tuning.json    options, versions, epochs, and how the tuning ended (see `dist_eval.results.tuning`)
 best/          the checkpoint of the best epoch, only with evaluation data
 last/          the checkpoint of the last finished epoch
-journal/       state.safetensors and fingerprint.json: what a resumed run reads
+journal/       state.safetensors and fingerprint.json, which a resumed run reads
 
 The state has the tuned tensors and AdamW's moments, and everything else as JSON in its header. The order of the
-examples follows from the seed and the epoch, and nothing else is random once tuning has begun: no generator's state is
+examples follows from the seed and the epoch, and nothing else is random after the start, so no generator's state is
 saved.
 """
 
@@ -59,14 +59,14 @@ def pack_state(state: TuningState, tensors: dict[str, torch.Tensor], learner: di
 
 def write_state(path: Path, content: bytes) -> None:
     """Writes a packed state."""
-    advice = "The earlier state is kept: start the same command again once that is fixed."
+    advice = "The previous state is unchanged: fix this and start the same command again."
     with translating_os_errors(RunError, f"{path} cannot be written", advice):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, content)
 
 
 def unpack_state(path: Path) -> tuple[TuningState, dict[str, torch.Tensor], dict[str, Any]] | None:
-    """Reads what `write_state` wrote; None if there is no file."""
+    """Reads the file of `write_state`; None if it does not exist."""
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
@@ -78,7 +78,7 @@ def unpack_state(path: Path) -> tuple[TuningState, dict[str, torch.Tensor], dict
         history = [EpochResults(**entry) for entry in header["progress"]["history"]]
         return TuningState(**{**header["progress"], "history": history}), tensors, header["learner"]
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise RunError(f"{path} is damaged ({one_line(error)}). Start afresh with --overwrite.") from error
+        raise RunError(f"{path} is damaged ({one_line(error)}). Start over with --overwrite.") from error
 
 
 STATE = "state.safetensors"
@@ -101,12 +101,12 @@ class TuningFolder(RunFolder):
         return self.state.is_file()
 
     def save_checkpoint(self, name: str, tuned: TunedCheckpoint, tokenizer: Any) -> None:
-        """Writes a checkpoint with its tokenizer, and replaces the old one by it."""
+        """Writes a checkpoint with its tokenizer, and replaces the previous one."""
         new, old, place = self.path / f".{name}.new", self.path / f".{name}.old", self.path / name
         with translating_os_errors(RunError, f"The checkpoint {place} cannot be written"):
             for leftover in (new, old):
                 shutil.rmtree(leftover, ignore_errors=True)
-            new.mkdir()  # it is no link to another folder
+            new.mkdir()  # not a link to another folder
             with private_files():
                 tuned.save(new)
                 tokenizer.save_pretrained(new)

@@ -1,8 +1,7 @@
-"""Updates of the tuned tensors: each rank's gradients, their sum over the ranks, one step of AdamW.
+"""Updates of the tuned tensors: each rank's gradients, their sum over the ranks, and one step of AdamW.
 
-Every rank takes its part of the same global batch, and gradients are summed over examples before they are divided by
-their number. So N ranks make the same updates as one process does with the global batch, up to the rounding of sums,
-and the tensors are bit-identical on all ranks.
+Every rank takes its part of the same global batch, and gradients are summed over examples before the division by their
+number. So N ranks make the same updates as one process, up to rounding, and the tensors are bit-identical on all ranks.
 """
 
 from __future__ import annotations
@@ -26,7 +25,9 @@ from dist_eval.model.classifier import Classifier
 from dist_eval.petals.model.checkpoint import ARCHITECTURE, TunedCheckpoint
 from dist_eval.tuning.config import LearningOptions
 
-_MOST_SKIPPED = 20  # Most updates in a row without a finite gradient: with more of them, the scale is not the cause
+_MOST_SKIPPED = (
+    20  # Maximum number of consecutive updates without a finite gradient; beyond it, the scale is not the cause
+)
 
 _SPREAD = 0.02
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -89,9 +90,9 @@ def global_batches(examples: int, size: int, *, seed: int, epoch: int) -> list[n
 class Update:
     """The result of an update."""
 
-    loss_sum: float  # sum of the losses of its examples before it, in nats, on all ranks
+    loss_sum: float  # sum of its examples' losses before the update, in nats, on all ranks
     examples: int  # number of its examples, on all ranks
-    is_last: bool  # whether a rank was asked to stop after it; equal on all ranks
+    is_last: bool  # whether a stop was requested; equal on all ranks
 
 
 def precision_of(precision: str, device: torch.device) -> str:
@@ -102,7 +103,7 @@ def precision_of(precision: str, device: torch.device) -> str:
 
 
 class Trainer:
-    """Makes updates of the tuned tensors."""
+    """Updates the tuned tensors."""
 
     def __init__(
         self,
@@ -142,7 +143,7 @@ class Trainer:
         return float(self._optimizer.param_groups[0]["lr"])
 
     def update(self, rows: np.ndarray, stopping: Callable[[], bool] = lambda: False) -> Update:
-        """Makes one update; every rank calls it with the same rows."""
+        """Performs one update; every rank calls it with the same rows."""
         mine = rows[self._topology.rank :: self._topology.world_size]
         gradient, loss_sum = self._gradient(mine)
         facts = torch.tensor([loss_sum, len(mine), float(stopping())], dtype=torch.float64)
@@ -188,7 +189,7 @@ class Trainer:
         self._skipped = 0 if is_finite else self._skipped + 1
         if self._skipped > (_MOST_SKIPPED if self._scaler.is_enabled() else 0):
             raise ModelOutputError(
-                "The gradient holds values that are not finite: try a lower --learning-rate"
+                "The gradient contains values that are not finite: try a lower --learning-rate"
                 + (", or --precision float32." if self._dtype else ".")
             )
         for tensor in self._named.values():
@@ -204,7 +205,7 @@ class Trainer:
         self._optimizer.zero_grad()
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-        """Returns everything that later updates depend on: tensors by name, and the rest, ready for JSON."""
+        """Returns everything that later updates depend on: tensors by name, and other values, serializable as JSON."""
         optimizer = self._optimizer.state_dict()
         moments = {
             f"optimizer.{number}.{name}": value

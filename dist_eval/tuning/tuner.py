@@ -60,7 +60,7 @@ def tune(context: TuningContext) -> TunedCheckpoint | None:
         if context.is_complete() or loaded is None:
             if context.topology.is_leader:
                 path = context.folder.path
-                print(f"{path} holds the checkpoints of this very run. --overwrite runs it again.", flush=True)
+                print(f"{path} already contains the checkpoints of this run. --overwrite runs it again.", flush=True)
             return None
         assert isinstance(loaded, Classifier)
         train, evaluation = datasets()
@@ -73,9 +73,9 @@ def tune(context: TuningContext) -> TunedCheckpoint | None:
 
 
 def device_of(config: TuningConfig, topology: Topology) -> torch.device:
-    """Returns where a rank computes."""
+    """Returns the device of a rank."""
     if config.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("--device cuda: torch finds no GPU here.")
+        raise ConfigError("--device cuda: torch finds no GPU on this host.")
     if config.device == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", topology.local_rank % torch.cuda.device_count())

@@ -198,4 +198,4 @@ def test_examples_without_a_prediction_leave_a_slice_empty_and_in_sight() -> Non
     full, empty = compute_slices(predictions, slicing, ["a", "b", "c"])
     assert (full.n, empty.n) == (3, 0)
     assert set(empty.metrics.values()) == {None}
-    assert set(empty.undefined.values()) == {"no example of it has a prediction"}
+    assert set(empty.undefined.values()) == {"none of its examples has a prediction"}

@@ -38,7 +38,7 @@ def test_a_wrong_command_suggests_a_close_one(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert called(monkeypatch, "compair") == 2
-    assert capsys.readouterr().err == "There is no command 'compair'. Did you mean compare?\n"
+    assert capsys.readouterr().err == "Unknown command 'compair'. Did you mean compare?\n"
     assert called(monkeypatch, "frobnicate") == 2
     assert "dist-eval --help lists them all" in capsys.readouterr().err
 

@@ -108,5 +108,5 @@ def test_full_shared_memory_is_one_sentence(tmp_path: Path, capsys: pytest.Captu
 
     assert program.run(config_for(tmp_path / "run"), tmp_path, None, lambda config: (run, EvaluationFolder)) == 1
     said = capsys.readouterr().err
-    assert said.startswith("dist_eval: There is no space left for a temporary file or for shared memory (/dev/shm)")
+    assert said.startswith("dist_eval: No space left for a temporary file or for shared memory (/dev/shm)")
     assert said.count("\n") == 1

@@ -203,13 +203,13 @@ def test_a_line_of_the_list_determines_the_run(tmp_path: Path, job_here: JobHere
     status, err = job_here(*asked[:-1], 3, "--", "false")
     assert status == 2 and "has no line 3: it has 2" in err
     status, err = job_here(*asked[:-1], 1, "--", "false")
-    assert status == 0 and "names no run" in err
+    assert status == 0 and "has no run" in err
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--output", "x", "--list", "y", "--", "true"], "--list and --line go together"),
+        (["--output", "x", "--list", "y", "--", "true"], "--list and --line need each other"),
         (["--output", "x", "--", "/no/such/program"], "/no/such/program cannot be started"),
         (["--output", "x", "--slurm", "--", "true"], "the environment variable SLURM_JOB_NODELIST is missing"),
     ],

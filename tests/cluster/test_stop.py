@@ -30,7 +30,7 @@ def test_without_a_run_in_progress_no_file_is_left(
         (tmp_path / "results.json").write_text(content)
     assert main(options(tmp_path)) == 1
     assert not (tmp_path / STOP_FILE).exists()
-    assert f"no run is under way in {tmp_path}" in capsys.readouterr().err
+    assert f"no run is active in {tmp_path}" in capsys.readouterr().err
 
 
 def test_wrong_options_are_one_clear_message(capsys: pytest.CaptureFixture[str]) -> None:

@@ -142,7 +142,8 @@ def test_what_cannot_be_judged_is_said_once_and_left_out(capsys: pytest.CaptureF
         tracked.show(done, 0)
     assert len(seen) == 2 and all("progress" in values and len(values) == 2 for values in seen)
     assert capsys.readouterr().err == (
-        "dist_eval: --tracker: the running accuracy is no longer available: The journal cannot be read. The run continues.\n"
+        "dist_eval: --tracker: the running accuracy is no longer available: The journal cannot be read. "
+        "The run continues.\n"
     )
 
 

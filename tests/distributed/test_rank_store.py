@@ -100,7 +100,9 @@ def test_a_rank_that_is_started_again_beside_the_others_ends_them_all(store: dis
     stayed, replaced = store_of(0), store_of(1)
     stayed.publish("opened", "")
     replaced.publish("counted", "7")
-    with pytest.raises(RunError, match="Rank 1 was started on host-1 while the other ranks still used an earlier start"):
+    with pytest.raises(
+        RunError, match="Rank 1 was started on host-1 while the other ranks still used an earlier start"
+    ):
         store_of(1).wait_for("opened", 5.0)
     with pytest.raises(RunError, match="another rank failed"):
         stayed.wait_for("never", 5.0)

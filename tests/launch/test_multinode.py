@@ -228,6 +228,6 @@ def test_a_host_that_is_not_in_the_list_says_so(network: Network, peers_file: Pa
     said, _ = started.communicate(timeout=TIMEOUT)
     assert started.returncode == 1
     assert said == (
-        f"dist_eval.cluster.hosts: This host is none of {alpha.address}, 10.93.0.77: it has {beta.address} "
+        f"dist_eval.cluster.hosts: This host is not in the list {alpha.address}, 10.93.0.77: it has {beta.address} "
         f"({INTERFACE}).\n"
     )

@@ -37,7 +37,10 @@ def error_of(*specs: str, problem: Problem = SINGLE_LABEL, outputs: int = 3) -> 
         ("sample_metrics:gives_an_array", "it gave ndarray of shape [8]"),
         ("sample_metrics:gives_a_nested_dict", "under 'a'"),
         ("sample_metrics:mean_absolute", "it raised AssertionError."),
-        ("sample_metrics:accuracy", "the name 'accuracy' is already in use. Give this metric another name: --metric my_acc"),
+        (
+            "sample_metrics:accuracy",
+            "the name 'accuracy' is already in use. Give this metric another name: --metric my_acc",
+        ),
         ("sample_metrics:NoFunction", "is a class. It must be a function of (predictions, labels, probabilities)"),
     ],
 )

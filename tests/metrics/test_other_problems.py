@@ -162,7 +162,5 @@ def test_squares_that_are_too_large_are_a_reason() -> None:
     assert found.values["mae"] == pytest.approx(1e155)
     squares = ("mse", "rmse", "r2", "loss")
     assert [found.values[name] for name in squares] == [None] * 4
-    assert {found.undefined[name] for name in squares} == {
-        "squares of the values exceed the range of 64-bit floats"
-    }
+    assert {found.undefined[name] for name in squares} == {"squares of the values exceed the range of 64-bit floats"}
     assert found.per_class[0].mse is None

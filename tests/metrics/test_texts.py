@@ -89,7 +89,10 @@ def test_metrics_are_the_usual_ones_and_those_named() -> None:
         ("torch.nn:Module", "is a class. A metric of generated texts must be a function"),
         ("sample_metrics:error_rate", "it raised TypeError: error_rate() missing 1 required positional argument"),
         ("x=sample_metrics:length_of_nothing", "it gave nan. A metric of generated texts must be a function"),
-        ("f1=sample_metrics:contains", "the name 'f1' is already in use. Give this metric another name: --metric my_f1="),
+        (
+            "f1=sample_metrics:contains",
+            "the name 'f1' is already in use. Give this metric another name: --metric my_f1=",
+        ),
         ("text=sample_metrics:contains", "the name 'text' is already in use"),
     ],
 )

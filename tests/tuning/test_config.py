@@ -57,7 +57,7 @@ def test_several_trackers_can_be_named(tmp_path: Path) -> None:
         ({"weight_decay": -1}, "--weight-decay must be at least 0"),
         ({"max_grad_norm": "inf"}, "--max-grad-norm must be at least 0"),
         ({"warmup": 1.5}, "--warmup must be between 0 and 1"),
-        ({"labels": "vectors"}, "--labels vectors: a head can only be tuned for texts that have one class each"),
+        ({"labels": "vectors"}, "--labels vectors: tuning supports only texts with one class each"),
         ({"eval_subset": "x"}, "--eval-subset needs --eval-dataset or --eval-split"),
         ({"backend": "petals"}, "No swarm was named"),
         ({"epoch": 3}, "There is no option --epoch. Did you mean --epochs?"),

@@ -116,7 +116,7 @@ class Evil:
 def test_code_in_a_pickle_is_not_run(parts: dict[str, Any], tmp_path: Path) -> None:
     proof = tmp_path / "proof"
     files = saved(tmp_path, evil={"score": parts["score"], "more": Evil(proof)})
-    with pytest.raises(CheckpointError, match=r"evil\.pt holds an object of .*would run code.*state_dict"):
+    with pytest.raises(CheckpointError, match=r"evil\.pt contains an object of .*running the file's code.*state_dict"):
         convert(files, MODEL)
     assert not proof.exists()
     torch.load(files[0], weights_only=False)
@@ -128,9 +128,12 @@ def with_bias(parts: dict[str, Any]) -> dict[str, Any]:
 
 
 WRONG = [
-    (lambda parts: {"prompts": parts["prompt_embeddings"]}, "There is no head among the tensors"),
+    (lambda parts: {"prompts": parts["prompt_embeddings"]}, "The tensors include no head"),
     (with_bias, "The head has a bias"),
-    (lambda parts: {"score": parts["score"], "deep_prompts": parts["intermediate_prompt_embeddings"]}, "no prompts in"),
+    (
+        lambda parts: {"score": parts["score"], "deep_prompts": parts["intermediate_prompt_embeddings"]},
+        "no prompts before",
+    ),
     (lambda parts: {"score": nn.Linear(7, CLASSES, bias=False)}, r"\[3, 7\], but .* needs \[3, 96\]"),
     (lambda parts: {"score": parts["score"], "more": {"head": parts["score"].weight}}, "is a second score.weight"),
     (lambda parts: {"score": torch.full((CLASSES, HIDDEN), torch.nan)}, "not finite"),
@@ -174,7 +177,9 @@ def test_a_classifier_with_an_adapter_is_refused_instead_of_losing_it(kind: str,
 
     model = peft_model(kind)
     tensors = model.state_dict() if whole else peft.get_peft_model_state_dict(model)
-    with pytest.raises(CheckpointError, match=rf"export\.pt: .*{kind.lower()}_.* is of an adapter.*merge_and_unload"):
+    with pytest.raises(
+        CheckpointError, match=rf"export\.pt: .*{kind.lower()}_.* belongs to an adapter.*merge_and_unload"
+    ):
         convert(saved(tmp_path, export=tensors), MODEL)
 
 
@@ -200,7 +205,7 @@ def test_a_bias_of_zeros_is_none(parts: dict[str, Any], tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04 torn"])
 def test_a_file_that_is_no_pickle_is_an_error(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "score.pt").write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"score\.pt is no file of torch\.save, or damaged"):
+    with pytest.raises(CheckpointError, match=r"score\.pt was not written by torch\.save, or is damaged"):
         convert([tmp_path / "score.pt"], MODEL)
     with pytest.raises(CheckpointError, match="cannot be read: No such file"):
         convert([tmp_path / "nowhere.pt"], MODEL)
@@ -215,5 +220,5 @@ def test_as_a_command(parts: dict[str, Any], launcher: Launcher, tmp_path: Path)
     assert_holds(TunedCheckpoint.load(tmp_path / "tuned"), parts)
     again = launcher.run(*command)
     assert again.returncode == 1
-    assert "exists already. Choose another --output." in again.stderr
+    assert "already exists. Choose another --output." in again.stderr
     assert "Traceback" not in again.stderr

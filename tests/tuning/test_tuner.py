@@ -219,7 +219,7 @@ def test_a_complete_run_is_left_alone_and_another_one_is_refused(
 ) -> None:
     before = (alone / "tuning.json").read_bytes(), tuned(alone).digest()
     assert run_here(*command(data, alone, *LOCAL)) == 0
-    assert "holds the checkpoints of this very run" in capfd.readouterr().out
+    assert "already contains the checkpoints of this run" in capfd.readouterr().out
     for further, differs in (
         (("--learning-rate", "0.5"), "--learning-rate"),
         (("--seed", "3"), "--seed"),
