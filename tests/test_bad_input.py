@@ -469,7 +469,11 @@ KINDS = (
         "was tuned on other weights",
         lambda s: s.config(base_model_fingerprint="0" * 64),
     ),
-    Kind("no such base model", "There is no folder", lambda s: [*s.data(), "--model", str(s.folder / "nothing")]),
+    Kind(
+        "no such base model",
+        "with a base model does not exist",
+        lambda s: [*s.data(), "--model", str(s.folder / "nothing")],
+    ),
     # swarms and folders
     Kind(
         "peers that do not answer",

@@ -1,8 +1,8 @@
 """The usual evaluation loop as one call: `evaluate(model, eval_dataloader)`.
 
 It avoids the usual mistakes of hand-written loops: each example counts once on any number of ranks, metrics are
-computed over all examples instead of averaged over batches or ranks, and the model's mode is restored. A model on a
-swarm has a window of batches in flight.
+computed over all examples instead of averaged over batches or ranks, and the model's mode is restored. For a model on a
+swarm, several batches are in flight.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ def evaluate(
 
     Under torchrun every rank calls it and gets the same result. The batches of a plain DataLoader are divided among the
     ranks; one with a `DistributedSampler` keeps its shards, and its repeats count once. The program's process group is
-    used if there is one; otherwise a group is opened for the time of the call. Not thread-safe.
+    used if there is one; otherwise a group is opened for the call. Not thread-safe.
 
     Args:
-        model: a classifier on a swarm (see `AutoDistributedModelForSequenceClassification`), for which a window of
-            batches is in flight, a Hugging Face classifier, or any module whose output has `logits` of shape [batch,
-            num_labels]. Its mode (`train`, `eval`) and the grad mode are restored, also after an error.
+        model: a classifier on a swarm (see `AutoDistributedModelForSequenceClassification`), for which several batches
+            are in flight; a Hugging Face classifier; or any module whose output has `logits` of shape [batch,
+            num_labels]. Its mode (`train`, `eval`) and the grad mode are restored, even after an error.
         eval_dataloader: yields mappings of names to tensors: `labels`, int64 of shape [batch], and arguments of the
             model's `forward`, such as `input_ids` and `attention_mask` of shape [batch, length]. Other entries, such as
-            the texts themselves, are ignored. Every rank passes the same data: it is sharded here.
+            the texts themselves, are ignored. Every rank passes the same data, which `evaluate` shards.
         device: device that the batches are moved to.
         return_predictions: whether to add the predicted classes in dataset order.
 
@@ -91,7 +91,7 @@ def evaluate(
         width = max(all_gather(0 if local is None else local.num_labels))
         count = shard.count()
         if not count:
-            raise DataError("The eval_dataloader yields no example.")
+            raise DataError("The eval_dataloader yields no examples.")
         local = local or Predictions.empty(width)
         gathered = gather(local)
         result = raise_on_all_ranks(lambda: _metrics(gathered, count) if topology.is_leader else {})
@@ -105,14 +105,14 @@ def raise_on_all_ranks(action: Callable[[], Result]) -> Result:
     result, failure = None, None
     try:
         result = action()
-    except Exception as error:  # any error has to reach the other ranks
+    except Exception as error:  # any error must reach the other ranks
         failure = error
     failures = all_gather(failure and error_summary(failure))
     if failure is not None:
         try:
             raise failure
         finally:
-            del failure  # its traceback keeps alive what the action has opened, such as a loader's processes
+            del failure  # its traceback keeps the action's resources alive, such as a loader's processes
     for rank, text in enumerate(failures):
         if text:
             raise RunError(f"Rank {rank} failed: {text}")
@@ -159,8 +159,8 @@ def _part(positions: np.ndarray, labels: torch.Tensor, logits: torch.Tensor) -> 
     is_unknown = (numbers < 0) | (numbers >= values.shape[1])
     is_infinite = ~np.isfinite(values).all(axis=1)
     for is_bad, error, what in (
-        (is_unknown, DataError, f"has none of the {values.shape[1]} classes as label"),
-        (is_infinite, ModelOutputError, "got logits that are not finite"),
+        (is_unknown, DataError, f"has a label outside the {values.shape[1]} classes"),
+        (is_infinite, ModelOutputError, "has logits that are not finite"),
     ):
         if is_bad.any():
             row = int(is_bad.argmax())

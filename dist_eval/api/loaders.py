@@ -1,8 +1,8 @@
 """Shards a DataLoader: each example is evaluated by exactly one rank. Opens no process group.
 
-A plain DataLoader is sharded by whole batches, so that its batches hold the same examples on any number of ranks. If
-its sampler shards already, these shards are used, and examples that the sampler repeats to give all ranks equally many
-are dropped, by their index in the dataset. Any other iterable of batches is read by every rank, which keeps its own.
+A plain DataLoader is sharded by whole batches, so its batches are the same on any number of ranks. If its sampler
+already shards, these shards are used, and examples that the sampler repeats to give all ranks equally many are dropped
+by their index in the dataset. Every rank reads any other iterable of batches, and keeps its own.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ _KEPT_ARGUMENTS = (
     "prefetch_factor",
 )
 
-_SETTINGS = ("seed", "epoch", "shuffle", "drop_last")  # of a DistributedSampler, and of most that shard as it does
+_SETTINGS = ("seed", "epoch", "shuffle", "drop_last")  # of DistributedSampler and similar samplers
 _RANKS_NAMED = 6
 
 _DIFFERENCES = (
-    "are of different kinds. Give the whole dataset on every rank: it is sharded here, or by a DistributedSampler on "
+    "are of different kinds. Give the whole dataset on every rank: `evaluate` shards it, or a DistributedSampler on "
     "all ranks.",
     "have different datasets: other rows, or the same rows in another order. Give every rank the whole dataset in the "
     "same order: draw and shuffle with the same seed on all ranks.",
-    "have samplers that draw different examples. Give every rank the same ones: they are sharded here, or by a "
+    "have samplers that draw different examples. Give every rank the same examples: `evaluate` shards them, or a "
     "DistributedSampler on all ranks.",
 )
 
 
 @dataclass(frozen=True)
 class LoaderShard:
-    """One rank's share of the batches of an evaluation set."""
+    """One rank's shard of the batches of an evaluation set."""
 
     # yields for each batch the positions of its examples in the evaluation set, int64 of shape [rows], with -1 for a
     # repeated example, and the batch as the DataLoader yields it
@@ -59,7 +59,7 @@ class LoaderShard:
 
 
 def shard_loader(loader: Iterable[Any], *, rank: int, world_size: int, gather: Gather) -> LoaderShard:
-    """Takes one rank's share of the batches of a DataLoader; every rank calls it."""
+    """Takes one rank's shard of the batches of a DataLoader; every rank calls it."""
     failure = batches = sampler = None
     is_sharded, of_rows, of_members = False, "", ""
     try:
@@ -73,16 +73,16 @@ def shard_loader(loader: Iterable[Any], *, rank: int, world_size: int, gather: G
         if sampler is not None:
             batches = _index_batches(loader)
             of_rows = digest_of_rows(cast(Any, loader).dataset) if world_size > 1 else ""
-            if not (is_sharded or isinstance(sampler, RandomSampler)):  # which may draw a random subset
+            if not (is_sharded or isinstance(sampler, RandomSampler)):  # a random sampler may draw a subset
                 of_members = hashlib.sha256(np.unique(_joined(batches)).tobytes()).hexdigest()
         elif getattr(loader, "drop_last", False):
             raise ConfigError(
                 "The eval_dataloader has drop_last=True, so the metrics might not be those of all examples: give it "
                 "drop_last=False."
             )
-    except Exception as error:  # any error has to reach the other ranks
+    except Exception as error:  # any error must reach the other ranks
         failure = error
-    # if the order is random, ranks may draw differently: rank 0's order is used on all
+    # ranks may draw a random order differently, so all use rank 0's order
     is_shared = sampler is not None and (is_sharded or (rank == 0 and not _is_in_order(loader)))
     kind = (batches is None, is_sharded)
     settings = {name: getattr(sampler, name) for name in _SETTINGS if is_sharded and hasattr(sampler, name)}
@@ -116,8 +116,8 @@ def _sampler_of(loader: Iterable[Any]) -> Any:
         return None
     if type(loader) is not DataLoader:
         raise ConfigError(
-            f"The eval_dataloader is a {type(loader).__name__}, which may shard or repeat examples by itself. Give the "
-            "plain torch DataLoader that it was made from."
+            f"The eval_dataloader is a {type(loader).__name__}, which may shard or repeat examples. Pass the plain "
+            "torch DataLoader that it was created from."
         )
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         return None
@@ -134,10 +134,10 @@ def _shard_of_plain(
     if len(members) < len(drawn):
         raise ConfigError(
             f"The eval_dataloader draws some examples more than once (such as {members[counts.argmax()]}, "
-            f"{counts.max()} times): give it a sampler without replacement."
+            f"{counts.max()} times): use a sampler without replacement."
         )
     is_known = type(loader.batch_sampler) is BatchSampler and hasattr(sampler, "__len__")
-    chosen = len(sampler) if is_known else len(drawn)  # a custom batch sampler may leave out any examples
+    chosen = len(sampler) if is_known else len(drawn)  # a custom batch sampler may omit any examples
     if len(drawn) < chosen:
         raise _left_out(chosen - len(drawn))
     own = [batches[number] for number in shard_batches(len(batches), rank=rank, world_size=world_size)]
@@ -170,7 +170,7 @@ def _shard_of_sharded(
         if drawn >= total:
             raise ExactnessError(
                 f"The samplers of the ranks draw {format_count(drawn, 'example')} together, but only {seen.sum()} of "
-                f"the {total}: their shards overlap. Have them shuffle alike on all ranks, or not at all."
+                f"the {total}: their shards overlap. Shuffle with the same seed on all ranks, or not at all."
             )
         raise _left_out(int(total - seen.sum()))
     return LoaderShard(_Zipped(positions, _only(loader, batches)), lambda: total)
@@ -183,8 +183,8 @@ def _require_same_settings(of_ranks: Sequence[Mapping[str, Any]]) -> None:
             shown = ", ".join(f"{value!r} on rank {rank}" for rank, value in enumerate(values[:_RANKS_NAMED]))
             advice = "Call set_epoch with the same number" if name == "epoch" else f"Give the same {name}"
             raise ExactnessError(
-                f"The eval_dataloaders' samplers differ in {name} ({shown}), so that their shards overlap and leave "
-                f"examples out. {advice} on all ranks."
+                f"The eval_dataloaders' samplers differ in {name} ({shown}), so their shards overlap and omit "
+                f"examples. {advice} on all ranks."
             )
 
 
@@ -196,9 +196,9 @@ def _shard_of_stream(loader: Iterable[Any], rank: int, world_size: int, gather: 
         if len({*everybody}) > 1:
             counts = [rows for rows, _ in everybody]
             raise ExactnessError(
-                f"The eval_dataloader yields other examples on other ranks ({', '.join(map(str, counts[:6]))} of them "
-                "on ranks 0, 1, ...): all ranks must read the same ones, in the same order. Disable sharding and "
-                "shuffling in the dataset or its wrapper."
+                f"The eval_dataloader yields different examples on the ranks ({', '.join(map(str, counts[:6]))} of "
+                "them on ranks 0, 1, ...). All ranks must read the same examples in the same order: disable sharding "
+                "and shuffling in the dataset or its wrapper."
             )
         return stream.rows
 
@@ -206,7 +206,7 @@ def _shard_of_stream(loader: Iterable[Any], rank: int, world_size: int, gather: 
 
 
 def _only(loader: Any, batches: Sequence[np.ndarray]) -> DataLoader[Any]:
-    """Returns a copy of a DataLoader that yields only these batches, given by the indices of their examples."""
+    """Returns a copy of a DataLoader that yields only some batches, given the indices of their examples."""
     arguments = {name: getattr(loader, name) for name in _KEPT_ARGUMENTS}
     return DataLoader(loader.dataset, batch_sampler=[batch.tolist() for batch in batches], **arguments)
 
@@ -243,24 +243,24 @@ class _Zipped:
             if rows_of(batch) != len(positions):
                 raise ConfigError(
                     f"The eval_dataloader's collate_fn made a batch of {rows_of(batch)} labels from {len(positions)} "
-                    "examples: it must keep each of them, in order."
+                    "examples. It must keep all examples, in order."
                 )
             yield positions, batch
 
 
 def rows_of(batch: Any) -> int:
-    """Returns the number of examples in a batch, by its labels."""
+    """Returns the number of examples in a batch, from its labels."""
     try:
         labels = batch["labels"]
     except (KeyError, TypeError, IndexError) as error:
         raise ConfigError(
-            "The eval_dataloader should yield batches that map 'input_ids', 'attention_mask' and 'labels' to tensors, "
+            "The eval_dataloader must yield batches that map 'input_ids', 'attention_mask' and 'labels' to tensors, "
             f"but 'labels' is missing in a {type(batch).__name__}"
             + (f" of {', '.join(map(str, batch))}." if hasattr(batch, "keys") else ".")
         ) from error
     if not getattr(labels, "shape", True):
         raise ConfigError(
-            "The eval_dataloader yields single examples: a batch's 'labels' should have shape [batch]. Give it a "
+            "The eval_dataloader yields single examples: a batch's 'labels' must have shape [batch]. Give it a "
             "batch_size."
         )
     return len(labels)
@@ -277,7 +277,6 @@ def _index_batches(loader: Any) -> list[np.ndarray]:
 
 def _left_out(count: int) -> ConfigError:
     return ConfigError(
-        f"The eval_dataloader leaves {format_count(count, 'example')} out, so the metrics would not be those of "
-        f"the dataset: give it, "
-        "and its sampler, drop_last=False."
+        f"The eval_dataloader omits {format_count(count, 'example')}, so the metrics would not be those of the "
+        "dataset. Set drop_last=False on it and its sampler."
     )

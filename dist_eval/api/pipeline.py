@@ -1,8 +1,8 @@
 """`eval_batch` on a swarm, with the semantics of DeepSpeed's `PipelineEngine`, forward only.
 
 The servers of a swarm are the stages, and the ranks are data-parallel replicas of the whole pipeline. Known defects of
-DeepSpeed are corrected: averages are weighted by samples, so that a smaller last micro-batch has the weight of its
-examples; logits are returned for all micro-batches, in order; and the module's mode is restored, also after an error.
+DeepSpeed are corrected: averages are weighted by samples, so a smaller last micro-batch has the weight of its examples;
+logits are returned for all micro-batches, in order; and the module's mode is restored, even after an error.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ Tensors = torch.Tensor | tuple[torch.Tensor, ...]
 
 
 class PetalsPipeline:
-    """A model hosted on a swarm, evaluated in micro-batches that are in its stages at the same time.
+    """A model hosted on a swarm, evaluated with several micro-batches in its stages at the same time.
 
     Args:
         model: a classifier on a swarm (see `AutoDistributedModelForSequenceClassification`), for which several
-            micro-batches are in flight, or any module that is called with a micro-batch's inputs.
-        loss_fn: called with a micro-batch's outputs and labels; returns its mean loss, a scalar tensor, or a list of
-            several. Without it the outputs are used as the loss.
+            micro-batches are in flight; or any module that takes a micro-batch's inputs.
+        loss_fn: called with a micro-batch's outputs and labels; returns the mean loss, a scalar tensor, or a list of
+            several. Without it the outputs are the loss.
         micro_batches: default number of micro-batches that `eval_batch` takes from an iterator.
-        in_flight: how many requests are in flight at a time on a swarm, by default adapted to it; those of a classifier
-            hold texts of several micro-batches.
+        in_flight: number of requests in flight on a swarm; by default adaptive. Requests of a classifier contain texts of
+            several micro-batches.
     """
 
     def __init__(
@@ -69,15 +69,15 @@ class PetalsPipeline:
         Args:
             data_iter: yields pairs of inputs and labels, or mappings with `labels`. Inputs are `input_ids`, int64 of
                 shape [batch, length], alone, followed by an `attention_mask` of the same shape, or in a mapping.
-                Micro-batches may differ in size, also from those in training.
-            return_logits: whether to return the outputs, too.
+                Micro-batches may differ in size.
+            return_logits: whether to also return the outputs.
             compute_loss: whether to apply `loss_fn`; otherwise the outputs are reduced in place of a loss.
             reduce_output: "avg" for the mean over all samples of all micro-batches and ranks; None for the loss of each
                 micro-batch of this rank, in order.
-            bcast_loss: accepted for compatibility and ignored: each rank has the whole pipeline, so there is no last
-                stage that would have to broadcast the loss.
-            num_micro_batches: how many to take; by default `micro_batches`. If the iterator ends before that, the ones
-                that it yielded are evaluated.
+            bcast_loss: accepted for compatibility and ignored: each rank has the whole pipeline, so no last stage must
+                broadcast the loss.
+            num_micro_batches: number of micro-batches to take; by default `micro_batches`. If the iterator ends
+                earlier, all that it yielded are evaluated.
 
         Returns:
             The reduced loss, a tensor, or a list if `loss_fn` returns several; with `return_logits`, a pair of the loss
@@ -86,9 +86,9 @@ class PetalsPipeline:
 
         Raises:
             StopIteration: the iterators of all ranks are exhausted.
-            ConfigError: an argument has an invalid value, or outputs of different shapes were to be averaged.
+            ConfigError: an argument has an invalid value, or outputs to be averaged have different shapes.
             DataError: a micro-batch is neither a pair nor a mapping.
-            ModelOutputError: an output with names has no logits.
+            ModelOutputError: a named output has no logits.
             SwarmError: a swarm did not answer.
             RunError: another rank failed.
         """
@@ -100,19 +100,19 @@ class PetalsPipeline:
             )
         if not hasattr(data_iter, "__next__"):
             raise ConfigError(
-                f"eval_batch takes an iterator, not a {type(data_iter).__name__}, of which every call would take the "
-                "first micro-batches: give iter(...) of it."
+                f"eval_batch takes an iterator, not a {type(data_iter).__name__}, whose first micro-batches every call "
+                "would take. Pass iter(...) of it."
             )
         model = without_wrapper(self.module)
         with group_of_program() as topology, evaluation_mode(model):
-            all_gather(None)  # a barrier: no rank begins before the others have finished their previous work
+            all_gather(None)  # a barrier: no rank starts before the others have finished
             taken = raise_on_all_ranks(lambda: self._forward(model, itertools.islice(data_iter, count), topology))
             losses = raise_on_all_ranks(lambda: [self._loss(*pair) if compute_loss else pair[0] for pair in taken])
             samples = raise_on_all_ranks(lambda: [_rows(labels) for _, labels in taken])
             everybody = all_gather((_on_cpu(losses), samples)) if reduce_output else [(losses, samples)]
             ended = all(not rows for rows in all_gather(samples))
         if ended:
-            raise StopIteration("no rank has a micro-batch left")
+            raise StopIteration("no rank has another micro-batch")
         reduced = _average(everybody) if reduce_output else losses
         return (reduced, _joined([outputs for outputs, _ in taken])) if return_logits else reduced
 
@@ -151,7 +151,7 @@ class PetalsPipeline:
 
 
 def _named(inputs: Any) -> Mapping[str, Any]:
-    """Names positional inputs: families have other orders."""
+    """Names positional inputs, because families order them differently."""
     if isinstance(inputs, Mapping):
         return inputs
     values = _as_tuple(inputs)
@@ -194,7 +194,9 @@ def _as_tuple(value: Any) -> tuple[Any, ...]:
 def _rows(labels: Any) -> int:
     first = next(iter(labels.values())) if isinstance(labels, Mapping) else _as_tuple(labels)[0]
     if not isinstance(first, torch.Tensor) or not first.ndim:
-        raise DataError("The labels of a micro-batch should be a tensor with a row for each sample, or several.")
+        raise DataError(
+            "The labels of a micro-batch must be a tensor with one row per sample, or several such tensors."
+        )
     return len(first)
 
 
@@ -206,7 +208,7 @@ def _average(everybody: Sequence[tuple[Sequence[Any], Sequence[int]]]) -> Any:
     for column in columns:
         shapes = sorted({str(list(loss.shape)) for loss in column})
         if len(shapes) > 1:
-            raise ConfigError(f"Outputs of the shapes {', '.join(shapes)} have no average: give reduce_output=None.")
+            raise ConfigError(f"Outputs of the shapes {', '.join(shapes)} cannot be averaged: set reduce_output=None.")
     means = [
         sum(loss.double() * count for loss, count in zip(column, rows, strict=True)) / sum(rows) for column in columns
     ]

@@ -1,4 +1,4 @@
-"""Hashes of rows and batches of any form, by which ranks notice that their data differ."""
+"""Hashes of rows and batches in any form, which reveal ranks with different data."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
-_MOST_ROWS = 1000  # more would take long where each row is tokenized or decoded
+_MOST_ROWS = 1000  # more would take long if each row is tokenized or decoded
 _SCALARS = (str, bytes, int, float, complex, type(None))
 
 
 def digest_of_rows(dataset: Any) -> str:
-    """Hashes a dataset's length and its rows, of a large one some that are drawn alike on every rank.
+    """Hashes a dataset's length and rows; for a large dataset, a sample of rows that is the same on every rank.
 
-    Rows that differ each time they are read cannot be compared: of such a dataset the length is hashed alone.
+    If rows differ each time they are read, only the length is hashed.
     """
     count = len(dataset)
     digest = hashlib.sha256(str(count).encode())
@@ -31,7 +31,7 @@ def digest_of_rows(dataset: Any) -> str:
 
 
 def digest_of(value: Any) -> bytes:
-    """Hashes a row or a batch: the tensors, arrays, texts and numbers in it, in whatever they are kept."""
+    """Hashes the tensors, arrays, texts and numbers of a row or batch, in any container."""
     digest = hashlib.sha256()
     for part in _parts(value):
         digest.update(len(part).to_bytes(8, "big"))

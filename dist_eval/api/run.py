@@ -1,8 +1,8 @@
 """`dist-eval run` and `dist-eval harness` from a program or a notebook: `run` and `run_tasks`.
 
-The command is started as a process of its own, also for a single rank, and its results are read from its folder. So
-there is one way to run, and a call leaves nothing behind in the program: no signal handlers, process groups, threads or
-memory. All processes are in a workspace (see `dist_eval.process.lifetime`), with which they end, however that ends.
+The command runs in its own process, even for a single rank, and its results are read from its folder. So there is one
+way to run, and a call leaves nothing behind in the program: no signal handlers, process groups, threads or memory. All
+processes are in a workspace (see `dist_eval.process.lifetime`) and end with it, even after a SIGKILL.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from dist_eval.report.document import Document
 
 PYTHON = sys.executable
-_OPTIONS, _REPORT = "options.yaml", "error.json"  # files in the scratch folder; the second is torchrun's
-_ERROR = "dist_eval: "  # what errors of a command begin with
-_LAST_WORDS_SECONDS = 5.0  # longest wait for what a run that has ended said
+_OPTIONS, _REPORT = "options.yaml", "error.json"  # files in the scratch folder; the second is torchrun's error file
+_ERROR = "dist_eval: "  # prefix of a command's errors
+_LAST_WORDS_SECONDS = 5.0  # maximum wait for the output of a run that has ended
 
 
 class _Shown(Record):
@@ -78,31 +78,31 @@ class EvaluationRun(_Shown, CompleteRun):
 
 
 class TasksRun(_Shown, CompleteHarnessRun):
-    """A complete run on tasks of the harness, or on prompts after which texts were generated."""
+    """A complete run on tasks of the harness, or with generated texts."""
 
 
 def run(
     config: RunConfig | Mapping[str, Any] | None = None, *, ranks: int = 1, **options: Any
 ) -> EvaluationRun | TasksRun:
-    """Evaluates a model on a dataset, as `dist-eval run` does, in processes of its own.
+    """Evaluates a model on a dataset in new processes, as `dist-eval run` does.
 
-    A run that is complete in its folder is not computed again, and one that was interrupted goes on where it was.
-    Progress is shown on standard error. Ctrl-C stops all ranks before it is raised here.
+    A complete run in the folder is not computed again, and an interrupted one resumes. Progress is shown on standard
+    error. Ctrl-C stops all ranks before it is raised here.
 
     Args:
         config: the options: an `EvaluationConfig`, or a mapping by their names as in a YAML file (`--config`).
         ranks: number of processes on this host.
-        **options: further options, which take precedence. `dataset` also takes the rows themselves: a data frame of
-            pandas or polars, a `datasets.Dataset`, any table with Arrow's interface, or a list of mappings. They are
-            written to a temporary file, and known by their hash like files.
+        **options: further options, which take precedence. `dataset` also takes rows: a data frame of pandas or polars,
+            a `datasets.Dataset`, any table with Arrow's interface, or a list of mappings. They are written to a
+            temporary file, and identified by their hash like files.
 
     Returns:
-        The content of `results.json`, as records: `metrics`, `intervals`, `coverage` and so on; besides, the run's
-        `folder`. It is shown as tables, in a notebook and by `print`.
+        The content of `results.json` as records (`metrics`, `intervals`, `coverage` and so on), and the run's `folder`.
+        Notebooks and `print` show it as tables.
 
     Raises:
-        EvaluationError: as the command says it, of the class that fits: `ConfigError` for wrong options, `DataError`
-            for data, `CheckpointError`, `SwarmError`, and so on; `RunStopped` if the run was asked to stop.
+        EvaluationError: with the command's message and a fitting class: `ConfigError` for wrong options, `DataError`,
+            `CheckpointError`, `SwarmError`, and so on; `RunStopped` if the run was stopped.
     """
     return _run(EVALUATION, "run", config, options, ranks)
 
@@ -116,10 +116,10 @@ def run_tasks(config: RunConfig | Mapping[str, Any] | None = None, *, ranks: int
         **options: further options, which take precedence.
 
     Returns:
-        The content of `results.json`, as records: `tasks`, `groups`, `metrics`, `coverage` and so on (see `run`).
+        The content of `results.json` as records: `tasks`, `groups`, `metrics`, `coverage` and so on (see `run`).
 
     Raises:
-        EvaluationError: as the command says it (see `run`).
+        EvaluationError: with the command's message (see `run`).
     """
     found = _run(HARNESS, "harness", config, options, ranks)
     assert isinstance(found, TasksRun)
@@ -131,9 +131,9 @@ def _run(
 ) -> EvaluationRun | TasksRun:
     where = "dist_eval.run" if command is EVALUATION else "dist_eval.run_tasks"
     if int(os.environ.get("WORLD_SIZE", 1)) > 1:
-        raise ConfigError(f"{where} starts its ranks itself: call it without torchrun, or call dist_eval.evaluate.")
+        raise ConfigError(f"{where} starts its own ranks: call it without torchrun, or call dist_eval.evaluate.")
     if not isinstance(ranks, int) or ranks < 1:
-        raise ConfigError(f"{where}: ranks must be a whole number of at least 1, not {ranks!r}.")
+        raise ConfigError(f"{where}: ranks must be an integer of at least 1, not {ranks!r}.")
     given = {**_options_in(config, command, where), **options}
     dataset = given.get("dataset")
     if not (dataset is None or is_in_memory(dataset) or _names_files(dataset)):
@@ -148,7 +148,7 @@ def _run(
         values = convert_options({key: _plain(value) for key, value in given.items()}, command.config, where)
         checked = command.config(**values)
         if isinstance(checked, HarnessConfig) and not checked.is_run:
-            raise ConfigError(f"{where} evaluates: --list and --check are for the command line, `dist-eval harness`.")
+            raise ConfigError(f"{where} does not support --list and --check: use the command `dist-eval harness`.")
         folder = checked.output_folder
         if is_in_memory(dataset):
             write_parquet(dataset, file)
@@ -180,7 +180,7 @@ def _options_in(config: Any, command: Command[Any], where: str) -> dict[str, Any
 
 
 def _plain(value: Any) -> Any:
-    """Returns a value as YAML has it, which knows neither paths nor tuples."""
+    """Returns a value in YAML's types, which have neither paths nor tuples."""
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     if isinstance(value, Mapping):
@@ -189,11 +189,11 @@ def _plain(value: Any) -> Any:
 
 
 def _execute(arguments: Sequence[str], scratch_dir: Path) -> tuple[int, str]:
-    """Runs a command of `dist-eval` to its end; returns its exit status, and the error that it has printed last."""
+    """Runs a command of `dist-eval` to its end; returns its exit status and the last printed error."""
     environment = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),  # where metrics of one's own are found here
-        "TMPDIR": str(scratch_dir),  # so that all that it starts is known by it, and ends with it
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),  # finds custom metrics of this program
+        "TMPDIR": str(scratch_dir),  # marks all child processes, which end with it
         "TORCHELASTIC_ERROR_FILE": str(scratch_dir / _REPORT),
         **({BAR: "1"} if _shows_bars() else {}),
     }
@@ -201,9 +201,9 @@ def _execute(arguments: Sequence[str], scratch_dir: Path) -> tuple[int, str]:
         [PYTHON, "-m", "dist_eval.cli.main", *arguments, f"--config={scratch_dir / _OPTIONS}"],
         env=environment,
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,  # what it prints is what is returned here
+        stdout=subprocess.DEVNULL,  # the output repeats the returned results
         stderr=subprocess.PIPE,
-        start_new_session=True,  # Ctrl-C reaches it from here, and once
+        start_new_session=True,  # this process passes Ctrl-C on, once
     )
     assert process.stderr is not None
     said, error = _StandardError(process.stderr), ""
@@ -213,7 +213,7 @@ def _execute(arguments: Sequence[str], scratch_dir: Path) -> tuple[int, str]:
         return process.returncode, error
     except KeyboardInterrupt:
         process.send_signal(signal.SIGINT)
-        process.wait()  # for batches in flight; the next Ctrl-C ends all at once
+        process.wait()  # for batches in flight; another Ctrl-C ends everything
         raise
     finally:
         process.kill()
@@ -221,11 +221,13 @@ def _execute(arguments: Sequence[str], scratch_dir: Path) -> tuple[int, str]:
 
 
 class _StandardError(threading.Thread):
-    """Prints here what a run says on standard error; its last error waits until somebody takes it."""
+    """Copies a run's standard error, and keeps its last error for `take_error`."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         super().__init__(daemon=True)
-        self._stream = io.TextIOWrapper(stream, encoding="utf-8", errors="replace", newline="")  # a bar's "\r" stays
+        self._stream = io.TextIOWrapper(
+            stream, encoding="utf-8", errors="replace", newline=""
+        )  # keeps the "\r" of a progress bar
         self._error = ""
         self.start()
 
@@ -253,14 +255,14 @@ def _print(text: str) -> None:
 
 
 def _shows_bars() -> bool:
-    """Returns whether a bar can be shown here: on a terminal, and in a notebook."""
+    """Returns whether a progress bar is possible: on a terminal or in a notebook."""
     ipython = sys.modules.get("IPython")
     return sys.stderr.isatty() or hasattr(ipython.get_ipython() if ipython else None, "kernel")
 
 
 def _error_of(status: int, said: str, scratch_dir: Path, folder: Path) -> EvaluationError:
-    message, name = said or f"The run ended with status {status}; what it said is above.", ""
-    with suppress(OSError, ValueError, KeyError, TypeError):  # ranks that were killed have written none
+    message, name = said or f"The run ended with status {status}; its output is above.", ""
+    with suppress(OSError, ValueError, KeyError, TypeError):  # killed ranks have not written it
         report = json.loads((scratch_dir / _REPORT).read_bytes())["message"]
         message, name = report["message"], report["extraInfo"]["type"]
     kind = getattr(errors, name) if name in errors.__all__ else RunError

@@ -115,7 +115,7 @@ def _files_of(name: str) -> list[Path]:
     if path.exists():
         raise DataError(f"{name} is not a regular file: copy its content to a file.")
     if not is_pattern(name):
-        raise DataError(f"{name} does not exist.")
+        raise DataError(f"There is no file {name}.")
     found: list[Path] = []
     for match in map(Path, glob.iglob(os.path.expanduser(name), recursive=True)):
         if not match.is_dir():

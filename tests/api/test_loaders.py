@@ -206,7 +206,7 @@ def test_streams_that_differ_between_ranks_are_an_error() -> None:
     def act(rank: int, gather: Callable[[Any], list[Any]]) -> None:
         shard = shard_loader(DataLoader(Stream(10 + rank), 2), rank=rank, world_size=2, gather=gather)
         list(shard.batches)
-        with pytest.raises(ExactnessError, match=r"other examples on other ranks \(10, 11 of them"):
+        with pytest.raises(ExactnessError, match=r"different examples on the ranks \(10, 11 of them"):
             shard.count()
 
     on_all_ranks(2, act)
@@ -231,10 +231,10 @@ def test_data_that_are_sharded_already_are_an_error() -> None:
         return DataLoader(examples, 2, sampler=DistributedSampler(examples, 2, rank) if rank else None)
 
     causes = {
-        own_stream: "other examples on other ranks",
+        own_stream: "different examples on the ranks",
         own_subset: "have different datasets",
         own_sampler: "samplers that draw different examples",
-        other_order: "other examples on other ranks",
+        other_order: "different examples on the ranks",
         mixed: "are of different kinds",
     }
 

@@ -39,7 +39,7 @@ def test_ranks_are_replicas_and_their_average_is_that_over_all_samples(launcher:
     assert ranks[0]["loss"] == pytest.approx(joint_loss(3), rel=1e-6)
     assert [known["rows"] for known in ranks] == [9, 3, 0]
     assert [len(known["each"]) for known in ranks] == [3, 1, 0]
-    assert all(known["ended"] == "no rank has a micro-batch left" for known in ranks)
+    assert all(known["ended"] == "no rank has another micro-batch" for known in ranks)
     assert ranks[1]["failure"] == "ValueError: no more data"
     assert "Rank 1 failed: ValueError: no more data" in ranks[0]["failure"]
     assert all(known["untouched"] for known in ranks)
@@ -91,7 +91,7 @@ def test_without_a_loss_the_outputs_are_reduced() -> None:
     kept = PetalsPipeline(nn.Identity(), CROSS_ENTROPY, micro_batches=3)
     outputs = kept.eval_batch(iter(micro_batches(0)), compute_loss=False, reduce_output=None)
     assert [tuple(one.shape) for one in outputs] == [(4, 5), (4, 5), (1, 5)]
-    with pytest.raises(ConfigError, match=r"shapes \[1, 5\], \[4, 5\] have no average"):
+    with pytest.raises(ConfigError, match=r"shapes \[1, 5\], \[4, 5\] cannot be averaged"):
         kept.eval_batch(iter(micro_batches(0)), compute_loss=False)
 
 
@@ -125,7 +125,7 @@ def test_impossible_options_and_micro_batches_are_named() -> None:
         pipeline_of(micro_batches=0)
     with pytest.raises(ConfigError, match="takes an iterator, not a list"):
         pipeline_of().eval_batch(micro_batches(0))  # type: ignore[arg-type]
-    with pytest.raises(DataError, match="a row for each sample"):
+    with pytest.raises(DataError, match="one row per sample"):
         pipeline_of(lambda *_: 1.0).eval_batch(iter([(torch.ones(2, 5), torch.tensor(1))]))
     with pytest.raises(DataError, match="but a Tensor came"):
         pipeline_of().eval_batch(iter([torch.ones(3)]))

@@ -89,7 +89,7 @@ def test_a_rank_s_error_is_raised_once_and_names_the_row(
         ({"limit": "many"}, {}, "dist_eval.run: limit should be of type int, not 'many'."),
         ({"on-error": "skp"}, {}, "dist_eval.run: on_error should be one of stop, skip, not 'skp'."),
         (None, {"demo": True, "confidence": 3.0}, "--confidence must be between 0 and 1, such as 0.95, not 3.0."),
-        (None, {"demo": True, "ranks": 0}, "dist_eval.run: ranks must be a whole number of at least 1, not 0."),
+        (None, {"demo": True, "ranks": 0}, "dist_eval.run: ranks must be an integer of at least 1, not 0."),
         (
             HarnessConfig(tasks=["x"], model="x", backend="local"),
             {},
@@ -97,7 +97,7 @@ def test_a_rank_s_error_is_raised_once_and_names_the_row(
         ),
         (OPTIONS, {"dataset": []}, "dist_eval.run: dataset takes names of files, a data frame,"),
         (OPTIONS, {"dataset": {"text": ["a"], "label": [0]}}, "dist_eval.run: dataset takes names of files,"),
-        (OPTIONS, {"ranks": "2"}, "dist_eval.run: ranks must be a whole number of at least 1, not '2'."),
+        (OPTIONS, {"ranks": "2"}, "dist_eval.run: ranks must be an integer of at least 1, not '2'."),
     ],
 )
 def test_wrong_options_are_found_before_a_process_starts(config: Any, options: dict[str, Any], said: str) -> None:
@@ -107,7 +107,7 @@ def test_wrong_options_are_found_before_a_process_starts(config: Any, options: d
 
 
 def test_checks_of_tasks_are_no_runs() -> None:
-    with pytest.raises(ConfigError, match="--list and --check are for the command line"):
+    with pytest.raises(ConfigError, match="does not support --list and --check"):
         dist_eval.run_tasks(tasks=["digits"], check=True)
 
 

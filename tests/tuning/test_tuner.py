@@ -248,7 +248,7 @@ def test_overwrite_starts_afresh(data: dict[str, Path], tmp_path: Path) -> None:
         (("--eval-dataset", "/nowhere.csv"), "There is no file /nowhere.csv"),
         (("--label-column", "class"), "has no column 'class'"),
         (("--num-labels", "4"), "contains the class number 9, but --num-labels 4 allows only 0 to 3"),
-        (("--model", "/nowhere"), "There is no folder /nowhere"),
+        (("--model", "/nowhere"), "The folder /nowhere"),
         (("--pre-seq-len", "512"), "512 prompt tokens leave no room for a text"),
         (("--tracker", "mlflow"), "--tracker mlflow needs the package mlflow, which is not installed"),
         (("--max-length", "3", "--strict"), "more than --max-length 3"),

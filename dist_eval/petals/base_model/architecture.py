@@ -1,6 +1,6 @@
-"""What of a decoder is where, found by running transformers' own base model with stubs for its layers.
+"""Locates a decoder's embeddings, layers and final norm by running transformers' base model with stubs for its layers.
 
-No family is named here: what stands before, between and after the layers is seen in what the base model calls.
+No family is named here: the calls of the base model show the modules before, between and after the layers.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ _PROBED = 3
 
 
 class Architecture:
-    """What of a decoder is where, from its config alone: no weights are read.
+    """Locates a decoder's embeddings, layers and final norm from its config, without reading weights.
 
     Args:
-        config: the `transformers` config of a decoder, or of a model that holds one.
-        name: of the model, for messages.
+        config: the `transformers` config of a decoder, or of a model that contains one.
+        name: the model's name in messages.
 
     Attributes:
-        config: of the decoder itself.
+        config: config of the decoder itself.
         base_class: transformers' class of the model without a head.
         layers: path of the layers in the base model, such as `layers`.
         embeddings: path of the token embeddings, such as `embed_tokens`.
-        norms: paths of other modules outside the layers that hold weights: norms.
-        final_norm: path of the norm after the layers, with weights or without; None if there is none.
-        has_attention_cache: whether keys and values are all that is needed of a text to continue it; models with
-            recurrent layers, or with positions added to the embeddings, are computed in forwards only.
+        norms: paths of the other modules with weights outside the layers, which are norms.
+        final_norm: path of the norm after the layers, with or without weights; None if there is none.
+        has_attention_cache: whether keys and values suffice to continue a text. Models with recurrent layers, or with
+            positions added to the embeddings, are only computed in forwards.
         returns_tuple: whether a layer returns a tuple that begins with its outputs.
-        has_lookup: whether the embedding of a token depends on its row of the table alone (see `embed_rows`).
+        has_lookup: whether the embedding of a token depends only on its row of the table (see `embed_rows`).
 
     Raises:
-        CheckpointError: its layers cannot be served one by one; the message says why.
+        CheckpointError: its layers cannot be served one by one; the message gives the reason.
     """
 
     def __init__(self, config: Any, name: str = "the model") -> None:
@@ -57,7 +57,7 @@ class Architecture:
 
         kind = type(self.config)
         if kind not in MODEL_MAPPING or kind not in MODEL_FOR_CAUSAL_LM_MAPPING:
-            raise _Unfit(f"for transformers, {self.config.model_type!r} is no language model")
+            raise _Unfit(f"transformers has no language model of type {self.config.model_type!r}")
         base_class: Any = MODEL_MAPPING[kind]
         self.base_class = base_class
         if getattr(self.config, "num_kv_shared_layers", 0):
@@ -66,7 +66,7 @@ class Architecture:
             has_heads = hasattr(self.config, "num_attention_heads")
             with torch.device("meta"):
                 model = base_class(self.config)
-        except Exception as error:  # any of the model's own code
+        except Exception as error:  # any error of the model's own code
             raise _Unfit(f"transformers cannot build it from its config ({one_line(error)})") from error
         if not has_heads:
             raise _Unfit("none of its layers has attention")
@@ -92,7 +92,7 @@ class Architecture:
         self.final_norm = _final_norm(model, self)
 
     def language_model(self) -> Any:
-        """Builds transformers' language model, on the meta device."""
+        """Builds transformers' language model on the meta device."""
         from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
         model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(self.config)]
@@ -100,7 +100,7 @@ class Architecture:
             return model_class(self.config)
 
     def truncated(self, layer: int) -> Any:
-        """Returns the config of a model with one layer, the one at an index."""
+        """Returns the config of a model with only the layer at an index."""
         config = copy.deepcopy(self.config)
         count = config.num_hidden_layers
         for key, value in list(vars(config).items()):
@@ -111,7 +111,7 @@ class Architecture:
 
 
 class _Unfit(Exception):
-    """Why a model cannot be served in blocks."""
+    """The reason why a model cannot be served in blocks."""
 
 
 def _has_attention_cache(config: Any) -> bool:
@@ -119,15 +119,15 @@ def _has_attention_cache(config: Any) -> bool:
 
     try:
         kinds = {type(layer) for layer in DynamicCache(config=config).layers}
-    except Exception:  # the model has a cache of its own
+    except Exception:  # the model has its own kind of cache
         return False
     return kinds <= {DynamicLayer, DynamicSlidingWindowLayer}
 
 
 def embed_rows(embeddings: nn.Module, rows: torch.Tensor) -> torch.Tensor:
-    """Returns what a model's token embeddings make of rows of their table: floats of shape [n, hidden] → the same.
+    """Returns the token embeddings of rows of their table: floats of shape [n, hidden] → the same.
 
-    What the module does beside the look-up, such as scaling, it does here, too.
+    This includes operations of the module besides the look-up, such as scaling.
     """
     return functional_call(embeddings, {"weight": rows}, (torch.arange(len(rows)),))
 
@@ -145,19 +145,19 @@ def _is_lookup(embeddings: nn.Module) -> bool:
     try:
         found = functional_call(probed, {"weight": table}, (order.view(1, -1),))
         return torch.equal(found[0], embed_rows(probed, table[order]))
-    except Exception:  # any of the model's own code
+    except Exception:  # any error of the model's own code
         return False
 
 
 def without_table(embeddings: nn.Embedding) -> nn.Embedding:
-    """Removes the table of token embeddings, and what refers to a row of it."""
+    """Removes the table of token embeddings, and references to its rows."""
     embeddings.weight = nn.Parameter(embeddings.weight[:0].detach().clone(), requires_grad=False)
-    embeddings.padding_idx = None  # matters to gradients only
+    embeddings.padding_idx = None  # matters only to gradients
     return embeddings
 
 
 class LayerStub(nn.Module):
-    """Stands for a layer: its outputs are its inputs.
+    """Replaces a layer: its outputs are its inputs.
 
     Args:
         as_tuple: return a tuple, as the layers of some families do.
@@ -172,7 +172,7 @@ class LayerStub(nn.Module):
 
 
 def _returns_tuple(model: Any, architecture: Architecture) -> bool:
-    """Finds whether layers return tuples, and checks that they are a chain."""
+    """Determines whether layers return tuples, and checks that they are a chain."""
     count = len(model.get_submodule(architecture.layers))
     replace_module(model, architecture.embeddings, nn.Identity())
     faults = dict[bool, str]()
@@ -181,11 +181,11 @@ def _returns_tuple(model: Any, architecture: Architecture) -> bool:
         try:
             model.to_empty(device="cpu").eval()
             for tensor in (*model.parameters(), *model.buffers()):
-                tensor.data.fill_(1)  # not all are initialized below
+                tensor.data.fill_(1)  # some are not initialized below
             with torch.random.fork_rng(devices=()):
                 model.initialize_weights()
             faults[as_tuple] = _chain_fault(model, architecture)
-        except Exception as error:  # any of the model's own code, where it expects something else
+        except Exception as error:  # any error of the model's own code
             faults[as_tuple] = f"its base model does not run with other layers ({one_line(error)})"
         if not faults[as_tuple]:
             return as_tuple
@@ -194,20 +194,20 @@ def _returns_tuple(model: Any, architecture: Architecture) -> bool:
 
 @torch.no_grad()
 def _chain_fault(model: Any, architecture: Architecture) -> str:
-    """Says what else than the outputs of the layer before a layer needs of a text; empty if there is nothing."""
+    """Describes inputs of a layer other than the outputs of the layer before; empty if there are none."""
     hidden = torch.linspace(-1, 1, 2 * _PROBED * architecture.config.hidden_size).view(2, 1, _PROBED, -1)
     first, second = (_layer_calls(model.get_submodule(architecture.layers), model, text) for text in hidden)
     if any(not torch.equal(call.inputs, before.outputs) for before, call in itertools.pairwise(first)):
         return "something is computed between its layers"
     pairs = [zip(call.others, other.others, strict=True) for call, other in zip(first, second, strict=True)]
     if not all(torch.equal(one, other) for one, other in itertools.chain(*pairs)):
-        return "its layers need more of a text than the outputs of the layer before"
+        return "its layers need more than the outputs of the layer before"
     return ""
 
 
 @torch.no_grad()
 def _adds_positions(model: Any, architecture: Architecture) -> bool:
-    """Whether the inputs of the first layer depend on where in a text a token is; the layers are stubs."""
+    """Whether the inputs of the first layer depend on a token's position; the layers are stubs."""
     hidden = torch.linspace(-1, 1, _PROBED * architecture.config.hidden_size).view(1, _PROBED, -1)
     layers = model.get_submodule(architecture.layers)
     whole, end = (_layer_calls(layers, model, text.clone())[0].inputs for text in (hidden, hidden[:, 1:]))
@@ -216,7 +216,7 @@ def _adds_positions(model: Any, architecture: Architecture) -> bool:
 
 @torch.no_grad()
 def _final_norm(model: Any, architecture: Architecture) -> str | None:
-    """Finds the module that makes a model's outputs of those of its last layer."""
+    """Finds the module that turns the outputs of the last layer into the model's outputs."""
     calls: list[tuple[str, list[torch.Tensor], Any]] = []
 
     def note(path: str, _: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
@@ -239,11 +239,11 @@ def _final_norm(model: Any, architecture: Architecture) -> str | None:
         is_whole = isinstance(output, torch.Tensor) and torch.equal(output, found)
         if is_whole and len(given) == 1 and torch.equal(given[0], hidden):
             return path
-    raise _Unfit("what follows its layers is not a single norm")
+    raise _Unfit("its layers are not followed by a single norm")
 
 
 class _Call(NamedTuple):
-    """What a layer was called with, but for what is no tensor, and what it has returned."""
+    """The tensors that a layer was called with, and its outputs."""
 
     inputs: torch.Tensor
     others: list[torch.Tensor]
@@ -251,7 +251,7 @@ class _Call(NamedTuple):
 
 
 def _layer_calls(layers: Any, model: nn.Module, hidden: torch.Tensor) -> list[_Call]:
-    """Runs a base model whose layers are stubs; their outputs are changed, so that a chain can be seen."""
+    """Runs a base model whose layers are stubs with changed outputs, which reveal a chain."""
     calls: list[_Call] = []
 
     def note(_: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:

@@ -1,7 +1,7 @@
-"""The configs of base models, the names that they have in a swarm, and the limits of requests that follow from them.
+"""Configs of base models, their names in a swarm, and the limits of requests that follow from them.
 
-A reader of configs ignores what it does not know. Files of newer versions, and of models with code of their own, hold
-keys whose effect would be missing without a word. Here such a key is an error, unless it cannot matter.
+transformers ignores unknown keys of a config. In files of newer versions, or of models with their own code, the effect
+of such keys would silently be missing. Here an unknown key is an error, unless it cannot matter.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads")
 _OPTIONAL_SIZES = ("vocab_size", "type_vocab_size", "max_position_embeddings", "num_key_value_heads", "num_kv_heads")
 _ROTARY = ("rope_parameters", "rope_scaling", "partial_rotary_factor", "rope_theta")
 
-# Names of keys without an effect on the answers of a model whose weights fit
+# Keys without an effect on the answers of a model whose weights fit
 _NO_EFFECT = re.compile(
     "|".join(
         (
-            # about the model, its tokenizer and its way of generating texts
+            # about the model, its tokenizer and text generation
             r"_.*|auto_map|architectures|transformers\.js_config|is_llama_config|unsloth_.*",
             r"sbert_.*|sentence_transformers",
             r"(.*_)?(version|revision|date|license|author|url|tags?|comment|description|languages?)|prefix|dataset.*",
@@ -38,28 +38,28 @@ _NO_EFFECT = re.compile(
             r".*suppress_tokens|bad_words_ids|remove_invalid_values",
             r"do_sample|early_stopping|min_length|num_(beam.*|return_sequences)|temperature|top_[kp]|typical_p",
             r".*(_penalty|_ngram_size)",
-            # used in training only
+            # used only in training
             r".*(dropout|pdrop|_drop|drop_prob|layerdrop|loss|_coef|coefficient|checkpointing|smoothing).*",
             r"(.*_)?(init|initializer)(_.*)?|mask_(time|feature)_.*|seed|train.*|optimizer.*|learning_rate|neftune_.*",
-            # sizes, which the shapes of the weights must match
+            # sizes, which the shapes of the weights determine
             r"head_dim|ffn_hidden_size|n_embed|n_ctx|seq_length|max_.*|.*_max_length",
-            # what is kept, returned or fused, and how
+            # caches, additional outputs and fused kernels
             r"(torch_)?dtype|use_bfloat16|xla_device|use_cache|save_step|tie_.*|torchscript|return_dict.*",
             r"output_(past|attentions|hidden_states|scores|router_logits)|pretraining_tp|slow_but_exact",
             r"attn_implementation|chunk_size_.*",
             r"masked_softmax_fusion|bias_dropout_fusion|offset_alibi|skip_bias_add(_qkv)?|attention_softmax_in_fp32",
-            # of the first BERT and BART, whose code never used them
+            # from the first BERT and BART, whose code never used them
             r"directionality|pooler_(fc_size|num_.*|size_per_head|type)|normalize_embedding",
             r"extra_pos_embeddings|legacy",
         )
     )
 )
 
-# Later keys of a model type, and the value that stands for what was computed before there was a choice
+# Later keys of a model type, and the value that corresponds to the computation before they existed
 _AS_BEFORE: dict[tuple[str, str], Any] = {("falcon", "activation"): "gelu", ("gpt_neox", "attention_bias"): True}
 
 
-# Where the code of modules reads a key of their config
+# Finds keys that the code of modules reads from their config
 _READ_BY_MODULES = re.compile(r"\bconfig\.([a-z_]\w*)|\bgetattr\(\s*(?:self\.)?config,\s*[\"'](\w+)[\"']")
 
 
@@ -68,18 +68,18 @@ def require_integers(raw: Mapping[str, Any], where: str) -> None:
     for key in (*_SIZES, *_OPTIONAL_SIZES):
         value = raw.get(key, 0)
         if not (type(value) is int or (value is None and key in _OPTIONAL_SIZES)):
-            raise CheckpointError(f"{where}: {key} should be an integer, not {value!r:.80}.")
+            raise CheckpointError(f"{where}: {key} must be an integer, not {value!r:.80}.")
 
 
 def require_keys_read(raw: Mapping[str, Any], config: Any, where: str) -> None:
-    """Checks that everything in a config that changes what is computed was read."""
+    """Checks that every key that affects the computation was read."""
     for key, value in raw.items():
-        if key.endswith("attn_implementation") and "/" in str(value):  # newer versions run a kernel from the hub
-            raise CheckpointError(f"{where}: {key} {value!r:.80} is code from a hub, which is not run: remove it.")
+        if key.endswith("attn_implementation") and "/" in str(value):  # newer versions run kernels from the hub
+            raise CheckpointError(f"{where}: {key} {value!r:.80} is code from a hub, which is never run: remove it.")
     if quantization := raw.get("quantization_config"):
         raise CheckpointError(
-            f"{where}: the weights are quantized ({quantization!s:.80}), and such weights are not read: name the "
-            "model in bfloat16 or float32."
+            f"{where}: the weights are quantized ({quantization!s:.80}), which is not supported: name the model in "
+            "bfloat16 or float32."
         )
     known = _known_keys(type(config))
     if missed := _rotary(raw).items() - _rotary(_as_read(config, known)).items():
@@ -91,13 +91,13 @@ def require_keys_read(raw: Mapping[str, Any], config: Any, where: str) -> None:
 
 
 def require_same_base(raw: Mapping[str, Any], base: Any, where: str, own: Collection[str]) -> None:
-    """Checks that the config of tuned tensors describes a base model that computes the same.
+    """Checks that the config of tuned tensors describes an equivalent base model.
 
     Args:
         raw: the content of their `config.json`.
         base: the base model's `transformers` config.
         where: the file, for messages.
-        own: keys that are about the tuned tensors.
+        own: keys of the tuned tensors.
 
     Raises:
         CheckpointError: a key differs, or is unknown; the message names it.
@@ -111,15 +111,15 @@ def require_same_base(raw: Mapping[str, Any], base: Any, where: str, own: Collec
     ours = _rotary(_as_read(base, known)) | {key: getattr(base, key, None) for key in named}
     is_whole = "rope_parameters" in raw or "rope_scaling" in raw
     for key in {**(ours if is_whole else {}), **theirs}:
-        if theirs.get(key) != ours.get(key) and (key in theirs or key != "rope_theta"):  # which may be left out
+        if theirs.get(key) != ours.get(key) and (key in theirs or key != "rope_theta"):  # may be absent
             raise CheckpointError(
-                f"{where} is for a base model with {key} {theirs.get(key)!r:.80}, and this one has "
+                f"{where} is for a base model with {key} {theirs.get(key)!r:.80}, but this one has "
                 f"{ours.get(key)!r:.80}: give the base model that it was tuned on."
             )
 
 
 def _unread(raw: Mapping[str, Any], model_type: str, known: Collection[str]) -> Iterator[str]:
-    """Yields the keys of a config that are not known and may matter."""
+    """Yields the unknown keys of a config that may matter."""
     for key, value in raw.items():
         is_factor = key.endswith(("scale", "factor", "multiplier"))
         is_off = value in (None, False, "", [], {}) or (is_factor and value == 1 and value is not True)
@@ -130,8 +130,8 @@ def _unread(raw: Mapping[str, Any], model_type: str, known: Collection[str]) -> 
 
 def _refusal(what: str, config: Any) -> CheckpointError:
     return CheckpointError(
-        f"{what} is not read by transformers {version('transformers')} for models of type {config.model_type!r}, and "
-        "may change what they compute. A version that reads it is needed."
+        f"{what} is unknown to transformers {version('transformers')} for models of type {config.model_type!r}, and "
+        "may change their results. Use a version that supports it."
     )
 
 
@@ -140,7 +140,7 @@ def _as_read(config: Any, known: Collection[str]) -> dict[str, Any]:
 
 
 def _known_keys(kind: Any) -> set[str]:
-    """Returns the keys that a class of configs reads: arguments of constructors, and names in their code."""
+    """Returns the keys that a config class reads: arguments of constructors, and names in their code."""
     known = {*dir(kind), *getattr(kind, "attribute_map", ())}
     for base in (base for base in kind.__mro__ if base.__module__.startswith("transformers.models.")):
         for function in (vars(base).get(name) for name in ("__init__", "__post_init__")):
@@ -148,13 +148,13 @@ def _known_keys(kind: Any) -> set[str]:
                 code = inspect.unwrap(function).__code__
                 known.update(inspect.signature(function).parameters)
                 known.update(code.co_names, (text for text in code.co_consts if isinstance(text, str)))
-    with suppress(Exception):  # some classes cannot do without arguments
+    with suppress(Exception):  # some classes require arguments
         known.update(kind().to_dict())
     return known | _keys_of_modeling(kind)
 
 
 def _keys_of_modeling(kind: Any) -> set[str]:
-    """Returns the keys that the code of a model type's modules reads: some are no arguments of its config."""
+    """Returns the keys that the code of a model type's modules reads, including ones that its config class lacks."""
     source = str(kind.__module__).replace(".configuration_", ".modeling_")
     found = find_spec(source) if source.startswith("transformers.models.") and source != kind.__module__ else None
     if found is None or found.origin is None:
@@ -164,7 +164,7 @@ def _keys_of_modeling(kind: Any) -> set[str]:
 
 
 def _rotary(values: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the settings of rotary embeddings, as text, by the names that `rope_parameters` has for them."""
+    """Returns the settings of rotary embeddings, as text, by their names in `rope_parameters`."""
     found = {key: values.get(key) for key in ("rope_theta", "partial_rotary_factor")}
     for part in (values.get("rope_scaling"), values.get("rope_parameters")):
         found.update(part if isinstance(part, dict) else {})
@@ -184,11 +184,11 @@ _PETALS_TOKENS, _PETALS_TOKENS_MULTI_QUERY = 2048, 8192
 
 
 def default_dht_prefix(model: str, base: Any, revision: str | None = None) -> str:
-    """Returns the name under which Petals announces a model by default.
+    """Returns the default name that Petals announces for a model.
 
-    Source: `from_pretrained` of the configs in `petals.models` (2.2.0, and main for Mixtral) for hub names. For a
-    folder, for which Petals has no rule, its name. A revision, by which Petals does not tell servers apart, is a part
-    of the name.
+    Source: `from_pretrained` of the configs in `petals.models` (2.2.0, and main for Mixtral) for hub names. A folder,
+    for which Petals has no rule, keeps its name. The revision is a part of the name, because Petals does not
+    distinguish servers by revision.
     """
     if revision:
         return default_dht_prefix(model, base) + "-" + re.sub(r"[^\w-]", "-", revision)
@@ -213,13 +213,13 @@ def read_base_config(model: str, revision: str | None = None) -> Any:
         A `transformers.PretrainedConfig`.
 
     Raises:
-        CheckpointError: there is no such model, or it cannot be served in blocks.
+        CheckpointError: the model does not exist, or cannot be served in blocks.
     """
     from dist_eval.petals.base_model.architecture import Architecture
 
     config = read_config(model, "base model", revision)
     decoder = Architecture(config, model).config
-    # transformers ties by that of the whole model
+    # transformers ties weights by the config of the whole model
     decoder.tie_word_embeddings = getattr(config, "tie_word_embeddings", False)
     return decoder
 
@@ -229,19 +229,19 @@ def read_config(model: str, what: str, revision: str | None = None) -> Any:
 
     Args:
         model: folder or hub name.
-        what: what the model is, for messages.
+        what: the kind of model, for messages.
         revision: see `read_base_config`.
 
     Returns:
         A `transformers.PretrainedConfig`.
 
     Raises:
-        CheckpointError: it cannot be read, or not all that changes what is computed; or it is a LoRA adapter.
+        CheckpointError: it cannot be read, has unknown keys that affect the computation, or is a LoRA adapter.
     """
     from transformers import AutoConfig
 
     if not Path(model).exists() and (model.startswith((".", "/", "~")) or model.count("/") > 1):
-        raise CheckpointError(f"There is no folder {model} with a {what}.")
+        raise CheckpointError(f"The folder {model} with a {what} does not exist.")
     try:
         _require_no_adapter(model, what, revision)
         raw = read_config_file(model, revision)
@@ -255,14 +255,14 @@ def read_config(model: str, what: str, revision: str | None = None) -> Any:
         raise CheckpointError(f"The {what} {model} cannot be read as a {where}: {one_line(error)}") from error
     require_keys_read(raw, config, f"{model}/config.json")
     decoder = config.get_text_config(decoder=True)
-    for key, part in raw.items():  # a model of several parts has a config of each
+    for key, part in raw.items():  # a model with several parts has a config for each
         if isinstance(part, dict) and decoder is not config and getattr(config, key, None) is decoder:
             require_keys_read(part, decoder, f"{model}/config.json: {key}")
     return config
 
 
 def _require_no_adapter(model: str, what: str, revision: str | None) -> None:
-    """Checks that a folder or hub model holds no LoRA adapter, which transformers would add without a word."""
+    """Rejects a folder or hub model with a LoRA adapter, which transformers would silently add."""
     from transformers.utils.hub import cached_file
 
     quiet: dict[str, Any] = {
@@ -272,14 +272,14 @@ def _require_no_adapter(model: str, what: str, revision: str | None) -> None:
     if found := cached_file(model, ADAPTER_CONFIG, revision=revision, **quiet):
         base = json.loads(Path(found).read_text(encoding="utf-8")).get("base_model_name_or_path")
         raise CheckpointError(
-            f"The {what} {model} is or holds a LoRA adapter ({ADAPTER_CONFIG}), made for {base}. Name the model "
-            "without it, and the adapter with --adapter where servers hold it; or save the model with the adapter "
-            "merged into its weights (merge_and_unload), and name that folder."
+            f"The {what} {model} is or contains a LoRA adapter ({ADAPTER_CONFIG}) for {base}. Name the model without "
+            "it, and the adapter with --adapter if servers host it; or save the model with the adapter merged into its "
+            "weights (merge_and_unload), and name that folder."
         )
 
 
 def read_config_file(model: str, revision: str | None = None) -> dict[str, Any]:
-    """Returns the content of a model's `config.json`, as it is: no default depends on a version of transformers.
+    """Returns the content of a model's `config.json`, without defaults of a version of transformers.
 
     Raises:
         CheckpointError: it cannot be read.
@@ -289,24 +289,24 @@ def read_config_file(model: str, revision: str | None = None) -> dict[str, Any]:
     try:
         found = cached_file(model, "config.json", revision=revision)
         if found is None:  # without a connection
-            raise FileNotFoundError("there is no such folder, and no such model in the hub's cache on this host")
+            raise FileNotFoundError("the folder does not exist, and the hub's cache on this host lacks the model")
         return dict(read_json(Path(found)))
     except Exception as error:  # OSError, ValueError, and errors of the hub's client
         raise CheckpointError(f"The config of {model} cannot be read: {one_line(error)}") from error
 
 
 def max_positions(config: Any) -> int | None:
-    """Returns how many tokens a model has positions for, or its decoder; None if there is no limit."""
+    """Returns the maximum number of positions of a model or its decoder; None if there is no limit."""
     for part in (config, config.get_text_config(decoder=True)):
         for key in _POSITIONS:
             positions = getattr(part, key, None)
-            if isinstance(positions, int) and positions > 0:  # some families say -1 for no limit
+            if isinstance(positions, int) and positions > 0:  # some families use -1 for no limit
                 return positions
     return None
 
 
 def tokenizer_limit(place: str, revision: str | None = None) -> int | None:
-    """Returns how many tokens the tokenizer of a folder or hub model cuts texts to by itself (`model_max_length`).
+    """Returns the length to which a model's tokenizer truncates texts by default (`model_max_length`).
 
     Raises:
         CheckpointError: its config cannot be read.
@@ -318,12 +318,12 @@ def tokenizer_limit(place: str, revision: str | None = None) -> int | None:
         values = dict(read_json(found))
     except (ValueError, TypeError, OSError) as error:
         raise CheckpointError(f"{found} cannot be read: {one_line(error)}") from error
-    limit = values.get("model_max_length", values.get("max_len"))  # the name in files of transformers 2
+    limit = values.get("model_max_length", values.get("max_len"))  # the latter in files of transformers 2
     return int(limit) if isinstance(limit, int | float) and limit >= 1 else None
 
 
 def max_request_tokens(config: Any) -> int:
-    """Returns how many tokens a Petals server accepts in one request by default.
+    """Returns the default maximum number of tokens of a request to a Petals server.
 
     Source: `max_batch_size` in `petals.server.server` (2.2.0): 8192 with multi-query attention, 2048 without.
     """
@@ -332,22 +332,22 @@ def max_request_tokens(config: Any) -> int:
 
 
 def default_cache_tokens(config: Any) -> int:
-    """Returns for how many tokens of sessions a server has room by default: as Petals', twice those of a request."""
+    """Returns the default cache size of a server in tokens: as in Petals, twice the tokens of a request."""
     return 2 * max_request_tokens(config)
 
 
 def has_sessions(config: Any) -> bool:
-    """Whether servers can keep what is needed of a text to continue it, so that it may take several requests."""
+    """Whether servers can cache a text to continue it, so that it may take several requests."""
     from dist_eval.petals.base_model.architecture import Architecture
 
     return Architecture(config).has_attention_cache
 
 
 def session_tokens(config: Any) -> int:
-    """Returns how many tokens a session of texts that begin alike may hold.
+    """Returns the maximum number of tokens of a session of texts with a common prefix.
 
-    More rows are faster, fewer leave room for other sessions: it is a quarter of what Petals' servers have memory for
-    by default (`attn_cache_tokens`, twice `max_batch_size`), so that half of that keeps two servers busy. It depends on
-    the model alone, because results depend on it.
+    More rows are faster, fewer leave space for other sessions. It is a quarter of the default cache of Petals' servers
+    (`attn_cache_tokens`, twice `max_batch_size`), so half of the cache keeps two servers busy. It depends only on the
+    model, because results depend on it.
     """
     return max_request_tokens(config) // 2

@@ -1,6 +1,6 @@
-"""The inputs of a decoder's first layer: embeddings with whatever scale, norm or position a family adds to them.
+"""The inputs of a decoder's first layer: embeddings with any scale, norm or position that a family adds.
 
-A base model is built with a single layer that returns its inputs, so what comes out of that are those of the first one.
+A base model is built with a single layer that returns its inputs, so its outputs are the inputs of the first layer.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dist_eval.petals.base_model.weights import ModelWeights
 
 
 def prompted(words: nn.Embedding, input_ids: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
-    """Embeds token ids after soft prompts: of shape [batch, pre_seq_len + length, hidden], as `words` are."""
+    """Embeds token ids after soft prompts; of shape [batch, pre_seq_len + length, hidden] and the dtype of `words`."""
     return after_prompts(words(input_ids.to(words.weight.device)), prompts)
 
 
@@ -42,11 +42,11 @@ def last_layer_outputs(model: nn.Module, architecture: Architecture, embeddings:
 
 
 def load_without_layers(name: str, architecture: Architecture, revision: str | None) -> Any:
-    """Loads a base model whose only layer returns its inputs, and whose table of token embeddings has no rows.
+    """Loads a base model with a single layer that returns its inputs, and without the table of token embeddings.
 
     Args:
         name: folder or hub name of the model.
-        architecture: of the model.
+        architecture: the model's architecture.
         revision: branch, tag or commit on a hub.
     """
     base = architecture.base_class

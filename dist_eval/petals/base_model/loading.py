@@ -1,4 +1,4 @@
-"""Makes transformers' own models of tensors, and checks that these are the ones that the models need."""
+"""Builds transformers' models from tensors, and checks that they are exactly the needed ones."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ def load_model(
     dtype: torch.dtype = torch.float32,
     drawn: Collection[str] = (),
 ) -> Any:
-    """Makes a model of tensors, in eval mode.
+    """Builds a model from tensors, in eval mode.
 
     Args:
-        model_class: one of transformers' classes, or one that was made of one.
-        architecture: of its base model.
-        tensors: by their names in the model.
-        name: of the base model, which the model keeps.
+        model_class: a class of transformers, or one derived from it.
+        architecture: architecture of its base model.
+        tensors: tensors by their names in the model.
+        name: the base model's name, which the model keeps.
         config: the model's `transformers` config; by default that of the architecture.
-        dtype: of the parameters.
-        drawn: names of tensors that are drawn at random if they are not among `tensors`, such as a new head.
+        dtype: dtype of the parameters.
+        drawn: names of tensors that are initialized at random if missing, such as a new head.
 
     Raises:
         CheckpointError: a tensor is missing, has the wrong shape, or would not be used.
@@ -43,7 +43,7 @@ def load_model(
             state_dict=dict(tensors),
             dtype=dtype,
             output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are an error below
+            ignore_mismatched_sizes=True,  # an error below
         )
     missing = {*map(str, report["missing_keys"])} - {*drawn}
     if wrong := sorted([*missing, *(str(key[0]) for key in report["mismatched_keys"])]):

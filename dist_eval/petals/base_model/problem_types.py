@@ -1,6 +1,6 @@
 """Problem types: their labels, predictions, probabilities and losses. Free of side effects.
 
-The names are those of `problem_type` in a Hugging Face config, and the losses those that transformers trains with.
+The names are those of `problem_type` in a Hugging Face config, and the losses are transformers' training losses.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Problem:
 
     name: str  # as in `problem_type`
     dtype: type[np.generic]  # dtype of labels
-    is_wide: bool  # whether a label has a value for each output of the head, instead of being the number of one output
+    is_wide: bool  # whether a label has a value per output of the head, instead of the number of one output
     # logits float32 [n, outputs] and labels → loss of each example, float64 [n]
     loss: Callable[[np.ndarray, np.ndarray], np.ndarray]
     predict: Callable[[np.ndarray], np.ndarray]  # logits → predictions, of the labels' shape and dtype
@@ -44,7 +44,7 @@ def sigmoid(logits: np.ndarray) -> np.ndarray:
 
 
 def shifted(logits: np.ndarray) -> np.ndarray:
-    """Returns logits minus the maximum of each row, so that exponentials neither overflow nor all underflow."""
+    """Returns logits minus the maximum of each row, so that exponentials neither overflow nor underflow together."""
     less = logits.astype(np.float64)
     less -= less.max(axis=1, keepdims=True, initial=-np.inf)
     return less
@@ -67,13 +67,13 @@ def cross_entropy(logits: np.ndarray, label: np.ndarray) -> np.ndarray:
 
 
 def binary_cross_entropy(logits: np.ndarray, label: np.ndarray) -> np.ndarray:
-    """Computes the mean over the labels, as `torch.nn.BCEWithLogitsLoss` does for each example alone, in nats."""
+    """Computes the mean over the labels in nats, as `torch.nn.BCEWithLogitsLoss` does for a single example."""
     values = logits.astype(np.float64)
     return np.logaddexp(0.0, np.where(label, -values, values)).mean(axis=1)
 
 
 def squared_error(logits: np.ndarray, label: np.ndarray) -> np.ndarray:
-    """Computes the mean over the outputs, as `torch.nn.MSELoss` does for each example alone."""
+    """Computes the mean over the outputs, as `torch.nn.MSELoss` does for a single example."""
     return ((logits.astype(np.float64) - label) ** 2).mean(axis=1)
 
 
@@ -86,7 +86,7 @@ SINGLE_LABEL = Problem(
     np.int64,
     is_wide=False,
     loss=cross_entropy,
-    predict=lambda logits: logits.argmax(axis=1).astype(np.int64, copy=False),  # the first one if tied
+    predict=lambda logits: logits.argmax(axis=1).astype(np.int64, copy=False),  # the first of a tie
     probabilities=softmax,
 )
 MULTI_LABEL = Problem(
@@ -109,7 +109,7 @@ PROBLEMS = {problem.name: problem for problem in (SINGLE_LABEL, MULTI_LABEL, REG
 
 
 def exact_matches(label: np.ndarray, prediction: np.ndarray) -> np.ndarray:
-    """Returns which predictions are correct, in a multi-label problem in all labels.
+    """Returns whether each prediction is correct, in a multi-label problem in all labels.
 
     Args:
         label: labels of a classifier, int64 of shape [n] or bool of shape [n, labels].
@@ -123,10 +123,10 @@ def exact_matches(label: np.ndarray, prediction: np.ndarray) -> np.ndarray:
 
 
 def problem_of(dtype: np.dtype) -> Problem:
-    """Returns the problem type whose labels have a dtype; integers of any width are class numbers.
+    """Returns the problem type of labels with a dtype; integers of any width are class numbers.
 
     Raises:
-        ValueError: labels of no problem type have this dtype.
+        ValueError: no problem type has labels of this dtype.
     """
     known = {"i": SINGLE_LABEL, "u": SINGLE_LABEL, "b": MULTI_LABEL, "f": REGRESSION}
     if dtype.kind not in known:
@@ -140,29 +140,29 @@ def default_problem(num_labels: int) -> Problem:
 
 
 def named(numbers: np.ndarray, names: Sequence[str], one: str = "class", several: str = "classes") -> str:
-    """Lists the names of classes for a message, only the first ones if there are many."""
+    """Lists the names of classes for a message, only the first if there are many."""
     shown = ", ".join(repr(names[number]) for number in numbers[:_NAMED_AT_MOST])
     shown += ", ..." if len(numbers) > _NAMED_AT_MOST else ""
     return f"{one} {shown}" if len(numbers) == 1 else f"{several} {shown}"
 
 
 MAX_CLASSES = 1_000_000
-"""Widest head that is read: transformers makes a name for each class that a config announces."""
+"""Maximum width of a head, because transformers creates a name for each class of a config."""
 
 
 def require_plausible_width(raw: Mapping[str, Any], where: str) -> None:
-    """Checks that a config announces no head that would fill the memory with names of classes.
+    """Rejects a config whose names of classes would fill the memory.
 
     Args:
         raw: the content of `config.json`.
         where: the file, for the message.
 
     Raises:
-        CheckpointError: it does.
+        CheckpointError: the head is too wide.
     """
     count = raw.get("num_labels")
     if isinstance(count, int | float) and count > MAX_CLASSES:
-        raise CheckpointError(f"{where}: num_labels is {count}, and a head may have {MAX_CLASSES} classes at most.")
+        raise CheckpointError(f"{where}: num_labels is {count}, but a head may have at most {MAX_CLASSES} classes.")
 
 
 def class_names(id2label: Mapping[Any, Any] | None, count: int, where: str) -> list[str]:
@@ -174,14 +174,14 @@ def class_names(id2label: Mapping[Any, Any] | None, count: int, where: str) -> l
         where: the config, for the message.
 
     Raises:
-        CheckpointError: it names other classes.
+        CheckpointError: `id2label` names other classes.
     """
     if not id2label:
         return [f"LABEL_{number}" for number in range(count)]
     names = {str(number): name for number, name in id2label.items()}
     if names.keys() != {*map(str, range(count))}:
         raise CheckpointError(
-            f"{where}: id2label should name the classes 0 to {count - 1}, and names "
+            f"{where}: id2label must name the classes 0 to {count - 1}, but names "
             f"{', '.join(list(names)[:5])}{', ...' if len(names) > 5 else ''}."
         )
     return [str(names[str(number)]) for number in range(count)]
@@ -196,10 +196,10 @@ def problem_from(name: Any, num_labels: int, where: str) -> Problem:
         where: the config, for the message.
 
     Raises:
-        CheckpointError: there is no such problem.
+        CheckpointError: the problem is unknown.
     """
     if name is None:
         return default_problem(num_labels)
     if not isinstance(name, str) or name not in PROBLEMS:
-        raise CheckpointError(f"{where}: problem_type {name!r:.80} is none of {', '.join(PROBLEMS)}.")
+        raise CheckpointError(f"{where}: problem_type must be one of {', '.join(PROBLEMS)}, not {name!r:.80}.")
     return PROBLEMS[name]

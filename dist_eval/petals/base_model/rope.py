@@ -1,9 +1,9 @@
-"""Rotary embeddings whose frequencies depend on a text's length.
+"""Rotary embeddings with frequencies that depend on a text's length.
 
-LongRoPE has two sets of factors: one for texts up to the original length, one for longer ones. Source: Ding et al.,
-"LongRoPE" (2024), as `longrope_frequency_update` of transformers computes it: the longest text of a call decides for
-all of them. So texts of both kinds never share a forward here, and a text that may become longer than the original
-length is not continued from a cache. Dynamic NTK scaling begins beyond the positions of a config, where no text is.
+LongRoPE has two sets of factors: one for texts up to the original length, and one for longer texts. Source: Ding et
+al., "LongRoPE" (2024), as computed by `longrope_frequency_update` of transformers: the longest text of a call
+determines the factors of all. So texts of both kinds never share a forward here, and a text that may exceed the
+original length is not continued from a cache. Dynamic NTK scaling applies only beyond the positions of a config.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import nn
 
 
 class RopeSwitch:
-    """The lengths beyond which a model's rotary embeddings have other frequencies.
+    """The lengths where a model's rotary embeddings change frequencies.
 
     Args:
         config: the `transformers` config of a decoder.
@@ -23,8 +23,8 @@ class RopeSwitch:
 
     def __init__(self, config: Any) -> None:
         parameters = getattr(config, "rope_parameters", None) or {}
-        parts = [part for part in (parameters, *parameters.values()) if isinstance(part, dict)]  # of kinds of layers
-        # tokens, prompts included; ascending
+        parts = [part for part in (parameters, *parameters.values()) if isinstance(part, dict)]  # for kinds of layers
+        # in tokens including prompts, ascending
         self.lengths: list[int] = sorted(
             {int(part["original_max_position_embeddings"]) for part in parts if part.get("rope_type") == "longrope"}
         )
@@ -35,9 +35,9 @@ class RopeSwitch:
 
 
 def fix_frequencies(model: nn.Module) -> None:
-    """Has a model's rotary embeddings keep their frequencies for texts of any length, which need no values then."""
+    """Makes a model's rotary embeddings keep their frequencies for texts of any length, without reading values."""
     for module in model.modules():
-        kinds: Any = getattr(module, "rope_type", None)  # of all layers, or of each kind of them
+        kinds: Any = getattr(module, "rope_type", None)  # for all layers, or for each kind
         if kinds is not None:
             kept: Any = dict.fromkeys(kinds, "default") if isinstance(kinds, dict) else "default"
             module.rope_type = kept

@@ -1,7 +1,7 @@
-"""The weights of a model: safetensors in a folder or on a hub, of which only the files that are needed are read.
+"""Reads the weights of a model from safetensors in a folder or on a hub; only the needed files are read.
 
-Tensors go by the names of transformers' modules: what transformers renames when it loads a language model is renamed
-here, too. What it converts beyond that, such as experts, is left to it. `load_pretrained` loads whole models.
+Tensors have the names of transformers' modules, including the renamings that transformers applies to a language model.
+Other conversions, such as of experts, are left to transformers. `load_pretrained` loads whole models.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class ModelWeights:
 
     Args:
         name: folder or hub name of the model.
-        architecture: of the model; the place of the token embeddings in the files tells that of the rest.
+        architecture: the model's architecture; the name of the token embeddings in files determines the other names.
         revision: branch, tag or commit on a hub; by default its main branch.
 
     Raises:
-        CheckpointError: there are no safetensors, or not for this base model.
+        CheckpointError: there are no safetensors for this base model.
     """
 
     def __init__(self, name: str, architecture: Architecture, revision: str | None = None) -> None:
@@ -45,7 +45,7 @@ class ModelWeights:
         self._prefix = found.removesuffix(wanted)
 
     def find(self, suffix: str) -> str | None:
-        """Returns the shortest name of a tensor that is, or ends with, a path; None if there is none."""
+        """Returns the shortest tensor name that equals or ends with a path; None if there is none."""
         names = [name for name in self._stored if name == suffix or name.endswith(f".{suffix}")]
         return min(names, key=len, default=None)
 
@@ -65,11 +65,11 @@ class ModelWeights:
         return found
 
     def files(self, path: str) -> list[str]:
-        """Returns the names of the files that hold the tensors whose names in the base model begin with a path."""
+        """Returns the names of the files with tensors whose names in the base model begin with a path."""
         return sorted({self._files[key] for key in self._stored_under(path).values()})
 
     def slice(self, name: str) -> Any:
-        """Returns a tensor, by its name from `find`, as what `safetensors` reads parts of (`PySafeSlice`).
+        """Returns a lazily read tensor (`PySafeSlice` of `safetensors`), given its name from `find`.
 
         Raises:
             CheckpointError: its file is missing or damaged.
@@ -89,27 +89,27 @@ class ModelWeights:
 
 
 def _stored_names(stored: Iterable[str], model: Any) -> dict[str, str]:
-    """Returns the names that tensors have in files, by those that transformers gives them."""
+    """Returns the names of tensors in files by their names in transformers."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightRenaming, rename_source_key
 
     renamings = [change for change in get_model_conversion_mapping(model) if isinstance(change, WeightRenaming)]
     own = model.state_dict()
     names = dict[str, str]()
-    for key in sorted(stored):  # some renamings depend on what came before
+    for key in sorted(stored):  # some renamings depend on earlier ones
         renamed, _ = rename_source_key(key, renamings, [])
         names[key if key in own and renamed not in own else renamed] = key
     return names
 
 
 def require_all_read(unread: Collection[str], what: str) -> None:
-    """Raises a `CheckpointError` if transformers has left out weights of something."""
+    """Raises a `CheckpointError` if transformers ignored some weights."""
     if unread:
-        raise CheckpointError(f"{what} has weights that transformers does not read: {sorted(unread)!s:.200}.")
+        raise CheckpointError(f"{what} has weights that transformers ignores: {sorted(unread)!s:.200}.")
 
 
 def file_of(name: str, file: str, revision: str | None = None) -> Path | None:
-    """Returns where a file of a model is, which a hub's client downloads if need be; None if there is none."""
+    """Returns the path of a file of a model, downloaded if necessary; None if it does not exist."""
     from transformers.utils.hub import cached_file
 
     if Path(name).is_dir():
@@ -156,7 +156,7 @@ def read_index(index: Path) -> dict[str, str]:
         content = read_json(index)
         files = content.get("weight_map") if isinstance(content, dict) else None
         if not (isinstance(files, dict) and files and all(_is_plain(file) for file in files.values())):
-            raise ValueError("'weight_map' should map the names of tensors to files in this folder")
+            raise ValueError("'weight_map' must map the names of tensors to files in this folder")
     except (ValueError, OSError) as error:
         raise CheckpointError(f"{index} cannot be read: {one_line(error)}") from error
     return files
@@ -166,7 +166,7 @@ def _open(path: Path) -> Any:
     from safetensors import safe_open
 
     try:
-        return safe_open(path, framework="pt", device="cpu")  # mapped: what is not used is not read
+        return safe_open(path, framework="pt", device="cpu")  # memory-mapped: unused tensors are not read
     except Exception as error:  # OSError and SafetensorError
         raise CheckpointError(f"{path} is damaged: {one_line(error)}") from error
 
@@ -179,7 +179,7 @@ def load_pretrained(model_class: Any, name: str, *, what: str, **kwargs: Any) ->
     """Loads a model in float32 and eval mode.
 
     Args:
-        model_class: has `from_pretrained`.
+        model_class: a class with `from_pretrained`.
         name: folder or hub name.
         what: its name in messages.
         **kwargs: for `from_pretrained`.
@@ -197,7 +197,7 @@ def load_pretrained(model_class: Any, name: str, *, what: str, **kwargs: Any) ->
                 dtype=torch.float32,
                 use_safetensors=True,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are an error below
+                ignore_mismatched_sizes=True,  # an error below
                 **kwargs,
             )
     except Exception as error:
@@ -206,9 +206,7 @@ def load_pretrained(model_class: Any, name: str, *, what: str, **kwargs: Any) ->
             f"{one_line(error)}"
         ) from error
     for key, found, wanted in info["mismatched_keys"]:
-        raise CheckpointError(
-            f"{what}: {key} has shape {list(found)} in its file, but its config asks for {list(wanted)}."
-        )
+        raise CheckpointError(f"{what}: {key} has shape {list(found)} in its file, but {list(wanted)} in its config.")
     if missing := sorted(info["missing_keys"]):
         raise CheckpointError(f"{what} lacks weights for {', '.join(missing[:5])}.")
     return model.eval()
@@ -216,7 +214,7 @@ def load_pretrained(model_class: Any, name: str, *, what: str, **kwargs: Any) ->
 
 @contextmanager
 def without_warnings() -> Iterator[None]:
-    """Silences warnings of transformers about missing weights: they are expected, or raise an error here."""
+    """Silences warnings of transformers about missing weights, which are expected or raise an error here."""
     from transformers.utils import logging
 
     level, has_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -42,7 +42,7 @@ def test_rotary_embeddings_that_are_read_pass(rope: dict[str, Any], tmp_path: Pa
 @pytest.mark.parametrize("value", ["64", [64], {}, 64.0, True])
 @pytest.mark.parametrize("key", ["num_attention_heads", "max_position_embeddings", "num_key_value_heads"])
 def test_a_size_that_is_no_integer_is_named(key: str, value: Any, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=rf"config\.json: {key} should be an integer, not "):
+    with pytest.raises(CheckpointError, match=rf"config\.json: {key} must be an integer, not "):
         read_base_config(written(tmp_path, LLAMA | {key: value}))
 
 
@@ -63,7 +63,7 @@ def test_a_size_that_is_no_integer_is_named(key: str, value: Any, tmp_path: Path
 def test_an_unknown_key_that_may_change_what_is_computed_is_refused(
     model: dict[str, Any], key: str, value: Any, tmp_path: Path
 ) -> None:
-    with pytest.raises(CheckpointError, match=rf"config\.json: {key} .*is not read by transformers"):
+    with pytest.raises(CheckpointError, match=rf"config\.json: {key} .*is unknown to transformers"):
         read_config(written(tmp_path, model | {key: value}), "model")
 
 
@@ -91,7 +91,7 @@ def test_keys_that_only_the_code_of_a_models_modules_reads_pass(of_another_type:
     sizes = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 1, "pos_att_type": "p2c|c2p"}
     model = written(tmp_path, sizes | keys | {"model_type": "roberta" if of_another_type else "deberta-v2"})
     if of_another_type:
-        with pytest.raises(CheckpointError, match=r"pos_att_type .* is not read by transformers"):
+        with pytest.raises(CheckpointError, match=r"pos_att_type .* is unknown to transformers"):
             read_config(model, "model")
     else:
         config = read_config(model, "model")
@@ -116,10 +116,10 @@ def test_the_installed_transformers_reads_all_that_it_writes(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("of_checkpoint", "message"),
     [
-        ({"rope_theta": 100.0}, r"base model with rope_theta '100\.0', and this one has '10000\.0'"),
+        ({"rope_theta": 100.0}, r"base model with rope_theta '100\.0', but this one has '10000\.0'"),
         ({"rope_parameters": {"rope_theta": 100.0, "rope_type": "default"}}, r"rope_theta '100\.0'"),
         ({"rope_scaling": {"type": "linear", "factor": 2.0}}, r"base model with (factor|rope_type)"),
-        ({"hidden_act": "gelu"}, r"base model with hidden_act 'gelu', and this one has 'silu'"),
+        ({"hidden_act": "gelu"}, r"base model with hidden_act 'gelu', but this one has 'silu'"),
         ({"prompt_projection": True}, r"prompt_projection True is not read"),
     ],
 )

@@ -63,7 +63,7 @@ def with_other_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]],
 @pytest.mark.parametrize("name", ["layers.1.self_attn.q_proj.bias", "norm.bias"])
 def test_weights_that_would_be_left_out_are_named(name: str, tmp_path: Path) -> None:
     with_other_tensors(tmp_path, lambda tensors: tensors.update({f"model.{name}": torch.ones(3)}))
-    with pytest.raises(CheckpointError, match=rf"has weights that transformers does not read: \['{name}'\]"):
+    with pytest.raises(CheckpointError, match=rf"has weights that transformers ignores: \['{name}'\]"):
         load_local_backbone(str(tmp_path))
 
 

@@ -190,8 +190,8 @@ class MixedModel(LlamaModel):
     ("how", "reason"),
     [
         ("between", "computed between its layers"),
-        ("beside", "need more of a text than the outputs"),
-        ("after", "what follows its layers is not a single norm"),
+        ("beside", "need more than the outputs"),
+        ("after", "its layers are not followed by a single norm"),
     ],
 )
 def test_what_is_more_than_a_chain_of_layers_and_a_norm_is_refused(
@@ -237,7 +237,7 @@ def test_weights_that_nothing_would_read_are_named(tmp_path: Path) -> None:
     tensors = load_file(tmp_path / "model.safetensors")
     tensors["model.layers.2.self_attn.q_proj.weight_scale"] = torch.ones(1)
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match=r"Block 2 .* does not read: .*q_proj\.weight_scale"):
+    with pytest.raises(CheckpointError, match=r"Block 2 .* ignores: .*q_proj\.weight_scale"):
         blocks_of(tmp_path)
 
 
