@@ -1,7 +1,7 @@
-"""The batches of a program through its model, several at a time if a swarm computes it.
+"""Sends a program's batches through its model, several requests at a time if the model is on a swarm.
 
-A batch of a classifier on a swarm is not a unit there: texts of many batches are planned together, as those of a run
-are. So requests have little padding, and soft prompts are computed once, in sessions.
+For a classifier on a swarm, texts of many batches are planned together, as in a run. So requests have little padding,
+and soft prompts are computed once, in sessions.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from dist_eval.petals.model.tuned import tuned_tensors_of
 Key = TypeVar("Key")
 Outputs = Any
 
-_PLANNED_TOKENS = 1 << 18  # of texts that are planned together
-_SESSION_SHARE = 0.5  # of the servers' free attention cache
+_PLANNED_TOKENS = 1 << 18  # tokens of texts that are planned together
+_SESSION_SHARE = 0.5  # fraction of the servers' free attention cache
 
 
 @dataclass(eq=False)
 class _Batch(Generic[Key]):
-    """A batch on its way."""
+    """A batch in flight."""
 
     key: Key
-    outputs: Outputs  # of the model, complete once nothing is left
-    left: int = 0  # rows that were not answered yet
+    outputs: Outputs  # outputs of the model, complete once nothing is left
+    left: int = 0  # rows without an answer
 
 
 _Ask = Callable[[], list[_Batch[Key]]]
-"""Asks the model; returns the batches that are complete now."""
+"""Calls the model; returns the batches that are now complete."""
 
 
 def outputs_in_flight(
@@ -63,24 +63,24 @@ def outputs_in_flight(
     named: Callable[[Key], str],
     in_flight: int | None = None,
 ) -> Generator[tuple[Key, Outputs], None, None]:
-    """Asks a model for each batch, without gradients.
+    """Calls a model with each batch, without gradients.
 
     Args:
         model: the model.
-        call: called with each batch; calls the model, and returns its outputs: logits, if it is a classifier.
-        batches: keys, and what the model is given: its arguments by name, or tensors.
-        topology: of the ranks.
-        named: names a batch for messages, from its key.
+        call: calls the model with a batch and returns its outputs: logits for a classifier.
+        batches: keys, and the model's inputs: arguments by name, or tensors.
+        topology: this process's place among the ranks.
+        named: returns the name of a batch for messages, given its key.
         in_flight: maximum number of requests in flight; adaptive if not set.
 
     Yields:
-        Key and outputs of each batch, on a swarm in any order.
+        Key and outputs of each batch, in any order on a swarm.
 
     Raises:
-        EvaluationError: a batch, which the message names, got no answer.
+        EvaluationError: a batch got no answer; the message names it.
     """
 
-    @torch.no_grad()  # which is a thread's own
+    @torch.no_grad()  # the grad mode is per thread
     def answer(key: Key, inputs: Any) -> list[_Batch[Key]]:
         with _naming(named, key):
             return [_Batch(key, call(key, inputs))]
@@ -115,7 +115,7 @@ def outputs_in_flight(
 
 
 def is_plain_classifier(model: nn.Module) -> TypeGuard[SequenceClassifier]:
-    """Whether a model is a classifier on a swarm, of which nothing was replaced or hooked by the program."""
+    """Whether a model is a classifier on a swarm without parts that the program replaced or hooked."""
     if not isinstance(model, SequenceClassifier) or "forward" in vars(model):
         return False
     head, modules = model.score, [*model.modules()]
@@ -124,7 +124,7 @@ def is_plain_classifier(model: nn.Module) -> TypeGuard[SequenceClassifier]:
 
 
 class _Packed(Generic[Key]):
-    """Classifies the texts of many batches in requests of texts of similar length."""
+    """Classifies the texts of many batches in requests with texts of similar length."""
 
     def __init__(self, model: Any, topology: Topology, named: Callable[[Key], str]) -> None:
         self._model, self._topology, self._named = model, topology, named
@@ -132,17 +132,17 @@ class _Packed(Generic[Key]):
         self._backbone = SwarmBackbone(base)
         self._classifier = Classifier(self._backbone, tuned_tensors_of(model))
         self._prompts, self._changes_frequencies = base.prompt_length, base.changes_frequencies
-        self._sessions: int | None = None  # that this rank may hold; None before the first plan
+        self._sessions: int | None = None  # maximum for this rank; None before the first plan
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Gives the memory of servers back."""
+        """Releases the servers' memory."""
         self._backbone.close()
 
     def calls(
         self, batches: Iterable[tuple[Key, Any]], otherwise: Callable[[Key, Any], list[_Batch[Key]]]
     ) -> Iterator[_Ask[Key]]:
-        """Yields what asks the model for all batches; `otherwise` for those that are more than texts to classify."""
+        """Yields calls of the model for all batches; `otherwise` handles batches with further inputs."""
         rows, texts, tokens = list[tuple[_Batch[Key], int]](), list[np.ndarray](), 0
         for key, inputs in batches:
             with _naming(self._named, key):
@@ -167,7 +167,7 @@ class _Packed(Generic[Key]):
             yield partial(self._ask, [rows[row] for row in members], [texts[row] for row in members], options)
 
     def _plan(self, lengths: np.ndarray) -> BatchPlan:
-        """Plans texts as a run does: prompts are computed once if servers have room for sessions in which that pays."""
+        """Plans texts as a run does; prompts are computed once if that pays and servers have space for sessions."""
 
         def plan(cache_tokens: int) -> BatchPlan:
             return plan_with_shared_beginnings(

@@ -38,8 +38,8 @@ class PetalsPipeline:
         loss_fn: called with a micro-batch's outputs and labels; returns the mean loss, a scalar tensor, or a list of
             several. Without it the outputs are the loss.
         micro_batches: default number of micro-batches that `eval_batch` takes from an iterator.
-        in_flight: number of requests in flight on a swarm; by default adaptive. Requests of a classifier contain texts of
-            several micro-batches.
+        in_flight: number of requests in flight on a swarm; by default adaptive. Requests of a classifier contain texts
+            of several micro-batches.
     """
 
     def __init__(
