@@ -68,7 +68,7 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
         peaks = zip(report.series[quarter].values, blocks, strict=True)
         claim = f"resident at most / the weights of the blocks, {dtype}"
         report.bound(claim, [peak * MEBIBYTE / size for peak, size in peaks], 1.25)
-    report.note("Growth of a process since its imports; resident counts what is mapped from files and was read, too.")
+    report.note("Growth of a process since its imports; resident also counts pages of mapped files that were read.")
     report.finish()
     measure_families(options, scratch_dir)
 
@@ -179,7 +179,7 @@ PROGRAM = Program(
     quick={"hidden": 512, "layers": 4, "dtypes": ["bfloat16"], "families": ["llama"]},
 )
 PROGRAM.add("--hidden", 4096, "width of the model; with 32 layers it would be Mistral's 7B")
-PROGRAM.add("--layers", 16, "its layers, of which there is a shard each")
+PROGRAM.add("--layers", 16, "its layers, one per shard")
 PROGRAM.add("--dtypes", ("bfloat16",), "to load in; the files are in bfloat16", choices=["bfloat16", "float32"])
 PROGRAM.add("--families", tuple(FAMILIES), "to start servers of", choices=list(FAMILIES))
 

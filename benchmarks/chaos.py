@@ -343,7 +343,7 @@ def judge_caches(run: Run, swarm: PrivateSwarm, at_first: list[int]) -> str:
         left = free_cache(swarm)
     sessions = run.results()["sessions"]
     return (
-        f"{sessions['batches']} batches for sessions, of which {sessions['fell_back']} took plain forwards; memory of "
+        f"{sessions['batches']} batches for sessions, {sessions['fell_back']} of them in plain forwards; memory of "
         f"servers for attention caches: {left} of {at_first} tokens times blocks are free."
         + (" LOST: memory" if left != at_first else "")
     )

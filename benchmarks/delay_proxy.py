@@ -62,7 +62,7 @@ class DelayProxy:
             self._process.communicate()
 
     def set_round_trip(self, seconds: float) -> None:
-        """Sets the round-trip time, half of which is the delay in each direction.
+        """Sets the round-trip time; the delay in each direction is half of it.
 
         Returns when the new delay is in effect for all data received from then on.
 

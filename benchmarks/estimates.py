@@ -80,7 +80,7 @@ def _measure_cell(report: Report, group: str, words: list[Any], scratch_dir: Pat
 
 
 def make_texts(sentences: Sequence[str], tokenizer: Any, batches: int) -> Corpus:
-    """Makes texts of one to many sentences that fill about so many batches."""
+    """Makes texts of one to many sentences that fill about the given number of batches."""
     generator = np.random.default_rng(0)
     texts: list[str] = []
     tokens = 0

@@ -56,7 +56,7 @@ class Coverage:
         self.hits.setdefault(name, []).append(low is not None and high is not None and low <= truth <= high)
 
     def add_to(self, report: Report, group: str, bar: float | None) -> None:
-        """Adds the shares in percent; those of dist_eval may be so many points away from 95."""
+        """Adds the shares in percent; the bar for dist_eval is a maximum distance from 95, in points."""
         for name, hits in sorted(self.hits.items()):
             share = 100 * float(np.mean(hits))
             report.add(group, name, share, {"simulations": len(hits)})

@@ -135,7 +135,7 @@ def _write_base(model: Model, tokenizer: Any, grouped: bool, positions: int) -> 
 
 
 def _make_readable_for_petals(file: Path) -> None:
-    """Writes a tokenizer as the library of 2023 reads it, beside which Petals' own classes run; today's does, too."""
+    """Writes a tokenizer that today's library and that of 2023, used by Petals' own classes, can read."""
     content = json.loads(file.read_text(encoding="utf-8"))
     content["model"]["merges"] = [" ".join(pair) for pair in content["model"]["merges"]]
     content["pre_tokenizer"]["add_prefix_space"] = True

@@ -21,8 +21,8 @@ from benchmarks.waiting_server import Speed, waiting_swarm
 QUESTION = "How close does a run come to what the servers of a pipeline can do?"
 BASE = Size(32, 8)
 PETALS = "Petals' client, all texts in one batch"
-_SLOWEST = 0.2  # seconds that the slowest stage takes for a batch of so many tokens
-_BATCH_TOKENS = 1024  # what Petals' own client puts into a request, too
+_SLOWEST = 0.2  # seconds of the slowest stage for a batch of `_BATCH_TOKENS`
+_BATCH_TOKENS = 1024  # as in requests of Petals' own client
 _TEXT_TOKENS = 16
 _BARS = {20: 0.90, 50: 0.95, 500: 0.95}
 

@@ -66,13 +66,13 @@ class Place:
     folder: Path
 
     def label_words(self, prefix: int) -> list[str]:
-        """Returns the options for label words after prompts that begin with so many tokens."""
+        """Returns the options for label words after prompts with a prefix of a number of tokens."""
         prompt = " ".join([*self._draw(prefix - 1, seed=1), "{sentence}"])  # after the token that begins every text
         words = [f"{name}={word}" for name, word in zip(_CLASSES, self.words, strict=False)]
         return ["--prompt", prompt, "--label-words", *words]
 
     def texts(self, fewest: int, most: int) -> list[list[str]]:
-        """Makes rows with texts of so many tokens."""
+        """Makes rows with texts of a number of tokens."""
         lengths = np.random.default_rng(SEED).integers(fewest, most + 1, self.rows)
         return [[" ".join(self._draw(length, seed=row + 2)), _CLASSES[row % 2]] for row, length in enumerate(lengths)]
 

@@ -135,7 +135,7 @@ def averaging_batches(examples: Examples, model: Known) -> float:
 
 
 def counting_repeats(examples: Examples, model: Known) -> float:
-    """Gathers all examples of the sampler, including those that it repeats as padding."""
+    """Gathers all examples of the sampler, including repeats for padding."""
     gathered = [torch.cat(gather_equal(column)) for column in joined(sampled(examples, model))]
     return macro_f1(gathered[0], gathered[1])
 

@@ -95,7 +95,7 @@ def make_tasks(folder: Path, sentences: list[str], documents: int, examples: int
 
     Args:
         folder: a folder to create.
-        sentences: of which documents are made.
+        sentences: sentences for the documents.
         documents: number of documents of each task.
         examples: number of further ones, to stand before them.
     """

@@ -2,7 +2,7 @@
 
 Two servers with one thread each hold the model, so the servers' computing power is the limit; "local" uses the same
 cores without a swarm. All contenders classify the same rows on the same swarm, in rounds. With `--round-trips` a proxy
-in front of the servers delays traffic in both directions (see `delay_proxy.py`); traffic passes it at 0 ms, too.
+in front of the servers delays traffic in both directions (see `delay_proxy.py`), which also passes it at 0 ms.
 
 The overhead of a swarm grows linearly with the width of a model, computing quadratically. So the share of "local" that
 a swarm can reach is also measured on a model half as wide as the usual ones with 7 billion parameters.

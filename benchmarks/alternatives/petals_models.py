@@ -1,6 +1,6 @@
 """Petals' own classes of models, which need its release and packages of 2023: the environment `benchmarks/petals-2.2`.
 
-It has no dist_eval: processes in it find the modules of this repository in their current folder, and only those that
+It has no dist_eval: processes in it find the modules of this repository in their current folder, and only modules that
 need nothing but the standard library and hivemind can be imported there.
 """
 
