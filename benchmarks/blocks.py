@@ -1,8 +1,8 @@
-"""`python -m benchmarks.blocks`: the memory that loading some of a model's blocks takes, and how well it is foreseen.
+"""`python -m benchmarks.blocks`: the memory for loading some of a model's blocks, and the accuracy of estimates.
 
-A model is made on disk, in shards. A quarter of its blocks is loaded as a server does it, and the whole model by
-transformers, each in a process of its own, which then runs a forward of one token: on a CPU weights are mapped from the
-files, and read when they are used. Then servers of several families are started, which say what they have taken.
+A model is written to disk, in shards. One process loads a quarter of its blocks as a server does, another the whole
+model with transformers. Each then runs a forward of one token, because on a CPU weights are mapped from the files and
+read on use. Then servers of several families start and report their memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dist_eval.petals.base_model.weights import without_warnings
 from dist_eval.petals.server.private import PrivateSwarm
 
 QUESTION = "How much memory does loading a quarter of a model's blocks take, beside the whole model in transformers?"
-FAMILIES_QUESTION = "How far is what a server says beforehand that its blocks take from what they do take?"
+FAMILIES_QUESTION = "How accurate is a server's estimate of the memory of its blocks?"
 QUARTER, WHOLE = "dist_eval, a quarter of the blocks", "transformers, the whole model"
 ESTIMATED, TAKEN = "dist_eval, estimated", "taken"
 _INNER, _HEAD_WIDTH = 3.5, 128
@@ -74,7 +74,7 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
 
 
 def measure_families(options: argparse.Namespace, scratch_dir: Path) -> None:
-    """Has servers say what their blocks take."""
+    """Starts servers that report the memory of their blocks."""
     report = Report("blocks-families", FAMILIES_QUESTION, unit="MiB", options=options, more_is_better=False)
     for family in options.families:
         model = scratch_dir / family
@@ -100,7 +100,7 @@ def make_family(folder: Path, family: str) -> None:
 
 
 def sizes_of_server(model: Path, dtype: str) -> tuple[float, float]:
-    """Starts a server, and returns what it says that its blocks have taken, and should take, in MiB."""
+    """Starts a server; returns the memory of its blocks and the estimate, in MiB, from its output."""
     blocks = _COMMON["num_hidden_layers"]
     with PrivateSwarm(
         str(model), num_blocks=blocks, dht_prefix=model.name, spans=[(0, blocks)], torch_dtype=dtype
@@ -118,7 +118,7 @@ def sizes_of_server(model: Path, dtype: str) -> tuple[float, float]:
 
 
 def load_quarter(_: Path, *, model: str, dtype: str) -> dict[str, float]:
-    """Loads the first quarter of the blocks as a server does, and returns what that took in bytes."""
+    """Loads the first quarter of the blocks as a server does; returns the memory in bytes."""
     from transformers import AutoConfig
 
     from dist_eval.petals.base_model.architecture import Architecture
@@ -141,7 +141,7 @@ def load_quarter(_: Path, *, model: str, dtype: str) -> dict[str, float]:
 
 
 def load_whole(_: Path, *, model: str, dtype: str) -> dict[str, float]:
-    """Loads the whole model as transformers does, and returns what that took in bytes."""
+    """Loads the whole model as transformers does; returns the memory in bytes."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     from dist_eval.petals.base_model.architecture import Architecture

@@ -1,10 +1,10 @@
 """`python -m benchmarks.chaos`: is anything lost when ranks, servers and whole runs are killed?
 
-A seeded schedule kills and stops the processes of a run, which is restarted, each time on another number of ranks,
-until it is complete. Its predictions must be byte-identical to those of an undisturbed run. Then the time is measured
-until a run resumes after servers were killed.
+A seeded schedule kills and stops the processes of a run, which restarts on a different number of ranks each time, until
+it is complete. Its predictions must be byte-identical to those of an undisturbed run. Then the benchmark measures the
+time until a run resumes after servers were killed.
 
-With `--sessions`, few-shot prompts stand before the texts, and servers compute them once.
+With `--sessions`, few-shot prompts precede the texts, and servers compute them once.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Run:
         output: the run's folder.
         scratch_dir: folder for temporary files and logs.
         peers: addresses of the swarm; if empty, the model runs in the ranks themselves.
-        sessions: whether texts begin alike, so that they are sent in sessions.
+        sessions: whether texts have a common prefix and are sent in sessions.
     """
 
     def __init__(
@@ -101,13 +101,13 @@ class Run:
         return status
 
     def kill(self) -> None:
-        """Kills all that is left of it."""
+        """Kills all remaining processes."""
         for process in self.processes():
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
 
     def rank(self, number: int) -> psutil.Process | None:
-        """Returns the process of a rank, if it runs."""
+        """Returns the process of a rank, if it is running."""
         assert self.agent is not None
         with suppress(psutil.Error):
             for child in psutil.Process(self.agent.pid).children():
@@ -138,7 +138,7 @@ class Run:
         return next((line for line in lines if line.startswith("dist_eval: ")), "nothing")[:300]
 
     def last_words(self) -> str:
-        """Returns the end of what the latest start has printed."""
+        """Returns the end of the latest start's output."""
         return (self._scratch_dir / f"start-{self.starts}.log").read_text(errors="replace")[-_LAST_CHARACTERS:]
 
     def predictions(self) -> bytes:
@@ -221,7 +221,7 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
         def make_run(name: str, rows: Path, peers: list[str]) -> Run:
             return Run(rows, scratch_dir / name, scratch_dir, peers, sessions=options.sessions)
 
-        # without sessions a swarm gives the very bits of the local model
+        # without sessions, a swarm gives the same bits as the local model
         undisturbed = make_run("undisturbed", dataset, swarm.initial_peers if options.sessions else [])
         at_first = free_cache(swarm) if options.sessions else []
         undisturbed.start(2)
@@ -304,7 +304,7 @@ def disturb(run: Run, swarm: PrivateSwarm, generator: random.Random, count: int,
                 status = run.wait()
                 if status == 0 and run.results()["status"] == "complete":
                     if names:
-                        raise BenchmarkError(f"the run was over before {', '.join(names)}: give fewer --events")
+                        raise BenchmarkError(f"the run ended before {', '.join(names)}: set fewer --events")
                     break
                 if run.results()["status"] == "failed":
                     others.append(run.last_message())
@@ -337,7 +337,7 @@ def judge(run: Run, undisturbed: Run, tally: Counter[str]) -> str:
 
 
 def judge_caches(run: Run, swarm: PrivateSwarm, at_first: list[int]) -> str:
-    """Says how a disturbed run used its sessions, and whether servers have all of their memory again."""
+    """Describes a disturbed run's use of sessions, and whether servers released all memory."""
     left, deadline = free_cache(swarm), time.monotonic() + _ORPHANS_SECONDS
     while left != at_first and time.monotonic() < deadline:
         left = free_cache(swarm)
@@ -350,7 +350,7 @@ def judge_caches(run: Run, swarm: PrivateSwarm, at_first: list[int]) -> str:
 
 
 def free_cache(swarm: PrivateSwarm) -> list[int]:
-    """Returns the attention cache that servers have left, in tokens times blocks."""
+    """Returns the free attention cache of servers, in tokens times blocks."""
     from dist_eval.model.classifier import load_swarm_backbone
     from dist_eval.petals.client.client import join_swarm
     from dist_eval.petals.client.coverage import wait_until_covered
@@ -401,12 +401,12 @@ def restart(swarm: PrivateSwarm, number: int) -> None:
 
 
 def wait_until_up(swarm: PrivateSwarm, number: int) -> None:
-    """Waits until a server's latest process says that it is ready; one that has ended is started again.
+    """Waits until a server's latest process is ready; restarts one that has ended.
 
     A Petals server ends if the peer that it joins does not answer its ping in time, as on a busy host.
 
     Raises:
-        BenchmarkError: it does not, or it ends each time; the message has the end of its log.
+        BenchmarkError: it does not become ready, or ends each time; the message has the end of its log.
     """
     log, restarts = swarm.folder / f"server-{number}.log", itertools.count(1)
 
@@ -451,9 +451,9 @@ def wait_for(condition: Callable[[], Any], what: str) -> None:
 
 PROGRAM = Program("chaos", QUESTION, measure, rounds=1, quick={"events": 4, "repeated": 3})
 PROGRAM.add("--events", 24, "minimum number of events")
-PROGRAM.add("--repeated", _REPEATED, "how often the rows of the embedded example are evaluated")
+PROGRAM.add("--repeated", _REPEATED, "repetitions of the rows of the embedded example")
 PROGRAM.add("--seed", 0, "seed of the schedule")
-PROGRAM.parser.add_argument("--sessions", action="store_true", help="texts begin alike")
+PROGRAM.parser.add_argument("--sessions", action="store_true", help="texts have a common prefix")
 
 if __name__ == "__main__":
     PROGRAM.main()

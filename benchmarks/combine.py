@@ -25,8 +25,8 @@ from dist_eval.metrics.predictions import Predictions, prove_coverage
 from dist_eval.metrics.totals import Totals, require_same_totals
 from dist_eval.runs.saved_samples import write_samples
 
-QUESTION = "What does it take to combine the predictions of all ranks?"
-MEMORY_QUESTION = "How much memory is resident at most in a rank that combines predictions?"
+QUESTION = "How much time does it take to combine the predictions of all ranks?"
+MEMORY_QUESTION = "How much memory does a rank need to combine predictions?"
 OURS, TENSORS, DICTIONARIES = "dist_eval", "all_gather of padded tensors", "all_gather_object of dictionaries"
 _MOST_DICTIONARIES = 2_000_000  # more would need tens of gigabytes on all ranks together
 _LABELS = ("negative", "positive")
@@ -67,13 +67,13 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
         "A step's seconds are the slowest rank's; proof, metrics and parquet are done by rank 0 alone. In all ways the "
         "gather ends with arrays on rank 0 in the dataset's order."
     )
-    memory.note("During the gather, a rank's own predictions and all libraries included.")
+    memory.note("During the gather, including a rank's own predictions and all libraries.")
     seconds.finish()
     memory.finish()
 
 
 def combine(scratch_dir: Path, *, way: str, examples: int) -> dict[str, Any]:
-    """Combines synthetic predictions on a rank, and returns what the steps took."""
+    """Combines synthetic predictions on a rank; returns time and memory of the steps."""
     torch.set_num_threads(1)
     topology = Topology.from_environment()
     if topology.is_leader:  # before measuring: the cost of imports does not depend on the implementation
@@ -104,7 +104,7 @@ def combine(scratch_dir: Path, *, way: str, examples: int) -> dict[str, Any]:
 
 
 def share_of(rank: int, world_size: int, examples: int) -> Predictions:
-    """Generates this rank's predictions; all ranks together have each of the positions 0..examples-1 once."""
+    """Generates this rank's predictions; over all ranks, each position 0..examples-1 occurs once."""
     index = np.arange(rank, examples, world_size, dtype=np.int64) * _STRIDE % examples
     generator = np.random.default_rng(rank)
     logits = generator.normal(size=(len(index), len(_LABELS))).astype(np.float32)

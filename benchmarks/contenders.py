@@ -1,6 +1,7 @@
-"""Those who compete: dist_eval as users start it and what people write, one after the other, in rounds.
+"""Contenders: dist_eval as users start it, and common alternatives.
 
-A benchmark opens a swarm and runs its contenders on it, so that each has the machine and the same swarm to itself.
+A benchmark opens a swarm and runs its contenders in rounds, one after the other, so that each has the machine and the
+swarm to itself.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ OURS = ("local", "evaluate")
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a contender gave.
+    """The outcome of a contender.
 
     Attributes:
         seconds: duration of the work that is compared, on the slowest rank.
-        answers: one for each row, in order: classes, log-likelihoods or texts.
+        answers: one per row, in order: classes, log-likelihoods or texts.
         facts: content of `results.json`, for dist_eval; of its `ranks` also for `evaluate`.
-        units: what the rate counts; None counts answers.
+        units: number of units for the rate; by default, the number of answers.
     """
 
     seconds: float
@@ -49,7 +50,7 @@ class Contender:
     Attributes:
         name: name in the report.
         run: does it once.
-        every: it is given only every n-th row, because it is slow; rates are compared.
+        every: it gets only every n-th row if it is slow; rates are compared.
     """
 
     name: str
@@ -72,14 +73,14 @@ def run_round(
     Args:
         report: the report.
         group: of the report.
-        contenders: who competes.
+        contenders: the contenders.
         tolerance: difference between two numbers that are still the same answer.
 
     Returns:
         Their outcomes, by name.
 
     Raises:
-        BenchmarkError: one failed, or did not answer all that it was given.
+        BenchmarkError: one failed, or did not answer all its rows.
     """
     outcomes: dict[str, Outcome] = {}
     for contender in contenders:
@@ -128,7 +129,7 @@ class Classification:
     folder: Path
 
     def dist_eval(self, name: str, ranks: int, *options: str) -> Contender:
-        """Returns dist_eval as a contender, with further options."""
+        """Returns dist_eval as a contender, with additional options."""
 
         def run() -> Outcome:
             from pyarrow import parquet

@@ -62,7 +62,7 @@ class Program:
             self.add_data()
 
     def add_data(self) -> None:
-        """Adds the option that says where the text is."""
+        """Adds the option for the folder of the text."""
         self.parser.add_argument("--data", type=Path, metavar="FOLDER", help="folder with SST-2 (see README.md)")
 
     def add(self, option: str, default: Any, what: str, **settings: Any) -> None:
@@ -74,7 +74,7 @@ class Program:
         self.parser.add_argument(option, default=default, help=f"{what} (default: {shown})", **settings)
 
     def main(self) -> NoReturn:
-        """Runs the command line, and ends the process and all that it started, also on Ctrl-C."""
+        """Runs the command line, and ends the process and its children, even on Ctrl-C."""
         options = self.parser.parse_args()
         if options.quick:
             vars(options).update(self._quick, rounds=1)
@@ -138,7 +138,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A figure of each round, mostly a ratio between two alternatives, and what it should be at least or at most."""
+    """A figure of each round, mostly a ratio between two alternatives, and its bar."""
 
     claim: str
     ratio: float  # the median of the rounds
@@ -184,7 +184,7 @@ class Report:
         print(f"  {group} | {name}: {value:.4g} {self.unit}", flush=True)
 
     def note(self, sentence: str) -> None:
-        """Adds a sentence that a reader of the figures needs."""
+        """Adds a note for readers of the figures."""
         self.notes.append(sentence)
 
     def compare(
@@ -200,9 +200,9 @@ class Report:
         Args:
             claim: description of the ratio.
             first: group and name of an alternative.
-            *others: group and name of another one, or of several, of which the best of each round counts. Those that
-                were not measured are left out; without any there is no comparison.
-            bar: the required lower bound of the ratio; not with `--quick`, which measures nothing.
+            *others: group and name of one or more others; the best of each round counts. Unmeasured ones are ignored;
+                without any there is no comparison.
+            bar: the required lower bound of the ratio; ignored with `--quick`.
             at_most: the bar is an upper bound instead.
         """
         rivals = [self.series[other].values for other in others if other in self.series]
@@ -288,7 +288,7 @@ class Report:
 
 
 def environment() -> dict[str, Any]:
-    """Returns the environment, on which the figures depend besides the code."""
+    """Returns the environment, which affects the figures."""
     return {
         "python": platform.python_version(),
         "cpu": _cpu(),

@@ -27,7 +27,7 @@ from dist_eval.metrics.predictions import Predictions
 from dist_eval.statistics import Difference, Evidence, Sums, Units, bca, gather_evidence, mcnemar, percentile, wilson
 
 COVERAGE = "How many of the 95% intervals contain the truth?"
-GROUPS = "How many of the 95% intervals contain the truth where examples come in groups?"
+GROUPS = "How many of the 95% intervals contain the truth if examples come in groups?"
 SAMPLES = "How many of the 95% intervals of a sample contain the metric of all rows?"
 SPEED = "How many resamples are computed per second?"
 POWER = "How often is a difference between two models found, at the level of 5%?"
@@ -51,7 +51,7 @@ class Coverage:
     hits: dict[str, list[bool]] = field(default_factory=dict)
 
     def count(self, name: str, ends: Ends | None, truth: float) -> None:
-        """Counts an interval; one that could not be computed contains nothing."""
+        """Counts an interval; a failed one contains nothing."""
         low, high = ends or (None, None)
         self.hits.setdefault(name, []).append(low is not None and high is not None and low <= truth <= high)
 

@@ -18,7 +18,7 @@ class Meter:
     """Measures the steps of this process.
 
     Attributes:
-        steps: by their names, `seconds` and `peak`, the most resident memory in bytes, files that are mapped included.
+        steps: `seconds` and `peak` (resident memory in bytes, including mapped files) of each step, by name.
     """
 
     def __init__(self) -> None:

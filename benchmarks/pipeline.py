@@ -1,8 +1,8 @@
 """`python -m benchmarks.pipeline`: how close a run comes to what the servers can do.
 
-The servers wait instead of computing (see `waiting_server.py`), so that what they can do is arithmetic: the first batch
-passes all stages, and each further one comes after what the slowest stage takes for a batch, with all its replicas. A
-proxy gives the way a delay.
+The servers wait instead of computing (see `waiting_server.py`), so their limit is arithmetic: the first batch passes
+all stages, and each further batch follows after the time of the slowest stage with all its replicas. A proxy adds
+delay.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from benchmarks.models import PROMPT_TOKENS, Size, make_model, train_tokenizer
 from benchmarks.text import Corpus, make_corpus
 from benchmarks.waiting_server import Speed, waiting_swarm
 
-QUESTION = "How close does a run come to what the servers of a pipeline can do?"
+QUESTION = "How close does a run come to the limit of a pipeline's servers?"
 BASE = Size(32, 8)
 PETALS = "Petals' client, all texts in one batch"
 _SLOWEST = 0.2  # seconds of the slowest stage for a batch of `_BATCH_TOKENS`

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.prefix`: what it brings that servers compute the common beginning of texts once.
+"""`python -m benchmarks.prefix`: the gain when servers compute the common prefix of texts once.
 
 Label words after prompts that begin with the same tokens, and a checkpoint with deep prompts, in sessions and in plain
 forwards (`--session-share 0`), one after the other on the same two servers, whose memory is watched.
@@ -26,7 +26,7 @@ from benchmarks.swarms import swarm_of
 from benchmarks.text import SEED, make_corpus
 from dist_eval.petals.server.private import PrivateSwarm
 
-QUESTION = "How much faster are texts that begin alike, if servers compute their beginning once?"
+QUESTION = "How much faster are texts with a common prefix, if servers compute it once?"
 SESSIONS, PLAIN = "dist_eval, sessions", "dist_eval, plain forwards"
 TEXT_TOKENS = 25
 # how many times as fast as plain forwards: by the tokens of the prefix, and with deep prompts by those of a text
@@ -38,7 +38,7 @@ _CLASSES = ("negative", "positive")
 
 @dataclass(frozen=True)
 class Run:
-    """What a run of dist_eval gave: `results.json`, probabilities [rows, classes], and the servers' most MiB."""
+    """The outcome of a run: `results.json`, probabilities [rows, classes], and the servers' peak memory in MiB."""
 
     results: dict[str, Any]
     probabilities: np.ndarray
@@ -47,7 +47,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Place:
-    """Where both ways run.
+    """The setup of both ways.
 
     Attributes:
         model: the language model, with a tuned checkpoint.
@@ -98,7 +98,7 @@ class Place:
 
 @contextmanager
 def _watching(swarm: PrivateSwarm) -> Iterator[list[float]]:
-    """Notes how much memory the servers have together, in MiB."""
+    """Records the memory of all servers together, in MiB."""
     peaks, ended = [_memory(swarm)], threading.Event()
 
     def watch() -> None:
@@ -184,7 +184,9 @@ def words_of_one_token(model: Model, sentences: list[str]) -> list[str]:
 
 PROGRAM = Program("prefix", QUESTION, measure, quick={"base": "64x4", "prefixes": [64], "rows": 60})
 PROGRAM.add("--base", str(SMALL), "size of the model", choices=SIZES)
-PROGRAM.parser.add_argument("--multi-head", action="store_true", help="a key for each query: servers have less room")
+PROGRAM.parser.add_argument(
+    "--multi-head", action="store_true", help="one key per query: servers have less cache space"
+)
 PROGRAM.add("--rows", 2000, "texts")
 PROGRAM.add("--ranks", 1, "processes of dist_eval")
 PROGRAM.add("--prefixes", (16, 64, 300, 1000), "common tokens of the prompts")

@@ -27,7 +27,7 @@ _TIMEOUT, _LINES_SHOWN = 1800.0, 50  # torchrun itself takes some 20
 def running(
     folder: Path, *arguments: str, ranks: int | None = None, threads: int = 1, petals: bool = False
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs `python ARGUMENTS`, and ends it in the end, with all that it started.
+    """Runs `python ARGUMENTS`, and finally ends it and its children.
 
     Args:
         folder: for its temporary files and its output, `log.txt`.
@@ -62,7 +62,7 @@ def run(folder: Path, *arguments: Any, **settings: Any) -> str:
         **settings: of `running`.
 
     Returns:
-        What it has printed.
+        Its output.
 
     Raises:
         BenchmarkError: it failed; the message has its last lines.
@@ -96,7 +96,7 @@ def call(
         **task: arguments of the function, as JSON has them.
 
     Returns:
-        What it returned in each process.
+        Its return value in each process.
 
     Raises:
         BenchmarkError: it failed.

@@ -38,7 +38,7 @@ def tuned(mode: str) -> str:
 
 def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     """Pretrains a base model, tunes it in both modes on a swarm, and evaluates the results."""
-    report = Report("tuning", QUESTION, unit="share that is right", options=options)
+    report = Report("tuning", QUESTION, unit="accuracy", options=options)
     corpora = {split: _load(split, options) for split in ("train", "validation", "test")}
     report.note(f"Text: {', '.join(corpus.source for corpus in corpora.values())}.")
     files = {split: str(corpus.write_csv(scratch_dir / f"{split}.csv")) for split, corpus in corpora.items()}
@@ -82,7 +82,7 @@ def _load(split: str, options: argparse.Namespace) -> Corpus:
 
 
 def _right(results: dict[str, Any]) -> tuple[int, int]:
-    """Returns how many examples are right, and how many there are."""
+    """Returns the numbers of correct examples and of all examples."""
     matrix = results["confusion_matrix"]["matrix"]
     return sum(row[i] for i, row in enumerate(matrix)), results["coverage"]["seen"]
 

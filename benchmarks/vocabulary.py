@@ -1,7 +1,7 @@
-"""`python -m benchmarks.vocabulary`: the memory and time that log-likelihoods take with a large vocabulary.
+"""`python -m benchmarks.vocabulary`: memory and time of log-likelihoods with a large vocabulary.
 
-The output embedding of a language model is mapped from the model's file and gone through in chunks. A client of Petals
-holds it in float32, and computes the logits of all positions at once. No swarm is needed: the ranks of a host score the
+dist_eval maps the output embedding of a language model from its file and processes it in chunks. A client of Petals
+loads it in float32 and computes the logits of all positions at once. No swarm is needed: the ranks of a host score the
 same hidden states in both ways.
 """
 
@@ -85,7 +85,7 @@ def loaded(model: Path) -> Score:
 
 
 def score(scratch_dir: Path, *, way: str, model: str, positions: int) -> dict[str, Any]:
-    """Scores random hidden states on a rank, and returns what it took."""
+    """Scores random hidden states on a rank; returns time and memory."""
     from transformers import AutoConfig
 
     torch.set_num_threads(1)

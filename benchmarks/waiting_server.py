@@ -1,8 +1,8 @@
 """A Petals server that waits instead of computing: `python -m benchmarks.waiting_server FILE [arguments of a server]`.
 
 Transport, handlers, queues and the order of work are Petals' own. Only the forward of a block is replaced: it sleeps
-and returns its input. Like a GPU, it works on one request at a time and leaves the processor alone. What it announces
-follows from its speed when it is started, as a server's own measurement would.
+and returns its input. Like a GPU, it processes one request at a time and leaves the processor idle. Its announcement
+follows from its speed at the start, like a server's own measurement.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Speed:
-    """How long a server takes for a request, for all its blocks together.
+    """A server's time for a request, for all its blocks together.
 
     Attributes:
         per_request: seconds.

@@ -1,9 +1,9 @@
 """Hosts on one machine with a slow network between them: network namespaces, and a program that passes packets on.
 
 `Wire` starts that program (`python -m benchmarks.wire SECONDS RATE NAMESPACE...`). Each host has an interface (a TUN
-device) that it reads from and writes to: what a host sends arrives after a delay, and no host sends or receives more
-than so many bytes a second. So TCP's own windows and congestion control are at work, as on a real network, and nothing
-is lost. Packets have 65,000 bytes, as segmentation offload hands them to a network card. Needs root, iproute2 and TUN.
+device) that it reads from and writes to: packets arrive after a delay, and each host sends and receives at a limited
+rate. So TCP's own windows and congestion control are active, as on a real network, and no packets are lost. Packets
+have 65,000 bytes, as segmentation offload hands them to a network card. Needs root, iproute2 and TUN.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ class Wire:
     """Several hosts, as a context manager.
 
     Args:
-        hosts: how many.
+        hosts: number of hosts.
         round_trip: between any two of them, in seconds.
-        rate: bytes a second that each sends, and receives, at most.
+        rate: maximum number of bytes per second that each sends, and receives.
 
     Attributes:
         addresses: the IP address of each host.
@@ -74,7 +74,7 @@ class Wire:
         return ["ip", "netns", "exec", self.names[host]]
 
     def enter(self, host: int) -> None:
-        """Makes this thread, and all processes and threads that it starts from now on, run on a host."""
+        """Moves this thread, and all processes and threads that it starts later, to a host."""
         with open(f"/run/netns/{self.names[host]}") as namespace:
             if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), 0):
                 raise OSError(ctypes.get_errno(), f"cannot enter the namespace {self.names[host]}")

@@ -1,1 +1,1 @@
-"""What people use today: functions that `benchmarks.worker` calls in processes of their own."""
+"""Common alternatives: functions that `benchmarks.worker` calls in separate processes."""

@@ -22,7 +22,7 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True)
 class Task:
-    """What is classified, and by which model.
+    """The texts to classify, and the model.
 
     Attributes:
         model: folder of the base model and its tokenizer.

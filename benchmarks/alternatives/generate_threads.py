@@ -1,4 +1,4 @@
-"""What people would write: Petals' own `model.generate`, one prompt in each of some threads."""
+"""A common script: Petals' own `model.generate` in several threads, one prompt each."""
 
 from __future__ import annotations
 

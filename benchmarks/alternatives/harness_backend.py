@@ -1,4 +1,4 @@
-"""What people would write: the harness' Hugging Face backend around Petals' own causal model, or around a local one."""
+"""A common script: the harness' Hugging Face backend around Petals' own causal model or a local one."""
 
 from __future__ import annotations
 
