@@ -231,7 +231,7 @@ def _processor_seconds() -> Counter[str]:
     seconds: Counter[str] = Counter()
     for number, kind in _processes().items():
         times = psutil.Process(number).cpu_times()
-        seconds[kind] += times.user + times.system  # type: ignore[assignment]
+        seconds[kind] += times.user + times.system
     return seconds
 
 

@@ -501,7 +501,7 @@ def test_json_that_holds_no_readable_rows_is_an_error_that_names_the_file(conten
 
 def test_json_rows_are_objects(tmp_path: Path) -> None:
     message = error_of(write(tmp_path, "a.json", '[{"text": "a", "label": "0"}, ["b", "1"]]'))
-    assert "a.json, row 1: should be an object with columns, not ['b', '1']" in message
+    assert "a.json, row 1: must be an object with columns, not ['b', '1']" in message
 
 
 ARRAY = json_array([("a", "0"), ("b", "1")] * 50)
