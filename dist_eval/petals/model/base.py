@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 MAX_REQUEST_TOKENS = 1024
 """Most tokens in a request of several texts, as in Petals' own micro-batches: servers accept 2048 or more."""
 
-# Arguments besides those below that change nothing of what a base model computes
-_WITHOUT_EFFECT = ("return_dict", "use_cache", "cache_position", "num_items_in_batch")
+# Arguments besides those below that change nothing of what a base model computes; `generate` passes the tokenizer on
+_WITHOUT_EFFECT = ("return_dict", "use_cache", "cache_position", "num_items_in_batch", "tokenizer")
 CACHE_NAMES = ("past_key_values", "cache")
 _READ = ("input_ids", "inputs_embeds", "attention_mask", "position_ids", *CACHE_NAMES)
 
