@@ -76,7 +76,7 @@ def handler_class() -> Any:
             guarded = GuardedP2P(p2p, self._guard.request_bytes, request_memory() // handlers, memory)
             await super().add_p2p_handlers(guarded, *args, **kwargs)
 
-        # hivemind reads the annotations of all methods; what they are called with, and return, see `GuardedP2P`
+        # hivemind reads names and annotations of arguments; what these methods get, and return, is in `GuardedP2P`
 
         @functools.wraps(petals_handler.rpc_forward)
         async def rpc_forward(self, request: Request, context: Any) -> Answer:
@@ -87,12 +87,12 @@ def handler_class() -> Any:
             return await self._backward(request, context)
 
         @functools.wraps(petals_handler.rpc_forward_stream)
-        async def rpc_forward_stream(self, request: Request, context: Any) -> Answer:
-            return await self._forward(request, context)
+        async def rpc_forward_stream(self, requests: Request, context: Any) -> Answer:
+            return await self._forward(requests, context)
 
         @functools.wraps(petals_handler.rpc_backward_stream)
-        async def rpc_backward_stream(self, request: Request, context: Any) -> Answer:
-            return await self._backward(request, context)
+        async def rpc_backward_stream(self, requests: Request, context: Any) -> Answer:
+            return await self._backward(requests, context)
 
         async def _forward(self, request: Request, context: Any) -> Answer:
             chained = self._guard.forward(request)

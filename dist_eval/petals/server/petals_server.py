@@ -2,10 +2,10 @@
 
 Petals 2.2 ties itself to the transformers of 2023 in four modules only: the package itself (its models), the reading
 of configs, the reading of weights, and LoRA. They are replaced here, and so are the tasks that a request is made
-of (`server_tasks.py`) and what it knows of the memory that blocks take (`block_memory.py`) and sessions
-(`session_cache.py`, `session_memory.py`); its handlers, pools and announcements are used as they are, behind a guard
-(`handler.py`). Blocks and their attention
-caches are transformers' own (`blocks.py`).
+of (`server_tasks.py`), the way of their tensors (`task_pool.py`), and what it knows of the memory that blocks take
+(`block_memory.py`) and sessions (`session_cache.py`, `session_memory.py`). Its handlers stand behind a guard
+(`handler.py`); its announcements are used as they are. Blocks and their attention caches are transformers' own
+(`blocks.py`).
 """
 
 from __future__ import annotations
