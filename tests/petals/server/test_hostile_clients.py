@@ -142,7 +142,7 @@ SESSIONS: dict[str, tuple[Callable[[], list[Any]], str]] = {
 
 STREAMS: dict[str, tuple[Callable[[], list[Any]], str]] = {
     "other blocks in the middle": (lambda: [raw({}, hidden()), request("other", NONE)], "name different blocks"),
-    "a part before the first": (lambda: [raw({}, packed(hidden(), dtype=""))], "begins with a tensor without a dtype"),
+    "a part before the first": (lambda: [raw({}, packed(hidden(), dtype=""))], "needs 2 tensors"),
     "parts that never end": (
         lambda: [raw({}, packed(hidden()))] + [raw({}, packed(NONE, buffer=b"0" * MIB, dtype="", size=()))] * 20,
         "too large: at most",
