@@ -20,8 +20,9 @@ SENTENCES = [" ".join(WORDS[:count]) for count in (5, 2, 9, 3)]
 
 def test_pipelines(family_swarms: dict[str, PrivateSwarm]) -> None:
     tokenizer, swarm = make_tokenizer(VOCABULARY), family_swarms["llama"]
-    here = AutoModelForSequenceClassification.from_pretrained(swarm.model, num_labels=3)
-    with both(swarm, AutoDistributedModelForSequenceClassification, num_labels=3) as (classifier, _), torch.no_grad():
+    head = {"num_labels": 3, "pad_token_id": tokenizer.pad_token_id}
+    here = AutoModelForSequenceClassification.from_pretrained(swarm.model, **head)
+    with both(swarm, AutoDistributedModelForSequenceClassification, **head) as (classifier, _), torch.no_grad():
         classifier.score.weight.copy_(here.score.weight)
         options: dict[str, Any] = {"tokenizer": tokenizer, "batch_size": 2}
         scores = [pipeline("text-classification", model=m, **options)(SENTENCES) for m in (classifier, here)]
