@@ -98,7 +98,12 @@ class Backbone(HostedModel, ABC):
         """
 
     def hidden_states_after(
-        self, shared: SharedBeginning, input_ids: torch.Tensor, prompts: SoftPrompts, record: RouteRecord
+        self,
+        shared: SharedBeginning,
+        input_ids: torch.Tensor,
+        prompts: SoftPrompts,
+        record: RouteRecord,
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Does the same for texts that share a beginning, which is computed once; its outputs are NaN.
 
@@ -198,8 +203,7 @@ class ModelOnBackbone(AnsweringModel):
         hidden, size = None, len(input_ids)
         if options.shared is not None:
             try:
-                whole = self.backbone.hidden_states_after(options.shared, input_ids, prompts, record)
-                hidden = picked(whole, rows)
+                hidden = self.backbone.hidden_states_after(options.shared, input_ids, prompts, record, rows)
             except NoCacheError:
                 record.fell_back = True
                 # what shares a beginning may be too large for one forward

@@ -100,11 +100,11 @@ class Generator(ModelOnBackbone):
                 # to where the first text begins or goes on
                 upto = max(position + 1, int(starts[open_rows].min()))
                 servers = RouteRecord()
-                step = partial(session.step, tokens[:, position:upto], position, servers)
-                hidden = with_room(step)
+                generating = open_rows[starts[open_rows] <= upto]
+                last = (generating + 1) * (upto - position) - 1
+                step = partial(session.step, tokens[:, position:upto], position, servers, last)
+                states.append(with_room(step))
                 position = upto
-                generating = open_rows[starts[open_rows] <= position]
-                states.append(hidden[generating.to(hidden.device), -1])
                 places += [(row, position - 1) for row in generating.tolist()]
                 normed = self.backbone.final_norm(states[-1])
                 found = self._chosen(normed, decoding, draws, generating.tolist(), processes, tokens[:, :position])

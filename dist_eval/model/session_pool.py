@@ -21,6 +21,7 @@ from dist_eval.petals.client.routes import RouteRecord
 # Seconds to wait for room, because a plain forward would have other bits; and as long a time without attempts then
 _LONGEST_WAIT, _BETWEEN_TRIES = 60.0, 1.0
 
+_NO_ROWS = torch.empty(0, dtype=torch.int64)
 _THREADS = 4  # Threads that share a session, for each server that its texts pass
 
 
@@ -76,7 +77,12 @@ class SessionPool:
         self._full_since: float | None = None
 
     def hidden_states(
-        self, shared: SharedBeginning, input_ids: torch.Tensor, prompts: SoftPrompts, record: RouteRecord
+        self,
+        shared: SharedBeginning,
+        input_ids: torch.Tensor,
+        prompts: SoftPrompts,
+        record: RouteRecord,
+        needed: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Runs the base model on texts that begin alike (see `Backbone.hidden_states_after`).
 
@@ -87,7 +93,7 @@ class SessionPool:
         known = len(record.route)
         while True:
             try:
-                outputs = self._in_session(shared, input_ids, prompts, record)
+                outputs = self._in_session(shared, input_ids, prompts, record, needed)
                 record.route[known:] = dict.fromkeys(record.route[known:])  # each step has the same
                 return outputs
             except NoCacheError as error:
@@ -103,7 +109,12 @@ class SessionPool:
             return since is not None and not self._open and time.monotonic() - since > _LONGEST_WAIT
 
     def _in_session(
-        self, shared: SharedBeginning, input_ids: torch.Tensor, prompts: SoftPrompts, record: RouteRecord
+        self,
+        shared: SharedBeginning,
+        input_ids: torch.Tensor,
+        prompts: SoftPrompts,
+        record: RouteRecord,
+        needed: torch.Tensor | None,
     ) -> torch.Tensor:
         rows, held, places = shared.rows, shared.tokens - len(prompts), np.arange(len(input_ids))
         if shared.common == shared.tokens:
@@ -118,9 +129,19 @@ class SessionPool:
         text_at[places] = np.arange(len(input_ids))
         ways = [input_ids[texts, held:] for texts in np.split(text_at, len(text_at) // rows)]
         with self._session(wanted, prompts) as session:
-            outputs = torch.cat(list(session.continuations(ways, record)))[places]
-        unknown = outputs.new_full((len(outputs), shared.tokens, outputs.shape[2]), torch.nan)
-        return torch.cat([unknown, outputs], dim=1)
+            width, own = len(prompts) + input_ids.shape[1], input_ids.shape[1] - held
+            rows_of_all = torch.arange(len(input_ids) * width) if needed is None else needed
+            known = (rows_of_all % width >= shared.tokens).nonzero().flatten()
+            # where they are in the outputs of all ways
+            flat = torch.from_numpy(places)[rows_of_all[known] // width] * own
+            flat += rows_of_all[known] % width - shared.tokens
+            order = flat.argsort(stable=True)
+            counts = torch.bincount(flat // (rows * own), minlength=len(ways)).tolist()
+            rows_of_ways = (flat[order] % (rows * own)).split(counts)
+            found = torch.cat(list(session.continuations(ways, record, rows_of_ways)))
+        outputs = found.new_full((len(rows_of_all), found.shape[1]), torch.nan)
+        outputs[known[order]] = found
+        return outputs if needed is not None else outputs.unflatten(0, (len(input_ids), width))
 
     def close(self) -> None:
         """Gives the servers' memory back; sessions that a thread still uses end with the process."""
@@ -156,10 +177,10 @@ class SessionPool:
                 session.close()
             slot.session = self._open_session(rows, wanted.length, prompts)
             if wanted.common + len(prompts):
-                slot.session.step(wanted.ids[:, : wanted.common])
+                slot.session.step(wanted.ids[:, : wanted.common], rows=_NO_ROWS)
         if wanted.common < tokens:
             assert slot.session is not None
-            slot.session.step(wanted.ids[:, wanted.common :], start=wanted.common)
+            slot.session.step(wanted.ids[:, wanted.common :], start=wanted.common, rows=_NO_ROWS)
         with self._changed:
             slot.held = wanted
             self._changed.notify_all()

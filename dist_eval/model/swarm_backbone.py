@@ -13,6 +13,7 @@ from dist_eval.model.backbone import NO_PROMPTS, Backbone, SoftPrompts
 from dist_eval.model.session_pool import SessionPool
 from dist_eval.model.text_session import RecomputedTextSession, TextSession
 from dist_eval.petals.base_model.rope import RopeSwitch
+from dist_eval.petals.client.inputs import Inputs
 from dist_eval.petals.client.records import RouteSegment, Traffic
 from dist_eval.petals.client.routes import RouteRecord, Span
 from dist_eval.petals.client.session_room import SessionRoom
@@ -56,12 +57,17 @@ class SwarmBackbone(Backbone):
         return self.blocks.ask(segment, hidden, deep_prompts, by_token=by_token)
 
     def hidden_states_after(
-        self, shared: SharedBeginning, input_ids: torch.Tensor, prompts: SoftPrompts, record: RouteRecord
+        self,
+        shared: SharedBeginning,
+        input_ids: torch.Tensor,
+        prompts: SoftPrompts,
+        record: RouteRecord,
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `Backbone.hidden_states_after`: servers keep the beginning in sessions."""
         if self._pool is None:
             raise NoCacheError("there are no sessions")
-        return self._pool.hidden_states(shared, input_ids, prompts, record)
+        return self._pool.hidden_states(shared, input_ids, prompts, record, rows)
 
     def embedded(self, input_ids: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
         """Returns the first block's inputs, of shape [batch, pre_seq_len + length, hidden]."""
@@ -77,7 +83,11 @@ class SwarmBackbone(Backbone):
         is_switching = self._rope.kind(len(prompts) + max_length) > 0  # what was computed before would not fit
         if is_switching or not self.blocks.has_sessions:
             return RecomputedTextSession(lambda ids, record: self.hidden_states(ids, prompts, record=record), rows)
-        return self.blocks.session(self.embedded, rows, max_length, prompts.tokens, prompts.deep, rolls_back=rolls_back)
+
+        def inputs_of(ids: torch.Tensor, soft: torch.Tensor | None) -> Inputs:
+            return Inputs.of(self.base.inputs(ids.to(self.word_embeddings.weight.device), soft))
+
+        return self.blocks.session(inputs_of, rows, max_length, prompts.tokens, prompts.deep, rolls_back=rolls_back)
 
     def cache_tokens(self) -> float:
         """See `Backbone.cache_tokens`: of the block with the least."""

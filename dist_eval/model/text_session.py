@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from dist_eval.petals.client.outputs import picked
 from dist_eval.petals.client.records import RouteSegment
 from dist_eval.petals.client.routes import RouteRecord
 
@@ -23,16 +24,24 @@ class TextSession(Protocol):
         """How many servers the texts pass one after the other, at least 1."""
 
     def step(
-        self, input_ids: torch.Tensor, start: int | None = None, record: RouteRecord | None = None
+        self,
+        input_ids: torch.Tensor,
+        start: int | None = None,
+        record: RouteRecord | None = None,
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Sends the next n tokens of the texts, of shape [rows, n]; the first step also sends the prompts.
 
         Whatever was sent from `start` on is forgotten; by default they follow what was sent. n may be 0, to send the
-        prompts alone. Returns the outputs of the last block before the final norm, of shape [rows, n, hidden].
+        prompts alone. Returns the outputs of the last block before the final norm, of shape [rows, n, hidden]; or only
+        those that are needed: with `rows`, int64 positions in rows x n, of shape [m], they have the shape [m, hidden].
         """
 
     def continuations(
-        self, input_ids: Sequence[torch.Tensor], record: RouteRecord | None = None
+        self,
+        input_ids: Sequence[torch.Tensor],
+        record: RouteRecord | None = None,
+        rows: Sequence[torch.Tensor | None] | None = None,
     ) -> Sequence[torch.Tensor]:
         """Continues the texts in several ways, none of which is kept; returns the outputs of each, as `step` does.
 
@@ -62,18 +71,26 @@ class RecomputedTextSession:
 
     @torch.no_grad()
     def step(
-        self, input_ids: torch.Tensor, start: int | None = None, record: RouteRecord | None = None
+        self,
+        input_ids: torch.Tensor,
+        start: int | None = None,
+        record: RouteRecord | None = None,
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         if start == 0:
             self._servers.clear()
         self._ids = torch.cat([self._ids[:, :start], input_ids.to(self._ids)], dim=1)
-        return self._outputs(self._ids, input_ids.shape[1], record)
+        return picked(self._outputs(self._ids, input_ids.shape[1], record), rows)
 
     @torch.no_grad()
     def continuations(
-        self, input_ids: Sequence[torch.Tensor], record: RouteRecord | None = None
+        self,
+        input_ids: Sequence[torch.Tensor],
+        record: RouteRecord | None = None,
+        rows: Sequence[torch.Tensor | None] | None = None,
     ) -> Sequence[torch.Tensor]:
-        return [self._outputs(torch.cat([self._ids, ids], dim=1), ids.shape[1], record) for ids in input_ids]
+        whole = (self._outputs(torch.cat([self._ids, ids], dim=1), ids.shape[1], record) for ids in input_ids)
+        return list(map(picked, whole, rows or [None] * len(input_ids)))
 
     def _outputs(self, input_ids: torch.Tensor, tokens: int, record: RouteRecord | None) -> torch.Tensor:
         own = RouteRecord()

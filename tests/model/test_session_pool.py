@@ -208,11 +208,7 @@ def test_without_room_a_batch_takes_a_plain_forward_and_says_so(
     for limit in (None, 0, 1):
         if limit is not None:
             pool = SessionPool(backbone.session, limit)
-            monkeypatch.setattr(
-                backbone,
-                "hidden_states_after",
-                lambda shared, ids, *prompts, pool=pool: pool.hidden_states(shared, ids, NO_PROMPTS, prompts[-1]),
-            )
+            monkeypatch.setattr(backbone, "hidden_states_after", pool.hidden_states)
         record = RouteRecord()
         found = classifier.logits(ids, lengths, options, record)
         assert record.fell_back is not bool(limit)

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from dist_eval.errors import ModelOutputError, NoCacheError, RefusedError, SwarmError, one_line
 from dist_eval.petals.client.chain import MOST_HOPS
 from dist_eval.petals.client.failures import Failure, classify, may_have_room_later, stated_limit
-from dist_eval.petals.client.petals_version import can_chain
+from dist_eval.petals.client.petals_version import can_chain, can_chain_sessions
 from dist_eval.petals.client.records import RouteSegment
 from dist_eval.petals.client.router import Router
 from dist_eval.petals.client.routes import Span, without
@@ -60,8 +60,8 @@ class RoutePart:
     avoided: Sequence[RouteSegment] = ()  # segments to avoid if there is another route; the request is then optional
     prefer_whole: bool = False  # prefer servers that hold all blocks of the route
     in_session: bool = False  # whether servers are to keep attention caches of the texts
-    # returns the segment to ask, whose server holds attention caches of the texts at the moment, if any
-    cached: Callable[[], Span | None] = lambda: None
+    # returns the segments to ask, whose servers hold attention caches of the texts at the moment, if any
+    cached: Callable[[], Sequence[Span]] = lambda: ()
     largest_message: int | None = None  # tokens of the largest of these, if there are several
     rows: int = 1  # texts of the request, if it can be split between them
     chained: bool = False  # whether servers that can may pass it on to each other
@@ -88,6 +88,16 @@ class Choice:
 
     # failures that do not tell who is at fault; after one of them the same servers are asked one by one
     doubtful: Collection[Failure] = ()
+
+    @property
+    def servers(self) -> Sequence[Span]:
+        """Those that the request passes."""
+        return self.chain or [self.segment]
+
+    @property
+    def end(self) -> int:
+        """One past the last block that they run."""
+        return self.servers[-1].end
 
 
 @dataclass
@@ -119,8 +129,8 @@ class Attempts:
         if self.part.prefer_whole:
             spans = self._holding_all(spans, now)
         cached = self.part.cached()
-        has_cache = cached is not None and any(span.peer == cached.peer for span in spans)
-        route = [cached] if has_cache and cached is not None else self._route_again(spans, now)
+        has_cache = bool(cached) and {span.peer for span in cached} <= {span.peer for span in spans}
+        route = cached if has_cache else self._route_again(spans, now)
         if is_for_halves or (not route and self._route(wanted, now)):
             refusing = next(span.peer for span in wanted if not self._takes_it(span))
             raise TooLarge(f"peer {refusing}: {self.router.stats(refusing).refusal}")
@@ -128,7 +138,7 @@ class Attempts:
             having = "with sessions holds" if self.part.in_session else "holds"
             why = f"no server online {having} it, or a block after it"
             raise self._unreachable(f"block {self.part.block}", why, now, f"block {self.part.block}: {why}")
-        chain = self._chain(route, now)
+        chain = route if has_cache and len(route) > 1 else self._chain(route, now)
         stall_timeouts = [
             min(self.timeout, self._stall_timeout(span, spans, now) * 2**self._failed) for span in chain or route[:1]
         ]
@@ -145,7 +155,7 @@ class Attempts:
             now: the time.
             end: how far a chain of servers came.
         """
-        computed = [span for span in choice.chain or [choice.segment] if end is None or span.end <= end]
+        computed = [span for span in choice.servers if end is None or span.end <= end]
         if not choice.has_cache:  # it took it in smaller pieces
             for server in (self.router.stats(span.peer) for span in computed):
                 server.largest_answered = max(server.largest_answered, self.part.size)
@@ -266,8 +276,9 @@ class Attempts:
         """Returns the servers at the beginning of a route that pass the request on to each other."""
         chain: list[Span] = []
         peers: list[Any] = []
+        is_able = can_chain_sessions if self.part.in_session else can_chain
         for span in route[: MOST_HOPS if self.part.chained and not self._alone else 0]:
-            can = can_chain(span.announced.version) and span.peer not in peers
+            can = is_able(span.announced.version) and span.peer not in peers
             if not can or span.dtype != route[0].dtype or not self.router.may_chain([*peers, span.peer], now):
                 break
             chain.append(span)

@@ -7,8 +7,12 @@ what makes them small: token ids, of which the server of the first block makes i
 outputs are needed.
 
 Tensors of a request: hidden states of shape [batch, length, hidden], or token ids (int64, [batch, length]); deep
-prompts of all blocks of the chain, of shape [blocks, 1, pre_seq_len, hidden], or an empty tensor; with ids a third one,
-soft prompts of shape [pre_seq_len, hidden], or an empty tensor.
+prompts of all blocks of the chain, of shape [blocks, 1, pre_seq_len, hidden], or an empty tensor; in a session the
+order of its rows; and with ids soft prompts of shape [pre_seq_len, hidden], or an empty tensor.
+
+Each step of a session is such a request, and each server keeps a session with the next one. All steps name the same
+servers. If one of them answers in place of those after it, they have lost the session: its servers are then sent the
+texts from their beginning.
 """
 
 from __future__ import annotations
@@ -16,11 +20,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
+import torch
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from dist_eval.petals.client.announcements import MOST_BLOCKS, unpack
 from dist_eval.petals.client.dht_records import is_peer_id
 from dist_eval.petals.client.failures import WrongAnswer
+from dist_eval.petals.client.routes import Span
 from dist_eval.printable import printable
 
 MOST_HOPS = 32
@@ -70,7 +76,7 @@ class ChainRequest(_Message):
 
     chain: Annotated[list[Hop], Field(max_length=MOST_HOPS - 1)]  # the servers after the one that it is sent to
     # positions in batch x length whose outputs are needed, if the last server runs the model's last block
-    rows: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1, max_length=_MOST_ROWS)] | None = None
+    rows: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=_MOST_ROWS)] | None = None
     ids: bool = False  # whether it has token ids instead of hidden states
 
     @model_validator(mode="after")
@@ -80,6 +86,11 @@ class ChainRequest(_Message):
         if len({hop.peer for hop in self.chain}) < len(self.chain):
             raise ValueError("has a server twice")
         return self
+
+    @property
+    def servers(self) -> list[tuple[str, int, int]]:
+        """The peers that it is passed on to, with the first and one-past-last of their blocks."""
+        return [(hop.peer, hop.start, hop.end) for hop in self.chain]
 
     def after_first(self) -> ChainRequest:
         """Returns the request that the next server is sent."""
@@ -117,6 +128,24 @@ class ChainAnswer(_Message):
     def behind(self, own: HopTimes) -> ChainAnswer:
         """Returns the answer of a server that has passed the request on, and got this one."""
         return self.model_copy(update={"hops": [own, *self.hops[: MOST_HOPS - 1]]})
+
+
+def request_to(
+    chain: Sequence[Span], patience: Sequence[float], rows: torch.Tensor | None, *, ids: bool
+) -> ChainRequest:
+    """Returns the request to the first one of a chain of servers.
+
+    Args:
+        chain: the servers and their blocks.
+        patience: seconds to wait for each server and those after it.
+        rows: positions in batch x length whose outputs are needed, int64 of shape [rows]; None for all.
+        ids: whether token ids are sent.
+    """
+    hops = [
+        Hop(peer=str(span.peer), start=span.start, end=span.end, patience=seconds)
+        for span, seconds in zip(chain[1:], patience[1:], strict=True)
+    ]
+    return ChainRequest(chain=hops, rows=None if rows is None else rows.tolist(), ids=ids)
 
 
 def read_request(metadata: Mapping[str, Any]) -> ChainRequest | None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from dist_eval.petals.client.failures import RequestDisplaced
-from dist_eval.petals.client.pacing import Pacing, Ticket
+from dist_eval.petals.client.pacing import Ticket
 
 STEPS = 8
 """Requests at a server at a time that are the next steps of sessions. They have few tokens and take about as long as
@@ -46,7 +46,7 @@ class Admission(Protocol):
 class ConcurrencyLimit:
     """At most a number of steps of sessions at a time."""
 
-    def __init__(self, limit: int, pacing: Pacing) -> None:
+    def __init__(self, limit: int, pacing: Admission) -> None:
         self._room, self._pacing = limit, pacing
 
     def add_waiting(self, work: int) -> None:

@@ -1,16 +1,14 @@
 """A session: texts that are sent in chunks, while servers keep the attention caches of what they were sent before.
 
-One server after another computes its blocks of a chunk, as with a forward. The first block's inputs of each segment are
-kept here: if a server fails, leaves, or has no room, another one is sent the texts from their beginning, and nothing
-else is lost.
+One server after another computes its blocks of a chunk, as with a forward; those that can pass it on to each other (see
+`chain.py`). The first block's inputs of each segment are kept here: if a server fails, leaves, or has no room, others
+are sent the texts from their beginning, and nothing else is lost.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,52 +16,20 @@ import torch
 
 from dist_eval.errors import NoCacheError
 from dist_eval.petals.client.attempts import Choice, RoutePart, TooLarge
-from dist_eval.petals.client.failures import RequestDisplaced
+from dist_eval.petals.client.inputs import Inputs
+from dist_eval.petals.client.outputs import picked
 from dist_eval.petals.client.records import RouteSegment
-from dist_eval.petals.client.requests import SwarmRequests, for_all, tokens_in
+from dist_eval.petals.client.requests import SwarmRequests, for_all
 from dist_eval.petals.client.routes import RouteRecord, Span
-from dist_eval.petals.client.server_cache import CacheLost, SentStep, ServerCache, chunk_tokens
+from dist_eval.petals.client.server_cache import chunk_tokens
+from dist_eval.petals.client.session_segment import Chunk, Segment, Terms
+from dist_eval.petals.client.transport import ChainOutputs
 from dist_eval.petals.client.turns import Request
 
 Result = TypeVar("Result")
 
-Embed = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
-"""Returns the first block's inputs for token ids and the prompts before them."""
-
-
-@dataclass
-class _Segment:
-    """Consecutive blocks whose caches are on one server, if on any."""
-
-    start: int  # the first block
-    end: int  # one past the last block
-    # inputs of the first block for all positions so far, in chunks of shape [rows, n, hidden]
-    sent: list[torch.Tensor] = field(default_factory=list)
-    next: _Segment | None = None  # the segment after it
-    cache: ServerCache | None = None  # the stream to the server
-    # held while a step is sent, and as long as a stream to another server is opened
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    def cut(self, position: int) -> None:
-        """Forgets the inputs from a position on."""
-        kept = []
-        for chunk in self.sent:
-            if position > 0:
-                kept.append(chunk[:, :position])
-            position -= chunk.shape[1]
-        self.sent = kept
-
-    async def close(self) -> None:
-        """Gives the server's memory back."""
-        cache, self.cache = self.cache, None
-        if cache is not None:
-            await cache.close()
-
-    async def drop(self, cache: ServerCache) -> None:
-        """Cuts the connection of a cache, after a failure."""
-        if self.cache is cache:
-            self.cache = None
-        await cache.drop()
+MakeInputs = Callable[[Any, torch.Tensor | None], Inputs]
+"""Returns the first block's inputs for token ids, or whatever else a session is given, and the prompts before them."""
 
 
 class InferenceSession:
@@ -71,7 +37,7 @@ class InferenceSession:
 
     Args:
         requests: sends to the swarm.
-        embed: returns the first block's inputs for token ids and the prompts before them.
+        inputs_of: returns the first block's inputs for token ids and the prompts before them.
         rows: number of texts.
         max_length: most tokens of a text, without prompts; servers reserve memory for them.
         prompts: of shape [pre_seq_len, hidden], or None.
@@ -84,7 +50,7 @@ class InferenceSession:
     def __init__(
         self,
         requests: SwarmRequests,
-        embed: Embed,
+        inputs_of: MakeInputs,
         *,
         rows: int,
         max_length: int,
@@ -93,12 +59,14 @@ class InferenceSession:
         rolls_back: bool = True,
         request_tokens: int | None = None,
     ) -> None:
-        self._requests, self._embed, self._rows, self._rolls_back = requests, embed, rows, rolls_back
-        self._prompts, self._deep_prompts = prompts, deep_prompts
+        self._requests, self._inputs_of, self._rows, self._prompts = requests, inputs_of, rows, prompts
         self._prompt_tokens = 0 if prompts is None else len(prompts)
         self._position, self._max_length = 0, max_length + self._prompt_tokens  # of a text after the prompts
         self._chunk = chunk_tokens(rows, deep_prompts, request_tokens)
-        self._first = _Segment(0, requests.num_blocks)
+        terms = Terms(
+            requests.transport, requests.num_blocks, self._max_length, self._chunk, deep_prompts, rolls_back=rolls_back
+        )
+        self._first = Segment(terms, 0, requests.num_blocks)
         self._servers: dict[RouteSegment, None] = {}
 
     @property
@@ -109,11 +77,15 @@ class InferenceSession:
     @property
     def servers(self) -> int:
         """How many servers the texts pass one after the other."""
-        return sum(1 for _ in self._segments())
+        return sum(max(1, len(segment.servers)) for segment in self._segments())
 
     @torch.no_grad()
     def step(
-        self, input_ids: torch.Tensor, start: int | None = None, record: RouteRecord | None = None
+        self,
+        input_ids: Any,
+        start: int | None = None,
+        record: RouteRecord | None = None,
+        rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See `TextSession.step`. Servers with Petals 2.2 cannot forget: they are sent the whole texts.
 
@@ -123,11 +95,15 @@ class InferenceSession:
             EvaluationError: see `SwarmRequests.forward`.
         """
         is_first = self._position < self._prompt_tokens
-        hidden = self._embed(input_ids, self._prompts if is_first else None)
+        inputs = self._inputs_of(input_ids, self._prompts if is_first else None)
         place = self._position if start is None or is_first else start + self._prompt_tokens
-        self._check(hidden, place)
-        outputs = _run(self._step(hidden, place, record or RouteRecord())).to(hidden)
-        return outputs[:, hidden.shape[1] - input_ids.shape[1] :]
+        self._check(inputs, place)
+        before = self._prompt_tokens if is_first else 0
+        if rows is not None and before:
+            length = inputs.length - before
+            rows = rows // length * inputs.length + before + rows % length
+        outputs = inputs.restored(_run(self._step(inputs, place, rows, record or RouteRecord())))
+        return outputs if rows is not None else outputs[:, before:]
 
     @torch.no_grad()
     def pass_through(
@@ -146,23 +122,28 @@ class InferenceSession:
         Raises:
             NoCacheError, EvaluationError: see `step`.
         """
-        self._check(hidden, 0)
-        return _run(self._pass_through(hidden, avoided, record or RouteRecord())).to(hidden)
+        inputs = Inputs.of(hidden)
+        self._check(inputs, 0)
+        return _run(self._pass_through(inputs, avoided, record or RouteRecord())).to(hidden)
 
     @torch.no_grad()
     def continuations(
-        self, input_ids: Sequence[torch.Tensor], record: RouteRecord | None = None
+        self,
+        input_ids: Sequence[torch.Tensor],
+        record: RouteRecord | None = None,
+        rows: Sequence[torch.Tensor | None] | None = None,
     ) -> Sequence[torch.Tensor]:
         """See `TextSession.continuations`: the ways do not wait for each other, several are on the way to each server.
 
         Raises:
             Exception: see `step`.
         """
-        ways = [self._embed(ids, None) for ids in input_ids]
-        for hidden in ways:
-            self._check(hidden, self._position)
-        outputs = _run(self._continuations(ways, record or RouteRecord()))
-        return [found.to(hidden) for found, hidden in zip(outputs, ways, strict=True)]
+        ways = [self._inputs_of(ids, None) for ids in input_ids]
+        for inputs in ways:
+            self._check(inputs, self._position)
+        needed = rows or [None] * len(ways)
+        outputs = _run(self._continuations([*zip(ways, needed, strict=True)], record or RouteRecord()))
+        return [inputs.restored(found) for found, inputs in zip(outputs, ways, strict=True)]
 
     def close(self, *, wait: bool = True) -> None:
         """Gives the servers' memory back."""
@@ -170,181 +151,179 @@ class InferenceSession:
 
         RemoteExpertWorker.run_coroutine(self._close(), return_future=not wait)
 
-    def _check(self, hidden: torch.Tensor, start: int) -> None:
-        if not 0 <= start <= self._position or start + hidden.shape[1] > self._max_length:
+    def _check(self, inputs: Inputs, start: int) -> None:
+        if not 0 <= start <= self._position or start + inputs.length > self._max_length:
             raise ValueError(
-                f"{hidden.shape[1]} tokens at position {start} of a session of at most {self._max_length} tokens, of "
+                f"{inputs.length} tokens at position {start} of a session of at most {self._max_length} tokens, of "
                 f"which {self._position} were sent."
             )
 
-    def _segments(self) -> Iterator[_Segment]:
-        segment: _Segment | None = self._first
+    def _segments(self) -> Iterator[Segment]:
+        segment: Segment | None = self._first
         while segment is not None:
             yield segment
             segment = segment.next
 
-    def _from(self, block: int) -> _Segment | None:
+    def _from(self, block: int) -> Segment | None:
         """Returns the segment that begins at a block, None after the last one."""
         return next((segment for segment in self._segments() if segment.start == block), None)
 
     async def _close(self) -> None:
         await asyncio.gather(*(segment.close() for segment in self._segments()), return_exceptions=True)
 
-    async def _step(self, hidden: torch.Tensor, start: int, record: RouteRecord) -> torch.Tensor:
+    async def _step(self, inputs: Inputs, start: int, rows: torch.Tensor | None, record: RouteRecord) -> torch.Tensor:
         self._position = start
         if start == 0:
             self._servers.clear()
         for old in self._segments():
             old.cut(start)
-        await self._requests.rate_limiter.wait(tokens_in(hidden))
-        inputs: list[tuple[_Segment, list[torch.Tensor]]] = []
-        chunks = self._chunks(hidden)
-        segment: _Segment | None = self._first
-        while segment is not None:
-            inputs.append((segment, chunks))
-            chunks, segment = await self._through(segment, chunks, self._servers)
-        for passed, sent in inputs:
-            passed.sent += sent
-        self._position += hidden.shape[1]
+        await self._requests.rate_limiter.wait(inputs.size)
+        passed: list[tuple[Segment, Sequence[Chunk]]] = []
+        outputs = await self._through_all(inputs, rows, self._servers, passed=passed)
+        for segment, chunks in passed:
+            segment.sent += [chunk.inputs for chunk in chunks]
+        self._position += inputs.length
         record.route.extend(self._servers)
-        return torch.cat(chunks, dim=1)
+        return outputs
 
-    async def _pass_through(
-        self, hidden: torch.Tensor, avoided: Sequence[RouteSegment], record: RouteRecord
-    ) -> torch.Tensor:
-        await self._requests.rate_limiter.wait(tokens_in(hidden))
+    async def _pass_through(self, inputs: Inputs, avoided: Sequence[RouteSegment], record: RouteRecord) -> torch.Tensor:
+        await self._requests.rate_limiter.wait(inputs.size)
         servers: dict[RouteSegment, None] = {}
-        chunks = self._chunks(hidden)
-        segment: _Segment | None = self._first
-        while segment is not None:
-            chunks, following = await self._through(segment, chunks, servers, avoided)
-            await segment.close()
-            segment = following
-        record.route.extend(servers)
-        return torch.cat(chunks, dim=1)
-
-    async def _continuations(self, hidden: Sequence[torch.Tensor], record: RouteRecord) -> list[torch.Tensor]:
-        servers, failed = dict(self._servers), False
-
-        async def through_all(way: torch.Tensor) -> torch.Tensor:
-            nonlocal failed
-            await self._requests.rate_limiter.wait(tokens_in(way))
-            chunks = self._chunks(way)
-            segment: _Segment | None = self._first
-            try:
-                while segment is not None and not failed:  # if one has failed, the others need not be sent
-                    chunks, segment = await self._through(segment, chunks, servers)
-            except BaseException:
-                failed = True
-                raise
-            return torch.cat(chunks, dim=1)
-
-        outputs = await for_all(hidden, through_all)
+        outputs = await self._through_all(inputs, None, servers, avoided, closes=True)
         record.route.extend(servers)
         return outputs
 
-    async def _through(
+    async def _continuations(
+        self, ways: Sequence[tuple[Inputs, torch.Tensor | None]], record: RouteRecord
+    ) -> list[torch.Tensor]:
+        servers, failed = dict(self._servers), False
+
+        async def through_all(way: tuple[Inputs, torch.Tensor | None]) -> torch.Tensor:
+            nonlocal failed
+            inputs, rows = way
+            await self._requests.rate_limiter.wait(inputs.size)
+            try:  # if one has failed, the others need not be sent
+                return await self._through_all(inputs, rows, servers, given_up=lambda: failed)
+            except BaseException:
+                failed = True
+                raise
+
+        outputs = await for_all(ways, through_all)
+        record.route.extend(servers)
+        return outputs
+
+    async def _through_all(
         self,
-        segment: _Segment,
-        chunks: list[torch.Tensor],
+        inputs: Inputs,
+        rows: torch.Tensor | None,
         servers: dict[RouteSegment, None],
         avoided: Sequence[RouteSegment] = (),
-    ) -> tuple[list[torch.Tensor], _Segment | None]:
+        *,
+        passed: list[tuple[Segment, Sequence[Chunk]]] | None = None,
+        closes: bool = False,
+        given_up: Callable[[], bool] = lambda: False,
+    ) -> torch.Tensor:
+        """Sends what follows the texts through all segments; returns the outputs, or those at some rows.
+
+        Args:
+            inputs: of the first block.
+            rows: positions in rows x length whose outputs are needed; None for all.
+            servers: records the servers that have answered.
+            avoided: segments to avoid if there is another route.
+            passed: records what each segment was sent.
+            closes: whether to give the memory of each segment back once the texts have passed it.
+            given_up: whether the outputs are no longer needed.
+        """
+        parts = inputs.chunks(self._chunk)
+        needed, order = _rows_of(parts, rows)
+        outputs = list[torch.Tensor]()
+        segment: Segment | None = self._first
+        while segment is not None:
+            if given_up():
+                return torch.empty(0)
+            chunks = [Chunk(part, some) for part, some in zip(parts, needed, strict=True)]
+            if passed is not None:
+                passed.append((segment, chunks))
+            outputs, following = await self._through(segment, chunks, servers, avoided)
+            if closes:
+                await segment.close()
+            if following is not None:
+                parts = list(map(Inputs.of, outputs))
+            segment = following
+        return torch.cat(outputs, dim=1) if rows is None else torch.cat(outputs)[order]
+
+    async def _through(
+        self,
+        segment: Segment,
+        chunks: Sequence[Chunk],
+        servers: dict[RouteSegment, None],
+        avoided: Sequence[RouteSegment],
+    ) -> tuple[list[torch.Tensor], Segment | None]:
         """Sends what follows the texts through a segment, in chunks.
 
         Returns:
-            Outputs of the last block of that server, and the segment that begins after it.
+            Outputs of the last block of that segment, those that are needed if it is the model's last one; and the
+            segment that begins after it.
         """
-        tokens = self._rows * sum(chunk.shape[1] for chunk in chunks)
+        tokens = sum(chunk.inputs.size for chunk in chunks)
         from_beginning = self._rows * self._position + tokens
 
-        def cached() -> Span | None:
-            cache = segment.cache
-            return cache.segment if cache is not None and cache.can_step(self._position) else None
+        def cached() -> Sequence[Span]:
+            return segment.servers if segment.can_step(self._position) else ()
 
         def make_request(choice: Choice) -> Request:
-            span = choice.segment
-            if span is cached():
-                return Request(partial(self._continued, segment, chunks), tokens * (span.end - span.start))
-            unfit, work = segment.cache, from_beginning * (span.end - span.start)
-            return Request(partial(self._begun, span, segment, chunks, unfit), work)
+            blocks = choice.end - segment.start
+            if choice.has_cache:
+                send, work = partial(segment.continued, choice, chunks, self._position), tokens
+            else:
+                send, work = partial(segment.begun, choice, chunks, self._position, segment.cache), from_beginning
+            return Request(send, work * blocks)
 
-        largest = min(self._rows * self._chunk, from_beginning)
         part = RoutePart(
             *(segment.start, segment.end, from_beginning, avoided),
             in_session=True,
             cached=cached,
-            largest_message=largest,
+            largest_message=min(self._rows * self._chunk, from_beginning),
+            chained=self._requests.chains,
+            has_ids=any(chunk.inputs.tokens is not None for chunk in chunks),
         )
-        _, (span, outputs) = await self._requests.send_with_retries(make_request, part)
-        servers[RouteSegment(str(span.peer), span.start, span.end, span.announced.precision)] = None
-        return outputs, self._from(span.end)
+        outputs: list[torch.Tensor] | None = None
+        while outputs is None:  # as long as servers of a chain have lost the texts
+            choice, answer = await self._requests.send_with_retries(make_request, part)
+            outputs, end = answer, choice.segment.end
+            if isinstance(answer, ChainOutputs):
+                outputs, end = answer.outputs, answer.answer.end
+        for span in choice.servers:
+            if span.end <= end:
+                servers[RouteSegment(str(span.peer), span.start, span.end, span.announced.precision)] = None
+        if end == self._requests.num_blocks:
+            outputs = [
+                picked(found, chunk.needed) if found.ndim == 3 else found
+                for found, chunk in zip(outputs, chunks, strict=True)
+            ]
+        return outputs, self._from(end)
 
-    def _chunks(self, hidden: torch.Tensor) -> list[torch.Tensor]:
-        """Splits the tokens of texts into those of one message each."""
-        return list(torch.split(hidden, self._chunk, dim=1)) if hidden.shape[1] else []
 
-    def _again(self, sent: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Returns what to send again: the same chunks, for the same bits, but generated tokens together."""
-        chunks: list[torch.Tensor] = []
-        for is_token, some in itertools.groupby(sent, lambda chunk: chunk.shape[1] == 1):
-            part = list(some)
-            chunks += self._chunks(torch.cat(part, dim=1)) if is_token else part
-        return chunks
+def _rows_of(
+    parts: Sequence[Inputs], rows: torch.Tensor | None
+) -> tuple[list[torch.Tensor | None], torch.Tensor | None]:
+    """Finds the positions in each chunk that are needed, of those in the whole texts.
 
-    async def _continued(
-        self, segment: _Segment, chunks: list[torch.Tensor], timeout: float
-    ) -> tuple[Span, list[torch.Tensor]]:
-        """Has the server that holds caches of the texts compute the chunks."""
-        async with segment.lock:
-            cache, position, steps = segment.cache, self._position, list[SentStep]()
-            if cache is None or not cache.can_step(position):
-                raise CacheLost
-            try:
-                for chunk in chunks:
-                    steps.append(await cache.send(chunk, position))
-                    position += chunk.shape[1]
-            except BaseException:
-                await segment.drop(cache)
-                raise
-        try:
-            return cache.segment, [await asyncio.wait_for(cache.outputs(step), timeout) for step in steps]
-        except BaseException:
-            await segment.drop(cache)
-            raise
-
-    async def _begun(
-        self, span: Span, segment: _Segment, chunks: list[torch.Tensor], unfit: ServerCache | None, timeout: float
-    ) -> tuple[Span, list[torch.Tensor]]:
-        """Has a server compute the texts and the chunks."""
-        async with segment.lock:
-            if segment.cache in (None, unfit) or not segment.cache.can_step(self._position):
-                return span, await self._opened(span, segment, chunks, timeout)
-        # another step has found one meanwhile, which only needs the chunks
-        raise RequestDisplaced("a server has caches of the texts by now")
-
-    async def _opened(
-        self, span: Span, segment: _Segment, chunks: list[torch.Tensor], timeout: float
-    ) -> list[torch.Tensor]:
-        """Has a server compute the texts so far, and the chunks; if it has fewer blocks, the segment is cut."""
-        await segment.close()  # of a server that is no longer used
-        cache = await ServerCache.open(
-            self._requests.transport, span, self._max_length, self._deep_prompts, rolls_back=self._rolls_back
-        )
-        sent = self._again(segment.sent)
-        try:
-            outputs = await cache.answers([*sent, *chunks], timeout)
-        except BaseException as error:
-            await cache.drop()
-            if isinstance(error, CacheLost):
-                raise ConnectionResetError("the server has ended the stream") from error
-            raise
-        if span.end < segment.end:
-            sizes = [chunk.shape[1] for chunk in segment.sent]
-            rest = list(torch.split(torch.cat(outputs[: len(sent)], dim=1), sizes, dim=1)) if sent else []
-            segment.next, segment.end = _Segment(span.end, segment.end, rest, segment.next), span.end
-        segment.cache = cache
-        return outputs[len(sent) :]
+    Returns:
+        Positions in rows x length of each chunk, and where each position comes in the chunks' outputs together.
+    """
+    if rows is None:
+        return [None] * len(parts), None
+    length, start = sum(part.length for part in parts), 0
+    needed: list[torch.Tensor | None] = []
+    places = list[torch.Tensor]()
+    texts, columns = rows // length, rows % length
+    for part in parts:
+        found = ((columns >= start) & (columns < start + part.length)).nonzero().flatten()
+        needed.append(texts[found] * part.length + columns[found] - start)
+        places.append(found)
+        start += part.length
+    return needed, torch.cat(places).argsort()
 
 
 def _run(coroutine: Coroutine[Any, Any, Result]) -> Result:

@@ -66,6 +66,40 @@ class Inputs:
                 self._hidden = self.tokens.embed(self.tokens.ids, self.tokens.prompts)
             return self._hidden
 
+    def first(self, length: int) -> Inputs:
+        """Returns the first tokens of each text."""
+        before = self.length - self._own_tokens
+        if self.tokens is None or length <= before:
+            return Inputs.of(self.hidden()[:, :length])
+        return Inputs.of(replace(self.tokens, ids=self.tokens.ids[:, : length - before]))
+
+    def chunks(self, length: int) -> Sequence[Inputs]:
+        """Splits each text into parts of so many tokens."""
+        before = self.length - self._own_tokens
+        if self.tokens is None or not before < min(length, self.length):  # ids follow prompts
+            return [Inputs.of(part) for part in self.hidden().split(length, dim=1)] if self.length else []
+        sizes = [len(part) for part in torch.arange(self.length).split(length)]
+        ids = self.tokens.ids.split([sizes[0] - before, *sizes[1:]], dim=1)
+        further = [replace(self.tokens, ids=part, prompts=None) for part in ids[1:]]
+        return list(map(Inputs.of, [replace(self.tokens, ids=ids[0]), *further]))
+
+    def restored(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Returns outputs in the dtype and on the device of the hidden states, or on that of the ids."""
+        return outputs.to(self.hidden()) if self.tokens is None else outputs.to(self.tokens.ids.device, torch.float32)
+
+    @staticmethod
+    def joined(parts: Sequence[Inputs]) -> Inputs:
+        """Returns texts of which these are the consecutive tokens, without prompts."""
+        tokens = [part.tokens for part in parts if part.tokens is not None and part.tokens.prompts is None]
+        if len(tokens) < len(parts):
+            return Inputs.of(torch.cat([part.hidden() for part in parts], dim=1))
+        return Inputs.of(replace(tokens[0], ids=torch.cat([one.ids for one in tokens], dim=1)))
+
+    @property
+    def _own_tokens(self) -> int:
+        """How many of the tokens of a text are ids."""
+        return 0 if self.tokens is None else self.tokens.ids.shape[1]
+
     def tensor_split(self, parts: int) -> Sequence[Inputs]:
         """Splits the texts as `torch.tensor_split` would."""
         if self.tokens is None:

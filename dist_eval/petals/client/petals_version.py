@@ -17,11 +17,11 @@ from dist_eval.errors import ConfigError
 INSTALLED = "2.2.0.post1"
 """What our servers are made of."""
 
-ANNOUNCED = "2.3.0+dist.eval.chain"
+ANNOUNCED = "2.3.0+dist.eval.chain.sessions"
 """What our servers announce: like those of Petals main they can roll back a session, `dist.eval` tells them apart, and
-what follows says what else they can: to pass requests on."""
+what follows says what else they can: to pass requests on, and the steps of sessions."""
 
-_OURS, _CHAIN = ("dist", "eval"), "chain"
+_OURS, _CHAIN, _SESSIONS = ("dist", "eval"), "chain", "sessions"
 _FIRST_OF_MAIN = Version("2.3.0.dev0")
 # Kinds of rotary embeddings by type of model. Main fails on every request to a Falcon.
 _RELEASE = {"llama": ("default", "linear", "dynamic"), "bloom": ("default",), "falcon": ("default",)}
@@ -63,6 +63,12 @@ def can_roll_back(version: str | None) -> bool:
 def can_chain(version: str | None) -> bool:
     """Whether servers with a version pass requests on to the next one, and take token ids (see `chain.py`)."""
     return _is_ours(version) and _CHAIN in _abilities(version)
+
+
+@functools.cache
+def can_chain_sessions(version: str | None) -> bool:
+    """Whether servers with a version pass the steps of sessions on, as they do with other requests."""
+    return can_chain(version) and _SESSIONS in _abilities(version)
 
 
 def _is_ours(version: str | None) -> bool:

@@ -67,6 +67,7 @@ class SwarmRequests:
         rate_limiter: spaces batches.
         halved: requests that were too large for all servers, and were split in halves.
         timeout: seconds to wait for a server's answer.
+        chains: whether servers that can pass requests on to each other.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class SwarmRequests:
         self.servers = SwarmServers(directory, config, self.transport, outage_timeout=outage_timeout, rejoin=rejoin)
         self.num_blocks = self.servers.num_blocks
         # activations that are compressed on the way to each server would be others in a chain
-        self._chains = chains and compression == "none"
+        self.chains = chains and compression == "none"
         self._turns = Turns(self.router, self.servers.spans)
 
     def start(self) -> None:
@@ -165,7 +166,7 @@ class SwarmRequests:
             part = RoutePart(
                 *(block, self.num_blocks, inputs.size, avoided),
                 rows=inputs.batch,
-                chained=self._chains,
+                chained=self.chains,
                 has_ids=inputs.tokens is not None,
             )
             try:
@@ -180,7 +181,7 @@ class SwarmRequests:
                 block, outputs = answer.answer.end, answer.outputs
             record.route += [
                 RouteSegment(str(span.peer), span.start, span.end, span.announced.precision)
-                for span in choice.chain or [choice.segment]
+                for span in choice.servers
                 if span.end <= block
             ]
             if block == self.num_blocks:

@@ -1,4 +1,8 @@
-"""A stream to one server that keeps the attention caches of some texts, so that each token is sent to it once."""
+"""A stream to a server that keeps the attention caches of some texts, so that each token is sent to it once.
+
+It may pass the steps on to the server of the next blocks, and so on (see `chain.py`): a chain of servers then has the
+caches, each those of its own blocks.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +15,15 @@ from typing import Any, NamedTuple
 import torch
 
 from dist_eval.errors import SwarmError
+from dist_eval.petals.client.chain import ChainAnswer, ChainRequest, read_chain_answer
 from dist_eval.petals.client.failures import RequestDisplaced
+from dist_eval.petals.client.inputs import Inputs
 from dist_eval.petals.client.limited_p2p import Allowance
 from dist_eval.petals.client.petals_version import can_roll_back
 from dist_eval.petals.client.protocol import ROLLS_BACK
 from dist_eval.petals.client.requests import tokens_in
 from dist_eval.petals.client.routes import Span
-from dist_eval.petals.client.transport import Transport
+from dist_eval.petals.client.transport import NO_ORDER, Transport
 from dist_eval.petals.client.turns import Request
 
 # Longest time that a server without room should wait for it; a client would then rather ask another one
@@ -37,27 +43,38 @@ class CacheLost(RequestDisplaced):
     """
 
 
+class ChainCut(Exception):
+    """A server answers in place of those after it, which have answered steps before: they have lost the caches."""
+
+    def __init__(self, answer: ChainAnswer) -> None:
+        super().__init__(answer.why)
+        self.answer = answer
+
+
 class SentStep(NamedTuple):
     """A step whose answer is on the way."""
 
     answer: asyncio.Future[Any]  # will be the server's message, or why there is none
-    shape: torch.Size  # that its outputs have to have
+    shape: torch.Size  # of all its outputs
+    request: ChainRequest | None = None  # if it was sent to a chain
 
 
 class ServerCache:
-    """The caches of a number of texts on one server, which answers their steps in turn. Belongs to one event loop.
+    """The caches of a number of texts on a server, which answers their steps in turn. Belongs to one event loop.
 
     Attributes:
         segment: the server and its blocks.
         position: tokens of each text that the caches hold once the steps that were sent are answered.
+        answer: says how far a chain of servers came with the steps so far; None if there is no chain, or no answer yet.
     """
 
     def __init__(self, transport: Transport, segment: Span, prompts: torch.Tensor | None, rolls_back: bool) -> None:
         self.segment, self.position = segment, 0
+        self.answer: ChainAnswer | None = None
         self._rolls_back = rolls_back
         self._transport, self._prompts, self._allowance = transport, prompts, Allowance()
         self._requests: asyncio.Queue[Any] = asyncio.Queue()
-        self._head: dict[str, Any] | None = None
+        self._opening: dict[str, Any] | None = None
         self._unanswered: deque[asyncio.Future[Any]] = deque()
         self._reading: asyncio.Task[None]
 
@@ -71,8 +88,8 @@ class ServerCache:
             transport: the connection.
             segment: the server and its blocks.
             max_length: most tokens of a text.
-            prompts: deep prompts of all blocks, of shape [blocks, pre_seq_len, hidden], or None. They are sent with the
-                first step, which has to be longer.
+            prompts: deep prompts of these blocks, and of those of the rest of a chain, of shape [blocks, 1,
+                pre_seq_len, hidden], or None. They are sent with the first step, which has to be longer.
             rolls_back: whether texts may be continued from before their end; else some servers need less memory.
 
         Raises:
@@ -82,8 +99,8 @@ class ServerCache:
         if not await transport.has_sessions(segment):
             raise RequestDisplaced("its sessions are not those of Petals")
         cache = cls(transport, segment, prompts, rolls_back)
-        metadata = {"max_length": max_length, "alloc_timeout": _ALLOCATION_SECONDS, ROLLS_BACK: rolls_back}
-        answers, cache._head = await transport.open_inference(segment, cache._sent(), metadata, cache._allowance)
+        cache._opening = {"max_length": max_length, "alloc_timeout": _ALLOCATION_SECONDS, ROLLS_BACK: rolls_back}
+        answers = await transport.open_inference(segment, cache._sent(), cache._allowance)
         cache._reading = asyncio.create_task(cache._read(answers))
         return cache
 
@@ -93,15 +110,19 @@ class ServerCache:
             return True
         if not self._rolls_back:
             return False
-        least = 0 if self._prompts is None else self._prompts.shape[1]
+        least = 0 if self._prompts is None else self._prompts.shape[2]
         return least <= position < self.position and can_roll_back(self.segment.announced.version)
 
-    async def send(self, hidden: torch.Tensor, position: int) -> SentStep:
+    async def send(
+        self, inputs: Inputs, position: int, request: ChainRequest | None = None, order: torch.Tensor = NO_ORDER
+    ) -> SentStep:
         """Sends the next tokens of the texts, also while steps before these are not answered. One call at a time.
 
         Args:
-            hidden: the first block's inputs, float tensor of shape [rows, n, hidden].
+            inputs: of the first block.
             position: of the first of these tokens; whatever the caches hold from there on is forgotten.
+            request: where to pass them on, if the server is to answer as one of a chain; all steps go the same way.
+            order: which row's cache each row continues, int64 of shape [rows]; by default its own.
 
         Raises:
             CacheLost: the stream has ended.
@@ -109,41 +130,70 @@ class ServerCache:
         from hivemind import MSGPackSerializer
         from hivemind.proto import runtime_pb2
 
-        prompts = self._prompts if self._head else None
-        tensors = await self._transport.inference_tensors(self.segment, hidden, prompts)
+        prompts, ids = (self._prompts if self._opening else None), request is not None and request.ids
+        tensors = await self._transport.inference_tensors(self.segment, inputs, prompts, order, ids=ids)
         if self._reading.done():
             raise CacheLost
-        fields, self._head = self._head, None
-        if fields is None:
-            fields = {"metadata": MSGPackSerializer.dumps({"start_from_position": position})}
-            fields = fields if position != self.position else {}
-        self._allowance.expect(4 * hidden.numel())
+        fields: dict[str, Any] = {} if request is None else request.packed()
+        if self._opening is not None:
+            head, self._opening = self._transport.inference_head(self.segment, self._opening | fields), None
+        else:
+            if position != self.position:
+                fields["start_from_position"] = position
+            head = {"metadata": MSGPackSerializer.dumps(fields)} if fields else {}
+        self._allowance.expect(4 * inputs.shape.numel())
         self._unanswered.append(asyncio.get_running_loop().create_future())
-        self._requests.put_nowait(runtime_pb2.ExpertRequest(tensors=tensors, **fields))
-        self.position = position + hidden.shape[1]
-        return SentStep(self._unanswered[-1], hidden.shape)
+        self._requests.put_nowait(runtime_pb2.ExpertRequest(tensors=tensors, **head))
+        self.position = position + inputs.length
+        return SentStep(self._unanswered[-1], inputs.shape, request)
+
+    async def answer_to(self, step: SentStep) -> Any:
+        """Waits for the answer to a step, and returns the message as it is.
+
+        Raises:
+            CacheLost: the stream has ended.
+            WrongAnswer: a chain does not say how far it came.
+            ChainCut: it came less far than with the steps before.
+            Exception: any of the daemon, the connection or the server (see `failures.classify`).
+        """
+        message = await step.answer
+        if isinstance(message, Exception):
+            raise message
+        if step.request is not None:
+            ends = [self.segment.end, *(hop.end for hop in step.request.chain)]
+            before, self.answer = self.answer, read_chain_answer(message.metadata, ends)
+            if before is not None and before.end != self.answer.end:
+                raise ChainCut(self.answer)
+        return message
 
     async def outputs(self, step: SentStep) -> torch.Tensor:
         """Waits for the answer to a step.
 
         Returns:
-            The last block's outputs, of the step's shape, in the dtype that the server sent.
+            The last block's outputs, of the step's shape, in the dtype that the server sent; those that were asked for,
+            of shape [rows, hidden], if the chain came to its end.
 
         Raises:
-            CacheLost: the stream has ended.
             WrongAnswer: the answer has the wrong shape, or is not finite.
-            Exception: any of the daemon, the connection or the server (see `failures.classify`).
+            Exception: see `answer_to`.
         """
-        answer = await step.answer
-        if isinstance(answer, Exception):
-            raise answer
-        return await self._transport.inference_outputs(answer.tensors, step.shape)
+        message, request = await self.answer_to(step), step.request
+        end = self.segment.end if request is None or not request.chain else request.chain[-1].end
+        if request is None or request.rows is None or self.end < end:
+            return await self._transport.inference_outputs(message.tensors, step.shape)
+        shape = torch.Size((1, len(request.rows), step.shape[2]))
+        return (await self._transport.inference_outputs(message.tensors, shape))[0]
 
-    async def answers(self, chunks: Iterable[torch.Tensor], timeout: float) -> list[torch.Tensor]:
+    @property
+    def end(self) -> int:
+        """One past the last block whose outputs the answers are."""
+        return self.segment.end if self.answer is None else self.answer.end
+
+    async def answers(self, chunks: Iterable[tuple[Inputs, ChainRequest | None]], timeout: float) -> list[torch.Tensor]:
         """Sends further tokens of the texts in several steps, a few of them ahead of the answers.
 
         Args:
-            chunks: inputs of each step (see `send`).
+            chunks: inputs of each step, and where to pass them on (see `send`).
             timeout: seconds to wait for each answer.
 
         Returns:
@@ -153,11 +203,11 @@ class ServerCache:
             Exception: see `send` and `outputs`; no answer in time is a `TimeoutError`.
         """
         outputs, steps = list[torch.Tensor](), deque[SentStep]()
-        for chunk in chunks:
+        for inputs, request in chunks:
             if len(steps) == _AHEAD:
                 outputs.append(await asyncio.wait_for(self.outputs(steps.popleft()), timeout))
             try:
-                steps.append(await self.send(chunk, self.position))
+                steps.append(await self.send(inputs, self.position, request))
             except CacheLost:
                 for step in steps:  # the first of them knows why
                     await asyncio.wait_for(self.outputs(step), timeout)
@@ -224,10 +274,11 @@ def whole_text_request(
 
     async def send(timeout: float) -> torch.Tensor:
         try:
-            cache = await ServerCache.open(transport, segment, length, deep_prompts, rolls_back=False)
+            deep = None if deep_prompts is None else deep_prompts[segment.start : segment.end, None]
+            cache = await ServerCache.open(transport, segment, length, deep, rolls_back=False)
             try:
-                chunks = hidden.split(chunk_tokens(rows, deep_prompts, request_tokens), dim=1)
-                return torch.cat(await cache.answers(chunks, timeout), dim=1)
+                chunks = Inputs.of(hidden).chunks(chunk_tokens(rows, deep_prompts, request_tokens))
+                return torch.cat(await cache.answers([(chunk, None) for chunk in chunks], timeout), dim=1)
             finally:
                 await cache.close()
         except RequestDisplaced as error:  # no other request's failure, after which this one would be sent again

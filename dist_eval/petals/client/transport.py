@@ -7,21 +7,23 @@ changes no bit of the result.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 
 from dist_eval.petals.client.announcements import read_info
-from dist_eval.petals.client.chain import ChainAnswer, ChainRequest, Hop, read_chain_answer
+from dist_eval.petals.client.chain import ChainAnswer, ChainRequest, read_chain_answer, request_to
 from dist_eval.petals.client.inputs import Inputs
 from dist_eval.petals.client.limited_p2p import Allowance, LimitedP2P
 from dist_eval.petals.client.outputs import DTYPES, read_answer
 from dist_eval.petals.client.payload import Payload
-from dist_eval.petals.client.petals_version import has_petals_sessions
+from dist_eval.petals.client.petals_version import can_chain_sessions, has_petals_sessions
 from dist_eval.petals.client.routes import Span
 from dist_eval.petals.client.streams import Answer, call_stream
+
+Result = TypeVar("Result")
 
 NO_TENSOR, NO_ORDER = torch.empty(0), torch.empty(0, dtype=torch.int64)
 """Sent in place of prompts, and of an order of the rows of a session."""
@@ -30,6 +32,7 @@ _FORWARD, _BACKWARD, _INFERENCE = "rpc_forward", "rpc_backward", "rpc_inference"
 _STREAM_OPEN_SECONDS = 5.0
 _COMPRESSION = {"none": "NONE", "float16": "FLOAT16"}
 _PLAIN = 0  # `CompressionType.NONE`, which is imported late
+_FEW = 1 << 15  # numbers for which going to a thread and back would take longer than what it does
 
 
 class Connection(Protocol):
@@ -51,7 +54,9 @@ class Connection(Protocol):
 class ChainOutputs(NamedTuple):
     """What a chain of servers has answered."""
 
-    outputs: torch.Tensor  # as for a single server; of shape [rows, hidden] if the chain came to its end
+    # as for a single server; of shape [rows, hidden] if the chain came to its end. Those of several steps of a session
+    # are a list, or None if servers have lost it
+    outputs: Any
     answer: ChainAnswer
 
 
@@ -133,14 +138,7 @@ class Transport:
             Exception: any of the daemon, the connection or the first server (see `failures.classify`).
         """
         first, tokens = chain[0], inputs.tokens
-        request = ChainRequest(
-            chain=[
-                Hop(peer=str(span.peer), start=span.start, end=span.end, patience=seconds)
-                for span, seconds in zip(chain[1:], patience[1:], strict=True)
-            ],
-            rows=None if rows is None else rows.tolist(),
-            ids=tokens is not None,
-        )
+        request = request_to(chain, patience, rows, ids=tokens is not None)
         tensors = [self._prompts_of(replace(first, end=chain[-1].end))]
         if tokens is None:
             hidden = await asyncio.to_thread(inputs.hidden)
@@ -191,21 +189,40 @@ class Transport:
         return outputs[0], outputs[1] if len(outputs) > 1 else None
 
     async def open_inference(
-        self, segment: Span, requests: AsyncIterator[Any], metadata: dict[str, Any], allowance: Allowance
-    ) -> tuple[AsyncIterator[Any], dict[str, Any]]:
-        """Opens a stream to a `ServerCache`; returns the answers, and what the first request needs besides tensors."""
+        self, segment: Span, requests: AsyncIterator[Any], allowance: Allowance
+    ) -> AsyncIterator[Any]:
+        """Opens a stream to a `ServerCache`; returns the answers."""
         opening = self._stub(segment, allowance).rpc_inference(requests)
-        answers = await asyncio.wait_for(opening, _STREAM_OPEN_SECONDS)
-        return answers, self._head(_INFERENCE, segment, metadata)
+        answers: AsyncIterator[Any] = await asyncio.wait_for(opening, _STREAM_OPEN_SECONDS)
+        return answers
 
-    async def inference_tensors(self, segment: Span, hidden: torch.Tensor, prompts: torch.Tensor | None) -> list[Any]:
-        """Serializes what a request of `open_inference` has: hidden states, and the deep prompts of all blocks."""
-        deep = NO_TENSOR if prompts is None else prompts[segment.start : segment.end].unsqueeze(1)
+    def inference_head(self, segment: Span, metadata: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns what the first request of `open_inference` needs besides tensors."""
+        return self._head(_INFERENCE, segment, metadata)
+
+    async def inference_tensors(
+        self, segment: Span, inputs: Inputs, prompts: torch.Tensor | None, order: torch.Tensor, *, ids: bool
+    ) -> list[Any]:
+        """Serializes what a request of `open_inference` has.
+
+        Args:
+            segment: the server and its blocks.
+            inputs: of the first of them.
+            prompts: deep prompts of the blocks that it is for, of shape [blocks, 1, pre_seq_len, hidden], or None.
+            order: which row each one continues, int64 of shape [rows]; empty if each continues itself.
+            ids: whether to send token ids.
+        """
         packed = [
-            await asyncio.to_thread(self.pack, hidden, segment.dtype, self._compression_for(segment)),
-            self.pack(deep, segment.dtype, _PLAIN),
-            self.pack(NO_ORDER, None, _PLAIN),
+            self.pack(NO_TENSOR if prompts is None else prompts, segment.dtype, _PLAIN),
+            self.pack(order, None, _PLAIN),
         ]
+        if ids and inputs.tokens is not None:
+            soft = NO_TENSOR if inputs.tokens.prompts is None else inputs.tokens.prompts
+            packed = [self.pack(inputs.tokens.ids, None, _PLAIN), *packed, self.pack(soft, "float32", _PLAIN)]
+        else:
+            size, compression = inputs.shape.numel(), self._compression_for(segment)
+            hidden = await _away_from_loop(size, inputs.hidden)
+            packed.insert(0, await _away_from_loop(size, self.pack, hidden, segment.dtype, compression))
         self.bytes_sent += sum(len(tensor.data) for tensor in packed)
         return [tensor.message() for tensor in packed]
 
@@ -213,7 +230,7 @@ class Transport:
         """Reads the tensors of an answer to a request of `open_inference`."""
         payloads = list(map(Payload.of_message, tensors))
         self.bytes_received += sum(len(payload.data) for payload in payloads)
-        return (await asyncio.to_thread(read_answer, payloads, [shape]))[0]
+        return (await _away_from_loop(shape.numel(), read_answer, payloads, [shape]))[0]
 
     async def free_cache(self, segment: Span) -> int:
         """Asks a server how much attention cache it has left, in tokens of a text times blocks; 0 without sessions."""
@@ -229,6 +246,8 @@ class Transport:
 
     async def has_sessions(self, segment: Span) -> bool:
         """Whether a server's sessions are those of Petals; it is asked if it was not before."""
+        if can_chain_sessions(segment.announced.version):
+            return True
         if segment.peer not in self._has_sessions:
             await self.free_cache(segment)
         return self._has_sessions[segment.peer]
@@ -242,7 +261,7 @@ class Transport:
 
         return TransformerConnectionHandler.get_stub(LimitedP2P(self._directory.p2p, allowance), segment.peer)
 
-    def _head(self, method: str, segment: Span, metadata: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _head(self, method: str, segment: Span, metadata: Mapping[str, Any] | None = None) -> dict[str, Any]:
         from hivemind import MSGPackSerializer
 
         from dist_eval.petals.client.protocol import chain_uid
@@ -311,3 +330,8 @@ class Transport:
             return Payload.of_message(serialize_torch_tensor(tensor, compression))
         # a dtype unknown here is left to the server to cast to
         return Payload.of(tensor.to("cpu", DTYPES.get(dtype or "", tensor.dtype)))
+
+
+async def _away_from_loop(size: int, call: Callable[..., Result], *arguments: Any) -> Result:
+    """Calls a function in a thread if it has so many numbers to work on that the event loop would stand still."""
+    return call(*arguments) if size <= _FEW else await asyncio.to_thread(call, *arguments)

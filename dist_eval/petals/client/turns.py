@@ -9,8 +9,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from dist_eval.petals.client.attempts import Choice
+from dist_eval.petals.client.chain_pacing import ChainPacing, ChainTicket
 from dist_eval.petals.client.failures import classify
 from dist_eval.petals.client.gate import STEPS, Admission, ConcurrencyLimit, Gate
+from dist_eval.petals.client.pacing import Pacing
 from dist_eval.petals.client.router import Router
 from dist_eval.petals.client.routes import Span
 from dist_eval.petals.client.transport import ChainOutputs
@@ -49,7 +51,7 @@ class Turns:
             RequestDisplaced: it may choose another server.
             Exception: any of the daemon, the connection or the server (see `failures.classify`).
         """
-        spans = choice.chain or [choice.segment]
+        spans = choice.servers
         for span in spans:
             server = self._router.stats(span.peer)
             server.announced, server.pacing.announced_seconds_per_work = span.announced, span.seconds_per_work
@@ -69,7 +71,7 @@ class Turns:
         times = [(sent_at, now)]
         if isinstance(answer, ChainOutputs):
             times = answer.answer.times(sent_at, now)
-            ticket = replace(ticket, times=times)  # type: ignore[call-arg]
+            ticket = replace(ticket, times=times) if isinstance(ticket, ChainTicket) else ticket
         for span, (start, done) in zip(spans, times, strict=False):
             work = request.work * (span.end - span.start) // (spans[-1].end - spans[0].start)
             self._router.stats(span.peer).answered(work, start, done)
@@ -103,7 +105,9 @@ class Turns:
         spans = tuple(Span(span.peer, span.start, span.end) for span in choice.chain)
         key = spans or (Span(choice.segment.peer, 0, 0),), choice.has_cache
         if key not in self._gates:
-            pacing = self._router.stats(choice.segment.peer).pacing
-            admission: Admission = ConcurrencyLimit(STEPS, pacing) if choice.has_cache else pacing
-            self._gates[key] = Gate(self._router.pacing_of(spans) if spans else admission, self._look_again)
+            pacing: Pacing | ChainPacing = self._router.stats(choice.segment.peer).pacing
+            pacing = self._router.pacing_of(spans) if spans else pacing
+            steps = STEPS * max(1, len(spans))
+            admission: Admission = ConcurrencyLimit(steps, pacing) if choice.has_cache else pacing
+            self._gates[key] = Gate(admission, self._look_again)
         return self._gates[key]

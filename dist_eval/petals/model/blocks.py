@@ -23,7 +23,7 @@ from dist_eval.petals.client.session_room import NO_ROOM, Room, SessionRoom, roo
 from dist_eval.petals.model.shared import Shared
 
 if TYPE_CHECKING:
-    from dist_eval.petals.client.inference_session import Embed, InferenceSession
+    from dist_eval.petals.client.inference_session import InferenceSession, MakeInputs
     from dist_eval.petals.client.requests import SwarmRequests
 
 Result = TypeVar("Result")
@@ -148,7 +148,7 @@ class SwarmBlocks(Shared):
     ) -> torch.Tensor:
         """Sends a text that is too long for a request, of shape [1, length, hidden], in several."""
         tokens = hidden.shape[1]
-        session = self.session(lambda ids, _: ids, 1, tokens, None, deep_prompts, rolls_back=False)
+        session = self.session(lambda ids, _: Inputs.of(ids), 1, tokens, None, deep_prompts, rolls_back=False)
         try:
             with self._room.taken(tokens), closing(session):  # closed, for what a failure leaves
                 return with_room(lambda: session.pass_through(hidden, avoided, record))
@@ -163,7 +163,7 @@ class SwarmBlocks(Shared):
 
     def session(
         self,
-        embed: Embed,
+        inputs_of: MakeInputs,
         rows: int,
         max_length: int,
         prompts: torch.Tensor | None = None,
@@ -177,7 +177,7 @@ class SwarmBlocks(Shared):
         self._require_open()
         return InferenceSession(
             self.requests,
-            embed,
+            inputs_of,
             rows=rows,
             max_length=max_length,
             prompts=prompts,

@@ -17,11 +17,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationMixin
 from transformers.cache_utils import Cache
 
 from dist_eval.errors import DataError, NoCacheError
+from dist_eval.petals.client.inputs import Inputs
 from dist_eval.petals.model.blocks import at_once
 from dist_eval.petals.model.rows import Rows
 
@@ -135,33 +137,43 @@ class SwarmCache(Cache):
         parts = [(tuple(rows), length, count) for (length, count), rows in groups.items()]
         try:
             self._close_others({rows for rows, *_ in parts})
-            answers = at_once([functools.partial(self._step, texts, *part) for part in parts])
+            answers = at_once([functools.partial(self._step, texts, wanted, *part) for part in parts])
         except NoCacheError:  # a plain forward may still work
             self._has_room = False
             self.close()
             return self._recomputed(texts, new, wanted)
-        outputs = answers[0].new_zeros(*wanted.shape, answers[0].shape[2])
+        table = self._base.get_input_embeddings().weight
+        outputs = table.new_zeros(*wanted.shape, answers[0].shape[1])
         for (rows, _, count), found in zip(parts, answers, strict=True):
-            outputs[list(rows), :count] = found
+            places = torch.zeros_like(wanted)
+            places[list(rows), :count] = wanted[list(rows), :count]
+            outputs[places.to(outputs.device)] = found.to(outputs)
         return outputs[wanted.to(outputs.device)]
 
     @torch.no_grad()
-    def _step(self, texts: list[Text], rows: tuple[int, ...], length: int, count: int) -> torch.Tensor:
-        """Sends the last tokens of some texts of equal length, and whatever else their session does not hold."""
-        wanted = [texts[row] for row in rows]
+    def _step(
+        self, texts: list[Text], wanted: torch.Tensor, rows: tuple[int, ...], length: int, count: int
+    ) -> torch.Tensor:
+        """Sends the last tokens of some texts of equal length, and whatever else their session does not hold.
+
+        Returns the outputs of those of the last tokens that are wanted, row by row, of shape [positions, hidden].
+        """
+        own = [texts[row] for row in rows]
         known = self._sessions.get(rows)
         if known is None or length > known.room:
             self._forget(rows)
-            known = self._sessions[rows] = self._opened(wanted, length)
-        alike = map(_alike, wanted, known.texts or [[] for _ in wanted])
+            known = self._sessions[rows] = self._opened(own, length)
+        alike = map(_alike, own, known.texts or [[] for _ in own])
         start = min(length - count, *alike)
-        tokens = torch.stack([text[start:] for text in self._joined(wanted)])
+        tokens = torch.stack([text[start:] for text in self._joined(own)])
         place = start + self._base.prompt_length if start else 0
         prompts = None if start else self._base.soft_prompts()
         known.texts = []  # if the step fails, nobody knows what it holds
-        outputs = known.session.step(self._base.embedded(tokens, prompts), place)
-        known.texts = wanted
-        return outputs[:, outputs.shape[1] - count :]
+        inputs = Inputs.of(self._base.inputs(tokens, prompts))
+        asked = functional.pad(wanted[list(rows), :count], (inputs.length - count, 0)).flatten().nonzero().squeeze(1)
+        outputs = known.session.step(inputs, place, rows=asked.cpu())
+        known.texts = own
+        return outputs
 
     def _opened(self, texts: list[Text], length: int) -> _Session:
         padding = self.get_seq_length() - sum(map(len, texts[0][:-1]))
@@ -170,7 +182,7 @@ class SwarmCache(Cache):
         if self._base.changes_frequencies(room):
             raise NoCacheError("what servers keep would not fit to texts that become longer")
         session = self._base.blocks.session(
-            lambda hidden, _: hidden,
+            lambda inputs, _: inputs,
             len(texts),
             room + self._base.prompt_length,
             deep_prompts=self._base.deep_prompts(),

@@ -22,7 +22,7 @@ from dist_eval.petals.client.chain import ChainAnswer, ChainRequest, Hop, HopTim
 from dist_eval.petals.client.dht_records import read_block
 from dist_eval.petals.client.outputs import require_usable
 from dist_eval.petals.client.payload import Payload
-from dist_eval.petals.client.petals_version import can_chain
+from dist_eval.petals.client.petals_version import can_chain, can_chain_sessions
 from dist_eval.petals.client.routes import Span
 from dist_eval.petals.client.streams import Answer
 from dist_eval.petals.client.transport import NO_TENSOR, Transport
@@ -33,7 +33,8 @@ from dist_eval.printable import printable
 _MOST_PASSED_ON, _SLOT_SECONDS = 16, 5.0  # at a time, by each handler; and how long a request waits to be one of them
 _READ_SECONDS, _READ_AGAIN_SECONDS = 60.0, 3.0  # how old announcements may be: those that name a server, and do not
 _LOOK_UP_SECONDS = 5.0
-_LONGEST_REASON = 200
+LONGEST_REASON = 200
+"""Characters of why a request was not passed on."""
 _PLAIN = 0  # `CompressionType.NONE`
 
 
@@ -42,7 +43,9 @@ class CannotPassOn(Exception):
 
 
 @dataclass(frozen=True)
-class _Connection:
+class Connection:
+    """What this server calls others through."""
+
     p2p: Any
     dht_prefix: str
     adapter: str | None
@@ -66,7 +69,7 @@ class ChainHandler:
     def __init__(self, handler: Any, embedder: Embedder | None) -> None:
         self._handler, self._embedder = handler, embedder
         self._slots = asyncio.Semaphore(_MOST_PASSED_ON)
-        self._servers = _AnnouncedServers(handler.dht, handler.dht_prefix)
+        self.servers = AnnouncedServers(handler.dht, handler.dht_prefix)
 
     async def answer(
         self, uid: str, tensors: Sequence[torch.Tensor], request: ChainRequest, metadata: Mapping[str, Any]
@@ -97,9 +100,9 @@ class ChainHandler:
             try:
                 return await self._pass_on(computed, request, adapter, own)
             except Exception as error:  # any of the DHT, the daemon, the connection or the next server
-                why = printable(one_line(error), _LONGEST_REASON)
+                why = printable(one_line(error), LONGEST_REASON)
                 own = own.model_copy(update={"call": time.monotonic() - began - own.own})
-        return Answer([Payload.of(computed.outputs)], _packed(ChainAnswer(end=end, hops=[own], why=why)))
+        return Answer([Payload.of(computed.outputs)], pack_answer(ChainAnswer(end=end, hops=[own], why=why)))
 
     async def _compute(
         self, backends: Sequence[Any], tensors: Sequence[torch.Tensor], request: ChainRequest, adapter: str
@@ -110,7 +113,7 @@ class ChainHandler:
                 raise ValueError("Received token ids, of which only the server of the first block makes inputs")
             (soft,) = further
             hidden = await asyncio.to_thread(self._embedder.embedded, hidden, soft)
-        rows = torch.tensor(request.rows) if request.rows is not None and not request.chain else None
+        rows = torch.tensor(request.rows, dtype=torch.int64) if request.rows is not None and not request.chain else None
         outputs = await run_forward(
             hidden,
             deep[: len(backends)],
@@ -129,11 +132,10 @@ class ChainHandler:
             raise CannotPassOn("this server passes on as many requests as it may") from error
         try:
             require_usable(computed.outputs)
-            announced = announcement_of(await self._servers.named(hop, adapter))
-            segment = Span(_peer(hop), hop.start, hop.end, announced)
+            segment = await self.servers.named(hop, adapter)
             seconds = min(hop.patience, self._handler.request_timeout)
             transport = Transport(
-                _Connection(self._handler._p2p, self._handler.dht_prefix, adapter or None), timeout=seconds
+                Connection(self._handler._p2p, self._handler.dht_prefix, adapter or None), timeout=seconds
             )
             deep = computed.deep if computed.deep.numel() else NO_TENSOR
             tensors = [
@@ -147,10 +149,10 @@ class ChainHandler:
             self._slots.release()
         theirs = read_chain_answer(answer.metadata, [one.end for one in request.chain])
         own = own.model_copy(update={"call": time.monotonic() - began})
-        return Answer(answer.tensors, _packed(theirs.behind(own)))
+        return Answer(answer.tensors, pack_answer(theirs.behind(own)))
 
 
-class _AnnouncedServers:
+class AnnouncedServers:
     """The servers that the swarm's DHT names, as they are needed."""
 
     def __init__(self, dht: Any, dht_prefix: str) -> None:
@@ -158,8 +160,8 @@ class _AnnouncedServers:
         self._read: dict[int, tuple[float, Mapping[str, ServerRecord]]] = {}
         self._lock = asyncio.Lock()
 
-    async def named(self, hop: Hop, adapter: str) -> ServerRecord:
-        """Returns what a server announces.
+    async def named(self, hop: Hop, adapter: str, *, in_session: bool = False) -> Span:
+        """Returns a server as it announces itself.
 
         Raises:
             CannotPassOn: it is none that holds the blocks and passes requests on.
@@ -167,20 +169,21 @@ class _AnnouncedServers:
         async with self._lock:
             read_at, servers = self._read.get(hop.start, (float("-inf"), {}))
             age = time.monotonic() - read_at
-            if age > (_READ_SECONDS if _fits(servers.get(hop.peer), hop, adapter) else _READ_AGAIN_SECONDS):
+            fits = _fits(servers.get(hop.peer), hop, adapter, in_session=in_session)
+            if age > (_READ_SECONDS if fits else _READ_AGAIN_SECONDS):
                 servers = await asyncio.to_thread(read_block, self._dht, self._dht_prefix, hop.start, _LOOK_UP_SECONDS)
                 self._read[hop.start] = time.monotonic(), servers
         record = servers.get(hop.peer)
-        if record is None or not _fits(record, hop, adapter):
+        if record is None or not _fits(record, hop, adapter, in_session=in_session):
             raise CannotPassOn(f"{hop.peer} is not announced as a server of blocks {hop.start}:{hop.end} that chains")
-        return record
+        return Span(_peer(hop), hop.start, hop.end, announcement_of(record))
 
 
-def _fits(record: ServerRecord | None, hop: Hop, adapter: str) -> bool:
+def _fits(record: ServerRecord | None, hop: Hop, adapter: str, *, in_session: bool) -> bool:
     return (
         record is not None
         and record.state == "online"
-        and can_chain(record.version)
+        and (can_chain_sessions if in_session else can_chain)(record.version)
         and record.end_block is not None
         and hop.end <= record.end_block
         and (not adapter or adapter in record.adapters)
@@ -193,7 +196,8 @@ def _peer(hop: Hop) -> Any:
     return PeerID.from_base58(hop.peer)
 
 
-def _packed(answer: ChainAnswer) -> bytes:
+def pack_answer(answer: ChainAnswer) -> bytes:
+    """Packs the metadata of an answer."""
     from hivemind import MSGPackSerializer
 
     packed: bytes = MSGPackSerializer.dumps(answer.packed())

@@ -60,22 +60,32 @@ class Guard:
         Raises:
             Refused: it is not one.
         """
-        blocks, metadata = self._blocks(request.uid), self._metadata(request)
+        chained, _, _ = self._inputs(request, self._blocks(request.uid), self._metadata(request))
+        return chained
+
+    def _inputs(
+        self, request: Request, blocks: int, metadata: Mapping[str, Any], *names: str, may_be_empty: bool = False
+    ) -> tuple[ChainRequest | None, tuple[int, int], list[Any]]:
+        """Checks hidden states or token ids, and prompts; `names` are those of further tensors after these.
+
+        Returns:
+            Where to pass them on, if to any; rows and tokens; the further tensors.
+        """
         chained = _chain_in(metadata)
         if chained is not None:
             metadata = {}  # whose tensors always come in this order
         if chained is not None and chained.ids:
-            ids, prompts, soft = _arguments(request, metadata, "token ids", "prompts", "soft prompts")
+            ids, prompts, *further, soft = _arguments(request, metadata, "token ids", "prompts", *names, "soft prompts")
             shape = self._token_ids(ids, soft)
         else:
-            hidden, prompts = _arguments(request, metadata, "hidden states", "prompts")
-            shape = self._hidden(hidden)
+            hidden, prompts, *further = _arguments(request, metadata, "hidden states", "prompts", *names)
+            shape = self._hidden(hidden, may_be_empty=may_be_empty)
         if chained is not None:
             blocks += sum(hop.end - hop.start for hop in chained.chain)
-            if chained.rows is not None and max(chained.rows) >= math.prod(shape):
-                raise Refused(f"outputs are wanted of positions up to {max(chained.rows)}, of {math.prod(shape)}")
+            if (last := max(chained.rows or (), default=-1)) >= math.prod(shape):
+                raise Refused(f"outputs are wanted of positions up to {last}, of {math.prod(shape)}")
         self._prompts(prompts, blocks, shape)
-        return chained
+        return chained, shape, further
 
     def backward(self, request: Request) -> None:
         """Checks a backward: inputs, the gradient of the outputs, and deep prompts.
@@ -91,11 +101,11 @@ class Guard:
             raise Refused(f"the gradient has size {_sizes(gradient)}, but the hidden states have {_sizes(hidden)}")
         self._prompts(prompts, blocks, shape)
 
-    def opening(self, request: Request) -> Mapping[str, Any]:
+    def opening(self, request: Request) -> tuple[Mapping[str, Any], ChainRequest | None]:
         """Checks the first message of a session, which has the fields of a step, too.
 
         Returns:
-            Its metadata.
+            Its metadata, and where to pass the steps on; None for a session with this server alone.
 
         Raises:
             Refused: it does not open one.
@@ -109,26 +119,30 @@ class Guard:
         blocks = self._blocks(request.uid)
         if not request.tensors:
             raise Refused("the first message of a session has no tensors")
-        self.step(request, blocks)
-        return metadata
+        chained = self.step(request, blocks)
+        if chained is not None and metadata.get("session_id") is not None:
+            raise Refused("a session whose steps are passed on has no session_id, into which others push steps")
+        return metadata, chained
 
-    def step(self, request: Request, blocks: int) -> None:
+    def step(self, request: Request, blocks: int) -> ChainRequest | None:
         """Checks a step of a session: hidden states, deep prompts and an order of the rows; none of them ends it.
 
         Args:
             request: the message.
             blocks: how many the session has.
 
+        Returns:
+            Where to pass it on; None for a step of this server alone, and for the end of a session.
+
         Raises:
             Refused: it is not one.
         """
         metadata = self._metadata(request)
         if not request.tensors:
-            return
-        hidden, prompts, order = _arguments(request, metadata, "hidden states", "prompts", "order")
-        rows, length = self._hidden(hidden, may_be_empty=True)
-        self._prompts(prompts, blocks, (rows, length))
+            return None
+        chained, (rows, _), (order,) = self._inputs(request, blocks, metadata, "order", may_be_empty=True)
         _require_order(order, rows)
+        return chained
 
     def push(self, request: Request) -> None:
         """Checks a step of a session that another server sends.

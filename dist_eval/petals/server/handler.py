@@ -17,6 +17,7 @@ from dist_eval.petals.client.payload import Payload
 from dist_eval.petals.client.protocol import ROLLS_BACK
 from dist_eval.petals.client.streams import Answer
 from dist_eval.petals.server.chain import ChainHandler
+from dist_eval.petals.server.chained_session import ChainedSession
 from dist_eval.petals.server.embedding import Embedder
 from dist_eval.petals.server.guard import Guard
 from dist_eval.petals.server.guarded_p2p import GuardedP2P
@@ -131,18 +132,28 @@ def handler_class() -> Any:
             first = await anext(requests, None)
             if first is None:
                 return
-            metadata = self._guard.opening(first)
+            metadata, chained = self._guard.opening(first)
             rolls_back.set(metadata.get(ROLLS_BACK) is not False)
+            if chained is None:
+                session = None
+            else:
+                session = ChainedSession(self, self._chain.servers, self.embedder, first.uid, chained, metadata)
 
             async def all_requests() -> AsyncIterator[Request]:
-                yield first
+                yield first if session is None else await session.own_step(first, chained)
                 async for request in requests:
-                    self._guard.step(request, len(first.uid.split()))
+                    step = self._guard.step(request, len(first.uid.split()))
+                    if session is not None and request.tensors:
+                        request = await session.own_step(request, step)
+                    elif step is not None:
+                        raise Refused("a step that is to be passed on, in a session that is not")
                     yield request
                 yield Request()  # which ends the session, if the client has not said so
 
-            async for answer in super().rpc_inference(all_requests(), context):
-                yield answer
+            own = super().rpc_inference(all_requests(), context)
+            async with contextlib.aclosing(own if session is None else session.answers(own)) as answers:
+                async for answer in answers:
+                    yield answer
 
         @functools.wraps(petals_handler.rpc_push)
         async def rpc_push(self, request: Request, context: Any) -> Any:

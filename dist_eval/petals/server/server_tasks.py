@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from dist_eval.petals.client.chain import read_request
+from dist_eval.petals.client.payload import Payload
 from dist_eval.petals.client.protocol import ROLLS_BACK
 from dist_eval.petals.server.shared_memory import SharedMemory
 from dist_eval.petals.server.task_pool import task_pool_class
@@ -80,11 +82,15 @@ class _Chain:
         return gradient, *stacked, _seconds_since(start, gradient)
 
     @torch.inference_mode()
-    def inference(self, hidden: torch.Tensor, order: torch.Tensor, steps: Any, *prompts: Any) -> tuple[Any, ...]:
-        """Runs a step of a session; `steps` has Petals' `InferenceMetadata` for each block."""
+    def inference(
+        self, hidden: torch.Tensor, order: torch.Tensor, steps: Any, rows: torch.Tensor | None, *prompts: Any
+    ) -> tuple[Any, ...]:
+        """Runs a step of a session; `steps` has Petals' `InferenceMetadata` for each block. See `forward` for rows."""
         start = time.monotonic()
         for step, prompt in zip(steps, prompts, strict=True):
             (hidden,) = self._backends[step.uid].inference_step(_with_prompt(hidden, prompt), order, step)
+        if rows is not None:
+            hidden = hidden.flatten(0, 1)[rows].unsqueeze(0)
         return hidden, _seconds_since(start, hidden)
 
 
@@ -264,17 +270,25 @@ async def iterate_inference(
         priority = prioritizer.prioritize(
             hidden, order, points=points / max(max_length, 1), requested_uids=requested_uids, type="inference"
         )
+        chained = read_request(step)
+        needed = None if chained is None or chained.rows is None else torch.tensor(chained.rows, dtype=torch.int64)
         if hidden.numel():  # a step without tokens allocates the cache
             steps = [
                 InferenceMetadata(uid, position, tuple(handles), active_adapter)
                 for uid, handles in zip(requested_uids, cache_handles, strict=True)
             ]
             for blocks in _tasks("inference", hidden, len(steps)):
+                picked = needed if blocks.stop == len(steps) else None
+                size = torch.empty(*hidden.shape[:2], 0)
                 hidden, seconds = await backend.inference_pool.compute(
-                    hidden, order, tuple(steps[blocks]), *deep[blocks], priority=priority
+                    hidden, order, tuple(steps[blocks]), picked, *deep[blocks], priority=priority
                 )
-                _note("inference", seconds, hidden, blocks.stop - blocks.start)
-        answer = serialize_torch_tensor(hidden.to(output.dtype), output.compression, allow_inplace=True)
-        del hidden  # from the shared memory, while the next step is waited for
+                _note("inference", seconds, size, blocks.stop - blocks.start)
+        outputs = hidden.to(output.dtype)
+        if chained is None:
+            answer = serialize_torch_tensor(outputs, output.compression, allow_inplace=True)
+        else:
+            answer = Payload.of(outputs).message()
+        del hidden, outputs  # from the shared memory, while the next step is waited for
         yield [answer], all(prompt is None for prompt in deep)
         position = end

@@ -297,19 +297,19 @@ def test_a_server_with_all_blocks_is_preferred_unless_it_is_banned() -> None:
 
 
 def test_the_server_with_the_caches_of_the_moment_is_asked_while_it_is_there() -> None:
-    holding: Span | None = Span("c", 0, BLOCKS)
+    holding = [Span("c", 0, BLOCKS)]
     part = RoutePart(0, BLOCKS, TOKENS, cached=lambda: holding)
     attempts = Attempts(router_with_latency(1.0), part, limit=LIMIT, timeout=1000.0)
     first = attempts.choose(REPLICAS, 0.0)
-    assert first.segment is holding and first.has_cache
+    assert first.segment is holding[0] and first.has_cache
     attempts.failed(first, LATE, 0.0)
-    holding = None
+    holding = []
     second = attempts.choose(REPLICAS, 0.0)
     assert not second.has_cache
     assert second.stall_timeout == 2 * first.stall_timeout
-    holding = Span("a", 0, BLOCKS)  # another request found a server meanwhile
-    assert attempts.choose(REPLICAS, 0.0).segment is holding
-    holding = Span("gone", 0, BLOCKS)
+    holding = [Span("a", 0, BLOCKS)]  # another request found a server meanwhile
+    assert attempts.choose(REPLICAS, 0.0).segment is holding[0]
+    holding = [Span("gone", 0, BLOCKS)]
     assert attempts.choose(REPLICAS, 0.0).segment.peer in "abc"
 
 

@@ -7,17 +7,19 @@ import random
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from conftest import ForkedSwarm, SwarmClient, requests_of
+from conftest import ForkedSwarm, SwarmClient, requests_of, wait_for
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import HIDDEN, LAYERS, VOCABULARY, random_checkpoint, save_tiny_models
 
 from dist_eval.model.backbone import NO_PROMPTS, SoftPrompts
+from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.petals.client import attempts
 from dist_eval.petals.client.chain import (
     MOST_HOPS,
@@ -26,11 +28,13 @@ from dist_eval.petals.client.chain import (
     HopTimes,
     read_chain_answer,
     read_request,
+    request_to,
 )
 from dist_eval.petals.client.failures import Failure, WrongAnswer, classify
 from dist_eval.petals.client.inputs import Inputs
 from dist_eval.petals.client.requests import SwarmRequests
 from dist_eval.petals.client.routes import RouteRecord, Span
+from dist_eval.petals.client.server_cache import ServerCache
 from dist_eval.petals.client.transport import ChainOutputs
 from dist_eval.petals.server.metadata import read_metadata
 
@@ -62,7 +66,7 @@ def swarm(
 
 @pytest.fixture(scope="module")
 def mortal(tiny_models: dict[str, Path], swarm_client: SwarmClient) -> Iterator[ForkedSwarm]:
-    with start(tiny_models["llama"], swarm_client, "float32", [*SPANS, SPANS[1]], "chain-mortal") as swarm:
+    with start(tiny_models["llama"], swarm_client, "float32", [*SPANS, SPANS[1], SPANS[1]], "chain-mortal") as swarm:
         yield swarm
 
 
@@ -154,6 +158,102 @@ def test_what_a_killed_server_held_is_computed_by_another_one(
     assert at_fault <= {mortal.addresses[1].rsplit("/", 1)[1]}
 
 
+def pieces(backbone: SwarmBackbone, prompts: SoftPrompts) -> tuple[list[torch.Tensor], RouteRecord, int]:
+    """Returns what a session answers, its route, and how many bytes it received."""
+    transport, record = backbone.requests.transport, RouteRecord()
+    before, ids = transport.bytes_received, ids_of(length=500)  # in three messages
+    with closing(backbone.session(ROWS, 520, prompts)) as session:
+        found = [session.step(ids, record=record, rows=torch.tensor([3, 499, 2999, 1]))]
+        for _ in range(3):
+            found.append(session.step(ids[:, :1], rows=torch.tensor([5, 2])))
+        found += [session.step(ids[:, 7:17], start=490), session.step(ids[:, 3:5])]  # back, and on
+        ways = [ids[:, 20:30], ids[:, 30:33]]
+        found += session.continuations(ways, rows=[None, torch.tensor([17, 0])])
+    return found, record, transport.bytes_received - before
+
+
+@pytest.mark.parametrize("mode", ["ptune", "deep_ptune"])
+def test_a_session_by_chain_has_the_bits_of_server_by_server(
+    swarm: ForkedSwarm, swarm_client: SwarmClient, mode: str
+) -> None:
+    tuned = random_checkpoint(mode)
+    prompts = SoftPrompts(tuned.prompts, tuned.deep_prompts)
+    chained, plain = (swarm_client.backbone(swarm, chains=chains) for chains in (True, False))
+    found, by_chain, received = pieces(chained, prompts)
+    expected, by_server, _ = pieces(plain, prompts)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert [(part.start, part.end) for part in by_chain.route] == SPANS
+    assert by_chain.route == by_server.route
+    itemsize = 2 if "bfloat16" in swarm.dht_prefix else 4
+    assert received == (4 + 3 * 2 + ROWS * 10 + ROWS * 2 + ROWS * 10 + 2) * HIDDEN * itemsize
+    assert chained.requests.router.retries == 0
+
+
+def test_rows_of_a_session_are_reordered_on_all_servers_of_a_chain(
+    swarm: ForkedSwarm, swarm_client: SwarmClient
+) -> None:
+    requests = swarm_client.backbone(swarm).requests
+    spans = sorted(requests.servers.spans(), key=lambda span: span.start)
+    texts, token = torch.randn(ROWS, 5, HIDDEN), torch.randn(ROWS, 1, HIDDEN)
+    order = torch.tensor([3, 3, 0, 1, 5, 2])
+
+    async def steps(chain: list[Span], texts: torch.Tensor, token: torch.Tensor) -> list[torch.Tensor]:
+        request = request_to(chain, [20.0] * len(chain), None, ids=False) if len(chain) > 1 else None
+        cache = await ServerCache.open(requests.transport, chain[0], 6, None, rolls_back=False)
+        first = await cache.outputs(await cache.send(Inputs.of(texts), 0, request))
+        second = await cache.outputs(await cache.send(Inputs.of(token), 5, request, order))
+        await cache.close()
+        return [first, second]
+
+    found, expected = run(steps(spans, texts, token)), [texts, token]
+    for span in spans:
+        expected = run(steps([span], *expected))
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+
+
+def test_a_session_goes_on_elsewhere_when_a_server_of_its_chain_is_frozen_or_killed(
+    mortal: ForkedSwarm, swarm_client: SwarmClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attempts, "_MIN_STALL_SECONDS", 2.0)
+    requests = (backbone := swarm_client.backbone(mortal)).requests
+    _, dead, _, victim, spare = (address.rsplit("/", 1)[1] for address in mortal.addresses)
+    ids, group, record = ids_of(), mortal.group(3), RouteRecord()
+
+    def free() -> list[int]:
+        return [left for span, left in requests.servers.free_cache().items() if str(span.peer) not in (dead, victim)]
+
+    def freeze() -> None:
+        os.killpg(group, signal.SIGSTOP)
+
+    def kill() -> None:
+        os.killpg(group, signal.SIGCONT)
+        mortal.kill_server(3)
+
+    requests.servers.excluded = {dead}
+    before = free()
+    with torch.no_grad():
+        whole = backbone.hidden_states(ids)
+    for stop in (freeze, kill):
+        requests.servers.excluded = {dead, spare}
+        with closing(backbone.session(ROWS, LENGTH)) as session:
+            found = [session.step(ids[:, :12], record=record), session.step(ids[:, 12:13])]
+            assert record.route.pop(1).peer == victim
+            stop()
+            requests.servers.excluded = {dead}
+            found += [session.step(part) for part in ids[:, 13:].split([1, 1, 5], dim=1)]
+            torch.testing.assert_close(torch.cat(found, dim=1), whole, atol=2e-5, rtol=0)
+            assert session.step(ids[:, 4:5], start=4, record=record).shape == (ROWS, 1, HIDDEN)
+            assert [part.peer for part in record.route if part.start == 1][-1] == spare
+            os.killpg(group, signal.SIGCONT) if stop is freeze else None
+            record.route.clear()
+    assert wait_for(lambda: free() == before), "and what it held is free"
+    session = backbone.session(ROWS, LENGTH)
+    session.step(ids)
+    assert {before[place] - left for place, left in enumerate(free())} == {ROWS * LENGTH, 2 * ROWS * LENGTH}
+    run(session._first.cache.drop())  # type: ignore[union-attr]
+    assert wait_for(lambda: free() == before), "when those before are gone"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_chains_have_the_bits_of_server_by_server_in_all_families(
@@ -196,7 +296,6 @@ def hop(number: int, begin: int, end: int, **fields: Any) -> dict[str, Any]:
         {"chain": [hop(0, 1, 10**6)]},
         {"chain": [hop(number, number, number + 1) for number in range(MOST_HOPS)]},
         {"chain": None},
-        {"chain": [], "rows": []},
         {"chain": [], "rows": [-1]},
         {"chain": [], "rows": [1.5]},
         {"chain": [], "ids": 1},

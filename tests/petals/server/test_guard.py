@@ -88,7 +88,6 @@ def test_requests_to_pass_on_have_prompts_of_all_blocks_and_rows_that_there_are(
     [
         ((hidden(), torch.ones(3, 1, 2, WIDTH)), {}, r"instead of \[5, "),
         ((hidden(), NONE), {"rows": [10]}, "positions up to 10, of 10"),
-        ((hidden(), NONE), {"rows": []}, "rows"),
         ((hidden(), NONE), {"chain": [{**HOP, "peer": "nobody"}]}, "peer"),
         ((hidden(), NONE), {"chain": [HOP, HOP]}, "gaps"),
         ((hidden(), NONE), {"chain": 5}, "chain"),

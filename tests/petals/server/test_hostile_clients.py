@@ -26,6 +26,10 @@ def hidden(rows: int = ROWS, length: int = LENGTH, width: int = HIDDEN) -> torch
     return torch.randn(rows, length, width, generator=torch.Generator().manual_seed(1))
 
 
+def hop(start: int, end: int) -> dict[str, Any]:
+    return {"peer": f"Qm{'a' * 44}", "start": start, "end": end, "patience": 1.0}
+
+
 def order(*rows: int) -> torch.Tensor:
     return torch.tensor(rows, dtype=torch.int64)
 
@@ -41,6 +45,13 @@ def opening(inputs: Any = None, prompts: Any = NONE, places: Any = NO_ORDER, uid
 
 def step(inputs: Any = None, places: Any = NO_ORDER, **metadata: Any) -> Any:
     return request(UID, hidden(length=1) if inputs is None else inputs, NONE, places, metadata=metadata)
+
+
+def chained(name: str = "opening", ids: torch.Tensor | None = None, **metadata: Any) -> Any:
+    """A step of a session that goes by chain, with token ids."""
+    ids = order(7, 3)[:, None] if ids is None else ids
+    fields = {"chain": [], "ids": True, **({"max_length": 32} if name == "opening" else {}), **metadata}
+    return request(UID, ids, NONE, NO_ORDER, NONE, metadata=fields)
 
 
 def raw(metadata: Any, *tensors: Any) -> Any:
@@ -137,6 +148,19 @@ SESSIONS: dict[str, tuple[Callable[[], list[Any]], str]] = {
     "a session without a name": (lambda: [opening(session_id=["x"])], "session_id cannot be"),
     "a step without a name": (lambda: [opening(step_id=["x"])], "step_id cannot be"),
     "following servers that are numbers": (lambda: [opening(next_servers=[1])], "next_servers cannot be"),
+    "a chain after its last block": (lambda: [opening(chain=[hop(9, 10)])], "goes on with block 9, not 4"),
+    "another chain later": (lambda: [opening(chain=[]), step(chain=[hop(4, 5)])], "another way than the first one"),
+    "no chain later": (lambda: [opening(chain=[]), step()], "another way than the first one"),
+    "a chain only later": (lambda: [opening(), step(chain=[])], "in a session that is not"),
+    "a chain into which others push": (lambda: [opening(chain=[], session_id="x")], "has no session_id"),
+    "prompts later": (
+        lambda: [chained(), request(UID, hidden(), torch.ones(4, 1, 2, HIDDEN), NO_ORDER, metadata={"chain": []})],
+        "prompts after the first step",
+    ),
+    "outputs that there are not": (lambda: [opening(chain=[], rows=[10])], "positions up to 10, of 10"),
+    "token ids that there are not": (lambda: [chained(), chained("step", order(1, 10**6)[:, None])], "does not have"),
+    "token ids that are numbers": (lambda: [chained(ids=torch.ones(2, 1))], "dtype of the token ids"),
+    "token ids of other rows": (lambda: [chained(), chained("step", order(1, 2, 3)[:, None])], "3 rows in a session"),
     "a server with 10**9 blocks": (lambda: [opening(next_servers=[("Qm", "s", 0, 10**9)])], "next_servers cannot be"),
 }
 
@@ -189,6 +213,7 @@ def answers_to(client: Stranger) -> list[torch.Tensor]:
         found += client.call("rpc_backward", forward(hidden(), hidden(), torch.ones(4, 1, 2, HIDDEN)))
         found += client.converse("rpc_forward_stream", [forward()])
         found += client.converse("rpc_inference", [opening(), step(), step(places=order(1, 0)), request("")])
+        found += client.converse("rpc_inference", [chained(), chained("step", rows=[1]), request("")])
     return found
 
 

@@ -1,0 +1,199 @@
+"""A part of a session: the texts at one block, and the servers that keep their caches from that block on."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+
+from dist_eval.petals.client.attempts import Choice
+from dist_eval.petals.client.chain import ChainRequest, request_to
+from dist_eval.petals.client.failures import RequestDisplaced
+from dist_eval.petals.client.inputs import Inputs
+from dist_eval.petals.client.routes import Span
+from dist_eval.petals.client.server_cache import CacheLost, ChainCut, SentStep, ServerCache
+from dist_eval.petals.client.transport import ChainOutputs, Transport
+
+_NO_ROWS = torch.empty(0, dtype=torch.int64)
+
+
+class Chunk(NamedTuple):
+    """What a message has."""
+
+    inputs: Inputs
+    # positions in rows x length of which the last block's outputs are needed, int64 of shape [n]; None for all
+    needed: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What all segments of a session have in common."""
+
+    transport: Transport
+    num_blocks: int  # of the model
+    max_length: int  # most tokens of a text, prompts included
+    chunk: int  # tokens of each text in a message
+    deep_prompts: torch.Tensor | None  # of all blocks, of shape [blocks, pre_seq_len, hidden]
+    rolls_back: bool
+
+
+@dataclass
+class Segment:
+    """Consecutive blocks whose caches are on one server or a chain of them, if on any."""
+
+    terms: Terms
+    start: int  # the first block
+    end: int  # one past the last block
+    sent: list[Inputs] = field(default_factory=list)  # inputs of the first block for all positions so far, in chunks
+    next: Segment | None = None  # the segment after it
+    cache: ServerCache | None = None  # the stream to the first server
+    _chain: Sequence[Span] = ()  # the servers that have the caches, if they answer as a chain
+    # held while a step is sent, and as long as a stream to another server is opened
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def servers(self) -> Sequence[Span]:
+        """Those that hold the caches, and their blocks."""
+        return self._chain or ([] if self.cache is None else [self.cache.segment])
+
+    def can_step(self, position: int) -> bool:
+        """Whether servers hold caches of the texts that can be continued at a position."""
+        return self.cache is not None and self.cache.can_step(position)
+
+    def cut(self, position: int) -> None:
+        """Forgets the inputs from a position on."""
+        kept = []
+        for chunk in self.sent:
+            if position > 0:
+                kept.append(chunk if position >= chunk.length else chunk.first(position))
+            position -= chunk.length
+        self.sent = kept
+
+    async def close(self) -> None:
+        """Gives the servers' memory back."""
+        cache, self.cache, self._chain = self.cache, None, ()
+        if cache is not None:
+            await cache.close()
+
+    async def continued(self, choice: Choice, chunks: Sequence[Chunk], position: int, timeout: float) -> Any:
+        """Has the servers that hold caches of the texts compute the chunks.
+
+        Args:
+            choice: these servers.
+            chunks: what follows the texts.
+            position: where it does.
+            timeout: seconds to wait for each answer.
+
+        Returns:
+            The outputs of each chunk, as `ChainOutputs` of a chain; they are None if some of its servers have lost the
+            texts.
+
+        Raises:
+            CacheLost: they hold none any more.
+            Exception: see `ServerCache.send` and `ServerCache.outputs`.
+        """
+        async with self._lock:
+            cache, steps = self.cache, list[SentStep]()
+            if cache is None or not cache.can_step(position) or [*self.servers] != [*choice.servers]:
+                raise CacheLost
+            try:
+                for inputs, request in self._messages(self._chain, choice.patience, chunks):
+                    steps.append(await cache.send(inputs, position, request))
+                    position += inputs.length
+            except BaseException:
+                await self._drop(cache)
+                raise
+        try:
+            outputs = [await asyncio.wait_for(cache.outputs(step), timeout) for step in steps]
+        except ChainCut as cut:
+            await self._drop(cache)
+            return ChainOutputs(None, cut.answer)
+        except BaseException:
+            await self._drop(cache)
+            raise
+        return outputs if cache.answer is None else ChainOutputs(outputs, cache.answer)
+
+    async def begun(
+        self, choice: Choice, chunks: Sequence[Chunk], position: int, unfit: ServerCache | None, timeout: float
+    ) -> Any:
+        """Has servers compute the texts and the chunks; if they have fewer blocks, the segment is cut.
+
+        Args:
+            choice: the servers.
+            chunks: what follows the texts.
+            position: where it does.
+            unfit: the stream that was open when they were chosen; it is closed.
+            timeout: seconds to wait for each answer.
+
+        Returns:
+            See `continued`.
+
+        Raises:
+            RequestDisplaced: other servers hold caches of the texts by now.
+            Exception: see `ServerCache.open` and `ServerCache.answers`.
+        """
+        async with self._lock:
+            if self.cache in (None, unfit) or not self.can_step(position):
+                return await self._opened(choice, chunks, timeout)
+        raise RequestDisplaced("a server has caches of the texts by now")
+
+    async def _opened(self, choice: Choice, chunks: Sequence[Chunk], timeout: float) -> Any:
+        await self.close()
+        terms, deep = self.terms, self.terms.deep_prompts
+        cache = await ServerCache.open(
+            terms.transport,
+            choice.segment,
+            terms.max_length,
+            None if deep is None else deep[self.start : choice.end, None],
+            rolls_back=terms.rolls_back,
+        )
+        sent = [Chunk(inputs, _NO_ROWS) for inputs in self._again()]
+        try:
+            outputs = await cache.answers(self._messages(choice.chain, choice.patience, [*sent, *chunks]), timeout)
+        except ChainCut as cut:
+            await cache.drop()
+            return ChainOutputs(None, cut.answer)
+        except BaseException as error:
+            await cache.drop()
+            if isinstance(error, CacheLost):
+                raise ConnectionResetError("the server has ended the stream") from error
+            raise
+        if cache.end < self.end:
+            sizes = [chunk.length for chunk in self.sent]
+            rest = torch.cat(outputs[: len(sent)], dim=1).split(sizes, dim=1) if sent else []
+            self.next = Segment(terms, cache.end, self.end, list(map(Inputs.of, rest)), self.next)
+            self.end = cache.end
+        self.cache, self._chain = cache, [span for span in choice.chain if span.end <= cache.end]
+        outputs = outputs[len(sent) :]
+        return outputs if cache.answer is None else ChainOutputs(outputs, cache.answer)
+
+    async def _drop(self, cache: ServerCache) -> None:
+        """Cuts the connection of a cache, after a failure."""
+        if self.cache is cache:
+            self.cache, self._chain = None, ()
+        await cache.drop()
+
+    def _again(self) -> list[Inputs]:
+        """Returns what to send again: the same chunks, for the same bits, but generated tokens together."""
+        chunks: list[Inputs] = []
+        for is_token, some in itertools.groupby(self.sent, lambda chunk: chunk.length == 1):
+            part = list(some)
+            chunks += Inputs.joined(part).chunks(self.terms.chunk) if is_token else part
+        return chunks
+
+    def _messages(
+        self, chain: Sequence[Span], patience: Sequence[float], chunks: Sequence[Chunk]
+    ) -> list[tuple[Inputs, ChainRequest | None]]:
+        """Returns what to send to a chain of servers, or to a single one."""
+        if not chain:
+            return [(chunk.inputs, None) for chunk in chunks]
+        is_last = chain[-1].end == self.terms.num_blocks  # only then can some outputs be left out
+        messages = list[tuple[Inputs, ChainRequest | None]]()
+        for inputs, needed in chunks:
+            rows = needed if is_last and needed is not None and len(needed) < inputs.size else None
+            messages.append((inputs, request_to(chain, patience, rows, ids=inputs.tokens is not None)))
+        return messages

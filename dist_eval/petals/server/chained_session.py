@@ -1,0 +1,209 @@
+"""Passes the steps of a session on to the server of the next blocks, as `ChainHandler` does with single requests.
+
+What a client sends becomes steps as Petals knows them, for this server's blocks alone. Their outputs are sent on while
+the next steps are computed. Whatever prevents that ends the session with the next server, and from then on this one
+answers with its own outputs. The session with the next server ends with this one, however it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dist_eval.errors import one_line
+from dist_eval.petals.client.chain import ChainAnswer, ChainRequest, HopTimes, read_chain_answer
+from dist_eval.petals.client.inputs import Inputs
+from dist_eval.petals.client.outputs import require_usable
+from dist_eval.petals.client.payload import Payload
+from dist_eval.petals.client.protocol import ROLLS_BACK
+from dist_eval.petals.client.server_cache import SentStep, ServerCache
+from dist_eval.petals.client.transport import Transport
+from dist_eval.petals.server.chain import LONGEST_REASON, AnnouncedServers, Connection, pack_answer
+from dist_eval.petals.server.embedding import Embedder
+from dist_eval.petals.server.metadata import Refused, read_metadata
+from dist_eval.petals.server.request import Request
+from dist_eval.printable import printable
+
+_AHEAD = 3  # steps that the next server has not answered yet
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What a client has sent, but for the inputs."""
+
+    request: ChainRequest
+    came_at: float
+    position: int | None  # where it starts, if it does not follow the step before
+    order: torch.Tensor
+    deep: torch.Tensor  # deep prompts for the servers after this one; empty if there are none
+
+
+@dataclass(frozen=True)
+class _Passed:
+    """A step that was sent on."""
+
+    cache: ServerCache
+    step: SentStep
+    sent_at: float
+
+
+class ChainedSession:
+    """A session of a client, or of the server before this one.
+
+    Args:
+        handler: Petals' handler, which computes.
+        servers: those that steps may be passed on to.
+        embedder: makes inputs of token ids; None if this server cannot.
+        uid: names of this server's blocks.
+        opening: where to pass the steps on.
+        metadata: all of the first step.
+    """
+
+    def __init__(
+        self,
+        handler: Any,
+        servers: AnnouncedServers,
+        embedder: Embedder | None,
+        uid: str,
+        opening: ChainRequest,
+        metadata: Mapping[str, Any],
+    ) -> None:
+        self._handler, self._servers, self._embedder, self._opening = handler, servers, embedder, opening
+        self._backends = [handler.module_backends[one] for one in handler._check_uids(uid)]
+        self._start, self._end = (int(self._backends[place].name.rpartition(".")[2]) for place in (0, -1))
+        self._end += 1
+        if opening.chain and opening.chain[0].start != self._end:
+            raise Refused(f"a chain that goes on with block {opening.chain[0].start}, not {self._end}")
+        self._adapter: str = handler._get_active_adapter(metadata) or ""
+        self._max_length, self._rolls_back = metadata["max_length"], metadata.get(ROLLS_BACK) is not False
+        self._steps: deque[_Step] = deque()
+        self._has_begun = False
+        self._next: ServerCache | None = None  # the session with the next server
+        self._why = ""  # why there is none any more
+
+    async def own_step(self, received: Request, request: ChainRequest | None) -> Request:
+        """Makes a step for this server alone of one that a `Guard` has let in.
+
+        Raises:
+            Refused: it goes another way than the first one, has token ids of which this server makes no inputs, or has
+                prompts, which come with the first one.
+        """
+        from hivemind import MSGPackSerializer
+
+        came_at = time.monotonic()
+        if request is None or request.servers != self._opening.servers[: len(request.servers)]:
+            raise Refused("a step that goes another way than the first one of its session")
+        metadata = read_metadata(received.metadata)
+        inputs, prompts, order, *soft = received.tensors
+        if request.ids:
+            if self._embedder is None or self._start:
+                raise Refused("token ids, of which only the server of the first block makes inputs")
+            ids, before = (payload.tensor() for payload in (inputs, *soft))
+            hidden = await asyncio.to_thread(self._embedder.embedded, ids, before)
+            inputs = Payload.of(hidden.to(self._backends[0].dtype))
+        deep = prompts.tensor()
+        if deep.numel():
+            if self._has_begun:
+                raise Refused("prompts after the first step of a session that is passed on")
+            prompts, deep = Payload.of(deep[: len(self._backends)]), deep[len(self._backends) :]
+        self._has_begun = True
+        position = metadata.get("start_from_position")
+        self._steps.append(_Step(request, came_at, position, order.tensor(), deep))
+        own = ChainRequest(chain=[], rows=None if request.chain else request.rows).packed()
+        kept = {name: value for name, value in metadata.items() if name not in ("args_structure", "ids", "rows")}
+        packed = MSGPackSerializer.dumps({**kept, **own})
+        return Request(received.uid, [inputs, prompts, order], packed)
+
+    async def answers(self, own: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+        """Answers the steps.
+
+        Args:
+            own: this server's answers to the steps of `own_step`.
+        """
+        from hivemind.proto import runtime_pb2
+
+        computed: asyncio.Queue[Any] = asyncio.Queue(_AHEAD)
+        computing = asyncio.create_task(self._compute(own, computed))
+        try:
+            while (found := await computed.get()) is not None:
+                if isinstance(found, Exception):
+                    raise found
+                yield runtime_pb2.ExpertResponse(**await self._answer(*found))
+            if self._next is not None:
+                await self._next.close()
+        finally:
+            computing.cancel()
+            await self._leave_next()
+            await asyncio.wait([computing])
+
+    async def _compute(self, own: AsyncGenerator[Any, None], computed: asyncio.Queue[Any]) -> None:
+        """Has this server's own outputs computed, and passed on."""
+        try:
+            async with aclosing(own):
+                async for answer in own:
+                    step = self._steps.popleft()
+                    times = HopTimes(own=time.monotonic() - step.came_at)
+                    await computed.put((answer, step, times, await self._pass_on(answer, step)))
+        except Exception as error:  # of the guard, of Petals or of a block
+            await computed.put(error)
+        else:
+            await computed.put(None)
+
+    async def _pass_on(self, answer: Any, step: _Step) -> _Passed | None:
+        """Sends this server's outputs to the next one, if that has all that was sent before."""
+        if self._why or not self._opening.chain:
+            return None
+        try:
+            if not step.request.chain:
+                raise Refused("the client leaves it out")
+            hidden = Payload.of_message(answer.tensors[0]).tensor()
+            require_usable(hidden)
+            if self._next is None:
+                self._next = await self._open_next(step)
+            position = self._next.position if step.position is None else step.position
+            sent_at = time.monotonic()
+            sent = await self._next.send(Inputs.of(hidden), position, step.request.after_first(), step.order)
+            return _Passed(self._next, sent, sent_at)
+        except Exception as error:  # any of the DHT, the daemon, the connection or the next server
+            await self._leave_next(error)
+            return None
+
+    async def _open_next(self, step: _Step) -> ServerCache:
+        span = await self._servers.named(self._opening.chain[0], self._adapter, in_session=True)
+        connection = Connection(self._handler._p2p, self._handler.dht_prefix, self._adapter or None)
+        return await ServerCache.open(
+            Transport(connection, timeout=self._handler.request_timeout),
+            span,
+            self._max_length,
+            step.deep if step.deep.numel() else None,
+            rolls_back=self._rolls_back,
+        )
+
+    async def _answer(self, answer: Any, step: _Step, times: HopTimes, passed: _Passed | None) -> dict[str, Any]:
+        """Returns the answer of the servers after this one, or its own."""
+        if passed is not None:
+            hops = step.request.chain
+            seconds = min(hops[0].patience, self._handler.request_timeout)
+            try:
+                theirs = await asyncio.wait_for(passed.cache.answer_to(passed.step), seconds)
+                found = read_chain_answer(theirs.metadata, [hop.end for hop in hops])
+                own = times.model_copy(update={"call": time.monotonic() - passed.sent_at})
+                return {"tensors": theirs.tensors, "metadata": pack_answer(found.behind(own))}
+            except Exception as error:  # any of the daemon, the connection or the next server
+                await self._leave_next(error)
+        chain = ChainAnswer(end=self._end, hops=[times], why=self._why)
+        return {"tensors": answer.tensors, "metadata": pack_answer(chain)}
+
+    async def _leave_next(self, error: Exception | None = None) -> None:
+        if error is not None:
+            self._why = self._why or printable(one_line(error), LONGEST_REASON)
+        cache, self._next = self._next, None
+        if cache is not None:
+            await cache.drop()
