@@ -16,12 +16,13 @@ from pathlib import Path
 
 from sphinx.cmd.build import build_main
 
+from dist_eval.arguments.commandline import build_parser
 from dist_eval.cli.main import COMMANDS, parser_of
 from dist_eval.petals.__main__ import COMMANDS as COMMANDS_OF_SWARM
 
 ROOT = Path(__file__).parents[1]
 PARSERS = {name: parser_of(program) for name, program in COMMANDS.items()}
-PARSERS |= {f"swarm {name}": build() for name, (build, _) in COMMANDS_OF_SWARM.items()}
+PARSERS |= {f"swarm {name}": build_parser(command) for name, (command, _) in COMMANDS_OF_SWARM.items()}
 # What is public says the docstring of the package
 MODULES = ("dist_eval", *(f"dist_eval.{name}" for name in ("demo", "errors", "schema", "statistics")))
 LAUNCH = [f"launch/{name}/README" for name in ("swarm", "multinode", "slurm", "kubernetes")]

@@ -7,7 +7,7 @@ from typing import Any
 from pygments.lexers.special import TextLexer
 
 import dist_eval
-from dist_eval.options.config import flag
+from dist_eval.arguments.fields import flag
 
 project = "dist_eval"
 root_doc = "README"

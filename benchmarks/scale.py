@@ -132,8 +132,9 @@ def compare(memory: Report, fewest: int, most: int) -> None:
 def evaluate_with_stub(scratch_dir: Path, *, words: list[str]) -> dict[str, Any]:
     """Runs dist_eval in this process, with a stub for its forwards, and returns what its steps took."""
     from dist_eval.__main__ import run
+    from dist_eval.arguments.commandline import parse_args
     from dist_eval.evaluation import context
-    from dist_eval.options.commandline import parse_args
+    from dist_eval.options.config import EVALUATION
 
     meter = Meter()
     with ExitStack() as stack:
@@ -141,7 +142,7 @@ def evaluate_with_stub(scratch_dir: Path, *, words: list[str]) -> dict[str, Any]
             measured = _measured(meter, name, getattr(owner, function))
             stack.enter_context(mock.patch.object(owner, function, measured))
         stack.enter_context(mock.patch.object(context, "load_model", _load_stub))
-        if code := run(parse_args(words), scratch_dir):
+        if code := run(parse_args(words, EVALUATION), scratch_dir):
             raise SystemExit(code)
     return meter.results()
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from dist_eval.cli import program
 from dist_eval.distributed.stop import Stop
-from dist_eval.options.commandline import EVALUATION
-from dist_eval.options.config import EvaluationConfig
+from dist_eval.options.config import EVALUATION, EvaluationConfig
 
 
 def run(config: EvaluationConfig, scratch_dir: Path, stop: Stop | None = None) -> int:

@@ -5,12 +5,13 @@ It follows from the records of `dist_eval.results` and forbids additional proper
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 import json
-from typing import TYPE_CHECKING, Any, Literal, get_origin, get_type_hints
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Literal, get_type_hints
 
-from dist_eval.process.programs import ArgumentParser, run_program
+from dist_eval.arguments.commandline import Command, run_command
+from dist_eval.arguments.fields import Options
+from dist_eval.process.programs import COMPLETE, run_program
 
 if TYPE_CHECKING:
     from dist_eval.options.config import RunConfig
@@ -58,34 +59,26 @@ def _config_schema(config: type[RunConfig]) -> dict[str, Any]:
 
     from dist_eval.record import Record
 
-    hints, options = get_type_hints(config), dict[str, Any]()
-    for option in dataclasses.fields(config):
-        hint, choices = hints[option.name], option.metadata["extra"].get("choices")
-        if choices:
-            one = Literal.__getitem__((*choices, None) if option.default is None else choices)
-            hint = list[one] if get_origin(hint) is list else one  # type: ignore[valid-type]
-        options[option.name] = hint, Field(description=option.metadata["help"])
-    options["initial_peers"] = str, Field(description="number of addresses, which are not recorded")
+    hints = get_type_hints(config)
+    options: dict[str, Any] = {
+        option.name: (hints[option.name], Field(description=option.metadata["help"])) for option in fields(config)
+    }
+    options["initial_peers"] = str, Field(description="how many addresses, which are not recorded")
     described = "All options, as in dist_eval/options and in --help."
     model = create_model("Config", __base__=Record, __doc__=described, **options)
     return model.model_json_schema()
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Builds the command line's parser, which has no options except --help."""
-    return ArgumentParser(
-        prog="dist-eval schema",
-        description="Prints the JSON Schema of results.json (draft 2020-12).",
-        allow_abbrev=False,
-    )
+COMMAND = Command(
+    program="dist-eval schema", config=Options, description="Prints the JSON Schema of results.json (draft 2020-12)."
+)
 
 
-def main() -> int:
-    """Runs the command line and returns its exit status: 0."""
-    build_parser().parse_args()
+def show(options: Options) -> int:
+    """Prints the schema."""
     print(json.dumps(results_schema(), indent=2))
-    return 0
+    return COMPLETE
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_program(lambda: run_command(COMMAND, show))

@@ -6,20 +6,23 @@ runs on a cluster (see `dist_eval.cluster.job`); this command then finds them co
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from dist_eval.arguments.commandline import Command, parse_args, run_command
+from dist_eval.arguments.fields import REQUIRED, argument, option
+from dist_eval.arguments.types import Count
 from dist_eval.cluster.job import Job, Verdict
 from dist_eval.cluster.run_lists import Entry, Grid, read_grid
 from dist_eval.errors import ConfigError, EvaluationError, print_error
 from dist_eval.process.lifetime import workspace
-from dist_eval.process.programs import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS, ArgumentParser, run_program
+from dist_eval.process.programs import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS, run_program
+from dist_eval.summary.__main__ import TableOptions
 from dist_eval.summary.__main__ import main as summarize
-from dist_eval.summary.__main__ import require_known_formats
 
 _PROGRAM = "dist-eval sweep"
 _EXAMPLES = f"""\
@@ -37,58 +40,54 @@ grid.yaml has the common options of all runs, and below `grid` the options that 
 A value may also be several options: `few: {{num-fewshot: 5, limit: 200}}`."""
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Builds the command line's parser."""
-    parser = ArgumentParser(
-        prog=_PROGRAM,
-        description="Starts a run for each combination of options, one after the other, then shows one table of all, "
-        "and tests the differences between runs that differ in one option. The same command resumes.",
-        epilog=f"{_EXAMPLES}\n\nExit status: 0 all runs are complete; 75 some are incomplete, and the same command "
-        "resumes them; 2 an option is wrong; 1 some failed.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
+@dataclass(kw_only=True)
+class SweepOptions(TableOptions):
+    """The options of `dist-eval sweep`."""
+
+    grid: Path = argument("the options of the runs", "GRID.yaml")
+    output: Path = option(REQUIRED, "gets a folder for each run", metavar="FOLDER")
+    nproc_per_node: Count = option(1, "processes (ranks) of each run")
+    compare: str | None = option(
+        None, "test differences between runs that differ in this option only (default: the first below `grid`)",
+        metavar="OPTION",
+    )  # fmt: skip
+    metric: list[str] = option(
+        [], "metrics of the runs to show and to compare (default: the main ones)", metavar="NAME"
     )
-    parser.add_argument("grid", type=Path, metavar="GRID.yaml", help="the options of the runs")
-    parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="gets a folder for each run")
-    parser.add_argument("--nproc-per-node", type=int, default=1, metavar="N", help="processes (ranks) of each run "
-                        "(default: 1)")  # fmt: skip
-    parser.add_argument("--compare", metavar="OPTION", help="test the differences between runs that differ in this "
-                        "option only (default: the first below `grid`)")  # fmt: skip
-    parser.add_argument("--metric", nargs="+", default=[], metavar="NAME", help="metrics to show and to compare "
-                        "(default: the main ones)")  # fmt: skip
-    parser.add_argument("--write", nargs="+", type=Path, default=[], metavar="FILE", help="also write the table: "
-                        ".csv, .html, .json or .md")  # fmt: skip
-    parser.add_argument(
-        "--print", action="store_true", help="only print the name and options of each run, one per line"
-    )
-    return parser
+    print: bool = option(False, "start nothing: print the name and the options of each run, in a line")
+
+
+COMMAND = Command(
+    program=_PROGRAM,
+    config=SweepOptions,
+    description="Starts a run for each combination of options, one after the other, then shows one table of all, "
+    "and tests the differences between runs that differ in one option. The same command resumes.",
+    examples=f"{_EXAMPLES}\n\nExit status: 0 all runs are complete; 75 some are not, and the same command resumes\n"
+    "them; 2 an option is wrong; 1 some failed.",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns its exit status: 0, 1, 2 or 75 (see `build_parser`)."""
-    options = build_parser().parse_args(arguments)
-    try:
-        grid = read_grid(options.grid)
-        if options.compare is not None and options.compare not in grid.axes:
-            raise ConfigError(f"--compare {options.compare}: {options.grid} varies {', '.join(grid.axes)}.")
-        if options.nproc_per_node < 1:
-            raise ConfigError(f"--nproc-per-node must be at least 1, not {options.nproc_per_node}.")
-        require_known_formats(options.write)
-        _check_options(grid, options.grid)
-        if options.print:
-            for entry in grid.entries:
-                print(shlex.join([entry.name, *entry.options]).replace("\n", "\\n"))
-            return COMPLETE
-        verdicts = _start_runs(grid, options.output, options.nproc_per_node)
-        return STOPPED if len(verdicts) < len(grid.entries) else _show(grid, options, verdicts)
-    except EvaluationError as error:
-        print_error(str(error), _PROGRAM)
-        return WRONG_OPTIONS if isinstance(error, ConfigError) else FAILED
+    """Runs the command line and returns its exit status: 0, 1, 2 or 75 (see `COMMAND`)."""
+    return run_command(COMMAND, sweep, arguments)
+
+
+def sweep(options: SweepOptions) -> int:
+    """Starts the runs, and shows them."""
+    grid = read_grid(options.grid)
+    if options.compare is not None and options.compare not in grid.axes:
+        raise ConfigError(f"--compare {options.compare}: {options.grid} varies {', '.join(grid.axes)}.")
+    _check_options(grid, options.grid)
+    if options.print:
+        for entry in grid.entries:
+            print(shlex.join([entry.name, *entry.options]).replace("\n", "\\n"))
+        return COMPLETE
+    verdicts = _start_runs(grid, options.output, options.nproc_per_node)
+    return STOPPED if len(verdicts) < len(grid.entries) else _show(grid, options, verdicts)
 
 
 def _check_options(grid: Grid, path: Path) -> None:
     from dist_eval.cli.main import COMMANDS, command_of
-    from dist_eval.options.commandline import parse_args
 
     for entry in grid.entries:
         try:
@@ -115,7 +114,7 @@ def _start_runs(grid: Grid, output: Path, ranks: int) -> list[Verdict]:
     return verdicts
 
 
-def _show(grid: Grid, options: argparse.Namespace, verdicts: Sequence[Verdict]) -> int:
+def _show(grid: Grid, options: SweepOptions, verdicts: Sequence[Verdict]) -> int:
     """Prints the table of all runs, and the differences; returns the exit status."""
     metrics = ["--metric", *options.metric] if options.metric else []
     written = ["--write", *map(str, options.write)] if options.write else []

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 from dist_eval.errors import ConfigError, one_line, print_error
 from dist_eval.process.files import private_files
@@ -32,8 +32,9 @@ _ENVIRONMENT = {
 _REFUSED_IN_NAMES, _LONGEST_NAME, _LONGEST_OPTION = re.compile(r"[^/\w.\- :]"), 250, 6000
 _AT_ONCE = 1000  # maximum number of metrics per call of MLflow
 
-TRACKERS = ("tensorboard", "wandb", "mlflow")
-PROJECT = "dist_eval"  # project of evaluations in trackers
+TrackerName: TypeAlias = Literal["tensorboard", "wandb", "mlflow"]
+TRACKERS: tuple[TrackerName, ...] = get_args(TrackerName)
+PROJECT = "dist_eval"  # of evaluations, in trackers
 
 # Time for trackers to send pending values at the end of a run; MLflow may still be creating its database
 _LAST_SECONDS, _LAST_SECONDS_OF_A_FAILED_RUN = 60.0, 5.0  # other processes wait for the failure report

@@ -397,9 +397,10 @@ def run_here(*command: str) -> int:
     from samples import EvaluationFolder, FolderWithoutPlots
 
     from dist_eval import __main__ as evaluation
+    from dist_eval.arguments.commandline import parse_args
     from dist_eval.cli import program
     from dist_eval.harness import __main__ as harness
-    from dist_eval.options.commandline import EVALUATION, parse_args
+    from dist_eval.options.config import EVALUATION
     from dist_eval.planning import __main__ as planning
     from dist_eval.tuning import __main__ as tuning
 

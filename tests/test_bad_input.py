@@ -24,8 +24,9 @@ from safetensors.torch import load_file, save_file
 
 from dist_eval import demo
 from dist_eval.__main__ import run
+from dist_eval.arguments.commandline import parse_args
 from dist_eval.errors import ConfigError
-from dist_eval.options.commandline import parse_args
+from dist_eval.options.config import EVALUATION
 
 PEER = "/ip4/127.0.0.1/tcp/9/p2p/QmZmNRxpVSgwCUQ1ncBqnmjUUzotKCQj6JPvWEd2YpBd57"
 ROWS = "12/3g,1\n45/ab,7\n"
@@ -319,7 +320,7 @@ KINDS = (
     ),
     Kind(
         "an unknown choice",
-        "argument --on-error: invalid choice: 'skp' (choose from",
+        "--on-error must be one of stop, skip, not 'skp'.",
         lambda s: [*s.data(), "--on-error", "skp"],
         2,
     ),
@@ -331,13 +332,13 @@ KINDS = (
     ),
     Kind(
         "a word instead of a number",
-        "argument --in-flight: invalid int value: 'many'.",
+        "--in-flight must be a whole number, not 'many'.",
         lambda s: [*s.data(), "--in-flight", "many"],
         2,
     ),
     Kind(
         "an option without its value",
-        "argument --max-length: expected one argument.",
+        "--max-length: expected one argument.",
         lambda s: [*s.data(), "--max-length"],
         2,
     ),
@@ -499,7 +500,7 @@ KINDS = (
 def end_of(options: list[str], scratch_dir: Path) -> int:
     """Does what the program does, in this process."""
     try:
-        config = parse_args(options)
+        config = parse_args(options, EVALUATION)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2

@@ -16,6 +16,7 @@ import pytest
 from conftest import Launcher
 
 import dist_eval
+from dist_eval.arguments.commandline import build_parser
 from dist_eval.cli.main import COMMANDS, parser_of
 from dist_eval.petals.__main__ import COMMANDS as COMMANDS_OF_SWARM
 
@@ -45,7 +46,7 @@ def shown_options(command: str) -> Iterator[tuple[str, argparse.ArgumentParser]]
     """Yields the parser of a command, and those of its own commands, with the names of their pages."""
     yield command, parser_of(COMMANDS[command])
     if command == "swarm":
-        yield from ((f"swarm-{name}", build()) for name, (build, _) in COMMANDS_OF_SWARM.items())
+        yield from ((f"swarm-{name}", build_parser(command)) for name, (command, _) in COMMANDS_OF_SWARM.items())
 
 
 @pytest.mark.parametrize("command", COMMANDS)

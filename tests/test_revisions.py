@@ -119,13 +119,14 @@ print(*(batch.to_pylist() for batch in open_rows("org/rows", ["text", "label"], 
     ],
 )
 def test_only_what_is_on_a_hub_has_revisions(options: list[str], words: str, tmp_path: Path) -> None:
+    from dist_eval.arguments.commandline import parse_args
     from dist_eval.errors import ConfigError
-    from dist_eval.options.commandline import parse_args
+    from dist_eval.options.config import EVALUATION
 
     places = {"MODEL": str(demo.BASE_MODEL), "FILE": str(demo.TEST_DATA)}
     data = ["--checkpoint", str(demo.CHECKPOINT), "--dataset", str(demo.TEST_DATA), "--backend", "local"]
     with pytest.raises(ConfigError) as caught:
-        parse_args([places.get(word, word) for word in options] + data)
+        parse_args([places.get(word, word) for word in options] + data, EVALUATION)
     for place, path in places.items():
         words = words.replace(place, path)
     assert words in str(caught.value)

@@ -24,11 +24,11 @@ import yaml
 from pydantic import PrivateAttr
 
 from dist_eval import errors
+from dist_eval.arguments.commandline import Command, convert_options
 from dist_eval.data.in_memory import is_in_memory, write_parquet
 from dist_eval.distributed.display import BAR
 from dist_eval.errors import ConfigError, CoverageError, EvaluationError, RunError, RunStopped
-from dist_eval.options.commandline import EVALUATION, Command, convert_options
-from dist_eval.options.config import RunConfig
+from dist_eval.options.config import EVALUATION, RunConfig
 from dist_eval.options.harness import HARNESS, HarnessConfig
 from dist_eval.process.lifetime import workspace
 from dist_eval.process.programs import COMPLETE, STOPPED, STOPPED_BY_A_PERSON

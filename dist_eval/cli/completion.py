@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
+from typing import Literal
 
-from dist_eval.process.programs import run_program
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """Builds the command line's parser."""
-    description = 'Prints a completion script. For bash: eval "$(dist-eval completion bash)"'
-    parser = argparse.ArgumentParser(prog="dist-eval completion", description=description, allow_abbrev=False)
-    parser.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell")
-    return parser
+from dist_eval.arguments.commandline import Command, run_command
+from dist_eval.arguments.fields import Options, argument
+from dist_eval.process.programs import COMPLETE, run_program
 
 
-def main() -> int:
-    """Runs the command line and returns its exit status."""
-    shell = build_parser().parse_args().shell
+@dataclass(kw_only=True)
+class CompletionOptions(Options):
+    """The options of `dist-eval completion`."""
+
+    shell: Literal["bash", "zsh", "tcsh"] = argument("the shell that is to complete", "SHELL")
+
+
+COMMAND = Command(
+    program="dist-eval completion",
+    config=CompletionOptions,
+    description='Prints a completion script. For bash: eval "$(dist-eval completion bash)"',
+)
+
+
+def complete(options: CompletionOptions) -> int:
+    """Prints the script."""
     import shtab
 
     from dist_eval.cli.main import COMMANDS, NAME, parser_of
@@ -26,9 +35,9 @@ def main() -> int:
     commands = every.add_subparsers()
     for name, program in COMMANDS.items():
         commands.add_parser(name, help=program.help, parents=[parser_of(program)], add_help=False)
-    print(shtab.complete(every, shell))
-    return 0
+    print(shtab.complete(every, options.shell))
+    return COMPLETE
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_program(lambda: run_command(COMMAND, complete))

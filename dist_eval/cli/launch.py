@@ -6,64 +6,54 @@ message last, and checks options before any process starts.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from dist_eval.arguments.commandline import Command, OptionParser, build_parser, end_for_wrong_options, parse_args
+from dist_eval.arguments.fields import Options, flag, option
 from dist_eval.errors import ConfigError
-from dist_eval.options import commandline
-from dist_eval.options.commandline import Command, OptionParser, end_for_wrong_options, parse_args
-
-# Options of torchrun, with the same meaning
-_OPTIONS = {
-    "nproc-per-node": ("N", "processes (ranks) to start on this host (default: 1)"),
-    "nnodes": ("N", "hosts of the run (default: 1)"),
-    "node-rank": ("N", "number of this host, from 0"),
-    "rdzv-endpoint": ("HOST:PORT", "rendezvous of the hosts"),
-    "rdzv-id": ("ID", "name of the run, the same on all hosts"),
-    "rdzv-backend": ("NAME", "kind of rendezvous (such as c10d)"),
-    "rdzv-conf": ("K=V,...", "settings of --rdzv-backend"),
-    "master-addr": ("HOST", "address of the first host, without --rdzv-endpoint"),
-    "master-port": ("PORT", "port of the first host, without --rdzv-endpoint"),
-    "local-addr": ("HOST", "address where other hosts reach this one"),
-    "max-restarts": ("N", "number of restarts of the ranks after one died (default: 0)"),
-}
 
 
-def _add_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("processes", "As for torchrun.")
-    for name, (metavar, text) in _OPTIONS.items():
-        group.add_argument(f"--{name}", metavar=metavar, help=text, default=argparse.SUPPRESS)
+@dataclass(kw_only=True)
+class LaunchOptions(Options):
+    """Options of torchrun, with the same meaning."""
 
-
-def build_parser(command: Command[Any]) -> argparse.ArgumentParser:
-    """Builds the parser of a command, with the options of its launch."""
-    parser = commandline.build_parser(command)
-    _add_options(parser)
-    return parser
+    nproc_per_node: str = option("1", "processes (ranks) to start on this host", group="processes", metavar="N")
+    nnodes: str | None = option(None, "", group="processes")
+    node_rank: str | None = option(None, "", group="processes")
+    rdzv_endpoint: str | None = option(None, "", group="processes")
+    rdzv_id: str | None = option(None, "", group="processes")
+    rdzv_backend: str | None = option(None, "", group="processes")
+    rdzv_conf: str | None = option(None, "", group="processes")
+    master_addr: str | None = option(None, "", group="processes")
+    master_port: str | None = option(None, "", group="processes")
+    local_addr: str | None = option(None, "", group="processes")
+    max_restarts: str | None = option(None, "", group="processes")
 
 
 def start_ranks(module: str, command: Command[Any], arguments: Sequence[str]) -> int | list[str]:
     """Starts the ranks of this host and waits for them, unless this process can be the only rank."""
-    launching = OptionParser(add_help=False, allow_abbrev=False)
-    _add_options(launching)
+    launching = OptionParser(add_help=False)
+    launching.add_options(LaunchOptions)
     try:
-        launch, options = launching.parse_known_args(arguments)
+        given, options = launching.parse_known_args(arguments)
         if not options:
             raise ConfigError(command.nothing_asked)
-        parse_args(arguments, command, build_parser(command))
-        if re.fullmatch(r"0+|-\d+", ranks := vars(launch).get("nproc_per_node", "1")):
+        parse_args(arguments, command, build_parser(command, LaunchOptions))
+        launch = vars(given)
+        if re.fullmatch(r"0+|-\d+", ranks := launch.get("nproc_per_node", "1")):
             raise ConfigError(f"--nproc-per-node must be at least 1, not {ranks}.")
     except ConfigError as error:
         end_for_wrong_options(error)
-    if vars(launch) in ({}, {"nproc_per_node": "1"}):
+    if launch in ({}, {"nproc_per_node": "1"}):
         return options
     from dist_eval.cluster import agent
 
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun would set it with a long warning
-    logging.disable(logging.CRITICAL)  # the agent would repeat failures that ranks have reported
-    torchrun = [f"--{name.replace('_', '-')}={value}" for name, value in vars(launch).items()]
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun would set it as well, with a long warning
+    logging.disable(logging.CRITICAL)  # the agent would log failures that the ranks have reported themselves
+    torchrun = [f"{flag(name)}={value}" for name, value in launch.items()]
     return agent.main([*torchrun, "-m", module, *options])

@@ -13,15 +13,13 @@ from dataclasses import dataclass
 from importlib import import_module, metadata
 from typing import TYPE_CHECKING, Any
 
-from dist_eval.errors import ConfigError
-from dist_eval.process.interpreter import require_docstrings
 from dist_eval.process.programs import WRONG_OPTIONS, tolerate_broken_output
 from dist_eval.tables import text_table
 
 if TYPE_CHECKING:
     import argparse
 
-    from dist_eval.options.commandline import Command
+    from dist_eval.arguments.commandline import Command
 
 NAME = "dist-eval"
 
@@ -30,13 +28,13 @@ NAME = "dist-eval"
 class Program:
     """The module behind a command."""
 
-    help: str  # summary in one line
-    module: str  # module to run, as with `python -m`; without `command`, it has a function `build_parser`
-    command: str = ""  # `Command` of a command with several processes, as MODULE:NAME
+    help: str  # what it is for, in one line
+    module: str  # to run, as with `python -m`; unless `command` is given, its `Command` is `COMMAND`
+    command: str = ""  # for a command with several processes, its `Command`, as MODULE:NAME; else empty
 
 
 COMMANDS = {
-    "run": Program("evaluate a model on a dataset", "dist_eval", "dist_eval.options.commandline:EVALUATION"),
+    "run": Program("evaluate a model on a dataset", "dist_eval", "dist_eval.options.config:EVALUATION"),
     "tune": Program("tune soft prompts and a head", "dist_eval.tuning", "dist_eval.tuning.config:COMMAND"),
     "harness": Program(
         "evaluate on tasks of the lm-evaluation-harness", "dist_eval.harness", "dist_eval.options.harness:HARNESS"
@@ -92,15 +90,7 @@ def main() -> int:
         hint = f" Did you mean {close[0]}?" if close else f" {NAME} --help lists all commands."
         print(f"Unknown command {name!r}.{hint}", file=sys.stderr)
         return WRONG_OPTIONS
-    from dist_eval.options.commandline import require_utf8
-
-    try:
-        require_docstrings()
-        require_utf8(arguments)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return WRONG_OPTIONS
-    sys.path.append("")  # the working directory, for custom metrics; last, so that it cannot shadow libraries
+    sys.path.append("")  # the working directory, for metrics of one's own; last, so that no library is looked for there
     program = COMMANDS[name]
     if program.command:
         from dist_eval.cli.launch import start_ranks
@@ -116,16 +106,15 @@ def main() -> int:
 
 def parser_of(program: Program) -> argparse.ArgumentParser:
     """Builds the parser of a command."""
-    if not program.command:
-        return import_module(program.module).build_parser()
-    from dist_eval.cli import launch
+    from dist_eval.arguments.commandline import build_parser
+    from dist_eval.cli.launch import LaunchOptions
 
-    return launch.build_parser(command_of(program))
+    return build_parser(command_of(program), *([LaunchOptions] if program.command else []))
 
 
 def command_of(program: Program) -> Command[Any]:
-    """Imports the `Command` of a command with several processes."""
-    module, _, name = program.command.partition(":")
+    """Imports the `Command` of a command."""
+    module, _, name = (program.command or f"{program.module}:COMMAND").partition(":")
     return getattr(import_module(module), name)
 
 

@@ -6,13 +6,15 @@ loopback, which means a different host elsewhere. Independent of runs; imports n
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from dist_eval.arguments.commandline import Command, run_command
+from dist_eval.arguments.fields import Options, argument
 from dist_eval.errors import RunError
 from dist_eval.process.addresses import Interfaces, interface_of, interfaces, is_loopback, outward, resolve
-from dist_eval.process.programs import ArgumentParser, run_program
+from dist_eval.process.programs import COMPLETE, run_program
 
 
 class Place(NamedTuple):
@@ -48,22 +50,30 @@ def find_place(hosts: Sequence[str], local: Interfaces) -> Place:
     return Place(mine[0], address, str(interface_of(address, local)), head)
 
 
-def main(arguments: Iterable[str] | None = None) -> int:
+@dataclass(kw_only=True)
+class HostsOptions(Options):
+    """The options of this program."""
+
+    hosts: list[str] = argument("all hosts, in the same order on each of them", "HOST")
+
+
+COMMAND = Command(
+    program="python -m dist_eval.cluster.hosts",
+    config=HostsOptions,
+    description="Finds this host in a list of hosts. Prints four words: its number in the list, its address, the "
+    "network interface with that address, and the address of the first host.",
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
     """Prints this host's place in one line that a shell can `read`; returns 1 if it cannot be determined."""
-    parser = ArgumentParser(
-        prog="python -m dist_eval.cluster.hosts",
-        description="Finds this host in a list of hosts. Prints four words: its number in the list, its address, the "
-        "network interface with that address, and the address of the first host.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("hosts", nargs="+", metavar="HOST", help="all hosts, in the same order on each of them")
-    hosts = parser.parse_args(None if arguments is None else list(arguments)).hosts
-    try:
-        print(*find_place(hosts, interfaces()))
-    except RunError as error:
-        print(f"dist_eval.cluster.hosts: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return run_command(COMMAND, show, arguments)
+
+
+def show(options: HostsOptions) -> int:
+    """Prints this host's place."""
+    print(*find_place(options.hosts, interfaces()))
+    return COMPLETE
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ helps. Imports no large library, and reads the outcome from the run's folder.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import math
 import os
@@ -20,53 +19,54 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from dist_eval.arguments.commandline import Command, run_command
+from dist_eval.arguments.fields import REQUIRED, Options, argument, option
+from dist_eval.arguments.types import Positive, Words
 from dist_eval.cluster.run_lists import read_sweep
 from dist_eval.distributed.stop import SIGNALS, leave_stop_file
-from dist_eval.errors import ConfigError, EvaluationError, RunError, print_error, translating_os_errors
+from dist_eval.errors import ConfigError, RunError, print_error, translating_os_errors
 from dist_eval.process import slurm
-from dist_eval.process.programs import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS, ArgumentParser, run_program
+from dist_eval.process.programs import COMPLETE, FAILED, STOPPED, run_program
 from dist_eval.runs.outcome import Outcome, read_outcome
 
-_POLL_SECONDS, _DRAIN_SECONDS, _FILE_SYSTEM_SECONDS = 0.5, 90.0, 10.0
-# modules and commands of `dist-eval` that do not evaluate; their exit status is passed on
+_POLL_SECONDS, _FILE_SYSTEM_SECONDS = 0.5, 10.0
+# modules, and commands of `dist-eval`, that evaluate nothing: their exit status is passed on
 _BEFORE_A_RUN = {"dist_eval.doctor", "dist_eval.planning"}, {"doctor", "plan"}
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Builds the command-line parser."""
-    parser = ArgumentParser(
-        prog="dist-eval job",
-        usage="%(prog)s --output RUN [options] -- COMMAND...",
-        description="Runs a command that evaluates (or tunes), such as `srun torchrun -m dist_eval ...`, as a batch "
-        "job. --output RUN is appended to the command. SIGUSR1, SIGTERM and Ctrl-C stop the run gracefully.",
-        epilog="Exit status: 0 the run is complete; 75 it is incomplete, and the same job resumes it; 2 an option is "
-        "wrong; 1 the run failed and would fail again.",
-        allow_abbrev=False,
+@dataclass(kw_only=True)
+class JobOptions(Options):
+    """The options of `dist-eval job`."""
+
+    output: Path = option(REQUIRED, "the run's folder; with --list the folder above the runs' folders", metavar="RUN")
+    list: Path | None = option(
+        None, "a run on each line: its name, and its options for the command; or the YAML file of `dist-eval sweep`"
     )
-    parser.add_argument("--output", required=True, type=Path, metavar="RUN", help="the run's folder; with --list the "
-                        "folder above the runs' folders")  # fmt: skip
-    parser.add_argument(
-        "--list",
-        type=Path,
-        metavar="FILE",
-        help="a run on each line: its name and options for the command; or the YAML file of `dist-eval sweep`",
+    line: int | None = option(None, "which line of --list, or which run of the grid, from 1")
+    slurm: bool = option(
+        False,
+        "this is the batch script of a Slurm job: set torchrun's PET_* variables so that the rendezvous is on a free "
+        "port of the first node, and requeue the job after SIGUSR1, or if it ended early but made progress",
     )
-    parser.add_argument("--line", type=int, metavar="N", help="the line of --list, or the run of the grid, from 1")
-    parser.add_argument(
-        "--slurm",
-        action="store_true",
-        help="this is the batch script of a Slurm job: set torchrun's PET_* variables so that the rendezvous is on a "
-        "free port of the first node, and requeue the job after SIGUSR1, or if it ended early after progress",
+    patience: Positive = option(
+        90.0, "with --slurm: requeue this long after SIGUSR1, whatever the run does", metavar="SECONDS"
     )
-    parser.add_argument(
-        "--patience",
-        type=float,
-        default=_DRAIN_SECONDS,
-        metavar="SECONDS",
-        help=f"with --slurm: seconds from SIGUSR1 until the job is requeued in any case (default: {_DRAIN_SECONDS:g})",
-    )
-    parser.add_argument("command", nargs="+", metavar="COMMAND", help=argparse.SUPPRESS)
-    return parser
+    command: Words = argument("the command of the run, after --", "COMMAND")
+
+    def _validate(self) -> None:
+        if (self.list is None) != (self.line is None):
+            raise ConfigError("--list and --line go together: the file, and which of its lines is this job's run.")
+
+
+COMMAND = Command(
+    program="dist-eval job",
+    config=JobOptions,
+    usage="--output RUN [options] -- COMMAND...",
+    description="Runs a command that evaluates (or tunes), such as `srun torchrun -m dist_eval ...`, as a batch "
+    "job. --output RUN is appended to the command. SIGUSR1, SIGTERM and Ctrl-C ask the run to stop gracefully.",
+    examples="Exit status: 0 the run is complete; 75 it is not, and the same job would resume it; 2 an option is "
+    "wrong; 1 it failed, and would fail again.",
+)
 
 
 @dataclass(frozen=True)
@@ -159,32 +159,32 @@ class Job:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns its exit status: 0, 1, 2 or 75 (see `build_parser`)."""
-    options = build_parser().parse_args(arguments)
-    try:
-        found = _run_of(options)
-        if found is None:
-            _print(f"nothing to do: line {options.line} of {options.list} has no run")
-            return COMPLETE
-        folder, extra_options = found
-        environment = {**os.environ, **(slurm.rendezvous(os.environ) if options.slurm else {})}
-        is_first = not (options.slurm and slurm.restarts(os.environ))
-        if not is_first:  # keep the progress of earlier starts of this job
-            extra_options = [*extra_options, "--no-overwrite"]
-        job = Job([*options.command, "--output", str(folder), *extra_options], folder, environment)
-        patience = options.patience if options.slurm else math.inf
-        if _comes_before_a_run(options.command):
-            command_status = job.run(patience)
-            return FAILED if command_status is None else command_status
-        verdict = job.run_and_judge(patience, is_first=is_first)
-        _print(verdict.message)
-        if options.slurm and verdict.requeue:
-            for number in SIGNALS:  # requeueing kills this script
-                signal.signal(number, signal.SIG_IGN)
-            _print(_try_requeue())
-    except EvaluationError as error:
-        _print(str(error))
-        return WRONG_OPTIONS if isinstance(error, ConfigError) else FAILED
+    """Runs the command line and returns its exit status: 0, 1, 2 or 75 (see `COMMAND`)."""
+    return run_command(COMMAND, run_job, arguments)
+
+
+def run_job(options: JobOptions) -> int:
+    """Runs the command, and returns what became of the run as an exit status."""
+    found = _run_of(options)
+    if found is None:
+        _print(f"nothing to do: line {options.line} of {options.list} names no run")
+        return COMPLETE
+    folder, extra_options = found
+    environment = {**os.environ, **(slurm.rendezvous(os.environ) if options.slurm else {})}
+    is_first = not (options.slurm and slurm.restarts(os.environ))
+    if not is_first:  # keep what earlier starts of this job have finished
+        extra_options = [*extra_options, "--no-overwrite"]
+    job = Job([*options.command, "--output", str(folder), *extra_options], folder, environment)
+    patience = options.patience if options.slurm else math.inf
+    if _comes_before_a_run(options.command):
+        command_status = job.run(patience)
+        return FAILED if command_status is None else command_status
+    verdict = job.run_and_judge(patience, is_first=is_first)
+    _print(verdict.message)
+    if options.slurm and verdict.requeue:
+        for number in SIGNALS:  # requeueing kills this script
+            signal.signal(number, signal.SIG_IGN)
+        _print(_try_requeue())
     return verdict.exit_status
 
 
@@ -205,11 +205,9 @@ def _read_new_outcome(folder: Path, before: Outcome, command_status: int | None)
     return after
 
 
-def _run_of(options: argparse.Namespace) -> tuple[Path, list[str]] | None:
+def _run_of(options: JobOptions) -> tuple[Path, Words] | None:
     """Returns the run's folder and its options from the list, None for a line without a run."""
-    if (options.list is None) != (options.line is None):
-        raise ConfigError("--list and --line need each other: the file, and the line of this job's run.")
-    if options.list is None:
+    if options.list is None or options.line is None:
         return options.output, []
     entries = read_sweep(options.list)
     if not 1 <= options.line <= len(entries):

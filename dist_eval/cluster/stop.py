@@ -5,23 +5,23 @@ For scripts that must forward a signal. The run's folder follows from its option
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
+from dist_eval.arguments.commandline import run_command
 from dist_eval.distributed.stop import leave_stop_file
-from dist_eval.errors import ConfigError, os_reason, print_error
-from dist_eval.options.commandline import EVALUATION, parse_args
+from dist_eval.errors import os_reason, print_error
+from dist_eval.options.config import EVALUATION, EvaluationConfig
 from dist_eval.process.programs import run_program
 from dist_eval.runs.outcome import read_outcome
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Stops the run."""
-    try:
-        folder = parse_args(sys.argv[1:] if arguments is None else arguments, EVALUATION).output_folder
-    except ConfigError as error:
-        print_error(str(error))
-        return 2
+    """Asks the run to stop."""
+    return run_command(EVALUATION, _stop, arguments)
+
+
+def _stop(config: EvaluationConfig) -> int:
+    folder = config.output_folder
     outcome = read_outcome(folder)
     if outcome.status != "running":
         why = f" ({outcome.reason})" if outcome.reason else ""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyarrow import json as pa_json
 
@@ -16,10 +18,21 @@ from dist_eval.data.plain_columns import ROWS_PER_BATCH, require_columns
 from dist_eval.data.python_columns import MixedValuesError, PythonColumn
 from dist_eval.data.text_files import read_chunks, read_lines, require_row_fits, with_growing_blocks
 from dist_eval.errors import DataError
-from dist_eval.process.parsing import DEEPEST, nesting, parse_json
+from dist_eval.process.parsing import parse_json
 
 _LARGEST_ARRAY_BYTES = 64 << 20
 _PIECE_CHARACTERS = 1 << 20
+_DEEPEST = 200  # levels of nesting: pyarrow's reader has a stack to overflow
+
+_ESCAPED = re.compile(rb"\\.", re.DOTALL)
+_STEPS, _NO_STEPS = bytes.maketrans(b"[{]}", b"\1\1\xff\xff"), bytes(set(range(256)) - set(b"[]{}"))
+
+
+def _nesting(content: bytes, before: int = 0) -> tuple[int, int]:
+    """Returns how deeply a part of JSON that ends outside of texts is nested, at most and at its end."""
+    outside = b"".join(_ESCAPED.sub(b"", content).split(b'"')[::2])
+    depths = before + np.cumsum(np.frombuffer(outside.translate(_STEPS, _NO_STEPS), np.int8), dtype=np.int64)
+    return (int(depths.max()), int(depths[-1])) if len(depths) else (before, before)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -38,9 +51,9 @@ def _require_flat_json(path: Path) -> None:
     depth, rest = 0, b""
     for chunk in itertools.chain(read_chunks(path), [b"\n"]):
         lines, _, rest = (rest + chunk).rpartition(b"\n")  # no string continues after a line break
-        deepest, depth = nesting(lines, depth)
-        if deepest > DEEPEST:
-            raise DataError(f"{path}: a row is nested over {DEEPEST} levels deep.")
+        deepest, depth = _nesting(lines, depth)
+        if deepest > _DEEPEST:
+            raise DataError(f"{path}: a row is nested over {_DEEPEST} levels deep.")
         require_row_fits(path, len(rest))
 
 
@@ -60,13 +73,13 @@ def _objects(path: Path) -> Iterator[tuple[int, Any]]:
     for line in read_lines(path):
         parts.append(line)
         if len(parts) > 1:
-            depth = nesting(line.encode(), depth)[1]
+            depth = _nesting(line.encode(), depth)[1]
             if depth > 0:
                 continue
         try:
             yield from _values_in("".join(parts))
         except ValueError:
-            depth = nesting(line.encode())[1]
+            depth = _nesting(line.encode())[1]
             if len(parts) > 1 or depth <= 0:
                 raise
         else:

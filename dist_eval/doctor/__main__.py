@@ -8,9 +8,9 @@ import uuid
 from collections.abc import Sequence
 from typing import NoReturn
 
+from dist_eval.arguments.commandline import end_for_wrong_options, parse_args
 from dist_eval.doctor.config import DOCTOR, DoctorConfig
 from dist_eval.errors import ConfigError
-from dist_eval.options.commandline import end_for_wrong_options, parse_args
 from dist_eval.process.lifetime import die_with_parent, temporary_files_in, workspace
 from dist_eval.process.logging_setup import silence_libraries
 from dist_eval.process.patching import gc_paused

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dist_eval.options.commandline import WHERE, Command
-from dist_eval.options.config import EvaluationConfig
-from dist_eval.options.groups import option
+from dist_eval.arguments.commandline import Command
+from dist_eval.arguments.fields import option
+from dist_eval.arguments.types import Count, Seconds
+from dist_eval.options.config import WHERE, EvaluationConfig
 
 PROGRAM = "dist-eval doctor"
 
@@ -15,15 +16,10 @@ PROGRAM = "dist-eval doctor"
 class DoctorConfig(EvaluationConfig):
     """The options of the doctor."""
 
-    expect_hosts: int | None = option(
+    expect_hosts: Count | None = option(
         None, "expected number of hosts (default: from the scheduler or torchrun)", group="doctor", metavar="N"
     )
-    check_timeout: float = option(30.0, "longest time for each check", group="doctor", metavar="SECONDS")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_range("expect_hosts", 1)
-        self._check_seconds("check_timeout")
+    check_timeout: Seconds = option(30.0, "longest time for each check", group="doctor", metavar="SECONDS")
 
 
 DOCTOR = Command(
@@ -42,9 +38,5 @@ examples:
 The doctor takes the options of the run that it is to check:
   {PROGRAM} --model MODEL --checkpoint TUNED --dataset FILE --initial-peers ADDRESS...
 Or, to check hosts and group alone: {PROGRAM} --demo --backend local   (all options: --help)""",
-    groups={
-        "what": ("what is to be evaluated", None),
-        "metrics": ("which metrics", None),
-        "doctor": ("the check itself", None),
-    },
+    is_run=True,
 )

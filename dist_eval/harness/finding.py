@@ -20,20 +20,12 @@ from dist_eval.errors import ConfigError, error_summary
 from dist_eval.harness.notices import Notices
 from dist_eval.harness.task_files import CheckedTask, TaskFileError
 from dist_eval.options.harness import HarnessConfig
-from dist_eval.process.parsing import require_small
 from dist_eval.process.patching import patched
 
 SHIPPED = Path(__file__).parent / "shipped_tasks"
 """Task files of this package."""
 
 _NAMED = 3
-
-
-class _BoundedLoader(_yaml_loader._Base):  # type: ignore[misc]  # the harness'
-    def get_single_node(self) -> Any:
-        node = super().get_single_node()
-        require_small(node)
-        return node
 
 
 def open_manager(options: HarnessConfig, notices: Notices) -> TaskManager:
@@ -110,7 +102,6 @@ def reading(options: HarnessConfig, notices: Notices) -> Iterator[None]:
         notices.listening(),
         quiet(not options.verbose),
         patched(datasets, "load_dataset", partial(_load_data_only, datasets.load_dataset)),
-        patched(_yaml_loader, "_Base", _BoundedLoader),
         patched(_factory, "ConfigurableTask", CheckedTask),
         patched(_factory, "load_yaml", partial(_load_file, options)),
     ):

@@ -1,4 +1,4 @@
-"""What a program is asked to do: options in `groups`, made into a `config`, and parsed by `commandline`.
+"""What a run is asked to do: options in `groups`, made into a `config`.
 
-`prompts` has those of language models, `harness` those of a harness' tasks, and `peers` reads the addresses of a swarm.
+`prompts` has those of language models, `harness` those of a harness' tasks.
 """

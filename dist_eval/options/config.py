@@ -12,8 +12,11 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from dist_eval.arguments.commandline import Command
+from dist_eval.arguments.fields import flag, option
+from dist_eval.arguments.types import Level, Natural, NonNegative, Share
 from dist_eval.data.files import is_pattern, names_of, shared_file
 from dist_eval.data.prompts import Template
 from dist_eval.errors import ConfigError
@@ -24,13 +27,15 @@ from dist_eval.options.groups import (
     RankOptions,
     SelectionOptions,
     SwarmOptions,
-    flag,
-    option,
-    unwrap_single,
 )
 from dist_eval.options.prompts import GenerationOptions, PromptOptions
 from dist_eval.petals.client.peers import all_peers
 from dist_eval.revisions import HubKind
+
+PROGRAM = "dist-eval run"
+
+# a part of a command's usage: one of these options is required
+WHERE = " " * 7 + "(--initial-peers ADDRESS... | --swarm embedded | --backend local)"
 
 # what --generate does not go with
 _OF_CLASSIFIERS = ("label_delimiter", "length_normalization", "labels", "stratify")
@@ -45,12 +50,10 @@ class RunConfig(OutputOptions, RankOptions, ModelOptions, SwarmOptions):
         ConfigError: on construction, when an option is out of range, missing, or contradicts another.
     """
 
-    peers_file: str | None = option(None, "file with such addresses, one per line", group="where", metavar="FILE")
-
-    def __post_init__(self) -> None:
+    def _validate(self) -> None:
         if self.backend != "local":
             self.initial_peers = all_peers(self.initial_peers, self.peers_file)
-        super().__post_init__()
+        super()._validate()
         self._check_where()
         for kind, (name, revision) in self.revisions.items():
             option_name = "--model" if kind == "model" else "--dataset"
@@ -112,14 +115,13 @@ class RunConfig(OutputOptions, RankOptions, ModelOptions, SwarmOptions):
 class DatasetRunConfig(RunConfig, DataOptions):
     """The options of runs on a labelled dataset."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _validate(self) -> None:
+        super()._validate()
         self._check_text_columns()
 
     @property
     def revisions(self) -> dict[HubKind, tuple[str, str]]:
-        name = unwrap_single(self.dataset)
-        of_dataset = (name if isinstance(name, str) else "", self.dataset_revision or "")
+        of_dataset = (self.dataset if isinstance(self.dataset, str) else "", self.dataset_revision or "")
         return {**super().revisions, **({"dataset": of_dataset} if self.dataset_revision else {})}
 
     def recorded(self) -> dict[str, Any]:
@@ -132,7 +134,7 @@ class DatasetRunConfig(RunConfig, DataOptions):
         """Returns an error message in which the file of data in memory is named after their type."""
         from dist_eval.data.in_memory import name_in_memory
 
-        file = unwrap_single(self.dataset or "")
+        file = self.dataset or ""
         return message.replace(str(file), Path(str(file)).stem) if name_in_memory(self.dataset or ()) else message
 
     def _check_text_columns(self) -> None:
@@ -158,77 +160,62 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions, Genera
         ConfigError: on construction, when an option is out of range, missing, or contradicts another.
     """
 
-    demo: bool = option(False, "evaluate the embedded example on a private swarm on this host", group="what")
     model: str | None = option(
-        None, "base model: folder or hub name (default: the one named in the checkpoint)", group="what"
+        None, "base model: folder or hub name (default: that of the checkpoint)", group="model", metavar="MODEL"
     )
     checkpoint: str | None = option(
         None,
-        "tuned checkpoint: folder with config.json and safetensors; without it, --backend local evaluates --model, a "
-        "classifier with its own head",
-        group="what",
+        "tuned checkpoint, with config.json and safetensors; without one, --backend local evaluates a classifier with "
+        "its own head",
+        group="model",
         metavar="FOLDER",
     )
+    demo: bool = option(False, "evaluate the embedded example on a private swarm on this host", group="model")
     metric: list[str] = option(
         [],
-        "custom metrics: package.module:name of a function, or of a metric of torchmetrics; "
-        "or the path of a metric of Hugging Face's evaluate; a prefix NAME= names the result. With --generate: f1, "
-        "rouge_l, or package.module:name of a function of a text and its references",
+        "custom metrics, [NAME=]package.module:name: a function or a metric of torchmetrics; or the path of a metric "
+        "of Hugging Face's evaluate. With --generate: f1, rouge_l, or a function of a text and its references",
         group="metrics",
-        action="extend",
+        repeats=True,
         metavar="METRIC",
     )
-
-    audit: float = option(
-        0.0,
-        "share of the batches that are sent twice, over different servers, and compared (0 to 1)",
-        group="failure",
-        metavar="FRACTION",
-    )
-    audit_tolerance: float | None = option(
-        None,
-        "largest relative difference that counts as agreement (default: by most servers' dtype)",
-        group="failure",
-        metavar="FRACTION",
-    )
-    on_error: str = option(
-        "stop",
-        "what to do if an example gets no prediction: stop the run, or count it and leave it out",
-        group="failure",
-        choices=("stop", "skip"),
-    )
-    max_failed: int = option(
-        100, "most examples that --on-error skip may leave out", group="failure", metavar="EXAMPLES", least=0
-    )
-    confidence: float = option(
-        0.95, "confidence level of the metrics' intervals (0 to 1)", group="metrics", metavar="LEVEL"
-    )
+    confidence: Level = option(0.95, "confidence level of intervals", group="metrics", metavar="LEVEL")
     slice_by: list[str] = option(
-        [],
-        "also compute metrics for slices of the data: by these columns of the dataset, or by length in tokens (length)",
-        group="metrics",
+        [], "also compute metrics by values of these columns, or by length in tokens (length)", group="metrics",
         metavar="COLUMN",
-    )
+    )  # fmt: skip
     group_column: str | None = option(
         None,
-        "column with the group of each row, such as the document of a sentence: intervals then allow for correlation "
-        "within groups",
+        "column with the group of each row, such as the document of a sentence: intervals allow for correlation within "
+        "groups",
         group="metrics",
         metavar="NAME",
     )
-    report: str = option(
+    report: Literal["numbers", "texts", "none"] = option(
         "numbers",
-        "what report.html shows of wrong predictions: positions and labels (numbers), also their texts (texts); or "
-        "write no report (none)",
+        "what report.html shows of mistakes: positions and labels, also the texts; or write no report",
         group="output",
-        choices=("numbers", "texts", "none"),
+    )
+    audit: Share = option(
+        0.0, "share of the batches to send twice, over different servers, and compare", group="failures",
+        metavar="FRACTION",
+    )  # fmt: skip
+    audit_tolerance: NonNegative | None = option(
+        None, "relative difference that counts as agreement (default: by the servers' dtype)", group="failures",
+        metavar="FRACTION",
+    )  # fmt: skip
+    on_error: Literal["stop", "skip"] = option(
+        "stop", "if an example gets no prediction: stop the run, or count it and leave it out", group="failures"
+    )
+    max_failed: Natural = option(
+        100, "most examples that --on-error skip may leave out", group="failures", metavar="EXAMPLES"
     )
 
-    def __post_init__(self) -> None:
+    def _validate(self) -> None:
         if self.demo:
             self._become_demo()
         else:
-            self._require(unwrap_single(self.dataset), "--dataset", "the data to evaluate on", _DEMO_HINT)
+            self._require(self.dataset, "--dataset", "the data to evaluate on", _DEMO_HINT)
             if self.prompt_file or self.prompt:
                 self._require(self.model, "--model", "the language model that --prompt is for")
                 if self.checkpoint:
@@ -241,21 +228,15 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions, Genera
                 self._require(self.model, "--model or --checkpoint", what, _DEMO_HINT)
             else:
                 self._require(self.checkpoint, "--checkpoint", "the tuned head and prompts", _DEMO_HINT)
-        super().__post_init__()
+        super()._validate()
         if self.prompt is not None:
             self._take_columns_of(self.prompt)
         self._check_generation()
-        if not 0 <= self.audit <= 1:
-            raise ConfigError(f"--audit must be between 0 and 1, not {self.audit}.")
-        if not 0 < self.confidence < 1:
-            raise ConfigError(f"--confidence must be between 0 and 1, such as 0.95, not {self.confidence}.")
         if self.precision is not None and self.group_column is not None:
             raise ConfigError(
                 "--precision counts on rows that are independent of each other, which --group-column denies: give "
                 "--sample instead."
             )
-        if self.audit_tolerance is not None and not 0 <= self.audit_tolerance < float("inf"):
-            raise ConfigError(f"--audit-tolerance must be a number of at least 0, not {self.audit_tolerance}.")
 
     @property
     def run_name(self) -> str:
@@ -297,7 +278,7 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions, Genera
             raise ConfigError("--demo evaluates the embedded example, a tuned checkpoint: leave out --prompt.")
         for name, value in demo.OPTIONS.items():
             default = next(f.default for f in dataclasses.fields(self) if f.name == name)
-            if unwrap_single(getattr(self, name)) not in (default, value):
+            if getattr(self, name) not in (default, value):
                 raise ConfigError(
                     f"--demo evaluates the embedded example: leave out {flag(name)}, or leave out --demo."
                 )
@@ -310,3 +291,29 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions, Genera
             raise ConfigError("--backend local uses no servers that --audit could compare: leave it out.")
         if self.initial_peers or self.swarm or not self.demo:  # the demo has a swarm of its own
             super()._check_where()
+
+
+EVALUATION = Command(
+    program=PROGRAM,
+    config=EvaluationConfig,
+    description="Evaluates a tuned classifier or a language model whose blocks live on a Petals swarm: exactly, on any "
+    "number of processes.",
+    examples=f"""\
+examples:
+  {PROGRAM} --nproc-per-node 2 --demo
+  {PROGRAM} --nproc-per-node 4 --checkpoint TUNED --dataset test.csv --text-column sentence \\
+      --initial-peers /ip4/10.0.0.5/tcp/31337/p2p/QmPeerIdentity --output runs/sst2
+  {PROGRAM} --model ./llama --prompt 'Review: {{text}}\\nSentiment:' --label-words negative positive \\
+      --dataset test.csv --swarm embedded
+  {PROGRAM} --model ./llama --prompt 'Question: {{question}}\\nAnswer:' --generate --stop '\\n' \\
+      --label-column answer --dataset test.jsonl --swarm embedded
+  {PROGRAM} --backend local --model ./bert --dataset test.csv --report texts
+""",
+    usage=f"(--checkpoint TUNED | --model MODEL --prompt TEMPLATE (--label-words WORD... | --generate))\n"
+    f"       --dataset FILE {WHERE.strip()}\n       [options]",
+    nothing_asked=f"""\
+dist_eval needs a base model and a tuned checkpoint, labelled data, and a swarm:
+  {PROGRAM} --model MODEL --checkpoint TUNED --dataset FILE --initial-peers ADDRESS...
+Or see it work on a private swarm of its own: {PROGRAM} --demo   (all options: --help)""",
+    is_run=True,
+)

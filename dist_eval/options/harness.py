@@ -2,72 +2,39 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypeAlias
 
-from dist_eval.errors import ConfigError, one_line, os_reason
-from dist_eval.options.commandline import WHERE, Command
-from dist_eval.options.config import RunConfig
-from dist_eval.options.groups import flag, option
+from dist_eval.arguments.commandline import Command
+from dist_eval.arguments.fields import flag, option
+from dist_eval.arguments.types import Level, Natural, Reader, read_mapping
+from dist_eval.errors import ConfigError, one_line
+from dist_eval.options.config import WHERE, RunConfig
 from dist_eval.process.files import is_utf8
-from dist_eval.process.parsing import parse_json, read_json
+
+PROGRAM = "dist-eval harness"
+
+# What changes prompts or the metrics of answers; runs without them have the same fingerprints as before they existed
+_OF_RESULTS = (
+    *("gen_kwargs", "system_instruction", "fewshot_as_multiturn", "samples", "metadata"),
+    *("think_end_token", "enable_thinking", "chat_template"),
+)
 
 
-class MergeMappings(argparse.Action):
-    """Merges the mappings that an option's words are; of a key that several have, the last one counts."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        merged = dict(getattr(namespace, self.dest, {}))
-        for mapping in values:
-            merged.update(mapping)
-        setattr(namespace, self.dest, merged)
-
-
-def key_values(text: str) -> dict[str, Any]:
+def key_values(text: str) -> Any:
     """Reads `temperature=0.7,until=["a", "b"]`, or a JSON object, as the harness' own command line does."""
     if text.lstrip().startswith("{"):
-        return dict(json_mapping(text))
+        return read_mapping(text)
     require_harness()
     from lm_eval._cli.utils import key_val_to_dict
 
     try:
         return dict(key_val_to_dict(text))
     except (ValueError, TypeError, RecursionError, MemoryError) as error:  # of what its values are evaluated by
-        raise argparse.ArgumentTypeError(one_line(error)) from error
-
-
-def json_mapping(text: str) -> Any:
-    """Reads a JSON object, or the file with one that is named."""
-    is_json = text.lstrip().startswith("{")
-    try:
-        return parse_json(text) if is_json else read_json(Path(text))
-    except OSError as error:
-        raise argparse.ArgumentTypeError(f"{text} is no JSON, and cannot be read ({os_reason(error)})") from error
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{'' if is_json else text + ' '}is no JSON: {one_line(error)}") from error
-
-
-def require_recordable(name: str, mapping: Any) -> None:
-    """Checks that an option is a mapping from texts to what JSON has, so that results can record it."""
-    if not isinstance(mapping, dict):
-        raise ConfigError(f"{name} takes a mapping, not {mapping!r:.40}.")
-    try:
-        text = json.dumps(mapping, allow_nan=False, ensure_ascii=False)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{name} cannot be written as JSON: {one_line(error)}.") from error
-    if not (is_utf8(text) and all(isinstance(key, str) for key in mapping)):
-        raise ConfigError(f"{name} {mapping!r:.40} has a key that is no text, or what is not UTF-8.")
+        raise ValueError(one_line(error)) from error
 
 
 def require_harness() -> None:
@@ -83,15 +50,17 @@ def require_harness() -> None:
         )
 
 
-PROGRAM = "dist-eval harness"
+def _require_recordable(name: str, mapping: dict[Any, Any]) -> None:
+    """Checks that results can record an option, as JSON."""
+    try:
+        text = json.dumps(mapping, allow_nan=False, ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{name} cannot be written as JSON: {one_line(error)}.") from error
+    if not (is_utf8(text) and all(isinstance(key, str) for key in mapping)):
+        raise ConfigError(f"{name} {mapping!r:.40} has a key that is not text, or is not UTF-8.")
 
-_MAPPING: Any = {"group": "tasks", "nargs": "+", "metavar": "KEY=VALUE", "type": key_values, "action": MergeMappings}
 
-# What changes prompts or the metrics of answers; runs without them have the same fingerprints as before they existed
-_OF_RESULTS = (
-    *("gen_kwargs", "system_instruction", "fewshot_as_multiturn", "samples", "metadata"),
-    *("think_end_token", "enable_thinking", "chat_template"),
-)
+KeyValues: TypeAlias = Annotated[dict[str, Any], Reader(key_values)]
 
 
 @dataclass(kw_only=True)
@@ -103,127 +72,88 @@ class HarnessConfig(RunConfig):
     """
 
     tasks: list[str] = option(
-        [],
-        "tasks, groups or tags of the harness, patterns of their names, task files (YAML), or folders of them",
-        group="tasks",
-        metavar="TASK",
-    )
+        [], "tasks, groups or tags of the harness, patterns of their names, task files (YAML), or folders of them",
+        group="tasks", metavar="TASK",
+    )  # fmt: skip
     include_path: list[str] = option([], "folders with further task files", group="tasks", metavar="FOLDER")
-    num_fewshot: int | None = option(
-        None,
-        "examples in front of each question, except in tasks that want none (default: as each task says)",
-        group="tasks",
-        metavar="N",
-        least=0,
-        aliases=("few_shot",),
-    )
+    num_fewshot: Natural | None = option(
+        None, "examples before each question, except in tasks that use none (default: as each task says)",
+        group="tasks", aliases=("few_shot",),
+    )  # fmt: skip
     limit: float | None = option(
         None, "documents of each task: a number, or a share below 1 (default: all)", group="tasks", metavar="N"
     )
     samples: dict[str, Any] = option(
-        {},
-        'documents of tasks by their numbers, from 0: a JSON file, or JSON such as {"my_task": [0, 3]}',
-        group="tasks",
+        {}, 'numbers of documents, from 0, by task: a JSON file, or JSON such as {"my_task": [0, 3]}', group="tasks",
         metavar="JSON",
-        type=json_mapping,
-    )
-    apply_chat_template: bool = option(False, "put questions into the tokenizer's chat template", group="tasks")
+    )  # fmt: skip
+    apply_chat_template: bool = option(False, "send questions in the tokenizer's chat template", group="tasks")
     chat_template: str | None = option(
-        None,
-        "with --apply-chat-template, name of the template, where the tokenizer has several",
-        group="tasks",
-        metavar="NAME",
+        None, "name of the chat template, if the tokenizer has several", group="tasks", metavar="NAME"
     )
     fewshot_as_multiturn: bool | None = option(
-        None, "with it, each example is a question and an answer of their own in the conversation", group="tasks"
+        None, "make each example a question and an answer of the conversation", group="tasks"
     )
     system_instruction: str | None = option(
-        None,
-        "text before each task's description, with a chat template as system message",
+        None, "text before each task's description; the system message of a chat template", group="tasks"
+    )
+    gen_kwargs: KeyValues = option(
+        {}, "how texts are generated, overriding tasks: temperature=0.7,do_sample=true,max_gen_toks=64, or JSON",
         group="tasks",
-        metavar="TEXT",
-    )
-    gen_kwargs: dict[str, Any] = option(
-        {},
-        "how texts are generated, over what tasks say: temperature=0.7,do_sample=true,max_gen_toks=64, or JSON",
-        **_MAPPING,
-    )
+    )  # fmt: skip
     think_end_token: str | None = option(
-        None,
-        "text, or id of the token, that ends a model's thinking: what is before it is no part of generated texts",
-        group="tasks",
+        None, "text, or id of the token, that ends a model's thinking: only what follows it is scored", group="tasks",
         metavar="TOKEN",
-    )
+    )  # fmt: skip
     enable_thinking: bool | None = option(
-        None,
-        "tell the chat template that the model should think; --no-enable-thinking: that it should not (default: what "
-        "the template does without)",
+        None, "tell the chat template to let the model think (--no-enable-thinking: not to; default: its own)",
         group="tasks",
-    )
-    metadata: dict[str, Any] = option(
-        {},
-        "passed to tasks that ask for it, such as max_seq_lengths=[4096,8192], or JSON",
-        **_MAPPING,
+    )  # fmt: skip
+    metadata: KeyValues = option(
+        {}, "passed to tasks that ask for it, such as max_seq_lengths=[4096,8192], or JSON", group="tasks"
     )
     confirm_run_unsafe_code: bool = option(
         False, "run tasks that execute the code that the model writes, on this host", group="tasks"
     )
     list_tasks: str | None = option(
-        None,
-        "list tasks, groups and tags, all or those that a pattern such as 'arc*' matches, and end",
-        group="tasks",
-        nargs="?",
-        const="*",
-        metavar="PATTERN",
-        aliases=("list",),
-    )
+        None, "list tasks, groups and tags, or those that match a pattern such as 'arc*', and end", group="tasks",
+        alone="*", metavar="PATTERN", aliases=("list",),
+    )  # fmt: skip
     check: bool = option(
-        False,
-        "check --tasks, or all in --include-path, without a model or a swarm: read their data, make all prompts, score "
-        "made-up answers, and end",
+        False, "try --tasks, or all in --include-path, without a model: data, prompts, metrics of made-up answers",
         group="tasks",
+    )  # fmt: skip
+    seed: Natural = option(0, "seed of texts that a task draws at random", group="tasks")
+    strict: bool = option(False, "fail if a context is too long", group="tasks")
+    bootstrap_iters: Natural = option(
+        1000, "resamples for the harness' standard errors of metrics such as f1", group="metrics"
     )
-    seed: int = option(0, "seed of texts that a task wants to be drawn at random", group="tasks", least=0)
-    strict: bool = option(False, "a context that is too long is an error", group="tasks")
-    bootstrap_iters: int = option(
-        1000,
-        "resamples for the harness' own standard errors of metrics that are no means, such as f1",
-        group="metrics",
-        metavar="N",
-        least=0,
-    )
-    confidence: float = option(
-        0.95, "confidence level of the metrics' intervals (0 to 1)", group="metrics", metavar="LEVEL"
-    )
-    report: str = option(
+    confidence: Level = option(0.95, "confidence level of intervals", group="metrics", metavar="LEVEL")
+    report: Literal["numbers", "texts", "none"] = option(
         "numbers",
-        "what report.html shows of missed documents: their numbers and answers (numbers), also their texts (texts); or "
-        "write no report (none)",
+        "what report.html shows of missed documents: numbers and answers, also the texts; or write no report",
         group="output",
-        choices=("numbers", "texts", "none"),
     )
 
-    def __post_init__(self) -> None:
+    def _validate(self) -> None:
         self.tasks = [name for names in self.tasks for name in names.split(",") if name]
         if self.check:
             self._require(self.tasks or self.include_path, "--tasks", "what --check is to look at, or --include-path")
         elif self.is_run:
             self._require(self.model, "--model", "the language model to evaluate")
             self._require(self.tasks, "--tasks", "names of tasks, such as hellaswag", " --list shows them.")
-        super().__post_init__()
-        self._check_range("max_length", 2)  # a context and a continuation
+        super()._validate()
+        if self.max_length == 1:
+            raise ConfigError("--max-length must be at least 2, for a context and a continuation, not 1.")
         if self.limit is not None and not (0 < self.limit < 1 or (self.limit >= 1 and self.limit % 1 == 0)):
             raise ConfigError(f"--limit must be a whole number, or a share between 0 and 1, not {self.limit:g}.")
-        if not 0 < self.confidence < 1:
-            raise ConfigError(f"--confidence must be between 0 and 1, such as 0.95, not {self.confidence}.")
         for name in ("gen_kwargs", "metadata", "samples"):
-            require_recordable(flag(name), getattr(self, name))
+            _require_recordable(flag(name), getattr(self, name))
         self._check_samples()
         self._check_conversation()
 
     def _check_samples(self) -> None:
-        if self.samples and self.limit is not None:
-            raise ConfigError("--samples and --limit contradict each other: leave out one of them.")
+        self._refuse_together("samples", "limit")
         for task, numbers in self.samples.items():
             is_list = isinstance(numbers, list) and numbers
             if not is_list or any(type(number) is not int or number < 0 for number in numbers):
@@ -344,10 +274,6 @@ examples:
 dist_eval.harness needs tasks, a language model, and a swarm:
   {PROGRAM} --tasks TASK... --model MODEL --initial-peers ADDRESS...
 All options: --help""",
-    groups={
-        "what": ("what is evaluated", None),
-        "tasks": ("on which tasks", None),
-        "metrics": ("which metrics", None),
-    },
     foreign={**_OF_LM_EVAL, **_OF_INSPECT},
+    is_run=True,
 )

@@ -5,74 +5,58 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
+from dist_eval.arguments.fields import Options, option
+from dist_eval.arguments.types import Count, EscapedText, Limits, Natural, NonNegative
 from dist_eval.errors import ConfigError, os_reason
-from dist_eval.options.groups import Options, option, unwrap_single, with_escapes
 
 
 @dataclass(kw_only=True)
 class PromptOptions(Options):
     """A prompt, and label words, by which a language model is a classifier without a tuned head, or `--generate`."""
 
-    prompt: str | None = option(
+    prompt: EscapedText | None = option(
         None,
-        r"template over the columns of the dataset, such as 'Review: {text}\nSentiment:'; evaluates the language model "
-        "--model itself, by its --label-words or by the text that it generates",
-        group="prompt",
+        r"template over the columns of the dataset, such as 'Review: {text}\nSentiment:'",
+        group="prompts",
         metavar="TEMPLATE",
-        type=with_escapes,
     )
-    prompt_file: str | None = option(None, "file with such a template", group="prompt", metavar="FILE")
-    generate: bool = option(
-        False,
-        "have the model write a text after the prompt, and compare it with the references in the label column",
-        group="prompt",
-    )
+    prompt_file: str | None = option(None, "file with such a template", group="prompts", metavar="FILE")
     label_words: list[str] = option(
         [],
         "what may follow the prompt: the name of each class, in the order of their numbers, or NAME=WORD",
-        group="prompt",
+        group="prompts",
         metavar="WORD",
     )
-    label_delimiter: str | None = option(
+    generate: bool = option(
+        False, "write a text after the prompt, and compare it with the references in the label column", group="prompts"
+    )
+    label_delimiter: EscapedText | None = option(
         None,
-        "text between the prompt and a label word (default: the white space that ends the prompt, or else a space)",
-        group="prompt",
-        metavar="TEXT",
-        type=with_escapes,
+        "text between prompt and label word (default: the white space that ends the prompt, or else a space)",
+        group="prompts",
     )
-    length_normalization: str = option(
-        "none",
-        "what the log-likelihood of a label word is divided by: nothing, its number of tokens, or its number of bytes",
-        group="prompt",
-        choices=("none", "tokens", "bytes"),
+    length_normalization: Literal["none", "tokens", "bytes"] = option(
+        "none", "divide a label word's log-likelihood by its number of tokens or bytes", group="prompts"
     )
-    few_shot: int = option(
-        0,
-        "examples before each prompt, drawn at random from --few-shot-from",
-        group="prompt",
-        least=0,
+    few_shot: Natural = option(
+        0, "examples before each prompt, drawn at random from --few-shot-from", group="prompts",
         aliases=("num_fewshot",),
-    )
+    )  # fmt: skip
     few_shot_from: str | list[str] | None = option(
-        None, "files with the columns of --dataset, other than it", group="prompt", metavar="FILE"
+        None, "files with the same columns as --dataset", group="prompts", metavar="FILE"
     )
-    few_shot_seed: int = option(0, "seed of that draw", group="prompt", metavar="SEED", least=0)
+    few_shot_seed: Natural = option(0, "seed of that draw", group="prompts", metavar="SEED")
     apply_chat_template: bool = option(
-        False,
-        "put each prompt, with the examples before it, as the user's message into the tokenizer's chat template",
-        group="prompt",
+        False, "send examples and prompt as the user's message, in the tokenizer's chat template", group="prompts"
     )
     system_instruction: str | None = option(
-        None,
-        "text before the examples and the prompt, with a chat template as system message",
-        group="prompt",
-        metavar="TEXT",
+        None, "text before the examples and the prompt; the system message of a chat template", group="prompts"
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.few_shot_from = unwrap_single(self.few_shot_from)
+    def _validate(self) -> None:
+        super()._validate()
         if self.prompt_file is not None:
             if self.prompt is not None:
                 raise ConfigError("--prompt and --prompt-file contradict each other: leave out one of them.")
@@ -112,34 +96,28 @@ def _read_prompt(path: Path) -> str:
 class GenerationOptions(Options):
     """How texts are generated."""
 
-    max_new_tokens: int = option(64, "most tokens of a text", group="generation", least=1)
-    stop: list[str] = option(
-        [],
-        r"strings at the first of which a text ends, such as '\n'; so do the tokens that the model ends texts with",
-        group="generation",
-        metavar="TEXT",
-        type=with_escapes,
+    max_new_tokens: Count = option(64, "most tokens of a text", group="generation")
+    stop: list[EscapedText] = option(
+        [], r"strings that end a text, such as '\n'; the model's own end tokens do so as well", group="generation"
     )
-    temperature: float = option(
-        0.0, "draw each token with this temperature; 0 takes the likeliest one", group="generation"
+    temperature: NonNegative = option(0.0, "temperature of the draws; 0 takes the likeliest token", group="generation")
+    top_k: Natural = option(0, "draw from this number of the likeliest tokens; 0 for all", group="generation")
+    top_p: Annotated[float, Limits(above=0, most=1)] = option(
+        1.0, "draw from the likeliest tokens whose probabilities add up to this", group="generation"
     )
-    top_k: int = option(0, "draw from so many of the likeliest tokens; 0 for all", group="generation", least=0)
-    top_p: float = option(1.0, "draw from the likeliest tokens whose probabilities add up to this", group="generation")
-    seed: int = option(
-        0, "of the draws; a row's text depends on it and on the row's position alone", group="generation", least=0
+    seed: Natural = option(
+        0, "seed of the draws; a row's text depends only on it and on the row's position", group="generation"
     )
-
     answer_pattern: str | None = option(
         None,
-        r"regular expression that finds the answer in a text, such as 'answer is (\d+)': the first match, of which the "
-        "first group, if it has one; a text without a match is wrong (default: the whole text, as '' says to a "
-        "complete run that has a pattern)",
+        r"regular expression that finds the answer in a text, such as 'answer is (\d+)': the first match, or its first "
+        "group; without a match the text is wrong (default: '', the whole text)",
         group="generation",
         metavar="REGEX",
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def _validate(self) -> None:
+        super()._validate()
         if self.answer_pattern is not None:
             try:
                 re.compile(self.answer_pattern)
@@ -147,7 +125,3 @@ class GenerationOptions(Options):
                 raise ConfigError(
                     f"--answer-pattern {self.answer_pattern!r} is no regular expression of Python: {error}."
                 ) from error
-        if not 0 <= self.temperature < float("inf"):
-            raise ConfigError(f"--temperature must be a number of at least 0, not {self.temperature}.")
-        if not 0 < self.top_p <= 1:
-            raise ConfigError(f"--top-p must be more than 0 and at most 1, not {self.top_p}.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import functools
 import os
 import signal
@@ -11,10 +10,13 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from dist_eval.errors import ConfigError, EvaluationError, SwarmError, os_reason, print_error
+from dist_eval.arguments.commandline import Command, run_command
+from dist_eval.arguments.fields import option
+from dist_eval.errors import ConfigError, SwarmError, os_reason
 from dist_eval.petals.client import status
 from dist_eval.petals.server import member
 from dist_eval.process import slurm
@@ -22,7 +24,7 @@ from dist_eval.process.addresses import interfaces, is_loopback, outward
 from dist_eval.process.files import BY_UMASK, write_atomically
 from dist_eval.process.lifetime import temporary_files_in, workspace
 from dist_eval.process.logging_setup import silence_libraries
-from dist_eval.process.programs import ArgumentParser, status_after_output, tolerate_broken_output
+from dist_eval.process.programs import COMPLETE, FAILED, status_after_output, tolerate_broken_output
 from dist_eval.tables import format_count
 
 if TYPE_CHECKING:
@@ -31,54 +33,48 @@ if TYPE_CHECKING:
 
 _WATCH_SECONDS, _PROBE_SECONDS = 0.5, 2.0
 
-Command = Callable[[argparse.Namespace], bool | None]
-"""Runs a command with its parsed options; False is a failure."""
+Run: TypeAlias = Callable[[Any], "bool | None"]
+"""Runs a command with its options; False is a failure."""
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Builds the command-line parser."""
-    parser = ArgumentParser(
-        prog="dist-eval swarm",
-        description="Starts a private Petals swarm on this host and keeps it until Ctrl-C. "
-        "`dist-eval swarm status --initial-peers ...` shows what a running swarm covers, `serve` runs one "
-        "server whose address and identity are known beforehand, as on Kubernetes, `identities` creates those.",
-        allow_abbrev=False,
-    )
-    member.add_server_options(parser)
-    parser.add_argument(
-        "--servers", type=int, default=2, metavar="N", help="servers that share the blocks (default: 2)"
-    )
-    parser.add_argument(
-        "--blocks", nargs="+", metavar="A:B", help="blocks of each server instead of equal shares, also overlapping; "
-        "with --part those of all parts"
+@dataclass(kw_only=True)
+class StartOptions(member.ServerOptions):
+    """The options of `dist-eval swarm`."""
+
+    servers: int = option(2, "servers that share the blocks")
+    blocks: list[str] | None = option(
+        None, "blocks of each server instead of equal shares, also overlapping; with --part those of all parts",
+        metavar="A:B",
     )  # fmt: skip
-    parser.add_argument(
-        "--host",
-        default="127.0.0.1",
-        help="address or name to listen on and to announce; with --part one at which the other hosts reach this one "
-        "(default: 127.0.0.1)",
+    host: str = option(
+        "127.0.0.1",
+        "address or name to listen on and to announce; with --part one at which the other hosts reach this one",
+        metavar="HOST",
     )
-    parser.add_argument("--peers-file", type=Path, default=Path("swarm-peers.txt"), metavar="FILE", help="where the "
-                        "peers are written while the swarm runs (default: swarm-peers.txt)")  # fmt: skip
-    parser.add_argument(
-        "--part",
-        default="1/1",
+    peers_file: Path = option(
+        Path("swarm-peers.txt"), "where the peers are written while the swarm runs", metavar="FILE"
+    )
+    part: str = option(
+        "1/1",
+        "this is the K-th of N such commands, started on several hosts with the same --peers-file on a folder that "
+        "they share: it starts its share of the servers (--servers is the number on each host), which join those of "
+        "the first one",
         metavar="K/N",
-        help="this is the K-th of N such commands, started on several hosts with the same --peers-file on a folder "
-        "that they share: it starts its share of the servers (--servers is the number on each host), which join those "
-        "of the first one",
     )
-    parser.add_argument(
-        "--slurm", action="store_true", help="take --part and --host from the Slurm step that this task belongs to"
-    )
-    parser.add_argument(
-        "--timeout", type=float, default=120.0, metavar="SECONDS", help="limit for the start (default: 120)"
-    )
-    parser.add_argument("-v", "--verbose", action="store_true", help="show the servers' output")
-    return parser
+    slurm: bool = option(False, "take --part and --host from the Slurm step that this task belongs to")
+    timeout: float = option(120.0, "longest wait for the start", metavar="SECONDS")
 
 
-def start(arguments: argparse.Namespace) -> None:
+COMMAND = Command(
+    program="dist-eval swarm",
+    config=StartOptions,
+    description="Starts a private Petals swarm on this host and keeps it until Ctrl-C. "
+    "`dist-eval swarm status --initial-peers ...` shows what a running swarm covers, `serve` runs one "
+    "server whose address and identity are known beforehand, as on Kubernetes, `identities` creates those.",
+)
+
+
+def start(arguments: StartOptions) -> None:
     """Runs a private swarm, or a part of one, until Ctrl-C or SIGTERM.
 
     The first part publishes its addresses to the others at once, in a file next to `--peers-file`, which is written
@@ -232,11 +228,11 @@ def _part(text: str) -> tuple[int, int]:
     return int(part), int(parts)
 
 
-def _with_petals(command: Command) -> Command:
+def _with_petals(command: Run) -> Run:
     """Makes a command run in a workspace, with Petals imported."""
 
     @functools.wraps(command)
-    def run(arguments: argparse.Namespace) -> bool | None:
+    def run(arguments: Any) -> bool | None:
         from dist_eval.petals.client.hivemind_compat import prepare_hivemind
 
         with workspace() as scratch_dir, temporary_files_in(scratch_dir):
@@ -246,39 +242,29 @@ def _with_petals(command: Command) -> Command:
     return run
 
 
-COMMANDS: dict[str, tuple[Callable[[], argparse.ArgumentParser], Command]] = {
-    "status": (status.build_parser, _with_petals(status.show)),
-    "serve": (member.build_serve_parser, _with_petals(member.serve)),
-    "identities": (member.build_identities_parser, _with_petals(member.make_identities)),
+COMMANDS: dict[str, tuple[Command[Any], Run]] = {
+    "status": (status.COMMAND, _with_petals(status.show)),
+    "serve": (member.SERVE, _with_petals(member.serve)),
+    "identities": (member.IDENTITIES, _with_petals(member.make_identities)),
 }
-
-
-def parse_args(words: Sequence[str]) -> tuple[Command, argparse.Namespace]:
-    """Parses a command line.
-
-    Returns:
-        The command, and its options.
-    """
-    if words[:1] and words[0] in COMMANDS:
-        build, command = COMMANDS[words[0]]
-        return command, build().parse_args(words[1:])
-    return start, build_parser().parse_args(words)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line."""
-    command, parsed = parse_args(sys.argv[1:] if arguments is None else arguments)
-    if not parsed.verbose:
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    command, run = COMMANDS[words.pop(0)] if words[:1] and words[0] in COMMANDS else (COMMAND, start)
+    return run_command(command, functools.partial(_run, run), words)
+
+
+def _run(run: Run, options: Any) -> int:
+    if not options.verbose:
         silence_libraries()
-    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT, too: shells make background jobs ignore it
+    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT as well: shells make background jobs ignore it
         signal.signal(number, signal.default_int_handler)
     try:
-        return 1 if command(parsed) is False else 0
+        return FAILED if run(options) is False else COMPLETE
     except KeyboardInterrupt:
-        return 0
-    except EvaluationError as error:
-        print_error(str(error), "dist-eval swarm")
-        return 1
+        return COMPLETE
 
 
 if __name__ == "__main__":

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dist_eval.options.commandline import WHERE, Command
-from dist_eval.options.config import EvaluationConfig
-from dist_eval.options.groups import option
+from dist_eval.arguments.commandline import Command
+from dist_eval.arguments.fields import option
+from dist_eval.arguments.types import Seconds
+from dist_eval.options.config import WHERE, EvaluationConfig
 
 PROGRAM = "dist-eval plan"
 
@@ -16,12 +17,8 @@ class PlanConfig(EvaluationConfig):
     """The options of a plan."""
 
     probe: bool = option(True, "send nothing: no estimate of the time, and no swarm is needed", group="plan")
-    probe_seconds: float = option(60.0, "longest time for the probe", group="plan", metavar="SECONDS")
+    probe_seconds: Seconds = option(60.0, "longest time for the probe", group="plan", metavar="SECONDS")
     json: bool = option(False, "print JSON instead of text", group="plan")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_seconds("probe_seconds")
 
     def _check_where(self) -> None:
         if self.probe or self.initial_peers or self.swarm or self.backend == "local":
@@ -45,9 +42,5 @@ examples:
 A plan takes the options of the run that it is about:
   {PROGRAM} --model MODEL --checkpoint TUNED --dataset FILE --initial-peers ADDRESS...
 Or, without a swarm and without the expected time: {PROGRAM} ... --no-probe   (all options: --help)""",
-    groups={
-        "what": ("what is to be evaluated", None),
-        "metrics": ("which metrics", None),
-        "plan": ("the plan itself", None),
-    },
+    is_run=True,
 )

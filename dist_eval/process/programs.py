@@ -1,4 +1,4 @@
-"""Common parts of all programs: command-line parser, exit statuses and output.
+"""What all programs here have in common: exit statuses, and what they print.
 
 A failed write to a terminal, pipe or disk raises no error at that point. Characters outside the terminal's encoding are
 printed as escapes. After a failure, further output is dropped and reported at the end. A run is complete all the same,
@@ -8,13 +8,12 @@ it.
 
 from __future__ import annotations
 
-import argparse
 import errno
 import io
 import os
 import select
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from dist_eval.errors import os_reason
@@ -28,44 +27,6 @@ STOPPED = 75  # the same command resumes the run; EX_TEMPFAIL of sysexits.h
 INTERRUPTED = 130
 
 _LAST_STANDARD_DESCRIPTOR = 2
-
-
-class ArgumentParser(argparse.ArgumentParser):
-    """Also accepts underscores in options (`--num_fewshot`); rejects options that are given twice."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
-        for name in (None, "store"):
-            self.register("action", name, _StoreOnce)
-        self.given: dict[str, str] = {}  # spelling of each option, by its name
-
-    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        self.given.clear()
-        words = [self._with_dashes(word) for word in (sys.argv[1:] if args is None else args)]
-        for word in words:
-            if (
-                word.endswith("=--") and word[:-3] in self._option_string_actions
-            ):  # Python 3.12 and older drop the value
-                self.error(f"{word}: the value -- is not possible on a command line")
-        return super().parse_known_args(words, namespace)
-
-    def _with_dashes(self, word: str) -> str:
-        name, equals, value = word.partition("=")
-        dashed = name.replace("_", "-")
-        return dashed + equals + value if dashed in self._option_string_actions else word
-
-
-class _StoreOnce(argparse._StoreAction):
-    """Stores the value of an option; a second value is an error, not a replacement."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        if option_string is not None:
-            if before := parser.given.get(self.dest):
-                which = "is given twice" if before == option_string else f"and {option_string} are the same option"
-                more = ", with all its values" if self.nargs == "+" else ""
-                parser.error(f"{before} {which}: give it once{more}.")
-            parser.given[self.dest] = option_string
-        super().__call__(parser, namespace, values, option_string)
 
 
 class _Output(io.FileIO):

@@ -6,19 +6,21 @@ scripts. It does not test differences between runs; `dist_eval.compare` does.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import io
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dist_eval.arguments.commandline import Command, run_command
+from dist_eval.arguments.fields import Options, argument, option
+from dist_eval.arguments.types import Paths, Words
 from dist_eval.cluster.run_lists import read_sweep
-from dist_eval.errors import ConfigError, EvaluationError, RunError, os_reason, print_error
+from dist_eval.errors import ConfigError, RunError, os_reason
 from dist_eval.process.files import BY_UMASK, write_atomically
-from dist_eval.process.programs import COMPLETE, FAILED, STOPPED, WRONG_OPTIONS, ArgumentParser, run_program
+from dist_eval.process.programs import COMPLETE, FAILED, STOPPED, run_program
 from dist_eval.runs.outcome import Outcome, read_outcome
 from dist_eval.summary.document import best_first, choose_metrics, describe_summary, to_records
 from dist_eval.tables import csv_text
@@ -26,60 +28,64 @@ from dist_eval.tables import csv_text
 _KINDS = (".csv", ".html", ".json", ".md")
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Builds the command line's parser."""
-    parser = ArgumentParser(
-        prog="dist-eval summary",
-        description="Shows the status of runs: coverage, metrics, and why a run is not complete.",
-        epilog="Exit status: 0 all are complete; 75 some are not, and running their command again resumes them; "
-        "2 an option is wrong; 1 some failed or were never started.",
-        allow_abbrev=False,
+@dataclass(kw_only=True)
+class TableOptions(Options):
+    """Which files a table is written to."""
+
+    write: list[Path] = option([], "also write the table: .csv, .html, .json or .md", metavar="FILE")
+
+    def _validate(self) -> None:
+        for path in self.write:
+            if path.suffix not in _KINDS:
+                raise ConfigError(f"--write {path}: the name must end with one of {', '.join(_KINDS)}.")
+
+
+@dataclass(kw_only=True)
+class SummaryOptions(TableOptions):
+    """The options of `dist-eval summary`."""
+
+    runs: Paths = argument("output folder of a run; with --list the one folder above them", "RUN")
+    list: Path | None = option(None, "list of a job array (see dist-eval job); runs that left nothing are missing")
+    metric: Words = option([], "metrics to show (default: the usual ones)", metavar="NAME")
+    sort: str | None = option(
+        None, "show the best run by this metric first; of a custom metric the largest value", metavar="NAME"
     )
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="output folder of a run; with --list the one "
-                        "folder above them")  # fmt: skip
-    parser.add_argument("--list", type=Path, metavar="FILE", help="the list of a job array (see "
-                        "dist_eval.cluster.job): runs in it that left nothing are missing")  # fmt: skip
-    parser.add_argument("--metric", nargs="+", metavar="NAME", help="metrics to show (default: the usual ones)")
-    parser.add_argument("--sort", metavar="NAME", help="show the best run by this metric first, of a custom metric "
-                        "the one with the largest value (default: as named)")  # fmt: skip
-    parser.add_argument("--options", action="store_true", help="also show the options that differ between the runs")
-    parser.add_argument("--write", nargs="+", type=Path, default=[], metavar="FILE", help="also write the table: "
-                        ".csv, .html, .json or .md")  # fmt: skip
-    return parser
+    options: bool = option(False, "also show the options that differ between the runs")
+
+
+COMMAND = Command(
+    program="dist-eval summary",
+    config=SummaryOptions,
+    description="Shows the status of runs: coverage, metrics, and why a run is not complete.",
+    examples="Exit status: 0 all are complete; 75 some are not, and running their command again resumes them; "
+    "2 an option is wrong; 1 some failed or were never started.",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns its exit status: 0, 1, 2 or 75 (see `build_parser`)."""
-    options = build_parser().parse_args(arguments)
-    try:
-        require_known_formats(options.write)
-        outcomes = [read_outcome(folder) for folder in _folders(options)]
-        metrics = choose_metrics(outcomes, options.metric or (), options.sort)
-        if options.sort:
-            outcomes = best_first(outcomes, options.sort)
-        print(_render(".txt", outcomes, metrics, Path(), with_options=options.options), flush=True)
-        for path in options.write:
-            text = _render(path.suffix, outcomes, metrics, path.parent, with_options=options.options)
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-                write_atomically(path, text.encode(), BY_UMASK)
-            except OSError as error:
-                raise RunError(f"--write {path}: cannot be written ({os_reason(error)}).") from error
-    except EvaluationError as error:
-        print_error(str(error), "dist-eval summary")
-        return WRONG_OPTIONS if isinstance(error, ConfigError) else FAILED
+    """Runs the command line and returns its exit status: 0, 1, 2 or 75 (see `COMMAND`)."""
+    return run_command(COMMAND, show, arguments)
+
+
+def show(options: SummaryOptions) -> int:
+    """Prints the table and writes it to files."""
+    outcomes = [read_outcome(folder) for folder in _folders(options)]
+    metrics = choose_metrics(outcomes, options.metric, options.sort)
+    if options.sort:
+        outcomes = best_first(outcomes, options.sort)
+    print(_render(".txt", outcomes, metrics, Path(), with_options=options.options), flush=True)
+    for path in options.write:
+        text = _render(path.suffix, outcomes, metrics, path.parent, with_options=options.options)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            write_atomically(path, text.encode(), BY_UMASK)
+        except OSError as error:
+            raise RunError(f"--write {path}: cannot be written ({os_reason(error)}).") from error
     statuses = {outcome.exit_status for outcome in outcomes}
     return FAILED if FAILED in statuses else STOPPED if STOPPED in statuses else COMPLETE
 
 
-def require_known_formats(files: Sequence[Path]) -> None:
-    """Checks the names that `--write` gives; raises ConfigError for an unknown format."""
-    for path in files:
-        if path.suffix not in _KINDS:
-            raise ConfigError(f"--write {path}: the name must end with one of {', '.join(_KINDS)}.")
-
-
-def _folders(options: argparse.Namespace) -> list[Path]:
+def _folders(options: SummaryOptions) -> list[Path]:
     if options.list is None:
         # a pattern such as runs/* matches files beside folders
         return [path for path in options.runs if not path.is_file()] or options.runs

@@ -2,42 +2,42 @@
 
 from __future__ import annotations
 
-import argparse
+from dataclasses import dataclass
 from pathlib import Path
 
-from dist_eval.errors import CheckpointError, EvaluationError, print_error, translating_os_errors
-from dist_eval.process.programs import COMPLETE, FAILED, ArgumentParser, run_program
+from dist_eval.arguments.commandline import Command, run_command
+from dist_eval.arguments.fields import REQUIRED, Options, argument, option
+from dist_eval.errors import CheckpointError, translating_os_errors
+from dist_eval.process.programs import COMPLETE, run_program
 from dist_eval.tables import format_count
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Builds the command line's parser."""
-    parser = ArgumentParser(
-        prog="dist-eval convert",
-        description="Converts pickled prompts and heads without running code in them.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="file written by torch.save")
-    parser.add_argument("--model", required=True, help="base model: folder or hub name")
-    parser.add_argument("--output", required=True, type=Path, metavar="FOLDER", help="the checkpoint; must not exist")
-    parser.add_argument("--label-names", nargs="+", metavar="NAME", help="names of the classes (default: LABEL_0, ...)")
-    return parser
+@dataclass(kw_only=True)
+class ConvertOptions(Options):
+    """The options of `dist-eval convert`."""
+
+    files: list[Path] = argument("what torch.save wrote", "FILE")
+    model: str = option(REQUIRED, "base model: folder or hub name", metavar="MODEL")
+    output: Path = option(REQUIRED, "the checkpoint; must not exist", metavar="FOLDER")
+    label_names: list[str] | None = option(None, "names of the classes (default: LABEL_0, ...)", metavar="NAME")
 
 
-def main() -> int:
-    """Runs the command line and returns its exit status: 0, or 1 if the files cannot be converted."""
-    options = build_parser().parse_args()
+COMMAND = Command(
+    program="dist-eval convert",
+    config=ConvertOptions,
+    description="Converts pickled prompts and heads, running no code.",
+)
+
+
+def convert_files(options: ConvertOptions) -> int:
+    """Converts the files, and returns the exit status."""
     from dist_eval.tuning.exports import convert
 
-    try:
-        if options.output.exists():
-            raise CheckpointError(f"{options.output} already exists. Choose another --output.")
-        tuned, left = convert(options.files, options.model, options.label_names)
-        with translating_os_errors(CheckpointError, f"{options.output} cannot be written"):
-            tuned.save(options.output)
-    except EvaluationError as error:
-        print_error(str(error), "dist-eval convert")
-        return FAILED
+    if options.output.exists():
+        raise CheckpointError(f"{options.output} exists already. Choose another --output.")
+    tuned, left = convert(options.files, options.model, options.label_names)
+    with translating_os_errors(CheckpointError, f"{options.output} cannot be written"):
+        tuned.save(options.output)
     print(
         f"{options.output}: {format_count(tuned.num_labels, 'class', 'classes')}, tuning_mode "
         f"{tuned.tuning_mode or 'none'}, "
@@ -48,4 +48,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    run_program(main)
+    run_program(lambda: run_command(COMMAND, convert_files))

@@ -19,7 +19,7 @@ from conftest import TIMEOUT, Launcher, results_of, wait_for
 import dist_eval
 from dist_eval import demo
 from dist_eval.errors import ConfigError, DataError, RunError, RunStopped
-from dist_eval.options.config import EvaluationConfig
+from dist_eval.options.config import EVALUATION, EvaluationConfig
 from dist_eval.options.harness import HarnessConfig
 from dist_eval.results.run import CompleteRun
 
@@ -86,8 +86,8 @@ def test_a_rank_s_error_is_raised_once_and_names_the_row(
     [
         (None, {}, "--dataset is missing: the data to evaluate on. (--demo needs no other option.)"),
         ({"modle": "x"}, {}, "dist_eval.run: there is no option 'modle'. Did you mean --model?"),
-        ({"limit": "many"}, {}, "dist_eval.run: limit should be of type int, not 'many'."),
-        ({"on-error": "skp"}, {}, "dist_eval.run: on_error should be one of stop, skip, not 'skp'."),
+        ({"limit": "many"}, {}, "dist_eval.run: limit must be a whole number, not 'many'."),
+        ({"on-error": "skp"}, {}, "dist_eval.run: on_error must be one of stop, skip, not 'skp'."),
         (None, {"demo": True, "confidence": 3.0}, "--confidence must be between 0 and 1, such as 0.95, not 3.0."),
         (None, {"demo": True, "ranks": 0}, "dist_eval.run: ranks must be an integer of at least 1, not 0."),
         (
@@ -125,7 +125,7 @@ def test_ranks_of_torchrun_are_told_what_to_call(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("kind", ["options", "mapping", "config"])
 def test_options_arrive_as_they_were_given(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command is replaced by one that shows what it was given."""
-    from dist_eval.options.commandline import parse_args
+    from dist_eval.arguments.commandline import parse_args
 
     given = {**OPTIONS, "prompt": None, "text_column": ("text",), "metric": ["a:b"], "output": tmp_path, "limit": 3}
     plain = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
@@ -133,7 +133,7 @@ def test_options_arrive_as_they_were_given(kind: str, tmp_path: Path, monkeypatc
     seen: list[Any] = []
 
     def execute(arguments: list[str], scratch_dir: Path) -> tuple[int, str]:
-        seen.append((arguments, parse_args([f"--config={scratch_dir / 'options.yaml'}"])))
+        seen.append((arguments, parse_args([f"--config={scratch_dir / 'options.yaml'}"], EVALUATION)))
         return 1, "no run"
 
     monkeypatch.setattr(sys.modules[dist_eval.run.__module__], "_execute", execute)

@@ -13,7 +13,7 @@ from conftest import TIMEOUT, Launcher, results_of
 
 from dist_eval import demo
 from dist_eval.cli.launch import start_ranks
-from dist_eval.options.commandline import EVALUATION
+from dist_eval.options.config import EVALUATION
 
 CLI = ("-m", "dist_eval.cli.main")
 DEMO = (
@@ -32,7 +32,7 @@ def test_one_rank_needs_no_agent() -> None:
     [
         (["--demo", "--nproc-per-nod", "2"], "There is no option --nproc-per-nod. Did you mean --nproc-per-node?"),
         (["--demo", "--modle", "x"], "There is no option --modle. Did you mean --model?"),
-        (["--demo", "--nproc-per-node"], "argument --nproc-per-node: expected one argument."),
+        (["--demo", "--nproc-per-node"], "--nproc-per-node: expected one argument."),
         (["--demo", "--nproc-per-node", "0"], "--nproc-per-node must be at least 1, not 0."),
         (["--nproc-per-node", "2"], EVALUATION.nothing_asked),
         ([], EVALUATION.nothing_asked),

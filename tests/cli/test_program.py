@@ -60,7 +60,7 @@ def test_a_dataset_that_is_not_covered_is_a_failure_with_its_counts(
 PRINTS_A_TABLE = """
 import sys
 from dist_eval.cli import program
-from dist_eval.options.commandline import EVALUATION
+from dist_eval.options.config import EVALUATION
 from dist_eval.runs.evaluation_folder import EvaluationFolder
 
 def run(context):

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from conftest import TIMEOUT, wait_for
 
+from dist_eval.arguments.commandline import parse_args
 from dist_eval.cluster.job import judge, main
 from dist_eval.distributed.stop import SIGNALS
-from dist_eval.options.commandline import EVALUATION, parse_args
+from dist_eval.options.config import EVALUATION
 from dist_eval.runs.outcome import Outcome
 
 USR1, TERM = signal.SIGUSR1, signal.SIGTERM

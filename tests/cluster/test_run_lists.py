@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dist_eval.arguments.commandline import build_parser, parse_args
 from dist_eval.cluster.run_lists import Entry, read_grid, read_sweep
 from dist_eval.errors import ConfigError
-from dist_eval.options.commandline import EVALUATION, build_parser, parse_args
+from dist_eval.options.config import EVALUATION
 
 LIST = """\
 # name   options\f of a page, \u2028 and no line of `grep -c ''`
@@ -99,7 +100,7 @@ def test_a_grid_is_a_run_for_each_combination(tmp_path: Path) -> None:
 WORDS = st.text("-a1. =+'", max_size=8).filter(lambda word: word != "--")
 
 
-@given(words=st.lists(WORDS, min_size=1, max_size=4), number=st.floats(-5, 5))
+@given(words=st.lists(WORDS, min_size=1, max_size=4), number=st.floats(0, 5))
 def test_values_may_begin_with_dashes(
     words: list[str], number: float, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -118,7 +119,7 @@ def test_a_name_of_a_value_may_not_begin_with_a_dash_so_that_of_a_run_begins_wit
 
 def test_a_value_that_command_lines_would_lose_is_refused() -> None:
     with pytest.raises(ConfigError, match="--prompt=--: the value -- is not possible on a command line"):
-        parse_args(["--prompt=--"])
+        parse_args(["--prompt=--"], EVALUATION)
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from dist_eval import demo
+from dist_eval.arguments.commandline import parse_args
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.doctor import checks, examination
 from dist_eval.doctor.config import DOCTOR, DoctorConfig
 from dist_eval.doctor.findings import Fault
 from dist_eval.errors import DataError
-from dist_eval.options.commandline import parse_args
 
 BACKENDS: dict[str, Any] = {
     "local": {"backend": "local"},

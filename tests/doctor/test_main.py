@@ -14,10 +14,10 @@ import pytest
 from conftest import Launcher
 
 from dist_eval import demo
+from dist_eval.arguments.commandline import parse_args
 from dist_eval.doctor.__main__ import main
 from dist_eval.doctor.config import DOCTOR
 from dist_eval.errors import ConfigError
-from dist_eval.options.commandline import parse_args
 from dist_eval.petals.server.private import PrivateSwarm
 
 LOCAL = ["--demo", "--backend", "local"]

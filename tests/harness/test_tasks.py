@@ -179,18 +179,12 @@ def test_what_the_harness_ignores_is_said(load: Load, changes: dict[str, Any], s
     assert [text for text in load(shots=2, **changes).notices.lines() if said in text]
 
 
-TOO_LARGE = "it has over 100000 values, once its aliases are written out"
-BOMB = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}' if i else 'x'] * 10)}]\n" for i in range(9))
-
-
 def test_a_task_file_that_cannot_be_read_is_named(load: Load, tmp_path: Path) -> None:
     folder = tmp_path / "tasks"
     folder.mkdir()
-    (folder / "bomb.yaml").write_text(f"task: bomb\n{BOMB}")
     (folder / "broken.yaml").write_text("task: broken\nother: [")
     (folder / "common.yaml").write_text("output_type: multiple_choice")  # to be included by others
-    bomb, broken = load().notices.lines()
-    assert bomb == f"The task file {folder / 'bomb.yaml'} cannot be read: {TOO_LARGE}."
+    [broken] = load().notices.lines()
     assert broken.startswith(f"The task file {folder / 'broken.yaml'} cannot be read: while parsing")
     with pytest.raises(ConfigError, match=r"no task 'broken'. .*broken.yaml cannot be read: while parsing"):
         LoadedTasks.load(HarnessConfig(tasks=["broken"], model="m", backend="local", include_path=[str(folder)]))

@@ -19,12 +19,12 @@ import pytest
 import yaml
 from torch.distributed.run import get_args_parser
 
+from dist_eval.arguments.commandline import parse_args
 from dist_eval.doctor.config import DOCTOR
 from dist_eval.errors import ConfigError
-from dist_eval.options.commandline import parse_args
-from dist_eval.options.config import EvaluationConfig
+from dist_eval.options.config import EVALUATION, EvaluationConfig
 from dist_eval.petals.__main__ import main as swarm_main
-from dist_eval.petals.__main__ import parse_args as parse_swarm
+from dist_eval.petals.server.member import SERVE
 from dist_eval.process.programs import FAILED, STOPPED, STOPPED_BY_A_PERSON, WRONG_OPTIONS
 
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
@@ -378,7 +378,7 @@ def test_the_ranks_command_line_is_one_that_torchrun_and_dist_eval_understand(
     text = (launch / "run.yaml").read_text()
     (launch / "run.yaml").write_text(text.replace("/etc/dist_eval/peers.txt", str(launch / "identities" / "peers.txt")))
     try:
-        config = parse_args(words)
+        config = parse_args(words, EVALUATION)
     finally:
         (launch / "run.yaml").write_text(text)
     assert isinstance(config, EvaluationConfig)
@@ -399,8 +399,7 @@ def test_the_servers_command_line_is_one_that_dist_eval_understands(launch: Path
     swarm, service = find(objects, "StatefulSet")["spec"], find(objects, "Service", "swarm")
     (container,) = swarm["template"]["spec"]["containers"]
     assert container["command"] == ["python", "-m", "dist_eval.petals", "serve"]
-    command, options = parse_swarm(["serve", *(at_home(word, container, launch) for word in container["args"])])
-    assert command.__name__ == "serve"
+    options = parse_args([at_home(word, container, launch) for word in container["args"]], SERVE)
     assert (options.number, options.host, options.port) == (1, "10.0.0.7", PORT)
     assert options.port == service["spec"]["ports"][0]["port"] == container["ports"][0]["containerPort"]
     assert container["readinessProbe"]["tcpSocket"]["port"] == container["ports"][0]["name"]
@@ -539,4 +538,4 @@ def test_a_wrong_option_in_the_run_file_is_found_before_a_pod_starts(launch: Pat
     wrong = tmp_path / "run.yaml"
     wrong.write_text((launch / "run.yaml").read_text().replace("swarm-timeout", "swarm-timeuot"))
     with pytest.raises(ConfigError, match="swarm-timeout"):
-        parse_args(["--config", str(wrong)])
+        parse_args(["--config", str(wrong)], EVALUATION)

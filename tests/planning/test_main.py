@@ -10,8 +10,8 @@ import pytest
 from conftest import Launcher, run_here
 
 from dist_eval import demo
+from dist_eval.arguments.commandline import build_parser, parse_args
 from dist_eval.errors import ConfigError
-from dist_eval.options.commandline import build_parser, parse_args
 from dist_eval.petals.server.private import PrivateSwarm
 from dist_eval.planning.config import PLAN
 from dist_eval.planning.record import PlannedRun

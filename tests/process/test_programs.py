@@ -1,4 +1,4 @@
-"""Names of options; what is printed fails no program, whatever the terminal, pipe or disk behind it is."""
+"""What is printed fails no program, whatever the terminal, pipe or disk behind it is."""
 
 from __future__ import annotations
 
@@ -11,18 +11,6 @@ from pathlib import Path
 import pytest
 
 import dist_eval
-from dist_eval.process.programs import ArgumentParser
-
-
-def test_names_of_options_may_have_underscores_and_values_keep_theirs() -> None:
-    parser = ArgumentParser()
-    parser.add_argument("--num-fewshot", type=int)
-    parser.add_argument("--group-column")
-    parser.add_argument("words", nargs="*")
-    given = parser.parse_args(["--num_fewshot=2", "--group-column", "node_rank", "num_fewshot"])
-    assert vars(given) == {"num_fewshot": 2, "group_column": "node_rank", "words": ["num_fewshot"]}
-    assert parser.parse_known_args(["--no_such_option"])[1] == ["--no_such_option"]
-
 
 PROGRAM = """
 import sys
@@ -130,27 +118,3 @@ def test_every_program_prints_through_it() -> None:
         assert any(how in programs[name] for how in ("run_program(", "program.main(", "tolerate_")), name
     for name in by_other_means:
         assert "    tolerate_broken_output()\n" in (package / name).read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--limit", "1", "--limit=2"], "--limit is given twice: give it once."),
-        (["--limit", "1", "--limit", "1"], "--limit is given twice: give it once."),
-        (["--max_rows", "1", "--limit", "2"], "--max-rows and --limit are one option: give it once."),
-        (["--names", "a", "--names", "b"], "--names is given twice: give it once, with all its values."),
-    ],
-)
-def test_a_value_that_would_replace_another_is_refused(
-    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    parser = ArgumentParser()
-    parser.add_argument_group().add_argument("--limit", "--max-rows", type=int)
-    parser.add_argument("--names", nargs="+")
-    parser.add_argument("--more", action="append")
-    parser.add_argument("file", nargs="*")
-    for _ in range(2):  # a parser may be used again
-        assert parser.parse_args([*words[:2], "--more", "a", "--more", "b", "x"]).more == ["a", "b"]
-    with pytest.raises(SystemExit):
-        parser.parse_args(words)
-    assert said in capsys.readouterr().err

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
+from dist_eval.arguments.fields import Options, option
 from dist_eval.errors import ConfigError, os_reason
 
 _PEER_ADDRESS = re.compile(
@@ -57,11 +58,15 @@ def require_peer_addresses(texts: Sequence[str]) -> None:
             )
 
 
-def add_peer_options(
-    parser: argparse.ArgumentParser,
-    initial_peers: str = "addresses of a running swarm: /ip4/HOST/tcp/PORT/p2p/ID",
-    peers_file: str = "file with such addresses, one per line",
-) -> None:
-    """Adds `--initial-peers` and `--peers-file`, with these help texts, to a parser."""
-    parser.add_argument("--initial-peers", nargs="+", default=[], metavar="ADDRESS", help=initial_peers)
-    parser.add_argument("--peers-file", metavar="FILE", help=peers_file)
+@dataclass(kw_only=True)
+class PeerOptions(Options):
+    """The address of a running swarm."""
+
+    initial_peers: list[str] = option(
+        [], "addresses of a running swarm: /ip4/HOST/tcp/PORT/p2p/ID", group="swarm", metavar="ADDRESS"
+    )
+    peers_file: str | None = option(None, "file with such addresses, one per line", group="swarm", metavar="FILE")
+
+    def _validate(self) -> None:
+        super()._validate()
+        require_peer_addresses(self.initial_peers)

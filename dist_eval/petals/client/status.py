@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import functools
 import json
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dist_eval.errors import SwarmError
-from dist_eval.petals.client.peers import add_peer_options, all_peers
-from dist_eval.process.programs import ArgumentParser
+from dist_eval.arguments.commandline import Command
+from dist_eval.arguments.fields import option
+from dist_eval.arguments.types import Positive
+from dist_eval.errors import ConfigError, SwarmError
+from dist_eval.petals.client.peers import PeerOptions, all_peers
 
 if TYPE_CHECKING:
     from dist_eval.petals.client.coverage import SwarmCoverage
@@ -24,49 +24,41 @@ _LEAST_SECONDS, _MODELS_NAMED, _ASK_AGAIN_SECONDS, _MOST_ASKED = 0.1, 5, 1.0, 30
 _CLEAR = "\x1b[H\x1b[2J"  # the terminal
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """Builds the parser of the command `status`."""
-    parser = ArgumentParser(
-        prog="dist-eval swarm status",
-        description="Shows which servers of a swarm hold which blocks and adapters, in which precision and with which "
-        "version of Petals, and which blocks have no server.",
-        allow_abbrev=False,
+@dataclass(kw_only=True)
+class StatusOptions(PeerOptions):
+    """The options of `dist-eval swarm status`."""
+
+    model: str | None = option(
+        None, "the model to look for: folder or hub name (default: all announced ones)", metavar="MODEL"
     )
-    add_peer_options(parser)
-    parser.add_argument("--model", help="the model to look for: folder or hub name (default: all announced ones)")
-    parser.add_argument("--dht-prefix", metavar="NAME", help="name it is announced under")
-    parser.add_argument("--adapter", metavar="NAME", help="count only servers that hold this LoRA adapter")
-    parser.add_argument(
-        "--timeout", type=float, default=30.0, metavar="SECONDS", help="limit for joining the swarm (default: 30)"
+    dht_prefix: str | None = option(None, "name it is announced under", metavar="NAME")
+    adapter: str | None = option(None, "count only servers that hold this LoRA adapter", metavar="NAME")
+    timeout: float = option(30.0, "longest wait for joining the swarm", metavar="SECONDS")
+    json: bool = option(False, "print one line of JSON instead of a table")
+    watch: Positive | None = option(
+        None, "look again after this time (10 without a number), until Ctrl-C", alone=10.0, metavar="SECONDS"
     )
-    parser.add_argument("--json", action="store_true", help="print one line of JSON instead of a table")
-    parser.add_argument(
-        "--watch",
-        type=_seconds,
-        nargs="?",
-        const=10.0,
-        metavar="SECONDS",
-        help="look again after so many seconds (10 if none are given), until Ctrl-C",
-    )
-    parser.add_argument("-v", "--verbose", action="store_true", help="show the output of libraries")
-    return parser
+    verbose: bool = option(False, "show the output of libraries", aliases=["-v"])
+
+    def _validate(self) -> None:
+        self.initial_peers = all_peers(self.initial_peers, self.peers_file)
+        if not self.initial_peers:
+            raise ConfigError("Name the swarm with --initial-peers or --peers-file.")
 
 
-def _seconds(text: str) -> float:
-    with contextlib.suppress(ValueError):
-        if 0 < float(text) < float("inf"):
-            return float(text)
-    raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+COMMAND = Command(
+    program="dist-eval swarm status",
+    config=StatusOptions,
+    description="Shows which servers of a swarm hold which blocks and adapters, in which precision and with which "
+    "version of Petals, and which blocks have no server.",
+)
 
 
-def show(arguments: argparse.Namespace) -> bool:
+def show(arguments: StatusOptions) -> bool:
     """Prints a swarm's coverage, again and again if that is asked for; returns whether all blocks have servers."""
     from dist_eval.petals.client.client import join_swarm, leave_swarm
 
-    peers = all_peers(arguments.initial_peers, arguments.peers_file)
-    if not peers:
-        build_parser().error("name the swarm with --initial-peers or --peers-file")
-    dht = join_swarm(peers, arguments.timeout, timeout_option="--timeout")
+    dht = join_swarm(arguments.initial_peers, arguments.timeout, timeout_option="--timeout")
     try:
         while True:
             status = _look_up(dht, arguments)
@@ -128,14 +120,14 @@ def _summary_of(model: SwarmCoverage, asked: frozenset[str]) -> dict[str, Any]:
     return summary
 
 
-def _look_up(dht: Any, arguments: argparse.Namespace) -> Status:
+def _look_up(dht: Any, arguments: StatusOptions) -> Status:
     from dist_eval.petals.base_model.config import default_dht_prefix, read_base_config
     from dist_eval.petals.client.coverage import look_up_coverage, measure_distances
     from dist_eval.petals.client.dht_records import read_models
 
-    config = read_base_config(arguments.model) if arguments.model else None
     dropped: Counter[str] = Counter()
-    if config is not None:
+    if arguments.model:
+        config = read_base_config(arguments.model)
         prefix = arguments.dht_prefix or default_dht_prefix(arguments.model, config)
         models = {prefix: config.num_hidden_layers}
     else:

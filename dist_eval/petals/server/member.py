@@ -8,105 +8,116 @@ start one: only the first in the list may, and only if no other is up.
 
 from __future__ import annotations
 
-import argparse
 import errno
 import os
 import socket
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
+from dist_eval.arguments.commandline import Command
+from dist_eval.arguments.fields import REQUIRED, Options, option
+from dist_eval.arguments.types import Limits, Natural
 from dist_eval.errors import ConfigError, os_reason
-from dist_eval.petals.client.peers import add_peer_options, read_peers, require_peer_addresses
+from dist_eval.petals.client.peers import PeerOptions, read_peers
 from dist_eval.process.addresses import address_towards, interfaces, outward, resolve
 from dist_eval.process.files import PRIVATE, private_files
-from dist_eval.process.programs import ArgumentParser
 
 _WATCH_SECONDS, _BOOTSTRAP_SECONDS, _PROBE_SECONDS = 0.5, 5.0, 2.0
 PEERS = "peers.txt"
-DTYPES = ("float32", "bfloat16", "float16")
-QUANTIZATIONS = ("none", "int8", "nf4")
 AUTO = "auto"
 
 
-def build_serve_parser() -> argparse.ArgumentParser:
-    """Builds the parser of the command `serve`."""
-    parser = ArgumentParser(
-        prog="dist-eval swarm serve",
-        description="Runs one server of a swarm that spans several hosts, until Ctrl-C or SIGTERM.",
-        allow_abbrev=False,
+@dataclass(kw_only=True)
+class ServerOptions(Options):
+    """The options of all commands that start servers."""
+
+    model: str = option(REQUIRED, "base model: folder or hub name", metavar="MODEL")
+    revision: str | None = option(None, "branch, tag or commit of a model on a hub (default: main)", metavar="NAME")
+    dht_prefix: str | None = option(None, "name to announce the model under", metavar="NAME")
+    torch_dtype: Literal["float32", "bfloat16", "float16"] = option("float32", "dtype of the blocks")
+    quantization: Literal["none", "int8", "nf4"] = option(
+        "none", "how to store weights of linear layers: in less memory, which changes outputs a little"
     )
-    add_server_options(parser)
-    parser.add_argument(
-        "--servers", type=int, default=1, metavar="N", help="shares that the blocks are cut into (default: 1)"
+    adapters: list[str] = option(
+        [], "LoRA adapters that a request may ask for: folders or hub names, with safetensors", metavar="NAME"
     )
-    parser.add_argument(
-        "--blocks", nargs="+", metavar="A:B", help="the shares instead of equal ones, also overlapping; `auto` for as "
-        "many blocks as this server has memory for, where the swarm needs them most"
-    )  # fmt: skip
-    parser.add_argument(
-        "--number", type=int, default=0, metavar="K", help="which share is this server's, counted from 0; with more "
-        "servers than shares they begin again with the first (default: 0)"
-    )  # fmt: skip
-    parser.add_argument(
-        "--identity", type=Path, metavar="FILE", help="key created by `identities` (default: swarm-HOST-PORT.key "
-        "in the current folder, created if it is missing)"
-    )  # fmt: skip
-    parser.add_argument(
-        "--host", metavar="ADDRESS", help="IP address of this host to listen on and to announce (default: the one from "
-        "which it reaches the first of the --initial-peers)"
-    )  # fmt: skip
-    parser.add_argument("--port", type=int, default=31337, metavar="PORT", help="(default: 31337)")
-    add_peer_options(
-        parser,
-        peers_file="addresses of the swarm's servers, one a line; the first one starts the swarm if no other is up "
-        "(default: this server is the only one)",
-        initial_peers="addresses of servers whose swarm to join, as they print them; with this server's own as the "
-        "first one it starts a swarm if no other is up",
+    cache_tokens: int | None = option(
+        None, "tokens of sessions that a server can hold (default: 4096, or 16384 with grouped-query attention)"
     )
-    parser.add_argument("-v", "--verbose", action="store_true", help="show the server's output")
-    return parser
+    gpus: list[int] = option(
+        [], "the GPU of each server, counted from 0; with more servers than GPUs they begin again (default: all GPUs)"
+    )
+    verbose: bool = option(False, "show the output of servers", aliases=["-v"])
 
 
-def add_server_options(parser: argparse.ArgumentParser) -> None:
-    """Adds the options of all commands that start servers."""
-    parser.add_argument("--model", required=True, help="base model: folder or hub name")
-    parser.add_argument("--revision", metavar="NAME", help="branch, tag or commit of a model on a hub (default: main)")
-    parser.add_argument("--dht-prefix", metavar="NAME", help="name to announce the model under")
-    parser.add_argument(
-        "--torch-dtype", default="float32", choices=DTYPES, help="dtype of the blocks (default: float32)"
+@dataclass(kw_only=True)
+class ServeOptions(ServerOptions, PeerOptions):
+    """The options of `dist-eval swarm serve`."""
+
+    servers: int = option(1, "shares that the blocks are cut into")
+    blocks: list[str] | None = option(
+        None,
+        "the shares instead of equal ones, also overlapping; `auto` for as many blocks as this server has memory for, "
+        "where the swarm needs them most",
+        metavar="A:B",
     )
-    what = (
-        "how the weights of linear layers are stored, which takes less memory and computes something a little different"
+    number: Natural = option(
+        0, "which share is this server's, from 0; with more servers than shares they begin again", metavar="K"
     )
-    parser.add_argument("--quantization", default="none", choices=QUANTIZATIONS, help=f"{what} (default: none)")
-    what = "LoRA adapters that a request may ask for: folders or hub names, with safetensors"
-    parser.add_argument("--adapters", nargs="+", default=[], metavar="NAME", help=what)
-    what = "tokens of sessions that a server has room for (default: 4096, or 16384 with grouped-query attention)"
-    parser.add_argument("--cache-tokens", type=int, metavar="N", help=what)
-    what = "the GPU of each server, counted from 0; with more servers than GPUs they begin again (default: all GPUs)"
-    parser.add_argument("--gpus", nargs="+", type=int, default=[], metavar="N", help=what)
-
-
-def build_identities_parser() -> argparse.ArgumentParser:
-    """Builds the parser of the command `identities`."""
-    parser = ArgumentParser(
-        prog="dist-eval swarm identities",
-        description="Creates the keys of a swarm's servers, and the file of their addresses. Existing keys are kept.",
-        allow_abbrev=False,
+    identity: Path | None = option(
+        None, "key created by `identities` (default: swarm-HOST-PORT.key in the current folder, created if missing)"
     )
-    parser.add_argument("--servers", type=int, required=True, metavar="N", help="how many identities")
-    parser.add_argument(
-        "--address", required=True, metavar="ADDRESS", help="where server {} will listen, {} being its number: "
-        "/dns4/swarm-{}.swarm/tcp/31337"
-    )  # fmt: skip
-    parser.add_argument("--folder", type=Path, required=True, help="where the keys (swarm-0.key, ...) and "
-                        f"{PEERS} are written")  # fmt: skip
-    parser.add_argument("-v", "--verbose", action="store_true", help="show the output of libraries")
-    return parser
+    host: str | None = option(
+        None,
+        "IP address of this host to listen on and to announce (default: the one from which it reaches the first of the "
+        "--initial-peers)",
+        metavar="ADDRESS",
+    )
+    port: Annotated[int, Limits(least=1, most=65535)] = option(31337, "port to listen on", metavar="PORT")
+    initial_peers: list[str] = option(
+        [],
+        "addresses of servers whose swarm to join, as they print them; with this server's own as the first one it "
+        "starts a swarm if no other is up",
+        metavar="ADDRESS",
+    )
+    peers_file: str | None = option(
+        None,
+        "addresses of the swarm's servers, one a line; the first one starts the swarm if no other is up (default: this "
+        "server is the only one)",
+        metavar="FILE",
+    )
 
 
-def serve(arguments: argparse.Namespace) -> None:
+SERVE = Command(
+    program="dist-eval swarm serve",
+    config=ServeOptions,
+    description="Runs one server of a swarm that spans several hosts, until Ctrl-C or SIGTERM.",
+)
+
+
+@dataclass(kw_only=True)
+class IdentitiesOptions(Options):
+    """The options of `dist-eval swarm identities`."""
+
+    servers: int = option(REQUIRED, "how many identities")
+    address: str = option(
+        REQUIRED, "where server {} will listen, {} being its number: /dns4/swarm-{}.swarm/tcp/31337", metavar="ADDRESS"
+    )
+    folder: Path = option(REQUIRED, f"where the keys (swarm-0.key, ...) and {PEERS} are written", metavar="FOLDER")
+    verbose: bool = option(False, "show the output of libraries", aliases=["-v"])
+
+
+IDENTITIES = Command(
+    program="dist-eval swarm identities",
+    config=IdentitiesOptions,
+    description="Creates the keys of a swarm's servers, and the file of their addresses. Existing keys are kept.",
+)
+
+
+def serve(arguments: ServeOptions) -> None:
     """Runs one server until Ctrl-C or SIGTERM."""
     from dist_eval.petals.base_model.config import default_dht_prefix, read_base_config
     from dist_eval.petals.client.reachability import why_unreachable
@@ -120,11 +131,6 @@ def serve(arguments: argparse.Namespace) -> None:
     )
     from dist_eval.petals.server.quantization import require_quantizable
 
-    if not 0 < arguments.port < 1 << 16:
-        raise ConfigError(f"--port must be between 1 and 65535, not {arguments.port}.")
-    if arguments.number < 0:
-        raise ConfigError(f"--number must be at least 0, not {arguments.number}.")
-    require_peer_addresses(arguments.initial_peers)
     host = arguments.host or _own_address(arguments.initial_peers)
     require_address(host)
     _require_bindable(host, arguments.port)
@@ -228,7 +234,7 @@ def peers_to_join(peers: list[str], name: str, wait: float = _BOOTSTRAP_SECONDS)
     return others
 
 
-def make_identities(arguments: argparse.Namespace) -> None:
+def make_identities(arguments: IdentitiesOptions) -> None:
     """Creates the missing keys of a swarm's servers, and writes and prints their addresses."""
     if arguments.servers < 1 or "{}" not in arguments.address:
         raise ConfigError("Give --servers of at least 1, and an --address in which {} stands for a server's number.")

@@ -1,0 +1,121 @@
+"""Declares options: the fields of a dataclass are the single source of their names, types, defaults and help."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, get_type_hints
+
+from dist_eval.arguments.types import OptionType, option_type
+from dist_eval.errors import ConfigError
+
+REQUIRED = dataclasses.MISSING
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    group: str = "options",
+    metavar: str | None = None,
+    aliases: Sequence[str] = (),
+    repeats: bool = False,
+    alone: Any = None,
+    is_positional: bool = False,
+) -> Any:
+    """Declares a field that is an option of the command line and of the YAML file.
+
+    Args:
+        default: value if the option is not given, or `REQUIRED`; lists and mappings are copied for each instance.
+        help: one line for `--help`, which appends the default; empty to hide the option there.
+        group: heading under which `--help` shows the option.
+        metavar: placeholder in `--help`; by default that of the type.
+        aliases: further names of the field, such as that which another command or tool has for it.
+        repeats: whether the option may be given several times, each adding values.
+        alone: value of the option when it is given without one; None if it needs one.
+        is_positional: whether its values follow the command without a name.
+
+    Returns:
+        A dataclass field.
+    """
+    metadata = {
+        "help": help,
+        "group": group,
+        "metavar": metavar,
+        "aliases": aliases,
+        "repeats": repeats,
+        "alone": alone,
+        "is_positional": is_positional,
+    }
+    if isinstance(default, (list, dict)):
+        return dataclasses.field(default_factory=default.copy, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+def argument(help: str, metavar: str) -> Any:
+    """Declares a field whose values follow the command without a name."""
+    return option(REQUIRED, help, metavar=metavar, is_positional=True)
+
+
+def flag(name: str) -> str:
+    """Returns the command line option of a field."""
+    return "--" + name.replace("_", "-")
+
+
+def options_of(config: type[Any]) -> dict[str, tuple[dataclasses.Field[Any], OptionType]]:
+    """Returns the options of a class: field and type by name."""
+    return _read_options(config)  # type: ignore[arg-type]  # python/mypy#11470: classes are hashable
+
+
+@functools.cache
+def _read_options(config: type[Any]) -> dict[str, tuple[dataclasses.Field[Any], OptionType]]:
+    hints = get_type_hints(config, include_extras=True)
+    return {field.name: (field, option_type(hints[field.name])) for field in dataclasses.fields(config)}
+
+
+@dataclass(kw_only=True)
+class Options:
+    """Base of all groups of options.
+
+    Raises:
+        ConfigError: on construction, when an option is of another type, out of range or contradicts another one.
+    """
+
+    def __post_init__(self) -> None:
+        for name, (field, kind) in options_of(type(self)).items():
+            try:
+                setattr(self, name, kind.convert(getattr(self, name)))
+            except ValueError as error:
+                spelled = field.metadata["metavar"] if field.metadata["is_positional"] else flag(name)
+                raise ConfigError(f"{spelled} must be {error}.") from error
+        self._validate()
+
+    def _validate(self) -> None:
+        """Checks and completes options that depend on each other; their types have been checked."""
+
+    def select(self, group: type[Group]) -> Group:
+        """Returns the options of one group as a record of their own.
+
+        Args:
+            group: a base of this class.
+        """
+        return group(**{field.name: getattr(self, field.name) for field in dataclasses.fields(group)})
+
+    @classmethod
+    def recorded_in(cls: type[Group], config: Mapping[str, Any]) -> Group:
+        """Returns this group as the results of a run record it.
+
+        Args:
+            config: all options of the run, by name; those that its version did not have get their defaults.
+        """
+        return cls(**{field.name: config[field.name] for field in dataclasses.fields(cls) if field.name in config})
+
+    def _refuse_together(self, *names: str) -> None:
+        given = [flag(name) for name in names if getattr(self, name) not in (None, False, [], {})]
+        if len(given) > 1:
+            raise ConfigError(f"{' and '.join(given)} contradict each other: give one of them.")
+
+
+Group = TypeVar("Group", bound=Options)
