@@ -45,7 +45,7 @@ def test_several_trackers_can_be_named(tmp_path: Path) -> None:
         ({"model": ""}, "--model is missing: the base model to tune."),
         ({"dataset": ""}, "--dataset is missing: the data to learn from."),
         ({"best_metric": "beauty"}, "--best-metric must be one of accuracy"),
-        ({"labels": "vectors"}, "--labels vectors: a head can only be tuned for texts that have one class each"),
+        ({"labels": "vectors"}, "--labels vectors: tuning supports only texts with one class each"),
         ({"eval_subset": "x"}, "--eval-subset needs --eval-dataset or --eval-split"),
         ({"backend": "petals"}, "No swarm was named"),
         ({"epoch": 3}, "There is no option --epoch. Did you mean --epochs?"),
