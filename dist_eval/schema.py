@@ -63,7 +63,7 @@ def _config_schema(config: type[RunConfig]) -> dict[str, Any]:
     options: dict[str, Any] = {
         option.name: (hints[option.name], Field(description=option.metadata["help"])) for option in fields(config)
     }
-    options["initial_peers"] = str, Field(description="how many addresses, which are not recorded")
+    options["initial_peers"] = str, Field(description="number of addresses, which are not recorded")
     described = "All options, as in dist_eval/options and in --help."
     model = create_model("Config", __base__=Record, __doc__=described, **options)
     return model.model_json_schema()
