@@ -149,12 +149,12 @@ def checked(columns: AnswerColumns, found: Mapping[str, torch.Tensor], texts: in
             ("dtype", column.dtype, declared.dtype),
         ):
             if one != other:
-                raise ModelOutputError(f"The model returned {what} {one} instead of {other}.")
+                raise ModelOutputError(f"The model answered with {what} {one} instead of {other}.")
         declared[:] = column
         finite &= np.isfinite(column).all(axis=tuple(range(1, column.ndim)))
     if not finite.all():
         raise ModelOutputError(
-            f"The model returned values that are not finite for {(~finite).sum()} of {format_count(texts, 'text')}."
+            f"The model answered with values that are not finite for {(~finite).sum()} of {format_count(texts, 'text')}."
         )
     return answers
 

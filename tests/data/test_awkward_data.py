@@ -210,7 +210,7 @@ KINDS = (
     Kind("a second header", "row 2 (counted from 0): repeats the header", {"a.csv": ROWS + ROWS}),
     Kind(
         "blanks and capitals in the header",
-        "has no column 'label'. It has: text,  Label. Is ' Label' meant?",
+        "has no column 'label'. It has: text,  Label. Did you mean ' Label'?",
         {"a.csv": "text, Label\ngood,pos\n"},
     ),
     Kind(
@@ -349,22 +349,22 @@ KINDS = (
     ),
     Kind(
         "something else in the folder",
-        "holds b.csv.part, which is no data: name the files that are meant",
+        "contains b.csv.part, which is not data: name the files you want",
         {"a.csv": ROWS, "b.csv.part": ROWS},
     ),
     Kind(
         "a folder in the folder",
-        "holds old, which is a folder: name the files that are meant",
+        "contains old, which is a folder: name the files you want",
         {"a.csv": ROWS, "old/b.csv": ROWS},
     ),
     Kind(
         "training and test data in one folder",
-        "holds test.csv and train.csv, which look like different splits",
+        "contains test.csv and train.csv, which look like different splits",
         {"test.csv": ROWS, "train.csv": ROWS},
     ),
     Kind(
         "the same with other names before them",
-        "holds digits-test.csv and digits-train.csv, which look like different splits",
+        "contains digits-test.csv and digits-train.csv, which look like different splits",
         {"digits-test.csv": ROWS, "digits-train.csv": ROWS},
     ),
     Kind("a pattern that matches nothing", "No file matches", {"a.csv": ROWS}, "*.tsv"),

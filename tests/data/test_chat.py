@@ -83,7 +83,7 @@ def test_examples_and_system_instruction_stand_where_the_harness_puts_them(
         ("{{ raise_exception('no such role') }}", None, "--apply-chat-template: .* template fails: no such role"),
         ("{{ messages[0].content.unknown() }}", None, "--apply-chat-template: .* template fails: "),
         ("Hello", None, "omits the user's message"),
-        ("{{ messages[-1].content }}", "Be brief.", "--system-instruction: .* takes no system message .it does not"),
+        ("{{ messages[-1].content }}", "Be brief.", "--system-instruction: .* accepts no system message .it omits"),
         (
             "{% if messages | length > 1 %}{{ raise_exception('no system') }}{% endif %}{{ messages[0].content }}",
             "Be brief.",

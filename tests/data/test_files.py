@@ -99,8 +99,10 @@ def test_datasets_that_share_a_file_are_found(tmp_path: Path) -> None:
 )
 def test_a_folder_of_several_splits_is_refused_and_so_is_a_pattern(names: list[str], tmp_path: Path) -> None:
     folder_of(tmp_path, names)
-    for name, what in ((tmp_path, "holds"), (tmp_path / "*", "matches")):
-        with pytest.raises(DataError, match=f"{what} .* and .*, which look like different splits: name the files that"):
+    for name, what in ((tmp_path, "contains"), (tmp_path / "*", "matches")):
+        with pytest.raises(
+            DataError, match=f"{what} .* and .*, which look like different splits: name the files you want"
+        ):
             find_files([str(name)])
     each = [str(tmp_path / name) for name in names]
     assert sorted(map(str, find_files(each))) == sorted(each), "whoever names them means them"

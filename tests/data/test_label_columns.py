@@ -109,7 +109,7 @@ def test_of_one_class_a_one_is_a_vector(cells: list[Any], expected: list[list[in
         ([[["sport"], ["sport", None]]], "row 1 (counted from 0): the label in column 'label' contains a missing", {}),
         ([[1, 2]], "several labels must be a list, or text separated by '|'", {}),
         ([[[0, 1]]], "could be class numbers or a 0/1 vector: set --labels numbers or", {"names": ["a", "b"]}),
-        ([[[True, False, True]]], "which --labels names cannot mean", {"how": "names"}),
+        ([[[True, False, True]]], "which --labels names does not allow", {"how": "names"}),
         ([["a|b"]], "the name of the class 'a|b' contains '|'", {"names": ["a|b", "c"]}),
         ([[[{"a": 1}]]], "labels are class numbers or names", {}),
     ],
@@ -143,7 +143,7 @@ def test_numbers_are_read_as_they_are(chunks: Any, outputs: int, numbers: list[l
         (
             [["0.5", ""]],
             1,
-            "row 1 (counted from 0): the label in column 'label' has 0 number, but the head has 1 output.",
+            "row 1 (counted from 0): the label in column 'label' has 0 numbers, but the head has 1 output.",
         ),
         ([["nan"]], 1, "row 0 (counted from 0): the label in column 'label' is 'nan', which is not a finite number"),
         ([[0.5, float("inf")]], 1, "row 1 (counted from 0): the label in column 'label' is inf, which is not a finite"),

@@ -568,7 +568,7 @@ def test_declared_names_are_the_classes_also_those_that_do_not_occur() -> None:
         ([], {}, "has no rows: there is nothing to learn from"),
         (["a", "a"], {}, "has only one class, 'a'"),
         ([1, 2, 5], {}, "class numbers up to 5 but no 0. Set --labels names if they are names, or --num-labels 6"),
-        ([0, 1, 10**17], {}, "class numbers up to 100000000000000000, but no 2"),
+        ([0, 1, 10**17], {}, "class numbers up to 100000000000000000 but no 2"),
         ([0, 1, 2], {"count": 2}, "contains the class number 2, but --num-labels 2 allows only 0 to 1"),
         (["a", "b"], {"count": 3}, "has 2 classes, but --num-labels says 3"),
         ([0, -1], {}, "contains the label '-1', which is not a class number. If it is the name"),

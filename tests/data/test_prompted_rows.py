@@ -33,7 +33,7 @@ def test_each_row_has_its_references(column: pa.Array, expected: list[list[str]]
         ([["a", None]], "row 7"),
         ([18.0, 1e6], "here: column 'answers' holds double, which can be written in several ways (18 or"),
         ([[0.5], [1e6]], "holds list<item: double>, which can be written in several ways"),
-        ([{"start": 3}], "column 'answers' holds struct<start: int64>, not references"),
+        ([{"start": 3}], "column 'answers' holds struct<start: int64>; references must be"),
     ],
 )
 def test_a_row_without_a_reference_is_named(values: list[Any], message: str) -> None:

@@ -46,7 +46,7 @@ TORCHRUN = {
 @pytest.mark.parametrize("missing", ["LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"])
 def test_ranks_that_torchrun_did_not_start_are_told_to_use_it(missing: str) -> None:
     assert Topology.from_environment(TORCHRUN).node == 1
-    with pytest.raises(RunError, match=f"no {missing}: start the run with torchrun"):
+    with pytest.raises(RunError, match=f"not {missing}: start the run with torchrun"):
         Topology.from_environment({name: value for name, value in TORCHRUN.items() if name != missing})
 
 
@@ -57,7 +57,7 @@ def test_restarts_across_hosts_are_refused() -> None:
 
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE"])
 def test_what_is_no_number_is_named(name: str) -> None:
-    with pytest.raises(RunError, match=f"{name}=x, which is no number"):
+    with pytest.raises(RunError, match=f"{name}=x, not a number"):
         Topology.from_environment({**TORCHRUN, name: "x"})
 
 

@@ -27,7 +27,7 @@ def error_of(*specs: str, problem: Problem = SINGLE_LABEL, outputs: int = 3) -> 
     [
         ("error_rate", "must be package.module:name, or the path"),
         ("no_such_module:f1", "No module named 'no_such_module'. Modules must be in the working directory"),
-        ("sample_metrics:f3", "there is no 'f3' in sample_metrics"),
+        ("sample_metrics:f3", "sample_metrics has no attribute 'f3'"),
         ("sample_metrics:factor", "must be a function or a metric, not int (2)"),
         ("sample_metrics:raises", "it raised KeyError: 'no such class'. It must return a float, or a dict of floats"),
         ("sample_metrics:draws", "called again, {'draws': "),
@@ -55,7 +55,7 @@ def test_messages_describe_the_arguments_of_a_metric() -> None:
 
 
 def test_two_metrics_of_one_name_need_another() -> None:
-    assert "'f2' already" in error_of("sample_metrics:f2", "sample_metrics:f2")
+    assert "the name 'f2' is already in use" in error_of("sample_metrics:f2", "sample_metrics:f2")
     named = load_metrics(["sample_metrics:f2", "other=sample_metrics:f2"], SINGLE_LABEL, 3, built_in=[])
     assert [metric.name for metric in named] == ["f2", "other"]
 

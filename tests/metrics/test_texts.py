@@ -84,7 +84,7 @@ def test_metrics_are_the_usual_ones_and_those_named() -> None:
     ("spec", "words"),
     [
         ("accuracy", "is not a metric of generated texts. Choose from exact_match, exact_match_raw, f1, rouge_l, or"),
-        ("sample_metrics:nothing", "there is no 'nothing' in sample_metrics"),
+        ("sample_metrics:nothing", "sample_metrics has no attribute 'nothing'"),
         ("sample_metrics:factor", "is int (2). A metric of generated texts must be a function of (text, references)"),
         ("torch.nn:Module", "is a class. A metric of generated texts must be a function"),
         ("sample_metrics:error_rate", "it raised TypeError: error_rate() missing 1 required positional argument"),

@@ -229,7 +229,7 @@ def test_what_one_model_leaves_undefined_has_no_difference() -> None:
     never = Predictions.from_logits(first.index, first.label, np.tile([1.0, 0.0], (40, 1)))
     found = paired_differences(first, never, resamples=100)
     assert found["mcc"].value is None and found["mcc"].p_value is None
-    assert found["mcc"].interval.reason == "the metric is undefined for one of the two"
+    assert found["mcc"].interval.reason == "the metric is undefined for one of the runs"
     assert found["accuracy"].value is not None
 
 
