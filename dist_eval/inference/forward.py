@@ -154,7 +154,8 @@ def checked(columns: AnswerColumns, found: Mapping[str, torch.Tensor], texts: in
         finite &= np.isfinite(column).all(axis=tuple(range(1, column.ndim)))
     if not finite.all():
         raise ModelOutputError(
-            f"The model answered with values that are not finite for {(~finite).sum()} of {format_count(texts, 'text')}."
+            f"The model answered with values that are not finite for {(~finite).sum()} of "
+            f"{format_count(texts, 'text')}."
         )
     return answers
 

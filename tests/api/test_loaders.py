@@ -147,11 +147,11 @@ def sampler_of(examples: Dataset[Any], replicas: int, rank: int, **kwargs: Any) 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda data: DataLoader(data, 4, drop_last=True), r"leaves 2 examples out.*drop_last=False"),
+        (lambda data: DataLoader(data, 4, drop_last=True), r"omits 2 examples.*drop_last=False"),
         (lambda data: DataLoader(Stream(10), 4, drop_last=True), "has drop_last=True"),
         (
             lambda data: DataLoader(data, batch_sampler=BatchSampler(RandomSampler(data), 3, drop_last=True)),
-            "leaves 1 example out",
+            "omits 1 example",
         ),
         (lambda data: DataLoader(data, 2, sampler=RandomSampler(data, replacement=True, num_samples=50)), "more than"),
         (lambda data: DataLoader(data, 2, sampler=sampler_of(data, 2, 0)), "for rank 0 of 2, but this is rank 0 of 1"),
@@ -187,7 +187,7 @@ def test_a_sampler_that_drops_the_last_examples_is_refused_on_all_ranks() -> Non
             shard_loader(loader, rank=rank, world_size=3, gather=gather)
         return str(caught.value)
 
-    assert all("leaves 1 example out" in message for message in on_all_ranks(3, act))
+    assert all("omits 1 example" in message for message in on_all_ranks(3, act))
 
 
 def test_what_one_rank_refuses_fails_on_all() -> None:

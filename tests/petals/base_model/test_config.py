@@ -155,7 +155,7 @@ def test_a_lora_adapter_is_neither_a_model_nor_a_part_of_one(weights: bool, tmp_
     (folder / "adapter_config.json").write_text(
         json.dumps({"peft_type": "LORA", "base_model_name_or_path": "org/base"})
     )
-    with pytest.raises(CheckpointError, match=r"LoRA adapter \(adapter_config\.json\), for org/base\. .*--adapter"):
+    with pytest.raises(CheckpointError, match=r"LoRA adapter \(adapter_config\.json\) for org/base\. .*--adapter"):
         read_base_config(str(folder))
     with pytest.raises(CheckpointError, match=r"LoRA adapter"):
         read_target(None, str(folder))
