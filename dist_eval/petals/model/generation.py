@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dist_eval.errors import ConfigError, DataError, NoCacheError
+from dist_eval.petals.client.inputs import Inputs
 from dist_eval.petals.model.cache import SwarmCache, cache_name
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class _Stepped:
         self._max_length, self.position = max_length, 0
         self._shape = (rows, base.config.hidden_size)
         self._session = base.blocks.session(
-            lambda hidden, _: hidden, rows, max_length, deep_prompts=deep_prompts, rolls_back=True
+            lambda given, _: given, rows, max_length, deep_prompts=deep_prompts, rolls_back=True
         )
 
     def step(self, inputs: torch.Tensor) -> torch.Tensor:
@@ -123,7 +124,7 @@ class _Stepped:
         end = self.position + inputs.shape[1]
         if end > self._max_length:
             raise DataError(f"The session was opened for max_length={self._max_length} tokens, not {end}.")
-        outputs = self._session.step(inputs, self.position)
+        outputs = self._session.step(Inputs.of(inputs), self.position)
         self.position = end
         return outputs
 
