@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from dist_eval.errors import ModelOutputError, NoCacheError, RefusedError, SwarmError, one_line
-from dist_eval.petals.client.chain import MOST_HOPS
+from dist_eval.petals.client.chain import MOST_HOPS, ChainAnswer
 from dist_eval.petals.client.failures import Failure, classify, may_have_room_later, stated_limit
 from dist_eval.petals.client.petals_version import can_chain, can_chain_sessions
 from dist_eval.petals.client.records import RouteSegment
@@ -147,21 +147,22 @@ class Attempts:
         doubtful += [Failure.WRONG] * (len(chain) > 1)
         return Choice(route[0], patience[0], spans, now, has_cache, chain, patience, doubtful)
 
-    def answered(self, choice: Choice, now: float, end: int | None = None) -> None:
+    def answered(self, choice: Choice, now: float, answer: ChainAnswer | None = None) -> None:
         """Bans servers that refused as too large what another one took, and those that did not pass a request on.
 
         Args:
             choice: who was asked.
             now: the time.
-            end: how far a chain of servers came.
+            answer: of a chain of servers.
         """
-        computed = [span for span in choice.servers if end is None or span.end <= end]
+        computed = [span for span in choice.servers if answer is None or span.end <= answer.end]
         if not choice.has_cache:  # it took it in smaller pieces
             for server in (self.router.stats(span.peer) for span in computed):
                 server.largest_answered = max(server.largest_answered, self.part.size)
         for peer in self._peers.pop(Failure.TOO_LARGE, ()):
             self.router.stats(peer).ban.longer(now)
-        if further := choice.chain[len(computed) :]:
+        further = choice.chain[len(computed) :]
+        if further and answer is not None and not answer.lacks_prompts:
             self.router.ban_chain([computed[-1].peer, further[0].peer], now)
 
     def failed(self, choice: Choice, error: Exception, now: float) -> float:

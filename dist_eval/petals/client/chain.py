@@ -7,8 +7,9 @@ what makes them small: token ids, of which the server of the first block makes i
 outputs are needed.
 
 Tensors of a request: hidden states of shape [batch, length, hidden], or token ids (int64, [batch, length]); deep
-prompts of all blocks of the chain, of shape [blocks, 1, pre_seq_len, hidden], or an empty tensor; in a session the
-order of its rows; and with ids soft prompts of shape [pre_seq_len, hidden], or an empty tensor.
+prompts of all blocks of the chain, of shape [blocks, 1, pre_seq_len, hidden], or an empty tensor if there are none, or
+if digests stand for them, as in forwards (see `deep_prompts.py`); in a session the order of its rows; and with ids soft
+prompts of shape [pre_seq_len, hidden], or an empty tensor.
 
 Each step of a session is such a request, and each server keeps a session with the next one. All steps name the same
 servers. If one of them answers in place of those after it, they have lost the session: its servers are then sent the
@@ -25,7 +26,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from dist_eval.petals.client.announcements import MOST_BLOCKS, unpack
 from dist_eval.petals.client.dht_records import is_peer_id
-from dist_eval.petals.client.failures import WrongAnswer
+from dist_eval.petals.client.failures import WrongAnswer, lacks_prompts
 from dist_eval.petals.client.routes import Span
 from dist_eval.printable import printable
 
@@ -45,6 +46,7 @@ def _require_peer_id(text: str) -> str:
 
 
 Block = Annotated[int, Field(ge=0, le=MOST_BLOCKS)]
+Digest = Annotated[bytes, Field(min_length=32, max_length=32)]
 Seconds = Annotated[float, Field(ge=0, le=_MOST_SECONDS)]
 
 
@@ -78,6 +80,8 @@ class ChainRequest(_Message):
     # positions in batch x length whose outputs are needed, if the last server runs the model's last block
     rows: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=_MOST_ROWS)] | None = None
     ids: bool = False  # whether it has token ids instead of hidden states
+    # digests of the deep prompts of each block, if servers are to keep them, or to use those that they keep
+    prompts: Annotated[list[Digest], Field(min_length=1, max_length=MOST_BLOCKS)] | None = None
 
     @model_validator(mode="after")
     def _ascends(self) -> ChainRequest:
@@ -94,7 +98,8 @@ class ChainRequest(_Message):
 
     def after_first(self) -> ChainRequest:
         """Returns the request that the next server is sent."""
-        return ChainRequest(chain=self.chain[1:], rows=self.rows)
+        further = self.chain[-1].end - self.chain[0].start
+        return ChainRequest(chain=self.chain[1:], rows=self.rows, prompts=self.prompts and self.prompts[-further:])
 
 
 class HopTimes(_Message):
@@ -110,6 +115,11 @@ class ChainAnswer(_Message):
     end: Block  # one past the last block whose outputs these are
     hops: Annotated[list[HopTimes], Field(min_length=1, max_length=MOST_HOPS)]  # of each server until there
     why: str = ""  # why it was not passed on to the end; a hint
+
+    @property
+    def lacks_prompts(self) -> bool:
+        """Whether the next server only lacked deep prompts."""
+        return lacks_prompts(self.why)
 
     def times(self, sent_at: float, now: float) -> list[tuple[float, float]]:
         """Returns when each server got the request and was done with it, were the way from one to another none.
@@ -131,7 +141,12 @@ class ChainAnswer(_Message):
 
 
 def request_to(
-    chain: Sequence[Span], patience: Sequence[float], rows: torch.Tensor | None, *, ids: bool
+    chain: Sequence[Span],
+    patience: Sequence[float],
+    rows: torch.Tensor | None,
+    *,
+    ids: bool,
+    prompts: list[bytes] | None = None,
 ) -> ChainRequest:
     """Returns the request to the first one of a chain of servers.
 
@@ -140,12 +155,13 @@ def request_to(
         patience: seconds to wait for each server and those after it.
         rows: positions in batch x length whose outputs are needed, int64 of shape [rows]; None for all.
         ids: whether token ids are sent.
+        prompts: digests of the deep prompts of each block; None if they do not stand for these.
     """
     hops = [
         Hop(peer=str(span.peer), start=span.start, end=span.end, patience=seconds)
         for span, seconds in zip(chain[1:], patience[1:], strict=True)
     ]
-    return ChainRequest(chain=hops, rows=None if rows is None else rows.tolist(), ids=ids)
+    return ChainRequest(chain=hops, rows=None if rows is None else rows.tolist(), ids=ids, prompts=prompts)
 
 
 def read_request(metadata: Mapping[str, Any]) -> ChainRequest | None:

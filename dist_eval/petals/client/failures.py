@@ -16,6 +16,9 @@ _NO_CACHE = ("Could not allocate", "attention cache is full", "Cannot allocate K
 _TOO_LONG = "Cannot allocate KV cache"  # the server takes shorter sessions only
 _NEVER_ROOM = ("max cache size", _TOO_LONG)  # not even if nobody else had a session
 _BUSY = ("TimeoutError", "CancelledError", "deadline exceeded", "busy: ")
+LACKS_PROMPTS = "the deep prompts of this request are not here any more"
+"""What servers of ours answer that are sent digests of prompts without the prompts."""
+
 _DAEMON_ERRORS = ("P2PDaemonError", "ControlFailure", "DispatchFailure")
 
 
@@ -69,6 +72,11 @@ def stated_limit(error: BaseException) -> int | None:
     """Returns the most tokens that a server says it takes in a request; None if it does not say."""
     match = re.search(r"max_batch_size \((\d{1,9})\)", str(error))
     return int(match[1]) if match else None
+
+
+def lacks_prompts(error: BaseException | str) -> bool:
+    """Whether a server would have computed a request, had it had the deep prompts that digests stood for."""
+    return LACKS_PROMPTS in str(error)
 
 
 def may_have_room_later(error: BaseException) -> bool:

@@ -54,7 +54,7 @@ class _ThroughSwarm(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
-        requests.transport.use_prompts(prompts)
+        requests.transport.prompts.use(prompts)
         found = RemoteExpertWorker.run_coroutine(
             for_all([batch.detach() for batch in batches], lambda batch: _ways_of(requests, batch))
         )
@@ -68,7 +68,7 @@ class _ThroughSwarm(torch.autograd.Function):
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
         of_prompts = None
-        ctx.requests.transport.use_prompts(ctx.prompts)
+        ctx.requests.transport.prompts.use(ctx.prompts)
         pairs = [*zip(ctx.ways, gradients, strict=True)]
         answers = RemoteExpertWorker.run_coroutine(for_all(pairs, lambda pair: _backward_all(ctx.requests, *pair)))
         if ctx.prompts is not None:

@@ -17,11 +17,11 @@ from dist_eval.errors import ConfigError
 INSTALLED = "2.2.0.post1"
 """What our servers are made of."""
 
-ANNOUNCED = "2.3.0+dist.eval.chain.sessions"
+ANNOUNCED = "2.3.0+dist.eval.chain2.sessions"
 """What our servers announce: like those of Petals main they can roll back a session, `dist.eval` tells them apart, and
-what follows says what else they can: to pass requests on, and the steps of sessions."""
+what follows says what else they can: to pass requests on and keep deep prompts meanwhile, and the steps of sessions."""
 
-_OURS, _CHAIN, _SESSIONS = ("dist", "eval"), "chain", "sessions"
+_OURS, _CHAIN, _SESSIONS = ("dist", "eval"), "chain2", "sessions"
 _FIRST_OF_MAIN = Version("2.3.0.dev0")
 # Kinds of rotary embeddings by type of model. Main fails on every request to a Falcon.
 _RELEASE = {"llama": ("default", "linear", "dynamic"), "bloom": ("default",), "falcon": ("default",)}

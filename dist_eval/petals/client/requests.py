@@ -140,7 +140,7 @@ class SwarmRequests:
         """
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
-        self.transport.use_prompts(prompts)
+        self.transport.prompts.use(prompts)
         inputs = Inputs.of(given)
         is_told = rows is not None and len(rows) < inputs.size  # of what servers need to send
         sent = self._forward(inputs, rows if is_told else None, avoided, record or RouteRecord())
@@ -252,9 +252,9 @@ class SwarmRequests:
                         self.servers.refresh()
                     await asyncio.sleep(delay)
                 else:
-                    end = answer.answer.end if isinstance(answer, ChainOutputs) else None
-                    attempts.answered(choice, time.monotonic(), end)
-                    if choice.chain and choice.chain[-1].end != end:
+                    found = answer.answer if isinstance(answer, ChainOutputs) else None
+                    attempts.answered(choice, time.monotonic(), found)
+                    if found is not None and choice.chain[-1].end != found.end:
                         self.servers.refresh()
                     if has_waited:
                         self.servers.came_back()
@@ -289,7 +289,7 @@ class SwarmRequests:
         Raises:
             SwarmError: see `answer_of`.
         """
-        self.transport.use_prompts(prompts)
+        self.transport.prompts.use(prompts)
         return self.answer_of(segment, self._plain_request(segment, Inputs.of(hidden)))
 
     def answer_of(self, segment: Span, request: Request) -> torch.Tensor:

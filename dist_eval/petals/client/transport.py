@@ -15,6 +15,8 @@ import torch
 
 from dist_eval.petals.client.announcements import read_info
 from dist_eval.petals.client.chain import ChainAnswer, ChainRequest, read_chain_answer, request_to
+from dist_eval.petals.client.deep_prompts import NO_TENSOR, DeepPrompts
+from dist_eval.petals.client.failures import lacks_prompts
 from dist_eval.petals.client.inputs import Inputs
 from dist_eval.petals.client.limited_p2p import Allowance, LimitedP2P
 from dist_eval.petals.client.outputs import DTYPES, read_answer
@@ -25,8 +27,8 @@ from dist_eval.petals.client.streams import Answer, call_stream
 
 Result = TypeVar("Result")
 
-NO_TENSOR, NO_ORDER = torch.empty(0), torch.empty(0, dtype=torch.int64)
-"""Sent in place of prompts, and of an order of the rows of a session."""
+NO_ORDER = torch.empty(0, dtype=torch.int64)
+"""Sent in place of an order of the rows of a session."""
 
 _FORWARD, _BACKWARD, _INFERENCE = "rpc_forward", "rpc_backward", "rpc_inference"
 _STREAM_OPEN_SECONDS = 5.0
@@ -64,6 +66,7 @@ class Transport:
     """Sends hidden states to servers.
 
     Attributes:
+        prompts: deep prompts that are sent with all requests.
         bytes_sent: of all tensors so far.
         bytes_received: of all tensors so far.
     """
@@ -77,25 +80,11 @@ class Transport:
         self._directory, self._timeout = directory, timeout
         self._compression = runtime_pb2.CompressionType.Value(_COMPRESSION[compression])
         self._has_sessions: dict[Any, bool] = {}
-        self._prompts: torch.Tensor | None = None
-        self._version: Any = None
-        self._packed_prompts: dict[tuple[int, int, str | None], Payload] = {}
+        self.prompts = DeepPrompts()
         self._metadata = {
             method: request_metadata(tensors, directory.adapter)
             for method, tensors in ((_FORWARD, 2), (_BACKWARD, 3), (_INFERENCE, 3))
         }
-
-    def use_prompts(self, prompts: torch.Tensor | None) -> None:
-        """Sets the deep prompts, of shape [blocks, pre_seq_len, hidden], that are sent with all further requests.
-
-        They are serialized once, and again after an in-place change: pass the same tensor each time.
-        """
-        version = None
-        if prompts is not None:
-            changes = 0 if prompts.is_inference() else prompts._version
-            version = (prompts.data_ptr(), prompts.shape, changes)
-        if version != self._version:
-            self._prompts, self._packed_prompts, self._version = prompts, {}, version
 
     async def send(self, segment: Span, hidden: torch.Tensor) -> torch.Tensor:
         """Sends hidden states through blocks of one server.
@@ -115,7 +104,8 @@ class Transport:
         packed = await asyncio.to_thread(self.pack, hidden, segment.dtype, compression)
         metadata = {"output_compression": (compression,)} if compression != _PLAIN else {}
         # an answer can be larger than its request: hivemind may serialize bfloat16 as float32
-        answer = await self._call(_FORWARD, segment, [packed, self._prompts_of(segment)], hidden.numel() * 4, metadata)
+        tensors = [packed, self.prompts.packed(segment).payload]
+        answer = await self._call(_FORWARD, segment, tensors, hidden.numel() * 4, metadata)
         return (await asyncio.to_thread(read_answer, answer.tensors, [hidden.shape]))[0]
 
     async def send_chain(
@@ -138,16 +128,26 @@ class Transport:
             Exception: any of the daemon, the connection or the first server (see `failures.classify`).
         """
         first, tokens = chain[0], inputs.tokens
-        request = request_to(chain, patience, rows, ids=tokens is not None)
-        tensors = [self._prompts_of(replace(first, end=chain[-1].end))]
+        prompts = self.prompts.packed(replace(first, end=chain[-1].end))
+        request = request_to(chain, patience, rows, ids=tokens is not None, prompts=prompts.digests or None)
         if tokens is None:
             hidden = await asyncio.to_thread(inputs.hidden)
-            tensors.insert(0, await asyncio.to_thread(self.pack, hidden, first.dtype, _PLAIN))
+            given, soft = await asyncio.to_thread(self.pack, hidden, first.dtype, _PLAIN), list[Payload]()
         else:
-            soft = NO_TENSOR if tokens.prompts is None else tokens.prompts
-            tensors = [self.pack(tokens.ids, None, _PLAIN), *tensors, self.pack(soft, "float32", _PLAIN)]
-        answer = await self.call_chain(first, tensors, request, inputs.shape.numel() * 4, patience[0])
+            given = self.pack(tokens.ids, None, _PLAIN)
+            soft = [self.pack(NO_TENSOR if tokens.prompts is None else tokens.prompts, "float32", _PLAIN)]
+
+        async def call(deep: Payload) -> Answer:
+            return await self.call_chain(first, [given, deep, *soft], request, inputs.shape.numel() * 4, patience[0])
+
+        try:
+            answer = await call(Payload.of(NO_TENSOR) if self.prompts.are_kept(chain, prompts) else prompts.payload)
+        except Exception as error:
+            if not lacks_prompts(error):
+                raise
+            answer = await call(prompts.payload)
         found = read_chain_answer(answer.metadata, [span.end for span in chain])
+        self.prompts.answered(chain, prompts, found.end)
         is_cut = rows is None or found.end < chain[-1].end
         shape = inputs.shape if is_cut else torch.Size((1, len(rows), inputs.width))  # type: ignore[arg-type]
         (outputs,) = await asyncio.to_thread(read_answer, answer.tensors, [shape])
@@ -180,11 +180,11 @@ class Transport:
         """
         packed = [await asyncio.to_thread(self.pack, tensor, segment.dtype, _PLAIN) for tensor in (inputs, gradient)]
         shapes = [inputs.shape]
-        if self._prompts is not None:
-            _, length, width = self._prompts.shape
+        if self.prompts.tensor is not None:
+            _, length, width = self.prompts.tensor.shape
             shapes.append(torch.Size((segment.end - segment.start, len(inputs), length, width)))
         largest_answer = 4 * sum(shape.numel() for shape in shapes)
-        answer = await self._call(_BACKWARD, segment, [*packed, self._prompts_of(segment)], largest_answer)
+        answer = await self._call(_BACKWARD, segment, [*packed, self.prompts.packed(segment).payload], largest_answer)
         outputs = await asyncio.to_thread(read_answer, answer.tensors, shapes)
         return outputs[0], outputs[1] if len(outputs) > 1 else None
 
@@ -308,14 +308,6 @@ class Transport:
         self.bytes_sent += size
         self.bytes_received += sum(len(tensor.data) for tensor in answer.tensors)
         return answer
-
-    def _prompts_of(self, segment: Span) -> Payload:
-        key = (segment.start, segment.end, segment.dtype)
-        if key not in self._packed_prompts:
-            # a batch of 1, which the server broadcasts
-            prompts = NO_TENSOR if self._prompts is None else self._prompts[segment.start : segment.end].unsqueeze(1)
-            self._packed_prompts[key] = self.pack(prompts, segment.dtype, _PLAIN)
-        return self._packed_prompts[key]
 
     @staticmethod
     def pack(tensor: torch.Tensor, dtype: str | None, compression: int) -> Payload:

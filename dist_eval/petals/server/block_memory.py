@@ -72,7 +72,7 @@ class BlockMemory:
 
     Attributes:
         sizes: of each block of the model.
-        cache: that sessions may take for a block.
+        cache: that sessions and kept prompts may take for a block.
         hidden_size: of the model.
         free: of the device.
     """
@@ -83,7 +83,7 @@ class BlockMemory:
     free: int
 
     def blocks_that_fit(self) -> int:
-        """Returns how many blocks fit, whichever they are, beside their sessions and a backward pass.
+        """Returns how many blocks fit, whichever they are, beside their sessions, prompts and a backward pass.
 
         Raises:
             ConfigError: not a single one does.
@@ -93,7 +93,7 @@ class BlockMemory:
         if fit < 1:
             raise ConfigError(
                 f"No block fits into the {format_bytes(self.free)} that are free: each takes up to "
-                f"{format_bytes(largest)}, its sessions {format_bytes(self.cache)}, and a backward pass "
+                f"{format_bytes(largest)}, its sessions and prompts {format_bytes(self.cache)}, and a backward pass "
                 f"{format_bytes(int(_WORK_BYTES * self.hidden_size))}."
             )
         return min(fit, len(self.sizes))

@@ -19,13 +19,14 @@ import torch
 from dist_eval.errors import one_line
 from dist_eval.petals.client.announcements import ServerRecord, announcement_of
 from dist_eval.petals.client.chain import ChainAnswer, ChainRequest, Hop, HopTimes, read_chain_answer
+from dist_eval.petals.client.deep_prompts import NO_TENSOR, digests_of
 from dist_eval.petals.client.dht_records import read_block
 from dist_eval.petals.client.outputs import require_usable
 from dist_eval.petals.client.payload import Payload
 from dist_eval.petals.client.petals_version import can_chain, can_chain_sessions
 from dist_eval.petals.client.routes import Span
 from dist_eval.petals.client.streams import Answer
-from dist_eval.petals.client.transport import NO_TENSOR, Transport
+from dist_eval.petals.client.transport import Transport
 from dist_eval.petals.server.embedding import Embedder
 from dist_eval.petals.server.server_tasks import run_forward
 from dist_eval.printable import printable
@@ -114,13 +115,17 @@ class ChainHandler:
             (soft,) = further
             hidden = await asyncio.to_thread(self._embedder.embedded, hidden, soft)
         rows = torch.tensor(request.rows, dtype=torch.int64) if request.rows is not None and not request.chain else None
+        own, digests = deep[: len(backends)], (request.prompts or [])[: len(backends)]
+        if digests and own.numel() and await asyncio.to_thread(digests_of, own) != digests:
+            raise ValueError("Received deep prompts with the digests of others")
         outputs = await run_forward(
             hidden,
-            deep[: len(backends)],
+            own,
             requested_backends=backends,
             active_adapter=adapter,
             prioritizer=self._handler._prioritizer,
             rows=rows,
+            digests=digests,
         )
         return Computed(outputs, deep[len(backends) :])
 

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from dist_eval.petals.client.announcements import reason_of
 from dist_eval.petals.client.chain import ChainRequest, read_request
+from dist_eval.petals.client.deep_prompts import KEPT_TOKENS
 from dist_eval.petals.client.payload import Payload
 from dist_eval.petals.server.metadata import METADATA_BYTES, Refused, checked_metadata, is_int, shown
 from dist_eval.petals.server.request import Request
@@ -85,6 +86,10 @@ class Guard:
             if (last := max(chained.rows or (), default=-1)) >= math.prod(shape):
                 raise Refused(f"outputs are wanted of positions up to {last}, of {math.prod(shape)}")
         self._prompts(prompts, blocks, shape)
+        if chained is not None and chained.prompts is not None:
+            if names:
+                raise Refused("digests stand for the deep prompts of forwards only, not for those of sessions")
+            _require_digests(chained.prompts, blocks, prompts)
         return chained, shape, further
 
     def backward(self, request: Request) -> None:
@@ -222,6 +227,14 @@ class Guard:
         if not fits or tensor.size[1] not in (1, rows) or tensor.size[2] > length:
             wanted = f"[{blocks}, {rows} or 1, at most {length}, {self.width}]"
             raise Refused(f"the prompts have size {_sizes(tensor)} instead of {wanted}")
+
+
+def _require_digests(digests: Sequence[bytes], blocks: int, prompts: Any) -> None:
+    """Checks digests of deep prompts, beside which the prompts may be sent, or an empty tensor."""
+    if len(digests) != blocks:
+        raise Refused(f"there are digests of the prompts of {len(digests)} blocks, of {blocks}")
+    if prompts is not None and 0 not in prompts.size and (prompts.size[1] != 1 or prompts.size[2] > KEPT_TOKENS):
+        raise Refused(f"prompts of size {_sizes(prompts)} are not kept: at most [{blocks}, 1, {KEPT_TOKENS}, ...]")
 
 
 def _chain_in(metadata: Mapping[str, Any]) -> ChainRequest | None:

@@ -26,6 +26,7 @@ from transformers.cache_utils import Cache
 from dist_eval.petals.base_model.architecture import Architecture
 from dist_eval.petals.base_model.config import default_cache_tokens
 from dist_eval.petals.base_model.weights import ModelWeights
+from dist_eval.petals.client.deep_prompts import KEPT_TOKENS
 from dist_eval.petals.client.petals_version import ANNOUNCED, require_petals
 from dist_eval.petals.server.block_memory import BlockMemory, block_bytes, format_bytes
 from dist_eval.petals.server.blocks import Block, load_block
@@ -231,8 +232,10 @@ def _server_class() -> Any:
             if self.device.type == "cpu" and architecture.has_lookup:
                 weights = _weights(self.converted_model_name_or_path, self.revision)
                 sizes[0] += table_bytes(architecture, weights)
+            width = self.block_config.hidden_size
             cache = self._cache_tokens * max(self._cache_bytes_per_token())
-            return BlockMemory(sizes, cache, self.block_config.hidden_size, _free_bytes(self.device))
+            prompts = KEPT_TOKENS * width * self.torch_dtype.itemsize
+            return BlockMemory(sizes, cache + prompts, width, _free_bytes(self.device))
 
     return BlockServer
 

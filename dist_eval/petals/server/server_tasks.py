@@ -15,8 +15,11 @@ from typing import Any
 import torch
 
 from dist_eval.petals.client.chain import read_request
+from dist_eval.petals.client.deep_prompts import KEPT_TOKENS
+from dist_eval.petals.client.failures import LACKS_PROMPTS
 from dist_eval.petals.client.payload import Payload
 from dist_eval.petals.client.protocol import ROLLS_BACK
+from dist_eval.petals.server.kept_prompts import KeptPrompts
 from dist_eval.petals.server.shared_memory import SharedMemory
 from dist_eval.petals.server.task_pool import task_pool_class
 
@@ -49,15 +52,30 @@ class _Chain:
 
     def __init__(self, backends: Mapping[str, Any]) -> None:
         self._backends = backends
+        self._kept = KeptPrompts(KEPT_TOKENS * len(backends))
 
     def forward(
-        self, hidden: torch.Tensor, adapter: str, uids: Sequence[str], rows: torch.Tensor | None, *prompts: Any
+        self,
+        hidden: torch.Tensor,
+        adapter: str,
+        uids: Sequence[str],
+        rows: torch.Tensor | None,
+        digests: Sequence[bytes],
+        *prompts: Any,
     ) -> tuple[Any, ...]:
         """Runs blocks forward; prompts are of shape [batch or 1, pre_seq_len, hidden], or None.
 
-        The outputs are of the same shape as `hidden`, or [1, rows, hidden] at positions in batch x length.
+        With digests, prompts are kept, or those that are kept stand for None. The outputs are of the same shape as
+        `hidden`, or [1, rows, hidden] at positions in batch x length; empty if there are no prompts of a digest.
         """
         start = time.monotonic()
+        if digests:
+            kept = self._kept.exchange(digests, prompts)
+            if kept is None:
+                return torch.empty(0), torch.tensor(0.0)
+            if max(prompt.shape[1] for prompt in kept) > hidden.shape[1]:
+                raise ValueError("Received digests of deep prompts that are longer than the texts")
+            prompts = tuple(kept)
         for uid, prompt in zip(uids, prompts, strict=True):
             (hidden,) = self._backends[uid].forward(_with_prompt(hidden, prompt), adapter)
         if rows is not None:
@@ -114,10 +132,15 @@ async def run_forward(
     points: int = 0,
     args_structure: Any = None,
     rows: torch.Tensor | None = None,
+    digests: Sequence[bytes] = (),
 ) -> torch.Tensor:
     """Runs blocks forward; takes and returns what `petals.server.block_functions.run_rpc_forward` does.
 
-    With `rows`, positions in batch x length, only their outputs are returned, of shape [1, rows, hidden].
+    With `rows`, positions in batch x length, only their outputs are returned, of shape [1, rows, hidden]. With digests
+    of each block's prompts, these are kept, or taken from those that were kept if they are empty.
+
+    Raises:
+        ValueError: prompts of a digest are not kept, among other things that a client may do wrong.
     """
     hidden, prompts, *_ = _unpacked(tensors, args_structure)
     hidden = _as_hidden(hidden, requested_backends)
@@ -125,7 +148,9 @@ async def run_forward(
     priority = prioritizer.prioritize(hidden, points=points, backend=requested_backends[0], type="forward")
     for blocks in _tasks("forward", hidden, len(requested_backends)):
         picked = rows if blocks.stop == len(requested_backends) else None
-        hidden = await _forward(hidden, requested_backends[blocks], deep[blocks], active_adapter, priority, picked)
+        hidden = await _forward(
+            hidden, requested_backends[blocks], deep[blocks], active_adapter, priority, picked, digests[blocks]
+        )
     return hidden
 
 
@@ -165,9 +190,12 @@ async def _forward(
     adapter: str,
     priority: float,
     rows: torch.Tensor | None = None,
+    digests: Sequence[bytes] = (),
 ) -> torch.Tensor:
     uids, pool = [backend.name for backend in backends], backends[0].forward_pool
-    outputs, seconds = await pool.compute(hidden, adapter, uids, rows, *prompts, priority=priority)
+    outputs, seconds = await pool.compute(hidden, adapter, uids, rows, digests, *prompts, priority=priority)
+    if digests and not outputs.numel():
+        raise ValueError(LACKS_PROMPTS)
     _note("forward", seconds, hidden, len(backends))
     return outputs
 

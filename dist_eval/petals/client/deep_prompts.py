@@ -1,0 +1,114 @@
+"""Deep prompts of requests: servers keep them for a while, so that a digest of each block's prompts stands for them.
+
+A client sends prompts to a server until one request with them was answered, and then their digests alone. A server that
+does not have them any more refuses the request in words that clients know (`failures.py`), and is sent them again.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from dist_eval.petals.client.outputs import DTYPES
+from dist_eval.petals.client.payload import Payload
+from dist_eval.petals.client.routes import Span
+
+KEPT_TOKENS = 1024
+"""Most tokens of deep prompts that a server keeps for each of its blocks. Those of Petals' recipes have 16, so there is
+room for 64 tunings; it is 1 % of the weights of a block of Llama 3 70B."""
+
+NO_TENSOR = torch.empty(0)
+"""Sent in place of prompts that a request has not, or that digests stand for."""
+
+
+def digests_of(prompts: torch.Tensor) -> list[bytes]:
+    """Returns the SHA-256 of each block's prompts: of their bytes, shape and dtype.
+
+    Args:
+        prompts: of shape [blocks, rows, pre_seq_len, hidden].
+    """
+    digests = []
+    for of_block in prompts.detach().cpu():
+        digest = hashlib.sha256(f"{of_block.dtype} {list(of_block.shape)}\n".encode())
+        digest.update(of_block.contiguous().view(-1).view(torch.uint8).numpy().data)
+        digests.append(digest.digest())
+    return digests
+
+
+class Packed:
+    """Deep prompts of some blocks, as they are sent.
+
+    Args:
+        tensor: of shape [blocks, 1, pre_seq_len, hidden], on the CPU; empty if there are none.
+
+    Attributes:
+        payload: all of them.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.payload, self._tensor = Payload.of(tensor), tensor
+
+    @functools.cached_property
+    def digests(self) -> list[bytes]:
+        """The digest of each block's; empty if there are none, or if they are too long to be kept."""
+        return digests_of(self._tensor) if self._tensor.numel() and self._tensor.shape[2] <= KEPT_TOKENS else []
+
+    def of(self, chain: Sequence[Span]) -> Iterator[tuple[Span, list[bytes]]]:
+        """Yields the servers of a chain that has these blocks, each with the digests of its own."""
+        for span in chain:
+            yield span, self.digests[span.start - chain[0].start : span.end - chain[0].start]
+
+
+class DeepPrompts:
+    """The deep prompts that a client sends: serialized and hashed once, and which servers keep them.
+
+    Attributes:
+        tensor: of shape [blocks, pre_seq_len, hidden]; None if there are none.
+    """
+
+    def __init__(self) -> None:
+        self.tensor: torch.Tensor | None = None
+        self._version: Any = None
+        self._packed: dict[tuple[int, int, str | None], Packed] = {}
+        self._kept: set[tuple[Any, bytes]] = set()  # servers, and what they were sent
+
+    def use(self, prompts: torch.Tensor | None) -> None:
+        """Sets the prompts of all further requests, of shape [blocks, pre_seq_len, hidden].
+
+        They are serialized once, and again after an in-place change: pass the same tensor each time.
+        """
+        version = None
+        if prompts is not None:
+            changes = 0 if prompts.is_inference() else prompts._version
+            version = (prompts.data_ptr(), prompts.shape, changes)
+        if version != self._version:
+            self.tensor, self._packed, self._kept, self._version = prompts, {}, set(), version
+
+    def packed(self, segment: Span) -> Packed:
+        """Returns the prompts of some blocks, in the dtype of their server."""
+        key = (segment.start, segment.end, segment.dtype)
+        if key not in self._packed:
+            self._packed[key] = self._pack(segment)
+        return self._packed[key]
+
+    def are_kept(self, chain: Sequence[Span], prompts: Packed) -> bool:
+        """Whether all servers of a chain have answered requests with these prompts."""
+        sent = ((span.peer, digest) for span, own in prompts.of(chain) for digest in own)
+        return bool(prompts.digests) and all(one in self._kept for one in sent)
+
+    def answered(self, chain: Sequence[Span], prompts: Packed, end: int) -> None:
+        """Notes that servers have answered up to a block; those after it are sent the prompts again."""
+        for span, own in prompts.of(chain):
+            sent = [(span.peer, digest) for digest in own]
+            (self._kept.update if span.end <= end else self._kept.difference_update)(sent)
+
+    def _pack(self, segment: Span) -> Packed:
+        if self.tensor is None:
+            return Packed(NO_TENSOR)
+        # a batch of 1, which the server broadcasts; a dtype unknown here is left to the server to cast to
+        prompts = self.tensor[segment.start : segment.end].unsqueeze(1).detach()
+        return Packed(prompts.to("cpu", DTYPES.get(segment.dtype or "", prompts.dtype)))
