@@ -10,7 +10,8 @@ import pytest
 
 from dist_eval.errors import ModelOutputError, NoCacheError, RefusedError, SwarmError
 from dist_eval.petals.client.attempts import _MIN_STALL_SECONDS, Attempts, Choice, NoServer, RoutePart, TooLarge
-from dist_eval.petals.client.failures import Failure, RequestDisplaced, WrongAnswer, classify
+from dist_eval.petals.client.chain import ChainAnswer, HopTimes
+from dist_eval.petals.client.failures import LACKS_PROMPTS, Failure, RequestDisplaced, WrongAnswer, classify
 from dist_eval.petals.client.pacing import Ticket
 from dist_eval.petals.client.petals_version import ANNOUNCED
 from dist_eval.petals.client.records import Announcement, RouteSegment
@@ -358,8 +359,10 @@ def test_a_server_is_in_a_chain_once() -> None:
 
 def test_servers_that_did_not_pass_a_request_on_are_not_used_as_a_chain_for_a_while() -> None:
     router = Router()
-    attempts = chained(router)
-    attempts.answered(attempts.choose(ROUTE, 0.0), 0.0, end=2)
+    attempts, hops = chained(router), [HopTimes(own=1.0)] * 2
+    attempts.answered(attempts.choose(ROUTE, 0.0), 0.0, ChainAnswer(end=2, hops=hops, why=f"Error: {LACKS_PROMPTS}"))
+    assert chain_of(chained(router).choose(ROUTE, 0.5)) == "abcd", "the next one is only to be sent prompts"
+    attempts.answered(attempts.choose(ROUTE, 0.0), 0.0, ChainAnswer(end=2, hops=hops))
     assert chain_of(chained(router).choose(ROUTE, 0.5)) == "ab"
     assert chain_of(chained(router, block=2).choose(ROUTE, 0.5)) == "cd"
     assert chain_of(chained(router).choose(ROUTE, 2.0)) == "abcd"

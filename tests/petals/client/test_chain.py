@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from tiny_models import HIDDEN, LAYERS, VOCABULARY, random_checkpoint, save_tiny_models
 
 from dist_eval.model.backbone import NO_PROMPTS, SoftPrompts
+from dist_eval.model.classifier import Classifier
 from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.petals.client import attempts
 from dist_eval.petals.client.chain import (
@@ -30,8 +31,10 @@ from dist_eval.petals.client.chain import (
     read_request,
     request_to,
 )
-from dist_eval.petals.client.failures import Failure, WrongAnswer, classify
+from dist_eval.petals.client.deep_prompts import KEPT_TOKENS, NO_TENSOR, digests_of
+from dist_eval.petals.client.failures import LACKS_PROMPTS, Failure, WrongAnswer, classify
 from dist_eval.petals.client.inputs import Inputs
+from dist_eval.petals.client.payload import Payload
 from dist_eval.petals.client.requests import SwarmRequests
 from dist_eval.petals.client.routes import RouteRecord, Span
 from dist_eval.petals.client.server_cache import ServerCache
@@ -105,9 +108,9 @@ def run(coroutine: Any) -> Any:
     return RemoteExpertWorker.run_coroutine(coroutine)
 
 
-def passed_on(requests: SwarmRequests, chain: list[Span]) -> ChainOutputs:
+def passed_on(requests: SwarmRequests, chain: list[Span], length: int = 3) -> ChainOutputs:
     """Sends a request to a chain, whatever its servers are."""
-    hidden = torch.ones(2, 3, HIDDEN)
+    hidden = torch.ones(2, length, HIDDEN)
     outputs: ChainOutputs = run(requests.transport.send_chain(chain, [20.0] * len(chain), Inputs.of(hidden)))
     return outputs
 
@@ -132,6 +135,63 @@ def test_requests_are_passed_to_announced_servers_of_the_next_blocks_only(
     with pytest.raises(Exception, match="Received a chain that goes on with block 3, not 1") as caught:
         passed_on(requests, [first, Span(second.peer, 3, 4)])
     assert classify(caught.value) is Failure.REFUSED
+
+
+def sent_by(classifier: Classifier) -> tuple[torch.Tensor, int, int]:
+    """Returns logits, and how many bytes and requests they took to send."""
+    requests = requests_of(classifier)
+    before = requests.traffic()
+    logits = classifier.logits(ids_of(), LENGTHS)
+    after = requests.traffic()
+    return logits, after.bytes_sent - before.bytes_sent, after.round_trips - before.round_trips
+
+
+def test_deep_prompts_travel_once_and_again_to_servers_that_have_forgotten_them(
+    mortal: ForkedSwarm, swarm_client: SwarmClient
+) -> None:
+    tuned = random_checkpoint("deep_ptune")
+    classifier, other = swarm_client.classifier(mortal, tuned), swarm_client.backbone(mortal).requests
+    assert tuned.prompts is not None and tuned.deep_prompts is not None
+    small, outputs = ids_of().nbytes + tuned.prompts.nbytes, ROWS * (LENGTH + len(tuned.prompts)) * HIDDEN * 4
+    requests_of(classifier).servers.excluded = {mortal.addresses[3].rsplit("/", 1)[1]}  # one route only
+    logits, *taken = sent_by(classifier)
+    assert taken == [small + tuned.deep_prompts.nbytes, 1]
+    assert sent_by(classifier)[1:] == (small, 1)
+    for block, expected in (
+        (0, (small + tuned.deep_prompts.nbytes, 1)),  # the first server says so itself
+        (3, (small + outputs + tuned.deep_prompts[3].nbytes, 2)),  # the one before the last has computed its blocks
+    ):
+        (span,) = [span for span in other.servers.spans() if span.start == block]
+        other.transport.prompts.use(torch.ones(LAYERS, KEPT_TOKENS, HIDDEN))  # as many as it keeps
+        passed_on(other, [span], length=KEPT_TOKENS)
+        found, *taken = sent_by(classifier)
+        assert torch.equal(found, logits)
+        assert taken == [*expected]
+        assert sent_by(classifier)[1:] == (small, 1)
+    assert not requests_of(classifier).router.chains and not requests_of(classifier).traffic().retries
+
+
+def test_a_digest_stands_for_what_was_sent_only(mortal: ForkedSwarm, swarm_client: SwarmClient) -> None:
+    requests = swarm_client.backbone(mortal).requests
+    (span,) = [span for span in requests.servers.spans() if span.start == 0]
+    prompts = torch.randn(1, 1, 9, HIDDEN)
+
+    def send(digests: list[bytes], deep: torch.Tensor, length: int = 10) -> None:
+        tensors = [Payload.of(torch.ones(1, length, HIDDEN)), Payload.of(deep)]
+        run(requests.transport.call_chain(span, tensors, ChainRequest(chain=[], prompts=digests), 1 << 20, 20.0))
+
+    for digests, deep, words in (
+        (digests_of(prompts), NO_TENSOR, LACKS_PROMPTS),
+        (digests_of(prompts + 1), prompts, "with the digests of others"),
+        (digests_of(prompts + 1), NO_TENSOR, LACKS_PROMPTS),
+        (digests_of(prompts * float("nan")), prompts * float("nan"), "not finite"),
+    ):
+        with pytest.raises(Exception, match=words):
+            send(digests, deep)
+    send(digests_of(prompts), prompts)
+    send(digests_of(prompts), NO_TENSOR)
+    with pytest.raises(Exception, match="longer than the texts"):
+        send(digests_of(prompts), NO_TENSOR, length=8)
 
 
 def test_what_a_killed_server_held_is_computed_by_another_one(

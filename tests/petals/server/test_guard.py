@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dist_eval.petals.client.chain import ChainRequest
+from dist_eval.petals.client.deep_prompts import KEPT_TOKENS
 from dist_eval.petals.client.protocol import request_metadata
 from dist_eval.petals.server.guard import Guard
 from dist_eval.petals.server.metadata import FIELDS, Refused, read_metadata
@@ -81,6 +82,8 @@ def test_requests_to_pass_on_have_prompts_of_all_blocks_and_rows_that_there_are(
     assert chained(hidden(), torch.ones(5, 1, 2, WIDTH)) is not None
     assert chained(IDS, torch.ones(5, 1, 2, WIDTH), torch.ones(4, WIDTH), ids=True, rows=[17]) is not None
     assert chained(IDS, NONE, NONE, ids=True, chain=()) is not None
+    for prompts in (NONE, torch.ones(5, 1, 2, WIDTH)):
+        assert chained(hidden(), prompts, prompts=[bytes(32)] * 5) is not None
 
 
 @pytest.mark.parametrize(
@@ -96,6 +99,10 @@ def test_requests_to_pass_on_have_prompts_of_all_blocks_and_rows_that_there_are(
         ((IDS[0], NONE, NONE), {"ids": True}, "the token ids have size"),
         ((IDS, NONE, torch.ones(2, WIDTH + 1)), {"ids": True}, "the soft prompts have size"),
         ((IDS, NONE, torch.ones(60, WIDTH)), {"ids": True}, "is greater than max_batch_size"),
+        ((hidden(), NONE), {"prompts": [bytes(32)] * 3}, "digests of the prompts of 3 blocks, of 5"),
+        ((hidden(), NONE), {"prompts": [bytes(31)] * 5}, "prompts"),
+        ((hidden(), NONE), {"prompts": ["x" * 32] * 5}, "prompts"),
+        ((hidden(), torch.ones(5, 2, 2, WIDTH)), {"prompts": [bytes(32)] * 5}, "are not kept"),
     ],
 )
 def test_other_requests_to_pass_on_are_refused(
@@ -103,6 +110,17 @@ def test_other_requests_to_pass_on_are_refused(
 ) -> None:
     with pytest.raises(Refused, match=words):
         GUARD.forward(request("m.0 m.1 m.2", *tensors, metadata={"chain": [HOP], **fields}))
+
+
+def test_prompts_that_are_too_long_to_be_kept_have_no_digest() -> None:
+    def check(length: int) -> None:
+        prompts, metadata = torch.ones(1, 1, length, WIDTH), {"chain": [], "prompts": [bytes(32)]}
+        guard.forward(request("m.0", torch.ones(1, 2000, WIDTH), prompts, metadata=metadata))
+
+    guard = Guard(UIDS, width=WIDTH, tokens=2048, positions=2048)
+    check(KEPT_TOKENS)
+    with pytest.raises(Refused, match="are not kept"):
+        check(KEPT_TOKENS + 1)
 
 
 @pytest.mark.parametrize("what", HONEST)
