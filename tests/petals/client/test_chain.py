@@ -16,10 +16,10 @@ import torch
 from conftest import ForkedSwarm, SwarmClient, requests_of, wait_for
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_models import HIDDEN, LAYERS, VOCABULARY, random_checkpoint, save_tiny_models
+from tiny_models import HIDDEN, LAYERS, VOCABULARY, make_tiny_model, random_checkpoint, save_tiny_models
 
 from dist_eval.model.backbone import NO_PROMPTS, SoftPrompts
-from dist_eval.model.classifier import Classifier
+from dist_eval.model.classifier import Classifier, load_locally
 from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.petals.client import attempts
 from dist_eval.petals.client.chain import (
@@ -52,10 +52,11 @@ def ids_of(rows: int = ROWS, length: int = LENGTH) -> torch.Tensor:
     return torch.randint(0, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(3))
 
 
-def start(folder: Path, client: SwarmClient, dtype: str, spans: list[tuple[int, int]], name: str) -> Any:
-    swarm = ForkedSwarm(
-        str(folder), num_blocks=LAYERS, dht_prefix=name, spans=spans, torch_dtype=dtype, threads=1
-    )  # fmt: skip
+def start(
+    folder: Path, client: SwarmClient, dtype: str, spans: list[tuple[int, int]], name: str, **options: Any
+) -> Any:
+    options = {"num_blocks": LAYERS, "dht_prefix": name, "spans": spans, "torch_dtype": dtype, **options}
+    swarm = ForkedSwarm(str(folder), threads=1, **options)
     return client.visiting(swarm)
 
 
@@ -330,6 +331,39 @@ def test_chains_have_the_bits_of_server_by_server_in_all_families(
                     found, expected = (one.hidden_states(ids_of(), prompts) for one in (chained, plain))
                 assert torch.equal(found, expected)
             assert chained.requests.traffic().round_trips == 3
+
+
+def adapter_of(folder: Path) -> str:
+    """Makes a LoRA adapter for the tiny Llama."""
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(0)
+    model = get_peft_model(make_tiny_model("llama"), LoraConfig(r=4, target_modules=["q_proj", "up_proj"]))
+    for name, tensor in model.named_parameters():
+        if "lora_B" in name:  # zero by default: the adapter would change nothing
+            torch.nn.init.normal_(tensor)
+    model.save_pretrained(folder / "lora")
+    return str(folder / "lora")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["nf4", "int8", "adapter"])
+def test_chains_have_the_bits_of_server_by_server_with_quantized_weights_and_with_an_adapter(
+    kind: str, tiny_models: dict[str, Path], swarm_client: SwarmClient, tmp_path: Path
+) -> None:
+    adapter = adapter_of(tmp_path) if kind == "adapter" else None
+    options = {"adapters": [adapter]} if adapter else {"quant_type": kind}
+    tuned = random_checkpoint("deep_ptune")
+    with start(tiny_models["llama"], swarm_client, "bfloat16", SPANS, f"chain-{kind}", **options) as swarm:
+        chained, plain = (
+            swarm_client.classifier(swarm, tuned, chains=chains, adapter=adapter) for chains in (True, False)
+        )
+        found = [chained.logits(ids_of(), LENGTHS) for _ in range(2)]  # with deep prompts, and with their digests
+        expected = plain.logits(ids_of(), LENGTHS)
+        assert all(torch.equal(one, expected) for one in found)
+        assert [requests_of(one).traffic().round_trips for one in (chained, plain)] == [2, len(SPANS)]
+        without = load_locally(str(tiny_models["llama"]), tuned).logits(ids_of(), LENGTHS)
+        assert (expected - without).abs().max() > 0.1
 
 
 def packed(fields: Any) -> bytes:
