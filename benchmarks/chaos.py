@@ -4,7 +4,8 @@ A seeded schedule kills and stops the processes of a run, which restarts on a di
 it is complete. Its predictions must be byte-identical to those of an undisturbed run. Then the benchmark measures the
 time until a run resumes after servers were killed.
 
-With `--sessions`, few-shot prompts precede the texts, and servers compute them once.
+With `--sessions`, few-shot prompts precede the texts, and servers compute them once. With `--chains`, six servers have
+a part of the blocks each, and pass requests on to each other; runs are only disturbed, not timed.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ SOONEST = "seconds without a finished batch"
 KILLED, RETURNED = "a server is killed, another one has its blocks", "the only server comes back, from when it is ready"
 _BAR_SECONDS = 5.0
 _BLOCKS, _REPLICAS, _PREFIX = 4, 2, "chaos"
+_WHOLE, _PARTS = ((0, _BLOCKS),) * _REPLICAS, ((0, 1), (1, 3), (3, _BLOCKS)) * _REPLICAS
 _WORLD_SIZES = (1, 2, 3)
 _TOKEN_BUDGET = 400  # small, so that there are hundreds of batches
 _REPEATED = 24
@@ -198,14 +200,14 @@ class Chaos:
 
     def _kill_server(self) -> bool:
         self.thaw(at_once=True)
-        number = self._random.randrange(_REPLICAS)
+        number = self._random.randrange(len(self._swarm.spans))
         self._swarm.kill_server(number)
         restart(self._swarm, number)
         return True
 
     def _freeze_server(self) -> bool:
         self.thaw(at_once=True)
-        group = self._swarm.servers[self._random.randrange(_REPLICAS)].pid
+        group = self._random.choice(self._swarm.servers).pid
         os.killpg(group, signal.SIGSTOP)
         self._frozen = group, time.monotonic() + _FREEZE_SECONDS
         return True
@@ -216,7 +218,7 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     report = Report("chaos", QUESTION, unit="s", options=options, more_is_better=False)
     long = write_rows(scratch_dir / "long.csv", _REPEATED)
     dataset = write_rows(scratch_dir / "rows.csv", options.repeated)
-    with replicated_swarm(scratch_dir) as swarm:
+    with replicated_swarm(scratch_dir, _PARTS if options.chains else _WHOLE) as swarm:
 
         def make_run(name: str, rows: Path, peers: list[str]) -> Run:
             return Run(rows, scratch_dir / name, scratch_dir, peers, sessions=options.sessions)
@@ -234,11 +236,11 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
             report.note(judge(run, undisturbed, tally))
             if options.sessions:
                 report.note(judge_caches(run, swarm, at_first))
-        for number in range(options.rounds):
+        for number in range(0 if options.chains else options.rounds):
             with_replica, without = watch(make_run(f"watched-{number}", long, swarm.initial_peers), swarm)
             report.add(SOONEST, KILLED, with_replica)
             report.add(SOONEST, RETURNED, without)
-    for name in (KILLED, RETURNED):
+    for name in () if options.chains else (KILLED, RETURNED):
         report.bound(name, report.series[SOONEST, name].values, _BAR_SECONDS)
     report.finish()
     if "LOST" in "".join(report.notes):
@@ -253,9 +255,7 @@ def write_rows(path: Path, times: int) -> Path:
 
 
 @contextmanager
-def replicated_swarm(
-    scratch_dir: Path, spans: Sequence[tuple[int, int]] = ((0, _BLOCKS),) * _REPLICAS
-) -> Iterator[PrivateSwarm]:
+def replicated_swarm(scratch_dir: Path, spans: Sequence[tuple[int, int]] = _WHOLE) -> Iterator[PrivateSwarm]:
     """Opens a swarm for the embedded example, by default of servers that each hold all blocks."""
     from dist_eval.petals.client.hivemind_compat import prepare_hivemind
 
@@ -355,10 +355,10 @@ def free_cache(swarm: PrivateSwarm) -> list[int]:
     from dist_eval.petals.client.client import join_swarm
     from dist_eval.petals.client.coverage import wait_until_covered
 
-    for number in range(_REPLICAS):
+    for number in range(len(swarm.spans)):
         wait_until_up(swarm, number)
     dht = join_swarm(swarm.initial_peers, _TIMEOUT)
-    wait_until_covered(dht, _PREFIX, _BLOCKS, _TIMEOUT, servers=_REPLICAS)
+    wait_until_covered(dht, _PREFIX, _BLOCKS, _TIMEOUT, servers=len(swarm.spans))
     backbone = load_swarm_backbone(swarm.model, dht, dht_prefix=_PREFIX, request_timeout=_TIMEOUT, max_retries=4)
     try:
         return sorted(backbone.requests.servers.free_cache().values())
@@ -454,6 +454,7 @@ PROGRAM.add("--events", 24, "minimum number of events")
 PROGRAM.add("--repeated", _REPEATED, "repetitions of the rows of the embedded example")
 PROGRAM.add("--seed", 0, "seed of the schedule")
 PROGRAM.parser.add_argument("--sessions", action="store_true", help="texts have a common prefix")
+PROGRAM.parser.add_argument("--chains", action="store_true", help="servers have a part of the blocks each")
 
 if __name__ == "__main__":
     PROGRAM.main()

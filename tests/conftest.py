@@ -168,13 +168,7 @@ class SwarmClient:
     def classifier_on_all(self, swarm: PrivateSwarm, tuned: TunedCheckpoint, **options: Any) -> Classifier:
         """Makes a classifier for which every server has answered already: on a busy host the first contact may fail."""
         classifier = self.classifier(swarm, tuned, **options)
-        requests = requests_of(classifier)
-        assert wait_for(lambda: len(requests.servers.spans()) == len(swarm.spans) or requests.servers.refresh())
-        for span in requests.servers.spans():
-            assert wait_for(lambda span=span: _answers(classifier, span))
-        assert wait_for(
-            lambda: not any(requests.router.stats(s.peer).is_banned(time.monotonic()) for s in requests.servers.spans())
-        )
+        wait_for_servers(classifier, len(swarm.spans))
         return classifier
 
 
@@ -182,6 +176,17 @@ def requests_of(classifier: Classifier) -> SwarmRequests:
     backbone = classifier.backbone
     assert isinstance(backbone, SwarmBackbone)
     return backbone.requests
+
+
+def wait_for_servers(classifier: Classifier, count: int) -> None:
+    """Waits until so many servers are online, answer, and are used."""
+    requests = requests_of(classifier)
+    assert wait_for(lambda: len(requests.servers.spans()) == count or requests.servers.refresh())
+    for span in requests.servers.spans():
+        assert wait_for(lambda span=span: _answers(classifier, span))
+    assert wait_for(
+        lambda: not any(requests.router.stats(s.peer).is_banned(time.monotonic()) for s in requests.servers.spans())
+    )
 
 
 def _answers(classifier: Classifier, span: Span) -> bool:

@@ -15,6 +15,9 @@ from typing import Any
 import torch
 
 SILENT, TOO_LARGE, NOT_FINITE_ONCE_CAST, REVERSED = "silent", "too large", "not finite once cast", "reversed"
+MIRRORED = "mirrored"
+"""Of the outputs of its own blocks, which it may pass on."""
+
 WRONG_SHAPE, NOT_FINITE, CLOSING = "wrong shape", "not finite", "closing"
 """Of steps of sessions; the last one closes a session after two of them."""
 
@@ -32,6 +35,8 @@ def _make_dishonest(file: Path) -> None:
     from hivemind.compression import serialization
     from hivemind.compression.serialization import deserialize_torch_tensor, serialize_torch_tensor
     from petals.server import handler, server
+
+    from dist_eval.petals.server import chain
 
     declare = server.declare_active_modules
 
@@ -60,6 +65,12 @@ def _make_dishonest(file: Path) -> None:
 
         return answer
 
+    forward = handler.run_rpc_forward
+
+    async def lying_forward(*tensors: torch.Tensor, **arguments: Any) -> torch.Tensor:
+        outputs = await forward(*tensors, **arguments)
+        return outputs.flip(-1) if _lie(file) == MIRRORED else outputs
+
     steps = handler.iterate_rpc_inference
     found: list[Any] = []  # the answers to the steps of all sessions so far
 
@@ -85,6 +96,7 @@ def _make_dishonest(file: Path) -> None:
             if size[1] == 1:
                 found.append(honest)
 
+    handler.run_rpc_forward = chain.run_forward = lying_forward
     handler.iterate_rpc_inference = lying_steps
     server.declare_active_modules = declare_fast
     handler.serialize_torch_tensor = serialization.serialize_torch_tensor = serialize
