@@ -33,10 +33,12 @@ def _lie(file: Path) -> str:
 
 def _make_dishonest(file: Path) -> None:
     from hivemind.compression import serialization
-    from hivemind.compression.serialization import deserialize_torch_tensor, serialize_torch_tensor
+    from hivemind.compression.serialization import serialize_torch_tensor
     from petals.server import handler, server
 
+    from dist_eval.petals.client.payload import Payload
     from dist_eval.petals.server import chain
+    from dist_eval.petals.server import handler as own_handler
 
     declare = server.declare_active_modules
 
@@ -44,7 +46,7 @@ def _make_dishonest(file: Path) -> None:
         return declare(dht, uids, dataclasses.replace(info, **_ANNOUNCED), **options)
 
     def serialize(tensor: torch.Tensor, *arguments: Any, **options: Any) -> Any:
-        """Of all answers: to forwards, backwards and steps of sessions."""
+        """Of answers to steps of sessions."""
         if _lie(file) == NOT_FINITE_ONCE_CAST:
             return serialize_torch_tensor(torch.full(tensor.shape, 1e300, dtype=torch.float64))
         return serialize_torch_tensor(tensor, *arguments, **options)
@@ -58,14 +60,17 @@ def _make_dishonest(file: Path) -> None:
             if lie == TOO_LARGE:
                 raise ValueError("Task size greater than max_batch_size (2048), it can't be processed")
             honest = await method(self, request, context)
+            if lie == NOT_FINITE_ONCE_CAST:
+                infinite = [torch.full(tensor.tensor().shape, 1e300, dtype=torch.float64) for tensor in honest.tensors]
+                return honest._replace(tensors=list(map(Payload.of, infinite)))
             if lie == REVERSED and request.uid.split()[0].endswith(".0"):  # only what begins at the first block
-                numbers = deserialize_torch_tensor(honest.tensors[0]).flip(-1)
-                honest.tensors[0].CopyFrom(serialize_torch_tensor(numbers))
+                first, *others = honest.tensors
+                return honest._replace(tensors=[Payload.of(first.tensor().flip(-1)), *others])
             return honest
 
         return answer
 
-    forward = handler.run_rpc_forward
+    forward = chain.run_forward
 
     async def lying_forward(*tensors: torch.Tensor, **arguments: Any) -> torch.Tensor:
         outputs = await forward(*tensors, **arguments)
@@ -96,7 +101,7 @@ def _make_dishonest(file: Path) -> None:
             if size[1] == 1:
                 found.append(honest)
 
-    handler.run_rpc_forward = chain.run_forward = lying_forward
+    own_handler.run_forward = chain.run_forward = lying_forward
     handler.iterate_rpc_inference = lying_steps
     server.declare_active_modules = declare_fast
     handler.serialize_torch_tensor = serialization.serialize_torch_tensor = serialize
