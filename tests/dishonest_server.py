@@ -87,7 +87,7 @@ def _make_dishonest(file: Path) -> None:
             if lie == WRONG_SHAPE:
                 answers = [serialize_torch_tensor(torch.zeros(size[0], size[1] + 1, size[2]))]
             if lie == NOT_FINITE_ONCE_CAST:
-                answers = [serialize(deserialize_torch_tensor(answers[0]))]
+                answers = [serialize_torch_tensor(torch.full(size, 1e300, dtype=torch.float64))]
             if lie == NOT_FINITE:
                 answers = [serialize_torch_tensor(torch.full(size, torch.nan))]
             if lie == CLOSING and count > 2:
