@@ -72,6 +72,7 @@ def _config_schema(config: type[RunConfig]) -> dict[str, Any]:
 COMMAND = Command(
     program="dist-eval schema", config=Options, description="Prints the JSON Schema of results.json (draft 2020-12)."
 )
+"""The command `dist-eval schema`."""
 
 
 def show(options: Options) -> int:

@@ -34,7 +34,7 @@ _AT_ONCE = 1000  # maximum number of metrics per call of MLflow
 
 TrackerName: TypeAlias = Literal["tensorboard", "wandb", "mlflow"]
 TRACKERS: tuple[TrackerName, ...] = get_args(TrackerName)
-PROJECT = "dist_eval"  # of evaluations, in trackers
+PROJECT = "dist_eval"  # project of evaluations in trackers
 
 # Time for trackers to send pending values at the end of a run; MLflow may still be creating its database
 _LAST_SECONDS, _LAST_SECONDS_OF_A_FAILED_RUN = 60.0, 5.0  # other processes wait for the failure report

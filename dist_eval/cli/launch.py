@@ -54,6 +54,6 @@ def start_ranks(module: str, command: Command[Any], arguments: Sequence[str]) ->
     from dist_eval.cluster import agent
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun would set it as well, with a long warning
-    logging.disable(logging.CRITICAL)  # the agent would log failures that the ranks have reported themselves
+    logging.disable(logging.CRITICAL)  # the agent would repeat failures that ranks have reported
     torchrun = [f"{flag(name)}={value}" for name, value in launch.items()]
     return agent.main([*torchrun, "-m", module, *options])

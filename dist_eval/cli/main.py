@@ -28,9 +28,9 @@ NAME = "dist-eval"
 class Program:
     """The module behind a command."""
 
-    help: str  # what it is for, in one line
+    help: str  # summary in one line
     module: str  # to run, as with `python -m`; unless `command` is given, its `Command` is `COMMAND`
-    command: str = ""  # for a command with several processes, its `Command`, as MODULE:NAME; else empty
+    command: str = ""  # `Command` of a command with several processes, as MODULE:NAME
 
 
 COMMANDS = {
@@ -90,7 +90,7 @@ def main() -> int:
         hint = f" Did you mean {close[0]}?" if close else f" {NAME} --help lists all commands."
         print(f"Unknown command {name!r}.{hint}", file=sys.stderr)
         return WRONG_OPTIONS
-    sys.path.append("")  # the working directory, for metrics of one's own; last, so that no library is looked for there
+    sys.path.append("")  # the working directory, for custom metrics; last, so that it cannot shadow libraries
     program = COMMANDS[name]
     if program.command:
         from dist_eval.cli.launch import start_ranks

@@ -30,7 +30,7 @@ from dist_eval.process.programs import COMPLETE, FAILED, STOPPED, run_program
 from dist_eval.runs.outcome import Outcome, read_outcome
 
 _POLL_SECONDS, _FILE_SYSTEM_SECONDS = 0.5, 10.0
-# modules, and commands of `dist-eval`, that evaluate nothing: their exit status is passed on
+# modules and commands of `dist-eval` that do not evaluate; their exit status is passed on
 _BEFORE_A_RUN = {"dist_eval.doctor", "dist_eval.planning"}, {"doctor", "plan"}
 
 
@@ -55,7 +55,7 @@ class JobOptions(Options):
 
     def _validate(self) -> None:
         if (self.list is None) != (self.line is None):
-            raise ConfigError("--list and --line go together: the file, and which of its lines is this job's run.")
+            raise ConfigError("--list and --line need each other: the file, and the line of this job's run.")
 
 
 COMMAND = Command(
@@ -167,12 +167,12 @@ def run_job(options: JobOptions) -> int:
     """Runs the command, and returns what became of the run as an exit status."""
     found = _run_of(options)
     if found is None:
-        _print(f"nothing to do: line {options.line} of {options.list} names no run")
+        _print(f"nothing to do: line {options.line} of {options.list} has no run")
         return COMPLETE
     folder, extra_options = found
     environment = {**os.environ, **(slurm.rendezvous(os.environ) if options.slurm else {})}
     is_first = not (options.slurm and slurm.restarts(os.environ))
-    if not is_first:  # keep what earlier starts of this job have finished
+    if not is_first:  # keep the progress of earlier starts of this job
         extra_options = [*extra_options, "--no-overwrite"]
     job = Job([*options.command, "--output", str(folder), *extra_options], folder, environment)
     patience = options.patience if options.slurm else math.inf

@@ -16,7 +16,7 @@ from dist_eval.runs.outcome import read_outcome
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Asks the run to stop."""
+    """Stops the run."""
     return run_command(EVALUATION, _stop, arguments)
 
 

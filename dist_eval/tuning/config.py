@@ -33,7 +33,7 @@ class LearningOptions(Options):
     epochs: Count = option(3, "number of passes over the data", group="learning")
     batch_size: Count = option(32, "examples in a batch, on all ranks together", group="learning", metavar="EXAMPLES")
     accumulation_steps: Count = option(
-        1, "batches whose gradients are added up for one update", group="learning", metavar="BATCHES"
+        1, "batches whose gradients are summed for one update", group="learning", metavar="BATCHES"
     )
     learning_rate: Positive = option(1e-2, "peak learning rate of AdamW", group="learning", metavar="RATE")
     weight_decay: NonNegative = option(0.0, "weight decay of AdamW", group="learning", metavar="RATE")
@@ -47,9 +47,9 @@ class LearningOptions(Options):
         1.0, "gradients are clipped to this norm (0: no clipping)", group="learning", metavar="NORM"
     )
     seed: Natural = option(0, "seed of the initial values and of the order of examples", group="learning")
-    best_metric: BestMetric = option("accuracy", "metric by which the best epoch is chosen", group="learning")
+    best_metric: BestMetric = option("accuracy", "metric that selects the best epoch", group="learning")
     device: Literal["auto", "cpu", "cuda"] = option(
-        "auto", "where embeddings, head and optimizer are (auto: a GPU if there is one)", group="learning"
+        "auto", "device of embeddings, head and optimizer (auto: a GPU if there is one)", group="learning"
     )
     precision: Literal["auto", "float32", "float16", "bfloat16"] = option(
         "auto",

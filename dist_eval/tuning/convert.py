@@ -25,7 +25,7 @@ class ConvertOptions(Options):
 COMMAND = Command(
     program="dist-eval convert",
     config=ConvertOptions,
-    description="Converts pickled prompts and heads, running no code.",
+    description="Converts pickled prompts and heads without running code in them.",
 )
 
 
@@ -34,7 +34,7 @@ def convert_files(options: ConvertOptions) -> int:
     from dist_eval.tuning.exports import convert
 
     if options.output.exists():
-        raise CheckpointError(f"{options.output} exists already. Choose another --output.")
+        raise CheckpointError(f"{options.output} already exists. Choose another --output.")
     tuned, left = convert(options.files, options.model, options.label_names)
     with translating_os_errors(CheckpointError, f"{options.output} cannot be written"):
         tuned.save(options.output)

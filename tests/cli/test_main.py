@@ -40,7 +40,7 @@ def test_a_wrong_command_suggests_a_close_one(
     assert called(monkeypatch, "compair") == 2
     assert capsys.readouterr().err == "Unknown command 'compair'. Did you mean compare?\n"
     assert called(monkeypatch, "frobnicate") == 2
-    assert "dist-eval --help lists them all" in capsys.readouterr().err
+    assert "dist-eval --help lists all commands" in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules after import:RuntimeWarning")  # of runpy

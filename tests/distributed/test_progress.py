@@ -232,7 +232,8 @@ def test_a_rank_that_is_cut_off_names_the_leader(
 
         monkeypatch.setattr(progress.Progress, "_pass_on", no_answer)
         assert wait_for(lambda: stop.requested)
-        with pytest.raises(RunError, match=r"Rank 1 on host-1 is cut off from rank 0 on host-0, for 1\.5 s: The store"):
+        words = r"Rank 1 on host-1 has been cut off from rank 0 on host-0 for 1\.5 s: The store"
+        with pytest.raises(RunError, match=words):
             cut_off.wait_for_all(1.5)
     assert stop.reason == "this rank is cut off from rank 0 on host-0"
 

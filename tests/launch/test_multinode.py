@@ -199,8 +199,8 @@ def test_a_host_that_is_cut_off_is_named_by_the_others_and_the_run_goes_on(
     )
     assert re.search(silence + "To wait longer, raise --collective-timeout", run.said(0)), run.said(0)
     leader = rf"({alpha.name}|{alpha.address})"  # as it calls itself, once it has said so
-    assert re.search(rf"Rank 1 on beta is cut off from rank 0 on {leader}, for {PATIENCE} s: ", run.said(1)), run.said(
-        1
+    assert re.search(rf"Rank 1 on beta has been cut off from rank 0 on {leader} for {PATIENCE} s: ", run.said(1)), (
+        run.said(1)
     )
     assert run.results["status"] == "failed"
     assert not any(map(run.leftovers, network.hosts))
