@@ -6,7 +6,7 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from dist_eval.errors import RunError
 from dist_eval.report.document import Results
-from dist_eval.report.page import shown_run
+from dist_eval.report.kinds import shown_run
 
 
 def model_index(results: Results, model_name: str) -> str:

@@ -10,18 +10,9 @@ from dist_eval.printable import printable_lines
 from dist_eval.process.files import BY_UMASK, PRIVATE, write_atomically
 from dist_eval.report.document import Document, ReportOptions, Results
 from dist_eval.report.html import render_html
-from dist_eval.report.shown import ShownRun
-from dist_eval.results.run import CompleteHarnessRun
+from dist_eval.report.kinds import shown_run
 from dist_eval.runs.files import REPORT, RESULTS
 from dist_eval.runs.reading import read_run
-
-
-def shown_run(results: Results, folder: Path = Path()) -> ShownRun:
-    """Returns a complete run of any kind as it is shown."""
-    from dist_eval.report.evaluation import ShownEvaluation
-    from dist_eval.report.tasks import ShownTasks
-
-    return ShownTasks(results, folder) if isinstance(results, CompleteHarnessRun) else ShownEvaluation(results, folder)
 
 
 def describe_run(folder: Path, options: ReportOptions | None = None, results: Results | None = None) -> Document:

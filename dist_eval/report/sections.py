@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from typing import Any
-
-import numpy as np
 
 from dist_eval.data.tokenizers import ONE_BEGINNING
 from dist_eval.metrics.catalogue import metric_names
@@ -104,7 +103,7 @@ def _rank_table(results: Results, unit: str, *, with_hosts: bool) -> Table:
         host: f"host {number}" for number, host in enumerate(dict.fromkeys(rank.host for rank in results.ranks), 1)
     }
     seconds = [rank.seconds for rank in results.ranks]
-    longest, median = max(seconds), float(np.median(seconds))
+    longest, median = max(seconds), statistics.median(seconds)
     rows: Rows = [
         [
             str(rank.rank),

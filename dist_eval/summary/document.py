@@ -21,8 +21,8 @@ from dist_eval.report.document import (
     format_limits,
     format_metric,
 )
+from dist_eval.report.kinds import shown_run
 from dist_eval.report.naming import distinct_ends, options_of
-from dist_eval.report.page import shown_run
 from dist_eval.results.inputs import Coverage
 from dist_eval.results.run import CompleteHarnessRun, CompleteRun, RunningRun
 from dist_eval.results.tuning import TuningRun
