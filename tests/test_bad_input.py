@@ -173,7 +173,7 @@ KINDS = (
     Kind("no such file", "There is no file", lambda s: ["--dataset", str(s.folder / "nothing.csv")]),
     Kind(
         "a folder that is no dataset",
-        "holds model.safetensors, which is no data: name the files that are meant",
+        "contains model.safetensors, which is not data: name the files you want",
         lambda s: ["--dataset", str(demo.CHECKPOINT)],
     ),
     Kind(

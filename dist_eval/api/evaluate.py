@@ -159,7 +159,7 @@ def _part(positions: np.ndarray, labels: torch.Tensor, logits: torch.Tensor) -> 
     is_unknown = (numbers < 0) | (numbers >= values.shape[1])
     is_infinite = ~np.isfinite(values).all(axis=1)
     for is_bad, error, what in (
-        (is_unknown, DataError, f"has a label outside the {values.shape[1]} classes"),
+        (is_unknown, DataError, f"is outside the {values.shape[1]} classes"),
         (is_infinite, ModelOutputError, "has logits that are not finite"),
     ):
         if is_bad.any():

@@ -90,8 +90,8 @@ def test_a_figure_that_the_data_leave_undefined_is_nan() -> None:
 @pytest.mark.parametrize(
     ("logits", "labels", "error", "message"),
     [
-        ([[0.0, 1.0]] * 2, [1, 2], DataError, "Example 1 .* label 2, has none of the 2 classes"),
-        ([[0.0, 1.0]] * 2, [1, -100], DataError, "Example 1 .* label -100, has none of the 2 classes"),
+        ([[0.0, 1.0]] * 2, [1, 2], DataError, "Example 1 .* label 2, is outside the 2 classes"),
+        ([[0.0, 1.0]] * 2, [1, -100], DataError, "Example 1 .* label -100, is outside the 2 classes"),
         ([[0.0, 1.0], [0.0, math.nan]], [1, 1], ModelOutputError, "Example 1 .* not finite"),
         ([[0.0, 1.0]] * 2, [0.5, 1.0], DataError, "labels of a batch are torch.float32"),
         ([[0.0, 1.0]], [], DataError, "yields no example"),

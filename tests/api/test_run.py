@@ -88,7 +88,11 @@ def test_a_rank_s_error_is_raised_once_and_names_the_row(
         ({"modle": "x"}, {}, "dist_eval.run: there is no option 'modle'. Did you mean --model?"),
         ({"limit": "many"}, {}, "dist_eval.run: limit must be a whole number, not 'many'."),
         ({"on-error": "skp"}, {}, "dist_eval.run: on_error must be one of stop, skip, not 'skp'."),
-        (None, {"demo": True, "confidence": 3.0}, "--confidence must be between 0 and 1, such as 0.95, not 3.0."),
+        (
+            None,
+            {"demo": True, "confidence": 3.0},
+            "dist_eval.run: confidence must be more than 0 and less than 1, such as 0.95, not 3.0.",
+        ),
         (None, {"demo": True, "ranks": 0}, "dist_eval.run: ranks must be an integer of at least 1, not 0."),
         (
             HarnessConfig(tasks=["x"], model="x", backend="local"),

@@ -176,7 +176,7 @@ def test_under_slurm_a_part_listens_where_slurm_reaches_its_node(
     before = signal.getsignal(signal.SIGTERM)
     try:
         options = ["--slurm", "--servers", "1", "--peers-file", str(tmp_path / "peers.txt")]
-        assert main(["--model", str(demo.BASE_MODEL), *options]) == 1
+        assert main(["--model", str(demo.BASE_MODEL), *options]) == 2
     finally:
         signal.signal(signal.SIGTERM, before)
     assert started == ([used] if used else [])

@@ -125,7 +125,7 @@ def _look_up(dht: Any, arguments: StatusOptions) -> Status:
     from dist_eval.petals.client.coverage import look_up_coverage, measure_distances
     from dist_eval.petals.client.dht_records import read_models
 
-    dropped: Counter[str] = Counter()
+    config, dropped = None, Counter[str]()
     if arguments.model:
         config = read_base_config(arguments.model)
         prefix = arguments.dht_prefix or default_dht_prefix(arguments.model, config)

@@ -165,7 +165,7 @@ def test_invalid_options_are_one_clear_message(
     capsys.readouterr()
     before = signal.getsignal(signal.SIGTERM)
     try:
-        assert main(["serve", *(word for option in right.items() for word in option)]) == 1
+        assert main(["serve", *(word for option in right.items() for word in option)]) == 2
     finally:
         signal.signal(signal.SIGTERM, before)
         taken.close()
