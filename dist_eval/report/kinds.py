@@ -1,0 +1,20 @@
+"""The class that shows a run, by its kind. Imports no large library before one is shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dist_eval.report.document import Results
+from dist_eval.results.run import CompleteHarnessRun
+
+if TYPE_CHECKING:
+    from dist_eval.report.shown import ShownRun
+
+
+def shown_run(results: Results, folder: Path = Path()) -> ShownRun:
+    """Returns a complete run of any kind as it is shown."""
+    from dist_eval.report.evaluation import ShownEvaluation
+    from dist_eval.report.tasks import ShownTasks
+
+    return ShownTasks(results, folder) if isinstance(results, CompleteHarnessRun) else ShownEvaluation(results, folder)
