@@ -288,4 +288,4 @@ def test_a_wrong_metric_is_an_error_before_anything_is_read(
 ) -> None:
     options = cases["single_label_classification"]
     message = fails(tmp_path, capfd, options, metric=["sample_metrics:gives_text"], dataset="/nowhere.csv")
-    assert "--metric sample_metrics:gives_text: called with 8 synthetic examples" in message
+    assert "--metric sample_metrics:gives_text: for 8 synthetic examples" in message

@@ -17,7 +17,7 @@ from dist_eval.compare.__main__ import main
         (["SECOND", "--metric", "f1"], "--metric f1: no such metric; there are accuracy, "),
         (["SECOND", "--confidence", "95"], "--confidence must be more than 0 and less than 1"),
         (["SECOND", "--resamples", "10"], "--resamples must be at least 99, not 10"),
-        (["SECOND", "--metric", "sample_metrics:cost"], "--metric sample_metrics:cost: there is no 'cost'"),
+        (["SECOND", "--metric", "sample_metrics:cost"], "sample_metrics:cost: sample_metrics has no attribute 'cost'"),
         (["SECOND", "--metric", "sample_metrics:accuracy"], "the name 'accuracy' is already in use"),
     ],
 )

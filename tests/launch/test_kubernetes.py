@@ -42,7 +42,7 @@ def launch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A user's copy of the folder, with the keys and addresses that the README's command makes."""
     copy = tmp_path_factory.mktemp("user") / "kubernetes"
     shutil.copytree(FOLDER, copy, ignore=shutil.ignore_patterns("identities"))
-    command = re.search(r"python -m dist_eval\.swarm (identities .*?)```", README, re.DOTALL)
+    command = re.search(r"python -m dist_eval\.petals (identities .*?)```", README, re.DOTALL)
     assert command
     words = command[1].replace("\\\n", " ").replace("'", "").split()
     words[words.index("--folder") + 1] = str(copy / "identities")

@@ -157,7 +157,7 @@ def test_a_column_of_another_shape_or_dtype_is_refused(name: str, column: np.nda
         "logits": np.zeros((3, 2), dtype=np.float32),
         "loss": np.zeros(3, dtype=np.float64),
     }
-    with pytest.raises(ValueError, match=f"^{name} should be"):
+    with pytest.raises(ValueError, match=f"^{name} must be"):
         Predictions(**{**columns, name: column})
 
 

@@ -368,7 +368,7 @@ def test_a_config_that_does_not_determine_the_base_is_named(folder: Path, field:
     ("changes", "words"),
     [
         ({"tuning_mode": "lora"}, "tuning_mode 'lora'"),
-        ({"problem_type": "ranking"}, "problem_type 'ranking' is none of single_label_classification, multi_"),
+        ({"problem_type": "ranking"}, "problem_type must be one of single_label_classification, multi_"),
         ({"pre_seq_len": 0}, "pre_seq_len"),
         ({"pre_seq_len": ...}, "pre_seq_len"),
         ({"id2label": {str(number): "x" for number in range(CLASSES) if number != 5}}, "id2label"),
