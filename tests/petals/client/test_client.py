@@ -18,6 +18,7 @@ from dist_eval.petals.client.client import join_swarm, leave_swarm, rejoin_swarm
 from dist_eval.petals.server.private import PrivateSwarm
 
 PEER_ID = "QmZmNRxpVSgwCUQ1ncBqnmjUUzotKCQj6JPvWEd2YpBd57"
+SILENT_PEER_ID = "QmUSM37AX1yBJsHHanqFgS7dTMLhqJRAX1PmRpFkLu7z87"  # this process knows no address of it
 
 
 def test_waiting_ends_when_something_listens_and_when_time_is_up() -> None:
@@ -70,7 +71,8 @@ def test_a_ping_of_a_peer_that_does_not_answer_is_not_collected(
 ) -> None:
     dht = join_swarm(demo_swarm.initial_peers, 60.0, check=demo_swarm.require_alive)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        rejoin_swarm(dht, [f"/ip4/127.0.0.1/tcp/{server.getsockname()[1]}/p2p/{PEER_ID}"])
+        server.settimeout(30.0)
+        rejoin_swarm(dht, [f"/ip4/127.0.0.1/tcp/{server.getsockname()[1]}/p2p/{SILENT_PEER_ID}"])
         server.accept()
         assert dht.run_coroutine(_others_after_a_collection) == 1
     leave_swarm(dht)
