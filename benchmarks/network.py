@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import math
 import os
 import statistics
 import sys
@@ -30,7 +31,7 @@ from benchmarks.harness import Program, Report
 from benchmarks.meter import MEBIBYTE, memory
 from benchmarks.tcp import measure_link
 from benchmarks.waiting_server import Speed
-from benchmarks.wire import Wire
+from benchmarks.wire import Loopback, Wire
 from dist_eval.model.classifier import load_swarm_backbone
 from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.petals.server import private
@@ -45,12 +46,14 @@ _SERVERS = "blocks", "handlers", "servers' daemons"
 def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     """Measures all cells."""
     report = Report("network", QUESTION, unit="requests/s", options=options)
-    for far, gigabits in itertools.product(options.round_trips, options.gigabits):
-        with Wire(1 + _LAYERS, far / 1000, gigabits * 1e9 / 8) as wire:
+    links = [(0.0, math.inf)] if options.loopback else []
+    for far, gigabits in [*links, *itertools.product(options.round_trips, options.gigabits)]:
+        link = "loopback" if math.isinf(gigabits) else f"{gigabits:g} Gbit/s, {far:g} ms"
+        with Loopback() if math.isinf(gigabits) else Wire(1 + _LAYERS, far / 1000, gigabits * 1e9 / 8) as wire:
             wire.enter(0)
-            rates = [measure_link(wire.command(1), (), wire.addresses[1]) for _ in range(options.rounds)]
+            rates = [measure_link(wire.command(1), (), wire.address(1)) for _ in range(options.rounds)]
             for hidden, dtype in itertools.product(options.hidden, options.dtypes):
-                group = f"{gigabits:g} Gbit/s, {far:g} ms, hidden {hidden}, {dtype}"
+                group = f"{link}, hidden {hidden}, {dtype}"
                 for rate in rates:
                     report.add(group, TCP, rate / (_LAYERS * _TOKENS * hidden * getattr(torch, dtype).itemsize))
                 model = scratch_dir / f"wide-{hidden}"
@@ -125,7 +128,7 @@ def _write_model(folder: Path, hidden: int) -> None:
 
 
 @contextmanager
-def _swarm(wire: Wire, model: Path, dtype: str, scratch_dir: Path) -> Iterator[PrivateSwarm]:
+def _swarm(wire: Wire | Loopback, model: Path, dtype: str, scratch_dir: Path) -> Iterator[PrivateSwarm]:
     """Starts a server for each block, on hosts 1, 2, ...; yields the first one."""
     from dist_eval.petals.client.hivemind_compat import prepare_hivemind
 
@@ -145,8 +148,8 @@ def _swarm(wire: Wire, model: Path, dtype: str, scratch_dir: Path) -> Iterator[P
                 dht_prefix=model.name,
                 spans=[(block, block + 1)],
                 torch_dtype=dtype,
-                host=wire.addresses[1 + block],
-                ports=[(_PORT, _PORT)],
+                host=wire.address(1 + block),
+                ports=[(_PORT + block, _PORT + block)],
                 threads=1,
                 initial_peers=swarms[0].initial_peers if swarms else (),
                 program=("-m", "benchmarks.waiting_server", str(speeds)),
@@ -209,7 +212,7 @@ def _send(
         "received": found.bytes_received - before.bytes_received,
         "seconds": seconds,
         "processor_seconds": {kind: done[kind] - worked[kind] for kind in done},
-        "memory": _memory(),
+        "memory": dict(_memory()),
     }
 
 
@@ -217,6 +220,8 @@ def _processes() -> dict[int, str]:
     """Returns the client's and the servers' processes, and what each is."""
     kinds = {os.getpid(): "client"}
     for process in psutil.Process().children(recursive=True):  # parents before their children
+        if process.status() == psutil.STATUS_ZOMBIE:  # of an earlier swarm
+            continue
         parent, name = kinds.get(process.ppid(), ""), process.name()
         if name == "p2pd":
             kinds[process.pid] = "servers' daemons" if parent in ("blocks", "handlers") else "client's daemon"
@@ -255,6 +260,7 @@ PROGRAM.add("--dtypes", ("bfloat16",), "that the servers compute in", choices=["
 PROGRAM.add("--compressions", ("none",), "of the activations, hop by hop", choices=["none", "float16"])
 PROGRAM.add("--in-flight", (1, 4), "requests of 1024 tokens under way at the same time")
 PROGRAM.add("--requests", 20, "number of requests")
+PROGRAM.add("--loopback", True, "also measure on one host, without a slow network")
 
 if __name__ == "__main__":
     PROGRAM.main()

@@ -36,15 +36,11 @@ class Wire:
         hosts: number of hosts.
         round_trip: between any two of them, in seconds.
         rate: maximum number of bytes per second that each sends, and receives.
-
-    Attributes:
-        addresses: the IP address of each host.
     """
 
     def __init__(self, hosts: int, round_trip: float, rate: float) -> None:
         prefix = f"w{uuid.uuid4().hex[:6]}"
         self.names = [f"{prefix}-{number}" for number in range(hosts)]
-        self.addresses = [address_of(number) for number in range(hosts)]
         self._delay, self._rate = round_trip / 2, rate
         self._process: subprocess.Popen[str] | None = None
 
@@ -69,6 +65,10 @@ class Wire:
         for name in self.names:
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
+    def address(self, host: int) -> str:
+        """Returns the IP address of a host."""
+        return address_of(host)
+
     def command(self, host: int) -> list[str]:
         """Returns the words before a command that is to run on a host."""
         return ["ip", "netns", "exec", self.names[host]]
@@ -78,6 +78,27 @@ class Wire:
         with open(f"/run/netns/{self.names[host]}") as namespace:
             if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), 0):
                 raise OSError(ctypes.get_errno(), f"cannot enter the namespace {self.names[host]}")
+
+
+class Loopback:
+    """This machine in place of several hosts, with the interface of `Wire`."""
+
+    def __enter__(self) -> Loopback:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def address(self, host: int) -> str:
+        """Returns the loopback address."""
+        return "127.0.0.1"
+
+    def command(self, host: int) -> list[str]:
+        """Returns no words: the command runs here."""
+        return []
+
+    def enter(self, host: int) -> None:
+        """Does nothing."""
 
 
 def address_of(host: int) -> str:
