@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import sys
 
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX = -1, -2, -4  # parameters of `mallopt`
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8  # parameters of `mallopt`
 _NEVER, _PAD_BYTES = 2**31 - 1, 64 << 20
 
 # Loaded now, because loading in a fork of a process with threads could deadlock
@@ -21,7 +21,9 @@ def keep_freed_memory() -> None:
     memory of its buffers.
     """
     if _GLIBC is not None:
-        for parameter, value in ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, _NEVER), (_TOP_PAD, _PAD_BYTES)):
+        # an arena of a thread consists of heaps of 64 MiB, which are returned once they are empty: one arena for all
+        settings = {_MMAP_MAX: 0, _TRIM_THRESHOLD: _NEVER, _TOP_PAD: _PAD_BYTES, _ARENA_MAX: 1}
+        for parameter, value in settings.items():
             _GLIBC.mallopt(parameter, value)
 
 

@@ -129,6 +129,8 @@ def embed_rows(embeddings: nn.Module, rows: torch.Tensor) -> torch.Tensor:
 
     This includes operations of the module besides the look-up, such as scaling.
     """
+    if type(embeddings) is nn.Embedding and embeddings.max_norm is None:
+        return rows
     return functional_call(embeddings, {"weight": rows}, (torch.arange(len(rows)),))
 
 

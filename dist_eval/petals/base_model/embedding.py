@@ -29,16 +29,26 @@ def after_prompts(embeddings: torch.Tensor, prompts: torch.Tensor | None) -> tor
 
 def last_layer_outputs(model: nn.Module, architecture: Architecture, embeddings: torch.Tensor) -> torch.Tensor:
     """Runs a base model, one call at a time; returns the outputs of its last layer, before the final norm."""
-    found: list[torch.Tensor] = []
-    layer = model.get_submodule(architecture.layers)[-1]  # type: ignore[index]
-    hook = layer.register_forward_hook(
-        lambda _, args, output: found.append(output[0] if isinstance(output, tuple) else output)
-    )
+
+    def stop(_: nn.Module, args: Any, output: Any) -> None:
+        raise _LastLayer(output[0] if isinstance(output, tuple) else output)
+
+    hook = model.get_submodule(architecture.layers)[-1].register_forward_hook(stop)  # type: ignore[index]
     try:
         model(inputs_embeds=embeddings, use_cache=False)
+    except _LastLayer as found:
+        return found.outputs
     finally:
         hook.remove()
-    return found[0]
+    raise AssertionError("the model did not run its last layer")
+
+
+class _LastLayer(BaseException):
+    """Ends a forward after the last layer: the final norm would take longer than all else that has no layers."""
+
+    def __init__(self, outputs: torch.Tensor) -> None:
+        super().__init__()
+        self.outputs = outputs
 
 
 def load_without_layers(name: str, architecture: Architecture, revision: str | None) -> Any:
