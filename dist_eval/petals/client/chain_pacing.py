@@ -1,16 +1,25 @@
 """When a chain of servers can use a further request. Does no I/O but for the state that the ranks of a host share.
 
-Seen from here, a chain is one server: the time between its answers is that of its slowest one, and the rest of the
-latency is the way. What each server is sent, and how long it took, is recorded for it, too, because routes are chosen
-by that.
+A chain holds as many requests as keep its slowest server busy, and one more: the time of a passage, when nothing
+waits, divided by the time of that server (Little's law). Both follow from the times that servers report, which leave
+out what a request waits on its way. What each server is sent, and how long it took, is recorded for it, too, because
+routes are chosen by that.
 """
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dist_eval.petals.client.pacing import Pacing, Ticket
+from dist_eval.petals.client.held import Held, HeldRequests, Ticket, settle
+from dist_eval.petals.client.pacing import Pacing
+from dist_eval.process.shared_state import SharedStates
+
+_LATEST = 100  # Answers that the least times are taken from; older ones may reflect other conditions
+_LEAST_SECONDS = 1e-3  # that a server takes for a request
+_LOOK_AGAIN_SECONDS = 1.0  # Another rank may have an answer sooner; a gate looks more often than that
 
 
 @dataclass(frozen=True)
@@ -18,46 +27,57 @@ class ChainTicket(Ticket):
     """A request that was let through to a chain."""
 
     parts: Sequence[Ticket] = ()  # of each server
-    # when each server that computed it got it, and was done with it; once it is answered
+    # of each server that computed it, once it is answered: when it got it and was done, and its own seconds
     times: Sequence[tuple[float, float]] = ()
+    own: Sequence[float] = ()
 
 
-class ChainPacing:
+class ChainPacing(HeldRequests[Held]):
     """The pace of a chain; an `Admission`.
 
     Args:
-        whole: that of the chain.
-        parts: that of each of its servers, and the number of its blocks.
+        parts: the pacing of each server, and the number of its blocks.
+        shared: shares the state with the other ranks of this host.
+        name: of the chain.
+        period: seconds after which requests are forgotten.
     """
 
-    def __init__(self, whole: Pacing, parts: Sequence[tuple[Pacing, int]]) -> None:
-        self._whole, self._parts = whole, parts
-        self._blocks = sum(blocks for _, blocks in parts)
-        if all(pacing.round_trip for pacing, _ in parts):
-            whole.measured_round_trip(sum(pacing.round_trip for pacing, _ in parts))
-        announced = [(pacing.announced_seconds_per_work or 0.0) * blocks for pacing, blocks in parts]
-        if all(announced):
-            whole.announced_seconds_per_work = max(announced) / self._blocks
+    def __init__(
+        self,
+        parts: Sequence[tuple[Pacing, int]],
+        shared: SharedStates | None = None,
+        name: str = "",
+        period: float = math.inf,
+    ) -> None:
+        super().__init__(Held, shared, name, period)
+        self._parts, self._blocks = parts, sum(blocks for _, blocks in parts)
+        self._most = len(parts) + 1  # requests that it may hold
+        self._latest: deque[list[float]] = deque(maxlen=_LATEST)
 
     def add_waiting(self, work: int) -> None:
         """See `Admission`."""
-        self._whole.add_waiting(work)
+        super().add_waiting(work)
         for (pacing, _), share in zip(self._parts, self._shares(work), strict=True):
             pacing.add_waiting(share)
 
     def admit(self, work: int, now: float) -> Ticket | float:
         """See `Admission`."""
-        ticket = self._whole.admit(work, now)
-        if not isinstance(ticket, Ticket):
-            return ticket
+        with self._locked(now):
+            if self._pace.unanswered >= self._most:
+                return _LOOK_AGAIN_SECONDS
+            self._pace.unanswered += 1
+            self._pace.unanswered_work += work
+            period = self._pace.period
         shares = zip(self._parts, self._shares(work), strict=True)
-        parts = [pacing.sent(share, now) for (pacing, _), share in shares]
-        return ChainTicket(ticket.work, ticket.sent_at, ticket.expected_at, ticket.period, parts)
+        return ChainTicket(work, now, now, period, [pacing.sent(share, now) for (pacing, _), share in shares])
 
     def answered(self, ticket: Ticket, now: float) -> None:
         """Records an answer; servers without `times` did not compute the request."""
         assert isinstance(ticket, ChainTicket)
-        self._whole.answered(ticket, now)
+        with self._locked(now):
+            settle(self._pace, ticket)
+        if len(ticket.own) == len(self._parts):
+            self._measure(ticket, now)
         for number, ((pacing, _), part) in enumerate(zip(self._parts, ticket.parts, strict=True)):
             if number < len(ticket.times):
                 sent_at, done_at = ticket.times[number]
@@ -68,9 +88,17 @@ class ChainPacing:
     def failed(self, ticket: Ticket, now: float) -> None:
         """Records that a request got no answer."""
         assert isinstance(ticket, ChainTicket)
-        self._whole.failed(ticket, now)
+        with self._locked(now):
+            settle(self._pace, ticket)
         for (pacing, _), part in zip(self._parts, ticket.parts, strict=True):
             pacing.failed(part, now)
+
+    def _measure(self, ticket: ChainTicket, now: float) -> None:
+        way = max(0.0, now - ticket.sent_at - sum(ticket.own))
+        self._latest.append([way, *(seconds / ticket.work for seconds in ticket.own)])
+        way, *rates = map(min, zip(*self._latest, strict=True))
+        slowest = max(rates) * ticket.work
+        self._most = math.ceil((way + sum(rates) * ticket.work) / max(slowest, _LEAST_SECONDS)) + 1
 
     def _shares(self, work: int) -> list[int]:
         """Returns the work of each server; `work` is so many tokens times all blocks."""

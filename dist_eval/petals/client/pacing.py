@@ -8,19 +8,16 @@ et al., 2016, "BBR: congestion-based congestion control"). Two measurements tell
 - the time between answers, while the server has more to do, is its own time for a request;
 - the least latency, less that time, is the time on the way.
 
-So the time is known when the server will be done with everything that it was sent. Ranks of one host share this state,
-so that all their requests to a server are paced as one. What a rank that hangs has sent is forgotten after a while.
+So the time is known when the server will be done with everything that it was sent. Servers that are asked as a chain
+are paced by `chain_pacing` instead.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 
+from dist_eval.petals.client.held import Held, HeldRequests, Ticket, settle
 from dist_eval.process.shared_state import SharedStates
 
 # What would be lost without each constant, at worst, of the speed of a run with 20 to 200 batches in a simulated swarm
@@ -64,27 +61,10 @@ _HALF_LIFE_SECONDS = 30.0  # Half-life of the estimated time of an idle server: 
 _LEAST_SECONDS = 1e-6  # that a request takes
 
 
-@dataclass(frozen=True)
-class Ticket:
-    """A request that was let through."""
-
-    work: int  # tokens times blocks
-    sent_at: float  # in seconds of `time.monotonic()`
-    expected_at: float  # when its answer should be here, less the corrections until it was sent
-    period: int = 0  # in which it was sent
-
-
-class Pace(ctypes.Structure):
+class Pace(Held):
     """What is known of a server. Times are in seconds of `time.monotonic()`, work is in tokens times blocks."""
 
     _fields_ = (
-        ("waiting", ctypes.c_int64),  # work that may not be sent yet, or is in steps of sessions
-        ("unanswered", ctypes.c_int64),  # requests
-        ("unanswered_work", ctypes.c_int64),
-        ("period", ctypes.c_int64),  # number of periods so far (see `forget`)
-        ("period_began", ctypes.c_double),
-        ("unanswered_before", ctypes.c_int64),  # of them, those sent in the period before
-        ("unanswered_work_before", ctypes.c_int64),
         ("first_sent_at", ctypes.c_double),  # the first request since nothing was unanswered
         ("done_at", ctypes.c_double),  # when the answer to the last request should be here
         ("delay", ctypes.c_double),  # sum of all corrections of `done_at`
@@ -101,33 +81,7 @@ class Pace(ctypes.Structure):
     )
 
 
-def settle(pace: Pace, ticket: Ticket) -> bool:
-    """Removes a request from those that are unanswered; returns whether it was among them, not forgotten."""
-    if ticket.period < pace.period - 1:
-        return False
-    if ticket.period < pace.period:
-        pace.unanswered_before -= 1
-        pace.unanswered_work_before -= ticket.work
-    pace.unanswered -= 1
-    pace.unanswered_work -= ticket.work
-    return True
-
-
-def forget(pace: Pace, now: float, period: float) -> None:
-    """Begins a new period if it is time; after a long pause two of them, because all requests are older.
-
-    What was sent before the period before, and what waited, is not counted any more.
-    """
-    pace.period_began = pace.period_began or now
-    over = min(2, int((now - pace.period_began) // period))
-    for _ in range(over):
-        pace.unanswered -= pace.unanswered_before
-        pace.unanswered_work -= pace.unanswered_work_before
-        pace.unanswered_before, pace.unanswered_work_before = pace.unanswered, pace.unanswered_work
-        pace.period, pace.period_began, pace.waiting = pace.period + 1, now, 0
-
-
-class Pacing:
+class Pacing(HeldRequests[Pace]):
     """The pace of one server.
 
     Attributes:
@@ -136,9 +90,8 @@ class Pacing:
     """
 
     def __init__(self, shared: SharedStates | None = None, name: str = "", period: float = math.inf) -> None:
+        super().__init__(Pace, shared, name, period)
         self.announced_seconds_per_work: float | None = None
-        self._pace = shared.open(name, Pace) if shared else Pace()
-        self._shared, self._period, self._seen, self._waiting = shared, period, 0, 0
 
     @property
     def seconds_per_work(self) -> float | None:
@@ -159,12 +112,6 @@ class Pacing:
         """Records how long a message without work and its answer take, before the first request."""
         with self._locked():
             self._pace.round_trip = min(seconds, self._pace.round_trip or seconds)
-
-    def add_waiting(self, work: int) -> None:
-        """Records work that waits for the server; a negative number is work that does so no longer."""
-        with self._locked():
-            self._pace.waiting += work
-            self._waiting += work
 
     def admit(self, work: int, now: float) -> Ticket | float:
         """Lets a request through, or not yet."""
@@ -302,16 +249,6 @@ class Pacing:
         if pace.least_latency_before_work:
             way = min(way, pace.least_latency_before - rate * pace.least_latency_before_work)
         return max(min(pace.round_trip, pace.least_latency), way)
-
-    @contextmanager
-    def _locked(self, now: float | None = None) -> Iterator[None]:
-        with self._shared.locked() if self._shared else contextlib.nullcontext():
-            if now is not None:
-                forget(self._pace, now, self._period)
-            if self._seen != self._pace.period:
-                self._seen = self._pace.period
-                self._pace.waiting += self._waiting  # only ranks that do not hang get here
-            yield
 
 
 def _early(seconds: float) -> float:

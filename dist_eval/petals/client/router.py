@@ -189,7 +189,7 @@ class Router:
         """Returns the pacing of requests that servers pass on to each other."""
         name = hashlib.sha256(repr([(str(span.peer), span.start, span.end) for span in chain]).encode()).hexdigest()
         parts = [(self.stats(span.peer).pacing, span.end - span.start) for span in chain]
-        return ChainPacing(Pacing(self._shared, name, self._period), parts)
+        return ChainPacing(parts, self._shared, name, self._period)
 
     def ban_chain(self, peers: Sequence[Any], now: float) -> None:
         """Has these servers pass no requests on to each other for a while; a single one gets them like others."""

@@ -9,10 +9,9 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from dist_eval.petals.client.attempts import Choice
-from dist_eval.petals.client.chain_pacing import ChainPacing, ChainTicket
+from dist_eval.petals.client.chain_pacing import ChainTicket
 from dist_eval.petals.client.failures import classify
 from dist_eval.petals.client.gate import STEPS, Admission, ConcurrencyLimit, Gate
-from dist_eval.petals.client.pacing import Pacing
 from dist_eval.petals.client.router import Router
 from dist_eval.petals.client.routes import Span
 from dist_eval.petals.client.transport import ChainOutputs
@@ -71,7 +70,8 @@ class Turns:
         times = [(sent_at, now)]
         if isinstance(answer, ChainOutputs):
             times = answer.answer.times(sent_at, now)
-            ticket = replace(ticket, times=times) if isinstance(ticket, ChainTicket) else ticket
+            if isinstance(ticket, ChainTicket):
+                ticket = replace(ticket, times=times, own=[hop.own for hop in answer.answer.hops])
         for span, (start, done) in zip(spans, times, strict=False):
             work = request.work * (span.end - span.start) // (spans[-1].end - spans[0].start)
             self._router.stats(span.peer).answered(work, start, done)
@@ -105,8 +105,8 @@ class Turns:
         spans = tuple(Span(span.peer, span.start, span.end) for span in choice.chain)
         key = spans or (Span(choice.segment.peer, 0, 0),), choice.has_cache
         if key not in self._gates:
-            pacing: Pacing | ChainPacing = self._router.stats(choice.segment.peer).pacing
-            pacing = self._router.pacing_of(spans) if spans else pacing
+            own = self._router.stats(choice.segment.peer).pacing
+            pacing: Admission = self._router.pacing_of(spans) if spans else own
             steps = STEPS * max(1, len(spans))
             admission: Admission = ConcurrencyLimit(steps, pacing) if choice.has_cache else pacing
             self._gates[key] = Gate(admission, self._look_again)
