@@ -106,7 +106,7 @@ class Turns:
         key = spans or (Span(choice.segment.peer, 0, 0),), choice.has_cache
         if key not in self._gates:
             own = self._router.stats(choice.segment.peer).pacing
-            pacing: Admission = self._router.pacing_of(spans) if spans else own
+            pacing: Admission = self._router.pacing_of(spans) if len(spans) > 1 else own
             steps = STEPS * max(1, len(spans))
             admission: Admission = ConcurrencyLimit(steps, pacing) if choice.has_cache else pacing
             self._gates[key] = Gate(admission, self._look_again)

@@ -1,19 +1,25 @@
-"""A chain is paced as one server, and each of its servers is known as well as if it had been asked alone."""
+"""A chain holds what keeps its slowest server busy; each server is known as well as if it had been asked alone."""
 
 from __future__ import annotations
 
+import math
+from pathlib import Path
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dist_eval.petals.client.chain_pacing import ChainPacing, ChainTicket
 from dist_eval.petals.client.pacing import Pacing
+from dist_eval.process.shared_state import SharedStates
 
 WORK = 600  # of 100 tokens, in 1 block of the first server and 5 of the second one
 OWN = (0.5, 2.0)  # seconds of each server
 
 
-def make() -> tuple[ChainPacing, Pacing, list[Pacing]]:
-    whole, parts = Pacing(), [Pacing(), Pacing()]
-    return ChainPacing(whole, [(parts[0], 1), (parts[1], 5)]), whole, parts
+def make() -> tuple[ChainPacing, list[Pacing]]:
+    parts = [Pacing(), Pacing()]
+    return ChainPacing([(parts[0], 1), (parts[1], 5)]), parts
 
 
 def send(pacing: ChainPacing, now: float) -> ChainTicket:
@@ -22,40 +28,61 @@ def send(pacing: ChainPacing, now: float) -> ChainTicket:
     return ticket
 
 
-def answer(pacing: ChainPacing, ticket: ChainTicket, times: list[tuple[float, float]], now: float) -> None:
-    pacing.answered(ChainTicket(**{**vars(ticket), "times": times}), now)
+def answer(
+    pacing: ChainPacing, ticket: ChainTicket, times: list[tuple[float, float]], now: float, own: tuple[float, ...] = ()
+) -> None:
+    pacing.answered(ChainTicket(**{**vars(ticket), "times": times, "own": own}), now)
+
+
+def held(pacing: ChainPacing, now: float) -> int:
+    """Sends all that the chain may hold; returns their number."""
+    count = 0
+    while isinstance(pacing.admit(WORK, now), ChainTicket):
+        count += 1
+    return count
 
 
 def test_each_server_is_measured_by_its_own_time() -> None:
-    pacing, whole, parts = make()
+    pacing, parts = make()
     answer(pacing, send(pacing, 10.0), [(10.0, 10.5), (10.5, 12.5)], 12.5)
     assert parts[0].seconds_per_work == pytest.approx(OWN[0] / 100)
     assert parts[1].seconds_per_work == pytest.approx(OWN[1] / 500)
-    assert whole.seconds_per_work == pytest.approx(sum(OWN) / WORK)
 
 
-def test_the_next_request_is_sent_while_the_slowest_server_works_on_the_one_before() -> None:
-    pacing, whole, _ = make()
-    now, tickets = 10.0, [send(pacing, 10.0)]
-    done = [now + OWN[0] + OWN[1]]
-    for _ in range(20):  # a request waits for the second server only
-        while isinstance(wait := pacing.admit(WORK, now), float):
-            if (until := now + wait) < done[0]:
-                now = until
-                continue
-            now = done.pop(0)
-            first = now - OWN[1]
-            answer(pacing, tickets.pop(0), [(first - OWN[0], first), (first, now)], now)
-        assert isinstance(wait, ChainTicket)
-        tickets.append(wait)
-        done.append(max([now + OWN[0], *done]) + OWN[1])
-    assert whole.seconds_per_work == pytest.approx(OWN[1] / WORK, rel=0.05)
-    assert len(tickets) == 2
+def test_before_an_answer_it_holds_one_request_more_than_servers() -> None:
+    assert held(make()[0], 10.0) == 3
+
+
+@given(own=st.tuples(st.floats(0.01, 5.0), st.floats(0.01, 5.0)), way=st.floats(0.0, 10.0))
+def test_it_holds_as_many_requests_as_are_done_during_a_passage_and_one_more(
+    own: tuple[float, float], way: float
+) -> None:
+    pacing, _ = make()
+    passage = sum(own) + way
+    answer(pacing, send(pacing, 10.0), [(10.0, 10.0 + own[0]), (10.0 + own[0], 10.0 + passage)], 10.0 + passage, own)
+    assert held(pacing, 100.0) - 1 == pytest.approx(passage / max(own), abs=1.001)
+    assert held(pacing, 100.0) == 0
+
+
+def test_what_requests_wait_at_a_server_does_not_count_as_a_longer_passage() -> None:
+    pacing, _ = make()
+    for waited in (0.0, 6.0, 8.0):
+        now = 10.0 + sum(OWN) + waited
+        answer(pacing, send(pacing, 10.0), [(10.0, 10.5), (10.5, now)], now, (OWN[0], OWN[1] + waited))
+    assert held(pacing, 100.0) == math.ceil(sum(OWN) / OWN[1]) + 1
+
+
+def test_ranks_share_what_a_chain_holds(tmp_path: Path) -> None:
+    one, other = (ChainPacing([(Pacing(), 1), (Pacing(), 5)], SharedStates(tmp_path), "chain") for _ in range(2))
+    tickets = [send(one, 10.0), send(one, 10.0), send(one, 10.0)]
+    assert held(other, 10.0) == 0
+    one.failed(tickets[0], 11.0)
+    assert held(other, 11.0) == 1
 
 
 def test_servers_that_a_request_did_not_get_to_are_not_measured_and_have_nothing_to_do() -> None:
-    pacing, _, parts = make()
-    answer(pacing, send(pacing, 10.0), [(10.0, 10.5)], 12.5)
+    pacing, parts = make()
+    answer(pacing, send(pacing, 10.0), [(10.0, 10.5)], 12.5, OWN[:1])
     assert parts[0].seconds_per_work is not None and parts[1].seconds_per_work is None
     idle = Pacing().latency(500, 13.0, 0.01)
     assert parts[1].latency(500, 13.0, 0.01) == idle
