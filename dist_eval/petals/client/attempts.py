@@ -139,9 +139,9 @@ class Attempts:
             why = f"no server online {having} it, or a block after it"
             raise self._unreachable(f"block {self.part.block}", why, now, f"block {self.part.block}: {why}")
         chain = route if has_cache and len(route) > 1 else self._chain(route, now)
-        stall_timeouts = [
-            min(self.timeout, self._stall_timeout(span, spans, now) * 2**self._failed) for span in chain or route[:1]
-        ]
+        # those after the first have their usual time; then the client asks them itself, for as long as it takes
+        stalls = [self._stall_timeout(route[0], spans, now), *(self._usual_stall(span) for span in chain[1:])]
+        stall_timeouts = [min(self.timeout, stall * 2**self._failed) for stall in stalls]
         patience = [sum(stall_timeouts[place:]) for place in range(len(stall_timeouts))]
         doubtful = [Failure.REFUSED] * (len(chain) > 1 or (bool(chain) and self.part.has_ids))
         doubtful += [Failure.WRONG] * (len(chain) > 1)
@@ -251,14 +251,15 @@ class Attempts:
 
     def _stall_timeout(self, segment: Span, spans: Sequence[Span], now: float) -> float:
         """Returns seconds to wait for a server: fewer if another one could answer, or the request is optional."""
-        latencies = list(self.router.stats(segment.peer).latencies)[-_RECENT_LATENCIES:]
-        if not latencies:
-            return self.timeout
         others = [span for span in self._not_banned(spans, now) if span.peer != segment.peer]
         is_optional = bool(self.part.avoided)
         if not is_optional and self.router.next_segment(others, segment.start, segment.end, 1, now) is None:
             return self.timeout
-        return max(_MIN_STALL_SECONDS, _STALL_LATENCIES * statistics.median(latencies))
+        return self._usual_stall(segment)
+
+    def _usual_stall(self, segment: Span) -> float:
+        latencies = list(self.router.stats(segment.peer).latencies)[-_RECENT_LATENCIES:]
+        return max(_MIN_STALL_SECONDS, _STALL_LATENCIES * statistics.median(latencies)) if latencies else self.timeout
 
     def _holding_all(self, spans: Sequence[Span], now: float) -> Sequence[Span]:
         whole = [span for span in spans if span.start <= self.part.block and span.end >= self.part.end]

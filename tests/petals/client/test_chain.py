@@ -282,7 +282,8 @@ def test_a_session_goes_on_elsewhere_when_a_server_of_its_chain_is_frozen_or_kil
     ids, group, record = ids_of(), mortal.group(3), RouteRecord()
 
     def free() -> list[int]:
-        return [left for span, left in requests.servers.free_cache().items() if str(span.peer) not in (dead, victim)]
+        requests.servers.excluded = {dead, victim}
+        return list(requests.servers.free_cache().values())
 
     def freeze() -> None:
         os.killpg(group, signal.SIGSTOP)
@@ -291,8 +292,8 @@ def test_a_session_goes_on_elsewhere_when_a_server_of_its_chain_is_frozen_or_kil
         os.killpg(group, signal.SIGCONT)
         mortal.kill_server(3)
 
-    requests.servers.excluded = {dead}
     before = free()
+    requests.servers.excluded = {dead}
     with torch.no_grad():
         whole = backbone.hidden_states(ids)
     for stop in (freeze, kill):

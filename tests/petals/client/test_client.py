@@ -62,6 +62,7 @@ def test_a_swarm_can_be_left_and_joined_again(demo_swarm: PrivateSwarm, swarm_cl
 
 async def _others_after_a_collection(dht: Any, node: Any) -> int:
     """Runs in the node's process."""
+    await asyncio.sleep(0.5)  # until they wait for the daemon, which gives up after seconds
     gc.collect()
     return sum("DHT._run_coroutine" in repr(task) for task in asyncio.all_tasks() - {asyncio.current_task()})
 
@@ -71,9 +72,7 @@ def test_a_ping_of_a_peer_that_does_not_answer_is_not_collected(
 ) -> None:
     dht = join_swarm(demo_swarm.initial_peers, 60.0, check=demo_swarm.require_alive)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        server.settimeout(30.0)
         rejoin_swarm(dht, [f"/ip4/127.0.0.1/tcp/{server.getsockname()[1]}/p2p/{SILENT_PEER_ID}"])
-        server.accept()
         assert dht.run_coroutine(_others_after_a_collection) == 1
     leave_swarm(dht)
 

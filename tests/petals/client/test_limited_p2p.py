@@ -139,7 +139,7 @@ def test_an_answer_of_the_expected_size_is_read(with_copies: bool, peers: Peers)
 
 @BOTH
 def test_a_server_that_ends_within_an_answer_has_failed(with_copies: bool, peers: Peers) -> None:
-    with pytest.raises(EOFError):
+    with pytest.raises((EOFError, ConnectionError)):  # the daemon may withhold what has come when the stream ends
         peers.ask(a_cut_answer, with_copies)
 
 
