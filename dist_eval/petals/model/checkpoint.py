@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from dist_eval.errors import CheckpointError, one_line
-from dist_eval.petals.base_model.config import ADAPTER_CONFIG, require_same_base
+from dist_eval.petals.base_model.config import ADAPTER_CONFIG
+from dist_eval.petals.base_model.config_keys import require_same_base
 from dist_eval.petals.base_model.problem_types import (
     SINGLE_LABEL,
     Problem,
