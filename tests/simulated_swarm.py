@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dist_eval.petals.client.held import Ticket
+from dist_eval.petals.client.unanswered import Ticket
 from dist_eval.petals.client.router import Router
 from dist_eval.petals.client.routes import Span
 

@@ -23,7 +23,7 @@ from dist_eval.model.backbone import ModelOnBackbone
 from dist_eval.model.generation_config import GenerationSettings, Process, logits_process
 from dist_eval.model.language_model import LanguageModel
 from dist_eval.petals.client.routes import RouteRecord
-from dist_eval.petals.client.session_room import Room, with_room
+from dist_eval.petals.client.session_room import CacheSpace, with_room
 from dist_eval.results.inputs import Decoding
 
 
@@ -65,7 +65,7 @@ class Generator(ModelOnBackbone):
         self._output.hold_in_memory()
         self._stops = [StopStrings(decoding.stop, tokenizer) for decoding in decodings]
         self._end_tokens = torch.tensor(sorted(end_tokens), dtype=torch.int64)
-        self._room = Room(lambda: room)
+        self._room = CacheSpace(lambda: room)
 
     def _answer(
         self, input_ids: torch.Tensor, lengths: torch.Tensor, options: SendOptions, record: RouteRecord

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dist_eval.petals.client.held import Held, HeldRequests, Ticket, settle
+from dist_eval.petals.client.unanswered import Unanswered, UnansweredRequests, Ticket, settle
 from dist_eval.petals.client.pacing import Pacing
 from dist_eval.process.shared_state import SharedStates
 
@@ -32,7 +32,7 @@ class ChainTicket(Ticket):
     own: Sequence[float] = ()
 
 
-class ChainPacing(HeldRequests[Held]):
+class ChainPacing(UnansweredRequests[Unanswered]):
     """The pace of a chain; an `Admission`.
 
     Args:
@@ -49,7 +49,7 @@ class ChainPacing(HeldRequests[Held]):
         name: str = "",
         period: float = math.inf,
     ) -> None:
-        super().__init__(Held, shared, name, period)
+        super().__init__(Unanswered, shared, name, period)
         self._parts, self._blocks = parts, sum(blocks for _, blocks in parts)
         self._most = len(parts) + 1  # requests that it may hold
         self._latest: deque[list[float]] = deque(maxlen=_LATEST)

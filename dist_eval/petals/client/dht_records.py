@@ -33,7 +33,7 @@ _SHA256, _IDENTITY = b"\x12\x20", 0x00  # what the hash in a peer id is
 _LONGEST_KEY = 42  # bytes of a public key that is in a peer id as it is
 
 
-class HeldSpan(NamedTuple):
+class AnnouncedSpan(NamedTuple):
     """Consecutive blocks that a server announces."""
 
     peer: str  # the server's peer id
@@ -48,7 +48,7 @@ class BlockRecords(NamedTuple):
     blocks: Sequence[Mapping[str, ServerRecord]]  # for each block, the records of its servers by peer id
     dropped: Counter[str]  # why there are more records, which are implausible, and how many
 
-    def spans(self) -> list[HeldSpan]:
+    def spans(self) -> list[AnnouncedSpan]:
         """Returns the blocks of each server, by first block.
 
         A server's records may be of different times: those with the highest state count, of these that of its first
@@ -62,13 +62,13 @@ class BlockRecords(NamedTuple):
         spans = [self._span(peer, block) for peer, block in firsts.items()]
         return sorted(spans, key=lambda span: (span.start, span.end, span.peer))
 
-    def _span(self, peer: str, block: int) -> HeldSpan:
+    def _span(self, peer: str, block: int) -> AnnouncedSpan:
         record, end = self.blocks[block][peer], block + 1
         if record.start_block is not None and record.end_block is not None:
-            return HeldSpan(peer, record.start_block, min(record.end_block, len(self.blocks)), record)
+            return AnnouncedSpan(peer, record.start_block, min(record.end_block, len(self.blocks)), record)
         while end < len(self.blocks) and (other := self.blocks[end].get(peer)) and other.state == record.state:
             end += 1
-        return HeldSpan(peer, block, end, record)
+        return AnnouncedSpan(peer, block, end, record)
 
 
 class Models(NamedTuple):

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from dist_eval.petals.client.failures import RequestDisplaced
-from dist_eval.petals.client.held import Ticket
+from dist_eval.petals.client.unanswered import Ticket
 
 STEPS = 8
 """Requests at a server at a time that are the next steps of sessions. They have few tokens and take about as long as

@@ -22,7 +22,7 @@ from dist_eval.petals.client.records import RouteSegment
 from dist_eval.petals.client.requests import SwarmRequests, for_all
 from dist_eval.petals.client.routes import RouteRecord, Span
 from dist_eval.petals.client.server_cache import chunk_tokens
-from dist_eval.petals.client.session_segment import Chunk, Segment, Terms
+from dist_eval.petals.client.session_segment import Chunk, Segment, SessionSettings
 from dist_eval.petals.client.transport import ChainOutputs
 from dist_eval.petals.client.turns import Request
 
@@ -63,10 +63,10 @@ class InferenceSession:
         self._prompt_tokens = 0 if prompts is None else len(prompts)
         self._position, self._max_length = 0, max_length + self._prompt_tokens  # of a text after the prompts
         self._chunk = chunk_tokens(rows, deep_prompts, request_tokens)
-        terms = Terms(
+        settings = SessionSettings(
             requests.transport, requests.num_blocks, self._max_length, self._chunk, deep_prompts, rolls_back=rolls_back
         )
-        self._first = Segment(terms, 0, requests.num_blocks)
+        self._first = Segment(settings, 0, requests.num_blocks)
         self._servers: dict[RouteSegment, None] = {}
 
     @property

@@ -17,7 +17,7 @@ from __future__ import annotations
 import ctypes
 import math
 
-from dist_eval.petals.client.held import Held, HeldRequests, Ticket, settle
+from dist_eval.petals.client.unanswered import Unanswered, UnansweredRequests, Ticket, settle
 from dist_eval.process.shared_state import SharedStates
 
 # What would be lost without each constant, at worst, of the speed of a run with 20 to 200 batches in a simulated swarm
@@ -61,7 +61,7 @@ _HALF_LIFE_SECONDS = 30.0  # Half-life of the estimated time of an idle server: 
 _LEAST_SECONDS = 1e-6  # that a request takes
 
 
-class Pace(Held):
+class Pace(Unanswered):
     """What is known of a server. Times are in seconds of `time.monotonic()`, work is in tokens times blocks."""
 
     _fields_ = (
@@ -81,7 +81,7 @@ class Pace(Held):
     )
 
 
-class Pacing(HeldRequests[Pace]):
+class Pacing(UnansweredRequests[Pace]):
     """The pace of one server.
 
     Attributes:

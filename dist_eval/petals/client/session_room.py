@@ -79,7 +79,7 @@ def with_room(send: Callable[[], torch.Tensor]) -> torch.Tensor:
             time.sleep(_BETWEEN_TRIES)
 
 
-class Room:
+class CacheSpace:
     """Tokens that a rank's texts may take of servers' caches at a time; a single text is always let in. Thread-safe.
 
     How many is asked once, when they are first needed.

@@ -30,7 +30,7 @@ class Chunk(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Terms:
+class SessionSettings:
     """What all segments of a session have in common."""
 
     transport: Transport
@@ -45,7 +45,7 @@ class Terms:
 class Segment:
     """Consecutive blocks whose caches are on one server or a chain of them, if on any."""
 
-    terms: Terms
+    settings: SessionSettings
     start: int  # the first block
     end: int  # one past the last block
     sent: list[Inputs] = field(default_factory=list)  # inputs of the first block for all positions so far, in chunks
@@ -143,13 +143,13 @@ class Segment:
 
     async def _opened(self, choice: Choice, chunks: Sequence[Chunk], timeout: float) -> Any:
         await self.close()
-        terms, deep = self.terms, self.terms.deep_prompts
+        settings, deep = self.settings, self.settings.deep_prompts
         cache = await ServerCache.open(
-            terms.transport,
+            settings.transport,
             choice.segment,
-            terms.max_length,
+            settings.max_length,
             None if deep is None else deep[self.start : choice.end, None],
-            rolls_back=terms.rolls_back,
+            rolls_back=settings.rolls_back,
         )
         sent = [Chunk(inputs, _NO_ROWS) for inputs in self._again()]
         try:
@@ -165,7 +165,7 @@ class Segment:
         if cache.end < self.end:
             sizes = [chunk.length for chunk in self.sent]
             rest = torch.cat(outputs[: len(sent)], dim=1).split(sizes, dim=1) if sent else []
-            self.next = Segment(terms, cache.end, self.end, list(map(Inputs.of, rest)), self.next)
+            self.next = Segment(settings, cache.end, self.end, list(map(Inputs.of, rest)), self.next)
             self.end = cache.end
         self.cache, self._chain = cache, [span for span in choice.chain if span.end <= cache.end]
         outputs = outputs[len(sent) :]
@@ -182,7 +182,7 @@ class Segment:
         chunks: list[Inputs] = []
         for is_token, some in itertools.groupby(self.sent, lambda chunk: chunk.length == 1):
             part = list(some)
-            chunks += Inputs.joined(part).chunks(self.terms.chunk) if is_token else part
+            chunks += Inputs.joined(part).chunks(self.settings.chunk) if is_token else part
         return chunks
 
     def _messages(
@@ -191,7 +191,7 @@ class Segment:
         """Returns what to send to a chain of servers, or to a single one."""
         if not chain:
             return [(chunk.inputs, None) for chunk in chunks]
-        is_last = chain[-1].end == self.terms.num_blocks  # only then can some outputs be left out
+        is_last = chain[-1].end == self.settings.num_blocks  # only then can some outputs be left out
         messages = list[tuple[Inputs, ChainRequest | None]]()
         for inputs, needed in chunks:
             rows = needed if is_last and needed is not None and len(needed) < inputs.size else None

@@ -19,7 +19,7 @@ from dist_eval.petals.client.outputs import picked
 from dist_eval.petals.client.petals_version import can_roll_back
 from dist_eval.petals.client.records import RouteSegment
 from dist_eval.petals.client.routes import RouteRecord, Span
-from dist_eval.petals.client.session_room import NO_ROOM, Room, SessionRoom, room_for_sessions, with_room
+from dist_eval.petals.client.session_room import NO_ROOM, CacheSpace, SessionRoom, room_for_sessions, with_room
 from dist_eval.petals.model.shared import Shared
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class SwarmBlocks(Shared):
     ) -> None:
         self.requests, self._keeps_texts, self._request_tokens = requests, keeps_texts, request_tokens
         self._require_open = require_open
-        self._room = Room(self.cache_tokens)  # of texts that are too long for a request
+        self._room = CacheSpace(self.cache_tokens)  # of texts that are too long for a request
 
     def forward(
         self,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_swarm import TOKENS, Clock, Server, simulate
 
-from dist_eval.petals.client.held import Held, Ticket, forget, settle
+from dist_eval.petals.client.unanswered import Unanswered, Ticket, forget, settle
 from dist_eval.petals.client.pacing import Pacing
 from dist_eval.petals.client.router import Router
 from dist_eval.petals.client.routes import Span
@@ -363,7 +363,7 @@ def test_no_order_of_events_closes_a_gate_for_good(
     raise AssertionError("one request without an answer closes the gate")
 
 
-def send(pace: Held, work: int, now: float) -> Ticket:
+def send(pace: Unanswered, work: int, now: float) -> Ticket:
     forget(pace, now, PERIOD)
     pace.unanswered += 1
     pace.unanswered_work += work
@@ -371,7 +371,7 @@ def send(pace: Held, work: int, now: float) -> Ticket:
 
 
 def test_a_request_counts_until_a_whole_period_later() -> None:
-    pace = Held()
+    pace = Unanswered()
     early, late = send(pace, 3, 1.0), send(pace, 5, 90.0)
     forget(pace, 150.0, PERIOD)
     assert (pace.unanswered, pace.unanswered_work) == (2, 8)
@@ -382,7 +382,7 @@ def test_a_request_counts_until_a_whole_period_later() -> None:
 
 
 def test_after_a_long_pause_all_is_forgotten() -> None:
-    pace = Held()
+    pace = Unanswered()
     ticket = send(pace, 3, 1.0)
     pace.waiting = 7
     forget(pace, 1000.0, PERIOD)
@@ -392,7 +392,7 @@ def test_after_a_long_pause_all_is_forgotten() -> None:
 
 @given(st.lists(st.tuples(st.booleans(), st.floats(0.0, 150.0), st.integers(1, 1000)), max_size=50))
 def test_what_is_counted_is_what_was_sent_lately_and_not_settled(events: list[tuple[bool, float, int]]) -> None:
-    pace, now, open_tickets = Held(), 1.0, list[Ticket]()
+    pace, now, open_tickets = Unanswered(), 1.0, list[Ticket]()
     for is_sent, pause, work in events:
         now += pause
         if is_sent or not open_tickets:

@@ -26,7 +26,7 @@ class Ticket:
     period: int = 0  # in which it was sent
 
 
-class Held(ctypes.Structure):
+class Unanswered(ctypes.Structure):
     """Counts of requests. Times are in seconds of `time.monotonic()`, work is in tokens times blocks."""
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
@@ -40,36 +40,36 @@ class Held(ctypes.Structure):
     )
 
 
-def settle(held: Held, ticket: Ticket) -> bool:
+def settle(state: Unanswered, ticket: Ticket) -> bool:
     """Removes a request from those that are unanswered; returns whether it was among them, not forgotten."""
-    if ticket.period < held.period - 1:
+    if ticket.period < state.period - 1:
         return False
-    if ticket.period < held.period:
-        held.unanswered_before -= 1
-        held.unanswered_work_before -= ticket.work
-    held.unanswered -= 1
-    held.unanswered_work -= ticket.work
+    if ticket.period < state.period:
+        state.unanswered_before -= 1
+        state.unanswered_work_before -= ticket.work
+    state.unanswered -= 1
+    state.unanswered_work -= ticket.work
     return True
 
 
-def forget(held: Held, now: float, period: float) -> None:
+def forget(state: Unanswered, now: float, period: float) -> None:
     """Begins a new period if it is time; after a long pause two of them, because all requests are older.
 
     What was sent before the period before, and what waited, is not counted any more.
     """
-    held.period_began = held.period_began or now
-    over = min(2, int((now - held.period_began) // period))
+    state.period_began = state.period_began or now
+    over = min(2, int((now - state.period_began) // period))
     for _ in range(over):
-        held.unanswered -= held.unanswered_before
-        held.unanswered_work -= held.unanswered_work_before
-        held.unanswered_before, held.unanswered_work_before = held.unanswered, held.unanswered_work
-        held.period, held.period_began, held.waiting = held.period + 1, now, 0
+        state.unanswered -= state.unanswered_before
+        state.unanswered_work -= state.unanswered_work_before
+        state.unanswered_before, state.unanswered_work_before = state.unanswered, state.unanswered_work
+        state.period, state.period_began, state.waiting = state.period + 1, now, 0
 
 
-State = TypeVar("State", bound=Held)
+State = TypeVar("State", bound=Unanswered)
 
 
-class HeldRequests(Generic[State]):
+class UnansweredRequests(Generic[State]):
     """The requests that a server or a chain holds, beside further fields of `kind`.
 
     Args:
