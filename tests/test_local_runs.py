@@ -207,7 +207,7 @@ def test_a_sample_is_the_same_to_the_last_byte_on_any_number_of_ranks_and_names_
     mistake = one["confident_mistakes"][0]["index"]
     assert f'"#{mistake}"' in page and json.dumps(data["text"][mistake]) in page
     assert run_here("-m", "dist_eval", *options, "--sample-seed", "8", "--output", str(tmp_path / "2")) == 1
-    assert "what differs is the selection of rows. Choose" in capfd.readouterr().err
+    assert "it differs in the selection of rows. Choose" in capfd.readouterr().err
 
 
 def test_a_complete_run_gives_further_metrics_without_a_forward(

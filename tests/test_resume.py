@@ -102,7 +102,7 @@ def test_a_run_shuts_down_refuses_changed_inputs_and_resumes(
     size, other = journal_size(output), tmp_path / "other.csv"
     other.write_text("\n".join(data.read_text().splitlines()[:-1]) + "\n")
     assert run_here(*arguments(other, output, "--token-budget", "500")) == 1
-    differ = "a part of another run: what differs is the dataset and the --token-budget."
+    differ = "a part of another run: it differs in the dataset and the --token-budget."
     assert differ in capfd.readouterr().err
     assert results_of(output)["status"] == "incomplete"
     assert journal_size(output) == size

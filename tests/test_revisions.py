@@ -69,14 +69,14 @@ def test_a_run_and_its_restart_read_one_commit(
     assert results_of(output)["revisions"] == {"model": COMMIT, "dataset": None}
     hub.revisions.remove("v1")  # it has moved: from here on the run's own record says what it was
     assert run_here("-m", "dist_eval", *options) == 0
-    assert "holds the complete results of this very run" in capfd.readouterr().out
+    assert "already holds the complete results of this run" in capfd.readouterr().out
     assert run_here("-m", "dist_eval", *options, "--overwrite") == 1
     assert "has no revision v1" in capfd.readouterr().err
     other = [COMMIT[::-1] if word == "v1" else word for word in options]
     hub.revisions.add(COMMIT[::-1])
     assert run_here("-m", "dist_eval", *options[:2], "--revision", COMMIT, *options[4:], "--overwrite") == 0
     assert run_here("-m", "dist_eval", *other) == 1
-    assert "what differs is the --revision" in capfd.readouterr().err
+    assert "it differs in the --revision" in capfd.readouterr().err
     assert not [path for path in output.rglob("*") if path.is_file() and token.encode() in path.read_bytes()]
 
 

@@ -1,8 +1,8 @@
-"""The folder of a run: its files, who uses it, and what it says to whoever looks at it later.
+"""The folder of a run: its files, its lock, and reading it later.
 
-`run_folder` is the folder of any kind of run, locked by `folder_lock`, which may go on with `found_results`;
-`evaluation_folder` is that of an evaluation of any kind. `fingerprint` is what a run depends on, `journal` holds
-finished batches, `saved_samples` predictions or generated texts, `plots` draws plots, `files` names all files,
-`digests` tell whether they are damaged, and `environment` records the versions.
-`outcome`, `reading` and `task_samples` look at a run afterwards.
+`run_folder` manages the folder of any kind of run; `folder_lock` locks it, and `found_results` decides whether a run
+may resume. `evaluation_folder` adds the files of an evaluation. `fingerprint` identifies the inputs, `journal` stores
+finished batches, `saved_samples` stores predictions or generated texts, `plots` draws plots, `files` names all files,
+`digests` detect damage, and `environment` records versions. `outcome`, `reading` and `task_samples` read a run
+afterwards.
 """

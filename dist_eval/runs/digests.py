@@ -1,7 +1,6 @@
-"""The digests in `results.json`, by which damage to it, and to the tables beside it, is found before they are believed.
+"""The digests in `results.json`, which detect damage to it and to the tables beside it.
 
-The digest of the file's own content is that of its values, not of its bytes: whoever only formats it anew changes
-nothing.
+The digest of the file's own content covers its values, not its bytes, so reformatting the file does not change it.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from dist_eval.process.files import file_digest
 if TYPE_CHECKING:
     from dist_eval.results.run import RunHeader
 
-NOT_AS_WRITTEN = "is not as the run wrote it: it was damaged, or changed by hand"
+NOT_AS_WRITTEN = "was damaged or changed after the run wrote it"
 
 
 def with_digests(results: RunHeader, folder: Path) -> dict[str, Any]:
@@ -37,18 +36,18 @@ def is_intact(content: Any) -> bool:
 
 
 def damaged_table(results: RunHeader, folder: Path) -> str | None:
-    """Returns the name of a table that is missing or not what the run wrote; None if the run is whole."""
+    """Returns the name of a table that is missing or was changed after the run wrote it; None if there is none."""
     return next((name for name in results.tables if not is_as_written(results, folder, name)), None)
 
 
 def is_as_written(results: RunHeader, folder: Path, name: str) -> bool:
-    """Returns whether a file in the run's folder is what the run wrote."""
+    """Returns whether a file in the run's folder is unchanged since the run wrote it."""
     digest = results.digests.files.get(name)
     return digest is not None and digest == file_digest(folder / name)
 
 
 def _digest(content: dict[str, Any]) -> str:
-    """Returns the SHA-256 of JSON values in which the digest itself is left empty, as hexadecimal digits."""
+    """Returns the SHA-256 of JSON values, with the digest itself left empty, as hexadecimal digits."""
     blank = {**content, "digests": {**content["digests"], "content": ""}}
     text = json.dumps(blank, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

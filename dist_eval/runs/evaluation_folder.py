@@ -1,10 +1,10 @@
-"""The folder of an evaluation of any kind, on a dataset, on prompts or on tasks of the harness.
+"""The folder of an evaluation on a dataset, on prompts or on tasks of the harness.
 
 results.json                the run (see `dist_eval.results.run`)
 predictions.parquet         its samples (see `dist_eval.runs.saved_samples`), except for tasks
-*.png                       plots, of an evaluation on a dataset
-results_DATE.json           the harness' own results, readable by its tools, of a run on tasks
-samples_TASK_DATE.jsonl     its documents with the model's answers, of each task
+*.png                       plots of an evaluation on a dataset
+results_DATE.json           for tasks: the harness' own results, readable by its tools
+samples_TASK_DATE.jsonl     for each task: its documents with the model's answers
 journal/                    finished batches
 """
 
@@ -29,9 +29,9 @@ from dist_eval.runs.saved_samples import Samples, write_samples
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_ALL_KEPT = "All answers are in its journal: start the same command again once that is fixed."
+_ALL_KEPT = "All answers are in its journal: fix the cause and start the same command again."
 
-# Options of a run on tasks that change nothing of the answers
+# Options of a run on tasks that do not affect the answers
 _SCORING = ("confidence", "bootstrap_iters")
 
 _DATE = "????-??-??T??-??-??*"
@@ -46,7 +46,7 @@ class EvaluationFolder(RunFolder):
     derived_files = (PREDICTIONS, REPORT, *PLOTS)
 
     def results(self) -> CompleteRun | CompleteHarnessRun | None:
-        """Returns the content of `results.json` if it is that of a complete run."""
+        """Returns the content of `results.json` if the run is complete."""
         results = self._read()
         return results if isinstance(results, CompleteRun | CompleteHarnessRun) else None
 
@@ -64,7 +64,7 @@ class EvaluationFolder(RunFolder):
         """Writes all files of a complete run; the plots come last, because no result depends on them.
 
         Args:
-            samples: the predictions or texts, in dataset order; None for tasks, whose documents the harness writes.
+            samples: the predictions or texts, in dataset order; None for tasks, for which the harness writes documents.
             results: the sections of `results.json`.
             groups: the group of each sample, int64 of shape [n]; None if samples are not grouped.
 
@@ -86,7 +86,7 @@ class EvaluationFolder(RunFolder):
     def revise(
         self, results: CompleteRun | CompleteHarnessRun, samples: Samples, groups: np.ndarray | None = None
     ) -> None:
-        """Replaces the whole results of a complete run, and the table of its samples (see `complete`)."""
+        """Replaces the results of a complete run and the table of its samples (see `complete`)."""
         with translating_os_errors(RunError, f"The results cannot be written to {self.path}"):
             write_samples(self.path / PREDICTIONS, samples, groups)
             self._write(results)
@@ -101,12 +101,12 @@ class EvaluationFolder(RunFolder):
     def _draw(self, name: str, draw: Callable[[], Figure]) -> None:
         try:
             write_png(self.path / name, draw())
-        except Exception as error:  # fonts, memory: whatever it is, the numbers are valid
+        except Exception as error:  # such as missing fonts or memory; the numbers are valid anyway
             print_error(f"{name} could not be drawn ({error_summary(error)}); all numbers are in {RESULTS}.")
 
     @property
     def is_scored_otherwise(self) -> bool:
-        """Whether the complete run on tasks in the folder has other intervals than options ask for, or lacks a file."""
+        """Whether the complete run on tasks in the folder lacks a file, or has other intervals than the options ask."""
         earlier = self.results()
         if not isinstance(earlier, CompleteHarnessRun):
             return True
@@ -121,7 +121,7 @@ class EvaluationFolder(RunFolder):
     def _derived(self) -> list[Path]:
         if earlier := self._tables():
             return [*super()._derived(), *(self.path / name for name in earlier)]
-        # those of a run that ended before it had named them, or whose results are damaged
+        # files of a run that ended before it named them, or whose results are damaged
         is_on_tasks = "tasks" in self.options and (self.path / RESULTS).exists()
         patterns = _HARNESS_FILES if is_on_tasks else ()
         return [*super()._derived(), *(path for pattern in patterns for path in self.path.glob(pattern))]

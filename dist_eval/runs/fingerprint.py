@@ -1,4 +1,4 @@
-"""What a run's results depend on, which tells whether a run may go on where an earlier one stopped."""
+"""The inputs that a run's results depend on; they decide whether a run may resume an earlier one."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from dist_eval.process.files import write_atomically
 from dist_eval.process.parsing import read_json
 from dist_eval.runs.files import FINGERPRINT, JOURNAL
 
-_DERIVED = ("token ids", "plan")  # Names that change only if another one does, or if dist_eval itself has changed
+_DERIVED = ("token ids", "plan")  # change only if another value does, or if dist_eval itself has changed
 
-# With --generate, the hash of a dataset is one of whole prompts, so it follows from these
+# With --generate, a dataset is hashed as whole prompts, so its hash follows from these
 _OF_PROMPTS = ("--prompt", "few-shot examples")
 
-_SELECTION, _ALL_ROWS = "selection of rows", "texts of all rows"  # Only runs on a part of the rows have these
+_SELECTION, _ALL_ROWS = "selection of rows", "texts of all rows"  # only in runs on a part of the rows
 _OF_SELECTED_ROWS = ("dataset", "references")
 
 _PARTS, _DIGEST = "parts", "digest"
@@ -24,12 +24,12 @@ _NAMED_AT_MOST = 5
 
 
 class Fingerprint:
-    """What a run's results depend on: a hash by name. A journal is used only by runs with an equal fingerprint.
+    """The inputs that a run's results depend on: a hash by name. Only runs with equal fingerprints share a journal.
 
     Args:
         values: text by name; the names appear in error messages.
-        parts: what a value was made of, such as the hash of each file of a dataset, or of each column that a prompt
-            names, by the value's name. Only messages use them: equal values with other parts, such as the same rows in
+        parts: by the value's name, the hashes of the parts of a value, such as each file of a dataset or each column
+            that a prompt names. Only messages use them: equal values with other parts, such as the same rows in
             renamed files, are the same run.
     """
 
@@ -53,7 +53,7 @@ class Fingerprint:
         return hashlib.sha256(json.dumps(self.values, sort_keys=True).encode()).hexdigest()
 
     def joined(self, other: Fingerprint) -> Fingerprint:
-        """Returns the values of this fingerprint and of another one."""
+        """Returns a fingerprint with the values of both."""
         return Fingerprint({**self.values, **other.values}, {**self.parts, **other.parts})
 
     def with_plan(self, plan: str) -> Fingerprint:
@@ -67,9 +67,9 @@ class Fingerprint:
         write_atomically(folder / JOURNAL / FINGERPRINT, (json.dumps(content, indent=2) + "\n").encode())
 
     def changed(self, earlier: Fingerprint) -> list[str]:
-        """Returns the names whose values differ from an earlier run's, with the parts that differ, if they are known.
+        """Returns the names whose values differ from an earlier run's, with the differing parts if they are known.
 
-        Names that follow from others are returned only if no other value differs, or a part of theirs does.
+        Names that follow from others are returned only if no other value differs, or if one of their parts does.
         """
         changed = _differing(self.values, earlier.values)
         causes = [name for name in changed if not self._follows(name, changed, earlier)]
@@ -78,7 +78,7 @@ class Fingerprint:
         return [self._with_parts(name, earlier) for name in causes] or changed
 
     def _follows(self, name: str, changed: Sequence[str], earlier: Fingerprint) -> bool:
-        """Returns whether a value that changed may have done so only because another one did."""
+        """Returns whether a value may have changed only because another one did."""
         if name in _DERIVED:
             return True
         if _SELECTION in changed:
@@ -102,5 +102,5 @@ class Fingerprint:
 
 
 def _differing(now: Mapping[str, str], before: Mapping[str, str]) -> list[str]:
-    """Returns the keys whose values differ, or that only one of two mappings has."""
+    """Returns the keys whose values differ, or that only one mapping has."""
     return [key for key in {**now, **before} if now.get(key) != before.get(key)]

@@ -16,8 +16,8 @@ from dist_eval.process.files import PRIVATE, write_atomically
 from dist_eval.runs.files import JOURNAL
 
 LOCK_FILE, HOLDER_FILE = "lock", "holder"
-"""In the folder of the journal: what is locked, and never written to, because a copy of the folder may be made of links
-to the same files; and which process took the lock last, in words."""
+"""In the journal's folder: the locked file, which is never written because a copy of the folder may be hard links to
+the same files; and a description of the process that took the lock last."""
 
 _LOCK_SECONDS, _LOCK_POLL_SECONDS = 5.0, 0.2
 
@@ -25,18 +25,18 @@ _LOCK_SECONDS, _LOCK_POLL_SECONDS = 5.0, 0.2
 class FolderLock(NamedTuple):
     """The lock of this process."""
 
-    descriptor: int  # of the file; the lock is held until it is closed, or any other one of the same file
-    holder: str  # this process, in words
-    previous: str  # the process that held the lock before, in words; empty if none did
+    descriptor: int  # of the file; closing it, or any other descriptor of the same file, releases the lock
+    holder: str  # describes this process
+    previous: str  # describes the process that held the lock before; empty if none did
 
     @property
     def is_restart(self) -> bool:
-        """Whether torchrun has started this process again after the previous one: they have the same parent."""
+        """Whether torchrun restarted this process after the previous one: both have the same parent."""
         return self.previous.partition(" on ")[2] == self.holder.partition(" on ")[2]
 
 
 def last_holder(output: Path) -> str:
-    """Returns which process took the lock last, in words; empty if none has.
+    """Describes the process that took the lock last; empty if none did.
 
     Args:
         output: the run's folder.
@@ -48,14 +48,14 @@ def last_holder(output: Path) -> str:
 
 
 def require_journal_of_ours(output: Path) -> None:
-    """Requires that the journal is no link to another folder, unless only this user can have put it there."""
+    """Refuses a journal that is a symbolic link, unless only this user can have created it."""
     journal = output / JOURNAL
     if not journal.is_symlink():
         return
     folder = output.stat()
     if folder.st_uid != os.geteuid() or folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise RunError(
-            f"{journal} is a link to something else, in a folder that others may write to. Remove it, choose another "
+            f"{journal} is a symbolic link in a folder that other users may write to. Remove it, choose another "
             f"--output, or make {output} a folder of your own (chmod go-w)."
         )
 
@@ -63,11 +63,11 @@ def require_journal_of_ours(output: Path) -> None:
 def take_lock(output: Path) -> FolderLock:
     """Takes the lock, waiting up to 5 s for a run that is about to end.
 
-    It is a POSIX record lock: it ends with the process, is not inherited by forks, and works on network file systems.
+    A POSIX record lock ends with the process, is not inherited by forks, and works on network file systems.
     """
     path = output / JOURNAL / LOCK_FILE
     if path.is_symlink():
-        raise RunError(f"{path} is a link to something else. Remove it, or choose another --output.")
+        raise RunError(f"{path} is a symbolic link. Remove it, or choose another --output.")
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, PRIVATE)
     deadline = time.monotonic() + _LOCK_SECONDS
     while True:
@@ -82,10 +82,10 @@ def take_lock(output: Path) -> FolderLock:
                 holder = last_holder(output) or "an unknown process"
                 raise RunError(
                     f"The output folder {output} is in use by another run ({holder}). Choose another --output, or wait "
-                    "for its end."
+                    "until it ends."
                 ) from None
         time.sleep(_LOCK_POLL_SECONDS)
     previous = last_holder(output)
     holder = f"process {os.getpid()} on {platform.node()}, started by process {os.getppid()}"
-    write_atomically(output / JOURNAL / HOLDER_FILE, f"{holder}\n".encode())  # ranks on other hosts compare it
+    write_atomically(output / JOURNAL / HOLDER_FILE, f"{holder}\n".encode())  # ranks on other hosts read it
     return FolderLock(lock, holder, previous)

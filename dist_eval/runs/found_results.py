@@ -1,4 +1,4 @@
-"""What a start of a run finds in its folder: the results of an earlier one, and whether it may go on from there."""
+"""Earlier results in a run's folder, and whether a new start may resume from them."""
 
 from __future__ import annotations
 
@@ -14,25 +14,24 @@ from dist_eval.runs.fingerprint import Fingerprint
 
 @dataclass(frozen=True)
 class FoundResults:
-    """The results in a run's folder when it was opened, which are kept until it is known whose they are."""
+    """The results in a run's folder when it was opened; kept until it is known which run they belong to."""
 
-    content: bytes | None = None  # of their file; None if there was none
-    results: RunHeader | None = None  # the same; None if there was none, or it is damaged
-    # a file of the run that is damaged, or missing: that of the results, or a table; None if all are intact
-    damaged: Path | None = None
+    content: bytes | None = None  # of the file; None if there was none
+    results: RunHeader | None = None  # parsed; None if there was no file, or it is damaged
+    damaged: Path | None = None  # a damaged or missing file (results or a table); None if all are intact
 
     @property
     def was_complete(self) -> bool:
-        """Whether they are those of a complete run."""
+        """Whether they belong to a complete run."""
         return self.results is not None and self.results.status == "complete"
 
     @property
     def are_kept(self) -> bool:
-        """Whether they stay until it is known that they are this run's: they, or what is left of them, may be all."""
+        """Whether they stay until they are known to be this run's: nothing else of that run may be left."""
         return self.was_complete or self.damaged is not None
 
     def restore(self, path: Path) -> None:
-        """Makes their file what it was."""
+        """Restores the file."""
         if self.content is None:
             path.unlink(missing_ok=True)
         elif path.read_bytes() != self.content:
@@ -41,37 +40,37 @@ class FoundResults:
 
 @dataclass(frozen=True)
 class Claim:
-    """A start of a run, and what its folder holds."""
+    """A start of a run, and the contents of its folder."""
 
     folder: Path  # the run's folder
-    fingerprint: Fingerprint  # what the results of the run depend on
-    earlier: Fingerprint | None  # what those in the folder depend on; None if that is not known
+    fingerprint: Fingerprint  # of this run
+    earlier: Fingerprint | None  # of the results in the folder; None if unknown
     found: FoundResults
-    has_own_batches: bool  # whether the names of files in the journal say that they hold batches of this run
-    is_resumable: bool  # whether there are finished batches, of whichever run
+    has_own_batches: bool  # whether the journal has batches of this run, judging by file names
+    is_resumable: bool  # whether there are finished batches of any run
     has_derived_files: bool  # whether there are files that are made at the end of a run
 
     @property
     def why_unknown(self) -> str:
-        """Why it is not known what the folder's results depend on."""
+        """Why the fingerprint of the folder's results is unknown."""
         return what_is_wrong(self.folder / JOURNAL / FINGERPRINT)
 
     @property
     def objection(self) -> str:
-        """What the folder holds that the run may neither continue nor replace; empty if there is nothing."""
+        """What the folder holds that the run may neither resume nor replace; empty if there is nothing."""
         found, part = self.found, "the results" if self.found.was_complete else "a part"
         if changed := self.fingerprint.changed(self.earlier) if self.earlier else []:
-            return f"{part} of another run: what differs is the {' and the '.join(changed)}"
+            return f"{part} of another run: it differs in the {' and the '.join(changed)}"
         is_unknown = self.earlier is None and not self.has_own_batches
         if is_unknown and self.is_resumable:
-            return f"a part of a run, but it is not known of which: {self.why_unknown}"
+            return f"a part of an unknown run: {self.why_unknown}"
         if is_unknown and found.was_complete:
             return f"the results of a complete run, but no {JOURNAL} that identifies it"
         if found.damaged and (self.has_derived_files or found.was_complete) and not self.is_resumable:
-            return f"a run of which {what_is_wrong(found.damaged)}, and nothing that it could be made again from"
+            return f"a damaged run: {what_is_wrong(found.damaged)}, and there is nothing to restore it from"
         return ""
 
 
 def what_is_wrong(path: Path) -> str:
-    """Returns that a file is damaged, or missing."""
+    """Says that a file is damaged or missing."""
     return f"{path} is {'damaged' if os.path.lexists(path) else 'missing'}"

@@ -1,23 +1,22 @@
-"""The journal: finished batches on disk, which a resumed run does not predict again.
+"""The journal: finished batches on disk, so that a resumed run skips them.
 
-Every rank of every start appends to its own file, and reads the files of all. A record is one batch:
+Every rank of every start appends to its own file and reads all files. A record is one batch:
 
     magic       4 bytes
     checksum    uint32, CRC-32 of everything that follows
     batch       uint32, its number in the plan
     rows        uint32, examples in the batch
-    width       uint32, size of a row of the answers, in 4 bytes each, rounded up
+    width       uint32, size of a row of the answers, in units of 4 bytes, rounded up
     notes       uint32, bytes of the notes
     answers     rows of the columns that the model declares, such as logits float32 of shape [labels]
     notes       JSON, {"route": [[peer, first block, one past the last block, precision if known], ...],
                 "failed": {row: reason}, "audit": the findings of an audit,
-                "fell_back": true if texts were to share a beginning, and took plain forwards}
+                "fell_back": true if the batch should have used a shared prefix but fell back to plain forwards}
 
 All numbers are little-endian. Indices, labels and losses are not written: they follow from the plan, the dataset and
-the answers. The end of a file may be torn if its process died while writing; a record that fails its checksum is
-ignored. So is a batch that was answered by a server which an audit found faulty: a file named after the server marks
-it. All file names begin with a hash of what the results depend on, because hosts may have separate folders, one of
-which may hold an older run.
+the answers. The last record of a file may be incomplete if its process died while writing; a record that fails its
+checksum is ignored. So are batches answered by a server that an audit found faulty; a file named after the server marks
+it. All file names begin with a hash of the run's inputs, because hosts may have separate folders that hold older runs.
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ from dist_eval.runs.files import FINGERPRINT, JOURNAL, RECORDED_PLAN
 from dist_eval.runs.fingerprint import Fingerprint
 
 SUFFIX, FAULTY_SUFFIX = ".batches", ".odd"
-"""Of a rank's finished batches, and of what marks a server as excluded (see `dist_eval.runs.journal`)."""
+"""Suffixes of the files with finished batches, and of the files that mark excluded servers."""
 
-_DAMAGE = (ValueError, KeyError, TypeError)  # What reading a damaged JSON file raises
+_DAMAGE = (ValueError, KeyError, TypeError)  # raised when a damaged JSON file is read
 
 
 def has_batches(folder: Path) -> bool:
@@ -56,7 +55,7 @@ def has_batches(folder: Path) -> bool:
 
 
 def has_batches_of(folder: Path, run: Fingerprint) -> bool:
-    """Returns whether a run's folder holds finished batches that depend on just this, by the names of their files."""
+    """Returns whether a run's folder holds finished batches of exactly this run, judging by file names."""
     with suppress(FileNotFoundError, *_DAMAGE):
         as_recorded = run.with_plan(_recorded_plan(folder)["plan"])
         if _has_files_of(folder, as_recorded):
@@ -70,7 +69,7 @@ def _has_files_of(folder: Path, run: Fingerprint) -> bool:
 
 
 def name_of_run(digest: str) -> str:
-    """Returns what the names of a run's files begin with, by the hash of what its results depend on."""
+    """Returns the prefix of a run's file names, given the hash of its fingerprint."""
     return f"run-{digest[:12]}"
 
 
@@ -79,10 +78,10 @@ def _recorded_plan(folder: Path) -> dict[str, Any]:
 
 
 def recorded_cache_tokens(folder: Path) -> int | None:
-    """Returns for caches of how many tokens a run's batches were planned; None if that is still to be decided.
+    """Returns the cache tokens that a run's batches were planned for; None if that is not decided yet.
 
     Raises:
-        RunError: there are batches, and what says how they were planned cannot be read.
+        RunError: there are batches, but the record of their plan cannot be read.
     """
     try:
         return int(_recorded_plan(folder)["session_tokens"])
@@ -92,13 +91,13 @@ def recorded_cache_tokens(folder: Path) -> int | None:
         if not has_batches(folder):
             return None
         raise RunError(
-            f"{folder / JOURNAL / RECORDED_PLAN}, which says how the finished batches were planned, is damaged "
-            f"({error!r}). Restore it, choose another --output, or start afresh with --overwrite."
+            f"{folder / JOURNAL / RECORDED_PLAN}, the plan of the finished batches, is damaged ({error!r}). Restore "
+            "it, choose another --output, or start afresh with --overwrite."
         ) from error
 
 
 def record_plan(folder: Path, cache_tokens: int, plan: str) -> None:
-    """Records for caches of how many tokens a run's batches are planned, and the digest of that plan.
+    """Records the cache tokens that a run's batches are planned for, and the digest of that plan.
 
     Raises:
         RunError: the file cannot be written.
@@ -109,10 +108,10 @@ def record_plan(folder: Path, cache_tokens: int, plan: str) -> None:
 
 
 def require_recorded_plan(folder: Path, plan: str) -> None:
-    """Requires that a run's batches are still planned as they were.
+    """Requires that a run's batches are planned as before.
 
     Raises:
-        RunError: they are not: another version of dist_eval began the run.
+        RunError: the plan differs, because another version of dist_eval began the run.
     """
     try:
         recorded = _recorded_plan(folder)["plan"]
@@ -120,13 +119,13 @@ def require_recorded_plan(folder: Path, plan: str) -> None:
         return
     if recorded != plan:
         raise RunError(
-            f"{folder} holds a part of a run whose sessions another version of dist_eval planned. Finish it with that "
-            "version, choose another --output, or start afresh with --overwrite."
+            f"{folder} holds a part of a run that another version of dist_eval planned. Finish it with that version, "
+            "choose another --output, or start afresh with --overwrite."
         )
 
 
 def forget_journal(folder: Path) -> None:
-    """Removes the finished batches of a run's folder."""
+    """Removes the finished batches in a run's folder."""
     for pattern in (f"*{SUFFIX}", f"*{FAULTY_SUFFIX}", FINGERPRINT, RECORDED_PLAN):
         for path in (folder / JOURNAL).glob(pattern):
             path.unlink(missing_ok=True)
@@ -137,21 +136,21 @@ _HEAD = struct.Struct("<4sI")
 _FIELDS = struct.Struct("<4I")
 _WIDTH_BYTES = 4
 
-# What a record with a prediction for every example, and one with an audit, is worth more than another one
+# What a prediction for every example, and an audit, add to the worth of a record
 _WHOLE, _AUDITED = 2, 1
 
 
 class _Index:
-    """Where the record of each batch is: in arrays, because there may be millions."""
+    """Locates the record of each batch; in arrays, because there may be millions."""
 
     def __init__(self, batches: int) -> None:
-        # of each batch's record: 0 without one, else 1 and more (`_WHOLE`, `_AUDITED`)
+        # of each batch's record: 0 without one, else at least 1 (see `_WHOLE`, `_AUDITED`)
         self.worth = np.zeros(batches, dtype=np.uint8)
         self._files, self._offsets = np.zeros(batches, dtype=np.uint32), np.zeros(batches, dtype=np.int64)
         self._numbers: dict[Path, int] = {}
 
     def add(self, path: Path, offset: int, outcome: BatchOutcome) -> None:
-        """Adds a record, unless there is one that is worth as much."""
+        """Adds a record, unless there is one of at least the same worth."""
         worth = 1 + _WHOLE * outcome.is_whole + _AUDITED * (outcome.audit is not None)
         if worth > self.worth[outcome.batch]:
             self._files[outcome.batch] = self._numbers.setdefault(path, len(self._numbers))
@@ -183,7 +182,7 @@ class Journal:
         sizes: examples in each batch of the plan, integers of shape [batches].
         columns: of the answers, as the model declares them.
         rank: this rank, for the name of its file.
-        run: hash of what the results depend on; files of other runs are ignored.
+        run: hash of the run's fingerprint; files of other runs are ignored.
     """
 
     def __init__(
@@ -195,18 +194,18 @@ class Journal:
         self._file: int | None = None
         self._index = _Index(len(sizes))
         self._faulty: frozenset[str] = frozenset()
-        self._told = np.zeros(len(sizes), dtype=np.bool_)  # batches that `news` has yielded
-        self._told_to: dict[Path, int] = {}  # where it goes on in each file
-        self._told_last: Path | None = None  # the file that it was at
+        self._reported = np.zeros(len(sizes), dtype=np.bool_)  # batches that `news` has yielded
+        self._reported_to: dict[Path, int] = {}  # the offset in each file where `news` continues
+        self._reported_last: Path | None = None  # the file that `news` read last
 
     def faulty_servers(self) -> frozenset[str]:
-        """Returns the excluded servers, whose answers do not count."""
+        """Returns the excluded servers. Their answers do not count."""
         with _readable(self._folder):
             found = self._folder.glob(f"{self._run}-odd-*{FAULTY_SUFFIX}")
             return frozenset(path.stem.removeprefix(f"{self._run}-odd-") for path in found)
 
     def exclude(self, server: str) -> None:
-        """Records that a server is excluded: its answers do not count, whichever rank or start received them.
+        """Excludes a server: its answers do not count, regardless of the rank or start that received them.
 
         Raises:
             RunError: the folder cannot be written.
@@ -214,12 +213,12 @@ class Journal:
         path = self._folder / f"{self._run}-odd-{server}{FAULTY_SUFFIX}"
         with _writable(path):
             self._make_folder()
-            write_atomically(path, b"An audit found that other servers agree with each other, and not with this one.\n")
+            write_atomically(path, b"An audit found that other servers agree with each other but not with this one.\n")
 
     def read(self, audited: Container[int] = ()) -> np.ndarray:
         """Reads all files; returns which batches are finished, with a prediction for every example.
 
-        Those that are to be audited count only if they were.
+        Batches in `audited` count only if they have an audit.
         """
         self._index, self._faulty = _Index(len(self._sizes)), self.faulty_servers()
         with _readable(self._folder):
@@ -232,18 +231,18 @@ class Journal:
         return finished
 
     def outcomes(self, batches: Sequence[int] | np.ndarray) -> Iterator[BatchOutcome]:
-        """Yields the outcomes of batches that `read` has found or that were appended, file by file."""
+        """Yields the outcomes of batches that `read` found or that were appended, file by file."""
         for path, offsets in self._index.places(np.asarray(batches, dtype=np.int64)):
             with _readable(self._folder), path.open("rb") as file:
                 for offset in offsets:
                     file.seek(offset)
                     outcome = _parse(file.read(_HEAD.size + _FIELDS.size), file.read, self._columns)
                     if outcome is None:
-                        raise RunError(f"{path} changed under this run: does something else use its folder?")
+                        raise RunError(f"{path} changed during this run. Make sure that nothing else uses its folder.")
                     yield outcome
 
     def news(self) -> Iterator[BatchOutcome]:
-        """Yields the outcomes that ranks have added to this folder since the last call, of each batch the first one.
+        """Yields the outcomes that ranks have added to this folder since the last call, the first one of each batch.
 
         Another thread may call it while this one appends.
 
@@ -252,17 +251,17 @@ class Journal:
         """
         with _readable(self._folder):
             files = self._files()
-            begin = files.index(self._told_last) + 1 if self._told_last in files else 0
-            for path in files[begin:] + files[:begin]:  # a caller that leaves early hears of all of them in turn
-                self._told_last = path
-                for offset, outcome in _records(path, self._columns, self._told_to.get(path, 0)):
-                    self._told_to[path] = offset + 1
-                    if self._counts(outcome) and not self._told[outcome.batch]:
-                        self._told[outcome.batch] = True
+            begin = files.index(self._reported_last) + 1 if self._reported_last in files else 0
+            for path in files[begin:] + files[:begin]:  # so that a caller that stops early reaches all files in turn
+                self._reported_last = path
+                for offset, outcome in _records(path, self._columns, self._reported_to.get(path, 0)):
+                    self._reported_to[path] = offset + 1
+                    if self._counts(outcome) and not self._reported[outcome.batch]:
+                        self._reported[outcome.batch] = True
                         yield outcome
 
     def append(self, outcome: BatchOutcome) -> None:
-        """Writes a batch to the disk; once this returns, it survives even a power cut."""
+        """Writes a batch to disk; once this returns, it survives even a power failure."""
         with _writable(self._path):
             if self._file is None:
                 self._make_folder()
@@ -271,11 +270,11 @@ class Journal:
             while record:
                 record = record[os.write(self._file, record) :]
             os.fdatasync(self._file)
-        self._index.forget(outcome.batch)  # an earlier record did not count, else the batch were not done again
+        self._index.forget(outcome.batch)  # an earlier record did not count, or the batch would not have been repeated
         self._add(self._path, offset, outcome)
 
     def _make_folder(self) -> None:
-        """Makes the folder, and the run's folder, which only one host has unless they share it."""
+        """Makes the journal's folder, and the run's folder, which other hosts lack if it is not shared."""
         for folder in (self._folder.parent, self._folder):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
@@ -292,7 +291,7 @@ class Journal:
             self._index.add(path, offset, outcome)
 
     def _counts(self, outcome: BatchOutcome) -> bool:
-        """Returns whether an outcome is of a batch of this plan, and of no server that is excluded."""
+        """Returns whether an outcome belongs to this plan, without answers of excluded servers."""
         if outcome.batch >= len(self._sizes) or len(outcome.answers) != self._sizes[outcome.batch]:
             return False
         return {segment.peer for segment in outcome.route}.isdisjoint(self._faulty)
@@ -306,7 +305,7 @@ def _readable(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _writable(path: Path) -> Iterator[None]:
-    advice = "Earlier batches are kept: start the same command again once that is fixed."
+    advice = "Earlier batches are kept: fix the cause and start the same command again."
     with translating_os_errors(RunError, f"The journal {path} cannot be written", advice):
         yield
 
@@ -354,7 +353,7 @@ def _parse(head: bytes, read: Any, columns: AnswerColumns) -> BatchOutcome | Non
 
 
 def _records(path: Path, columns: AnswerColumns, start: int = 0) -> Iterator[tuple[int, BatchOutcome]]:
-    """Yields the offsets, from `start` on, and outcomes of a file's intact records; all else in it is skipped."""
+    """Yields the offsets (from `start`) and outcomes of a file's intact records, and skips everything else."""
     with path.open("rb") as file:
         if os.fstat(file.fileno()).st_size == 0:
             return

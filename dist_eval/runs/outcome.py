@@ -1,6 +1,6 @@
 """The outcome of a run, for schedulers and scripts: the status in its folder.
 
-torchrun exits with 1 whatever its ranks exit with, so the status of a whole run is read from `results.json` (of a
+torchrun exits with 1 regardless of its ranks' statuses, so the status of a whole run is read from `results.json` (for
 tuning: `tuning.json`). Independent of any scheduler, and imports no large library.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     Results: TypeAlias = RunningRun | EndedRun | CompleteRun | StartedTuning | TuningRun
 
-_FINISHED = ("*.batches", "*.safetensors")  # Files in `journal/` that grow or change whenever something is finished
+_FINISHED = ("*.batches", "*.safetensors")  # files in `journal/` that grow or change with progress
 
 
 @dataclass(frozen=True)
@@ -37,11 +37,10 @@ class Outcome:
     folder: Path  # the run's folder
     status: str  # "complete", "incomplete", "failed", "running" (or killed), or "missing"
     reason: str = ""  # why it is not complete, for people; empty if unknown
-    transient: bool = True  # whether the same command may get further although nothing is changed
+    transient: bool = True  # whether the same command may get further without any change
     version: tuple[int, ...] = ()  # changes whenever `results.json` is written
-    # changes whenever something is finished that a resumed run skips
-    progress: frozenset[tuple[str, int, int]] = frozenset()
-    # content of `results.json` or `tuning.json`; None if it cannot be read, or has another format
+    progress: frozenset[tuple[str, int, int]] = frozenset()  # changes whenever work that a resumed run skips is done
+    # content of `results.json` or `tuning.json`; None if it cannot be read or has another format
     results: Results | None = field(default=None, repr=False)
 
     @property
@@ -54,16 +53,16 @@ class Outcome:
 
     @property
     def problem(self) -> str:
-        """Why there are no results to read: the status, the reason if it is known, and whether it resumes; or empty."""
+        """Why there are no results: the status, the reason if known, and whether it resumes. Empty if there are."""
         if self.status == "complete":
-            return "" if self.results else "complete, but in another format than this version writes: run it again"
+            return "" if self.results else "complete, but not in the format of this version: run it again"
         reason = f", {self.reason}" if self.reason else ""
         advice = "; running the same command again resumes it" if self.exit_status == STOPPED else ""
         return f"{self.status}{reason}{advice}"
 
 
 def read_outcome(folder: Path) -> Outcome:
-    """Reads the outcome of a run from its folder; an unreadable folder is an outcome, too."""
+    """Reads the outcome of a run from its folder; an unreadable folder is also an outcome."""
     path = next((folder / name for name in (RESULTS, TUNING_RESULTS) if (folder / name).exists()), folder / RESULTS)
     try:
         with path.open(encoding="utf-8") as file:  # before fstat: only opening refreshes a network file system
@@ -73,7 +72,7 @@ def read_outcome(folder: Path) -> Outcome:
     except (OSError, ValueError) as error:
         return Outcome(folder, "failed", f"{path} cannot be read: {one_line(error)}", transient=False)
     if not isinstance(content, dict) or "status" not in content or not isinstance(content.get("error") or {}, dict):
-        return Outcome(folder, "failed", f"{path} is not that of a run", transient=False)
+        return Outcome(folder, "failed", f"{path} was not written by a run", transient=False)
     if content.get("schema_version") == SCHEMA_VERSION and not is_intact(content):
         return Outcome(folder, "failed", f"{path} {NOT_AS_WRITTEN}", progress=_progress(folder))
     failure = content.get("error") or {}

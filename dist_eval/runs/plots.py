@@ -1,6 +1,6 @@
-"""Plots of a run: confusion matrices or, for a regression, scatter plots; and reliability diagrams.
+"""Plots of a run: confusion matrices (for a regression: scatter plots) and reliability diagrams.
 
-Matplotlib draws them, as PNG files for the run's folder and as SVG for its page.
+Drawn by Matplotlib, as PNG files for the run's folder and as SVG for its page.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NAMES = {
 }
 PLOTS = (*_NAMES.values(), RELIABILITY)  # names of all files
 
-POINTS = 2000  # at most so many are in a scatter plot
+POINTS = 2000  # maximum number of points in a scatter plot
 _CELLS_WITH_NUMBERS, _PANELS, _MOST_CONFUSED = 20, 25, 40
 _TALLEST_SIZE = 0.25
 _LONGEST_NAME = 30  # of a class, in characters
@@ -63,11 +63,11 @@ def confusion_cells(matrix: ConfusionMatrix | SparseConfusionMatrix) -> Any:
 
 
 def draw_confusion_matrix(results: EvaluationResults, most: int = MOST_DENSE_CLASSES) -> Figure:
-    """Draws the confusion matrix; of too many classes those with the most mistakes, and the others added up.
+    """Draws the confusion matrix; with too many classes, those with the most mistakes, and the sum of the others.
 
     Args:
         results: of a run with single labels.
-        most: number of classes up to which all are drawn; of more than are legible, only 40.
+        most: the number of classes up to which all are drawn; if that is not legible, 40.
     """
     from matplotlib.figure import Figure
     from sklearn.metrics import ConfusionMatrixDisplay
@@ -115,7 +115,7 @@ def draw_label_confusion(results: EvaluationResults) -> Figure:
 
 
 def draw_scatter(names: list[str], label: np.ndarray, prediction: np.ndarray) -> Figure:
-    """Draws a scatter plot of each of the first outputs; evenly spaced examples if there are many.
+    """Draws a scatter plot of each of the first outputs, with evenly spaced examples if there are many.
 
     Args:
         names: names of the outputs.
@@ -141,7 +141,7 @@ def draw_scatter(names: list[str], label: np.ndarray, prediction: np.ndarray) ->
 
 
 def draw_reliability(calibration: Calibration) -> Figure:
-    """Draws a reliability diagram, in a multi-label problem one for each of the first labels.
+    """Draws a reliability diagram; with several labels per text, one for each of the first labels.
 
     Each bin with examples has a dot at its mean confidence and accuracy, with an interval; bars show the bins' sizes.
     """

@@ -32,7 +32,7 @@ def read_results(folder: Path) -> CompleteRun:
     """Reads `results.json` of a complete run with predictions.
 
     Raises:
-        RunError: the folder holds no such run, or its format has another version.
+        RunError: the folder holds no such run, or another version wrote it.
     """
     run = read_run(folder)
     if isinstance(run, CompleteHarnessRun):
@@ -41,19 +41,19 @@ def read_results(folder: Path) -> CompleteRun:
 
 
 def read_run(folder: Path) -> CompleteRun | CompleteHarnessRun:
-    """Reads `results.json` of a complete run of any kind, and checks that its tables are those it was written with.
+    """Reads `results.json` of a complete run of any kind, and checks the digests of its tables.
 
     Raises:
-        RunError: the folder holds no complete run, its format has another version, or a file is damaged.
+        RunError: the folder holds no complete run, another version wrote it, or a file is damaged.
     """
     try:
         results = read_json(folder / RESULTS)
     except FileNotFoundError:
-        raise RunError(f"{folder} holds no {RESULTS}: it is no output folder of a run.") from None
+        raise RunError(f"{folder} is not the output folder of a run: it has no {RESULTS}.") from None
     except (OSError, ValueError) as error:
         raise RunError(f"{folder / RESULTS} cannot be read: {one_line(error)}.") from error
     if not isinstance(results, dict) or results.get("schema_version") != SCHEMA_VERSION:
-        raise RunError(f"{folder / RESULTS} has another format than this version writes: run it again.")
+        raise RunError(f"{folder / RESULTS} is not in the format of this version: run it again.")
     if results.get("status") != "complete":
         raise RunError(f"{folder} is not complete but {results.get('status')}: start its command again first.")
     if not is_intact(results):
@@ -64,7 +64,7 @@ def read_run(folder: Path) -> CompleteRun | CompleteHarnessRun:
     except ValidationError as error:
         first = error.errors()[0]
         raise RunError(
-            f"{folder / RESULTS} has another format than this version writes "
+            f"{folder / RESULTS} is not in the format of this version "
             f"({'.'.join(map(str, first['loc']))}: {first['msg']}): run it again."
         ) from error
     with translating_os_errors(RunError, f"The files in {folder} cannot be read"):
@@ -75,7 +75,7 @@ def read_run(folder: Path) -> CompleteRun | CompleteHarnessRun:
 
 
 def read_table(folder: Path, read: Callable[[Path], Table], advice: str = "") -> Table:
-    """Reads the table of a run's samples; raises a `RunError` if that fails."""
+    """Reads the table of a run's samples; raises `RunError` on failure."""
     import pyarrow as pa
 
     try:
@@ -86,7 +86,7 @@ def read_table(folder: Path, read: Callable[[Path], Table], advice: str = "") ->
 
 def _damage(path: Path) -> RunError:
     what = NOT_AS_WRITTEN if os.path.lexists(path) else "is missing"
-    return RunError(f"{path} {what}. Start the run's command again: it makes it anew from the journal.")
+    return RunError(f"{path} {what}. Start the run's command again to restore it from the journal.")
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ class FinishedRun:
             raise RunError(f"{self.folder / PREDICTIONS} cannot be read: {one_line(error)}.") from error
 
     def sample(self, most: int) -> tuple[np.ndarray, np.ndarray]:
-        """Reads labels and predictions, of evenly spaced examples if there are more than `most`.
+        """Reads labels and predictions; of evenly spaced examples if there are more than `most`.
 
         Args:
             most: largest number of examples.
@@ -156,7 +156,7 @@ class FinishedRun:
         options = DataOptions.recorded_in(self.results.config)
         place = dataset or options.dataset or ()
         if isinstance(place, str) and was_in_memory(place):
-            raise DataError(f"The texts were those of {place}: name a file that holds the same rows with --dataset.")
+            raise DataError(f"The texts came from {place}: name a file with the same rows with --dataset.")
         if self.results.revisions and self.results.revisions.dataset:
             pin("dataset", str(options.dataset), self.results.revisions.dataset)
         data = LabelledRows(

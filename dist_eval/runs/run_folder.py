@@ -1,7 +1,7 @@
-"""The folder of any kind of run: who uses it, what a new start finds in it, and how the run ends.
+"""The folder of any kind of run: its lock, earlier results in it, and the status of the run.
 
-The file with the results is written first with status "running", and replaced atomically whenever something changes, so
-that a reader always sees a complete and current file.
+The results file is first written with status "running", and replaced atomically whenever something changes, so that a
+reader always sees a complete and current file.
 """
 
 from __future__ import annotations
@@ -30,28 +30,27 @@ from dist_eval.runs.journal import forget_journal, has_batches, has_batches_of
 from dist_eval.runs.outcome import read_outcome
 from dist_eval.schema import SCHEMA_VERSION
 
-# A peer's address, or its ID alone. An address begins only where a path does: from each of its parts, a long path
-# without a peer would be searched to its end.
+# A peer's address, or its ID alone. An address begins only where a path does; otherwise, a long path without a peer
+# would be searched to its end from each of its parts.
 _PEER = re.compile(r"(?<![\w.:/-])[\w.:/-]*/p2p/[1-9A-HJ-NP-Za-km-z]{40,}|\b(?:Qm|12D3Koo)[1-9A-HJ-NP-Za-km-z]{40,}")
 _NO_PEER = "(peer, not recorded)"
 
 
 class RunFolder:
-    """The folder of one run; `EvaluationFolder` and `TuningFolder` say what it contains, `NoFolder` is none.
+    """The folder of one run; `EvaluationFolder` and `TuningFolder` define its files, `NoFolder` has none.
 
     Args:
         path: path of the folder.
         options: all options of the run, as they are recorded.
-        overwrite: whether to start afresh, whatever the folder holds.
+        overwrite: whether to discard the contents of the folder.
         peers: addresses of the swarm's peers, which are not recorded.
     """
 
     results_name: str  # name of the file with the results
-    records: TypeAdapter[Any]  # reads them
-    resume_source: str  # what a resumed run continues from, for messages
-    # files that show, where `results_name` is missing, that the folder belongs to something else
-    foreign_files: tuple[str, ...]
-    derived_files: tuple[str, ...] = ()  # files that are removed when the run begins, because they are made at its end
+    records: TypeAdapter[Any]  # validates the results
+    resume_source: str  # for messages: what a resumed run continues from
+    foreign_files: tuple[str, ...]  # without `results_name`, these show that the folder belongs to something else
+    derived_files: tuple[str, ...] = ()  # made at the end of a run, so removed when it begins
 
     def __init__(
         self, path: Path, options: RecordedOptions, *, overwrite: bool = False, peers: Sequence[str] = ()
@@ -59,7 +58,7 @@ class RunFolder:
         self.path, self.options = path, options
         self._overwrite, self._peers = overwrite, peers
         self._lock: int | None = None
-        self.holder = ""  # the leader of this run, as in the folder's lock; empty until it has opened the folder
+        self.holder = ""  # describes the leader of this run, as in the lock; empty until it has opened the folder
         self._found = FoundResults()
         self._revisions: Revisions | None = None
 
@@ -86,15 +85,15 @@ class RunFolder:
             if is_first:
                 self._clear()
             if not (is_first and self._overwrite):
-                self._found = self._look()
+                self._found = self._find_results()
             if not self._found.are_kept:
                 self._write(self._started())
 
     def earlier_revisions(self, names: Sequence[str]) -> Revisions | None:
-        """Returns the commits that an earlier start of this run has read.
+        """Returns the commits that an earlier start of this run read; None if it had other values of the options.
 
         Args:
-            names: the options that say which; None if they had other values.
+            names: the options that choose the commits.
         """
         found = self._found.results
         is_same = found is not None and all(found.config.get(name) == self.options.get(name) for name in names)
@@ -108,14 +107,14 @@ class RunFolder:
                 self._write(self._started())
 
     def open_on_host(self) -> None:
-        """Prepares the folder on a further host, which may have one of its own; before the leader claims the folder."""
+        """Prepares the folder on another host, which may not share it, before the leader claims the folder."""
         with translating_os_errors(RunError, f"The output folder {self.path} cannot be written"):
             require_journal_of_ours(self.path)
-            if last_holder(self.path) != self.holder:  # else it is the leader's, who has done so
+            if last_holder(self.path) != self.holder:  # otherwise it is the leader's folder, cleared already
                 self._clear()
 
     def _clear(self) -> None:
-        """Removes what the first attempt of a start removes: whoever starts the run again wants it to go on."""
+        """Removes what a new start replaces: the request to stop, and with --overwrite the earlier run."""
         (self.path / STOP_FILE).unlink(missing_ok=True)
         if self._overwrite:
             self._forget()
@@ -123,18 +122,19 @@ class RunFolder:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the folder is still this run's: another one may use it before this one has opened it, or since."""
+        """Whether the folder is this run's: another run may have used it before this one opened it, or since then."""
         return self.holder != "" and (self._lock is not None or last_holder(self.path) == self.holder)
 
     def _require_no_foreign_files(self) -> None:
         found = [name for name in self.foreign_files if (self.path / name).exists()]
         if found and not (self.path / self.results_name).exists():
             raise RunError(
-                f"The output folder {self.path} holds {', '.join(found)} of something else. Choose another --output."
+                f"The output folder {self.path} holds {', '.join(found)} of a run of another kind. Choose another "
+                "--output."
             )
 
-    def _look(self) -> FoundResults:
-        """Reads the results that the folder holds, and finds out which of its files is damaged."""
+    def _find_results(self) -> FoundResults:
+        """Reads the results in the folder, and finds a damaged file."""
         path = self.path / self.results_name
         try:
             content = path.read_bytes()
@@ -143,8 +143,8 @@ class RunFolder:
         results = self._parse(content)
         if results is None and read_outcome(self.path).status == "complete":
             raise RunError(
-                f"{path} is that of a complete run, but has another format than this version writes. Choose another "
-                "--output, or replace it with --overwrite."
+                f"{path} is from a complete run, but not in the format of this version. Choose another --output, or "
+                "replace it with --overwrite."
             )
         damaged = self.results_name if results is None else damaged_table(results, self.path)
         return FoundResults(content, results, self.path / damaged if damaged else None)
@@ -152,15 +152,15 @@ class RunFolder:
     def claim(self, fingerprint: Fingerprint, answers: Fingerprint | None = None) -> bool:
         """Compares this run with the one in the folder, and prepares the journal.
 
-        What is damaged is made again from the journal, if that is known to be this run's: without `--overwrite`
-        nothing is removed that could be resumed.
+        Damaged files are restored from the journal if it belongs to this run. Without `--overwrite`, nothing is removed
+        that could be resumed.
 
         Args:
-            fingerprint: what the results depend on.
-            answers: what the batches in the journal depend on, if that is not the same.
+            fingerprint: the inputs that the results depend on.
+            answers: the inputs that the batches in the journal depend on, if they differ.
 
         Returns:
-            Whether there is something to do: False if the folder holds this run, complete.
+            Whether there is work to do: False if the folder holds this run, complete.
 
         Raises:
             RunError: the folder holds another run; the message names what differs.
@@ -176,20 +176,20 @@ class RunFolder:
                 has_derived_files=any(map(os.path.lexists, self._derived())),
             )
             if objection := claim.objection:
-                self.holder = ""  # it is left to whose it is
+                self.holder = ""  # the folder stays with its own run
                 self._found.restore(self.path / self.results_name)
                 raise RunError(
                     f"{self.path} holds {objection}. Choose another --output, or start afresh with --overwrite."
                 )
             is_unknown = claim.earlier is None
             if is_unknown and claim.has_own_batches:
-                print_error(f"{claim.why_unknown}: the batches are known by their names, and are kept.")
+                print_error(f"{claim.why_unknown}: the batches are identified by their file names and kept.")
             elif is_unknown:
                 forget_journal(self.path)
-            has_work = not self.is_complete or (is_unknown and answers is not None)  # names only tell of answers
+            has_work = not self.is_complete or (is_unknown and answers is not None)  # names identify answers only
             if has_work:
                 if self._found.damaged and self.is_resumable:
-                    print_error(f"{what_is_wrong(self._found.damaged)}: it is made again from {self.resume_source}.")
+                    print_error(f"{what_is_wrong(self._found.damaged)}: it is restored from {self.resume_source}.")
                 self._remove_derived()
                 if self._found.are_kept:
                     self._write(self._started())
@@ -205,7 +205,7 @@ class RunFolder:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the folder, when it was opened, held an intact complete run of which nothing is to be tried again."""
+        """Whether the folder, when it was opened, held an intact complete run without failed examples to retry."""
         found = self._found
         before = found.results if found.was_complete and not found.damaged else None
         return before is not None and not self._has_failed_examples(before)
@@ -229,7 +229,7 @@ class RunFolder:
             path.unlink(missing_ok=True)
 
     def _derived(self) -> list[Path]:
-        """Returns what is made at the end of a run, whether it exists or not."""
+        """Returns the files that are made at the end of a run, whether they exist or not."""
         return [self.path / name for name in self.derived_files]
 
     def _started(self) -> RunHeader:
@@ -250,7 +250,7 @@ class RunFolder:
         return {name: getattr(results, name) for name in RunHeader.model_fields}
 
     def _has_failed_examples(self, results: RunHeader) -> bool:
-        """Returns whether a complete run has examples that a new start would try again."""
+        """Returns whether a complete run has examples that a new start would retry."""
         return False
 
     def fail(
@@ -268,14 +268,14 @@ class RunFolder:
             message: the reason.
             rank: the rank that failed.
             host: its host.
-            coverage: the counts, if the reason is that the dataset is not covered exactly once.
-            transient: whether a new start may get further although nothing is changed.
+            coverage: the counts, if the dataset was not covered exactly once.
+            transient: whether a new start may get further without any change.
 
         Returns:
-            Whether it was marked: a run that has not opened the folder, or a later one has, leaves it unchanged.
+            Whether it was marked. The folder stays unchanged if this run has not opened it, or a later run has.
 
         Raises:
-            OSError: the folder cannot be written any more.
+            OSError: the folder can no longer be written.
         """
         failure = self._failure(message, rank=rank, host=host, transient=transient)
         return self._end("failed", failure, coverage)
@@ -292,8 +292,8 @@ class RunFolder:
     ) -> bool:
         """Marks the run as incomplete, and keeps torchrun's restarts from resuming it.
 
-        All else is as with `fail`. With `may_restart`, torchrun may have interrupted the rank in order to restart it,
-        so that it should resume.
+        Otherwise like `fail`. With `may_restart`, torchrun may have interrupted the rank in order to restart it, so
+        restarts still resume the run.
         """
         if not self.is_ours:
             return False
@@ -304,14 +304,14 @@ class RunFolder:
         return self._end("incomplete", failure, coverage)
 
     def _failure(self, message: str, **known: Any) -> RunFailure:
-        """Returns what is recorded of the end of a run, without addresses of peers."""
+        """Returns the record of why a run ended, without peers' addresses."""
         for address in self._peers:
             message = message.replace(address, _NO_PEER)
         return RunFailure(message=_PEER.sub(_NO_PEER, message), **known)
 
     def _end(self, status: str, error: RunFailure, coverage: Mapping[str, int] | None) -> bool:
         if not self.is_ours or (results := self._read()) is None or results.status != "running":
-            return False  # never change the results of a complete run
+            return False  # the results of a complete run never change
         changes = {"status": status, "error": error.to_json(), "finished": now(), "coverage": coverage}
         self._write(self.records.validate_python({**results.to_json(), **changes}))
         return True

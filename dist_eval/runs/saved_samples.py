@@ -1,9 +1,8 @@
-"""`predictions.parquet`, the table of a run's samples: predictions, or generated texts.
+"""`predictions.parquet`, the table of a run's samples: predictions or generated texts.
 
-The fields of `SavedPredictions` are its columns, by name and in their order; what is written, read back and cut into
-chunks follows from them. Those of `SavedTexts`, whose metrics are columns, too, follow from its `TYPES`. Predictions
-have lost their logits, unless probabilities would rank the examples otherwise; so whatever is computed of them is equal
-to the last bit to what the run itself computed.
+The fields of `SavedPredictions` are its columns, in the same order; writing, reading and cutting into chunks follow
+from them. The columns of `SavedTexts` are its `TYPES` and the metrics. Logits are saved only if probabilities would
+rank the examples differently, so everything computed from a saved table is bit-identical to what the run computed.
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ class SavedPredictions:
     label: np.ndarray  # true labels, as in `dist_eval.Predictions`
     prediction: np.ndarray  # predicted labels, of the same shape and dtype
     loss: np.ndarray  # float64 of shape [n]
-    # float64 of shape [n, num_labels]; of a regression, which has none, of shape [n, 0], and not in the table
-    probabilities: np.ndarray
+    probabilities: np.ndarray  # float64 of shape [n, num_labels]; for a regression of shape [n, 0], and not saved
     group: np.ndarray | None = None  # number of the group of each example, int64 of shape [n]; None without groups
     # float32 of shape [n, num_labels]; None where probabilities rank the examples as logits do (`ranking_scores`)
     logits: np.ndarray | None = None
@@ -47,7 +45,7 @@ class SavedPredictions:
     def from_predictions(
         cls, predictions: PredictionsLike, group: np.ndarray | None = None, logits: np.ndarray | None = None
     ) -> SavedPredictions:
-        """Takes over predictions, and their groups and logits if they are to be kept."""
+        """Copies predictions, with their groups and logits if they should be saved."""
         none = np.empty((len(predictions), 0))
         probabilities = none if predictions.problem is REGRESSION else predictions.probabilities
         of_model = predictions.label, predictions.prediction, predictions.loss, probabilities
@@ -55,7 +53,7 @@ class SavedPredictions:
 
     @classmethod
     def from_table(cls, table: pa.Table | pa.RecordBatch) -> SavedPredictions:
-        """Takes over columns that were read from a file."""
+        """Takes columns that were read from a file."""
         known = {field.name for field in fields(cls)}  # a newer version may have written more
         columns = {name: _to_numpy(table.column(name)) for name in table.schema.names if name in known}
         if "label" in columns and problem_of(columns["label"].dtype) is REGRESSION:
@@ -66,7 +64,7 @@ class SavedPredictions:
         return cls(**columns)
 
     def columns(self) -> dict[str, np.ndarray]:
-        """Returns the columns by name, without those that these predictions do not have."""
+        """Returns the columns by name, without those that are None."""
         every = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: column for name, column in every.items() if column is not None}
 
@@ -99,7 +97,7 @@ class SavedPredictions:
         return SavedPredictions(**{name: column[positions] for name, column in self.columns().items()})
 
     def with_classes(self, order: Sequence[int]) -> SavedPredictions:
-        """Renumbers the classes, labels or outputs: number i becomes what number `order[i]` is now."""
+        """Renumbers the classes, labels or outputs: the current number `order[i]` becomes number i."""
         if self.problem is SINGLE_LABEL:
             numbers = np.argsort(order)
             changes = {"label": numbers[self.label], "prediction": numbers[self.prediction]}
@@ -123,10 +121,10 @@ class SavedTexts:
     """Columns of generated texts."""
 
     index: np.ndarray  # row in the dataset, int64 of shape [n]
-    references: list[list[str]]  # what each text may be
+    references: list[list[str]]  # the right texts of each row
     text: list[str]  # the texts
-    values: dict[str, np.ndarray]  # by name of the metric, whose column it is: bool or float64 of shape [n]
-    answer: list[str | None] | None = None  # what --answer-pattern found in each; None without a pattern
+    values: dict[str, np.ndarray]  # by metric, which names the column: bool or float64 of shape [n]
+    answer: list[str | None] | None = None  # what --answer-pattern found in each text; None without a pattern
     group: np.ndarray | None = None  # number of the group of each, int64 of shape [n]; None without groups
 
     TYPES: ClassVar[dict[str, pa.DataType]] = {
@@ -136,7 +134,7 @@ class SavedTexts:
         "answer": pa.string(),
         "group": pa.int64(),
     }
-    """By names of columns that no metric may have."""
+    """Types by column; metrics must not have these names."""
 
     def __len__(self) -> int:
         return len(self.text)
@@ -166,12 +164,12 @@ class SavedTexts:
             yield self.at(np.arange(start, min(start + _ROWS_AT_ONCE, len(self))))
 
     def numbers(self, name: str) -> list[int] | list[float]:
-        """Returns the values of a metric, 0 or 1 for one that is true or false of a text."""
+        """Returns the values of a metric; 0 or 1 for a metric that is true or false."""
         column = self.values[name]
         return (column.astype(np.int64) if column.dtype == np.bool_ else column).tolist()
 
     def table(self) -> dict[str, pa.Array]:
-        """Returns the columns as they are written, without those that these texts do not have."""
+        """Returns the columns as they are written, without those that are None."""
         own = {name: pa.array(column, self.TYPES[name]) for name, column in self._own_columns().items()}
         last: dict[str, Any] = {name: own.pop(name) for name in ("answer", "group") if name in own}
         return {**own, **{name: pa.array(column) for name, column in self.values.items()}, **last}
@@ -184,19 +182,19 @@ class SavedTexts:
 def _require_columns(of: type[SavedPredictions | SavedTexts], columns: Mapping[str, Any]) -> None:
     for field in fields(of):
         if field.default is MISSING and field.name not in columns:
-            raise ValueError(f"it has no column {field.name!r}, so another version wrote it")
+            raise ValueError(f"it lacks the column {field.name!r}, so another version wrote it")
 
 
 Samples: TypeAlias = PredictionsLike | SavedTexts
 
 
 def write_samples(path: Path, samples: Samples, groups: np.ndarray | None = None) -> None:
-    """Writes one row for each prediction or text, with its group if there is one. Equal input gives equal bytes."""
+    """Writes a row for each prediction or text, with its group if there is one. Equal input gives equal bytes."""
     options: dict[str, Any] = {}
     keeps_logits = False
     if not isinstance(samples, SavedTexts):
         keeps_logits = samples.problem is not REGRESSION and not probabilities_rank_alike(samples)
-        # a dictionary pays for classes only
+        # a dictionary saves space only for classes
         dictionary = ["label", "prediction"] if samples.problem is SINGLE_LABEL else False
         options = {"use_dictionary": dictionary, "column_encoding": {"index": "DELTA_BINARY_PACKED"}}
 
@@ -208,7 +206,7 @@ def write_samples(path: Path, samples: Samples, groups: np.ndarray | None = None
 
     def tables() -> Iterator[Mapping[str, Any]]:
         start = 0
-        for chunk in samples.chunks():  # the probabilities take more memory than the predictions themselves
+        for chunk in samples.chunks():  # probabilities take more memory than the predictions themselves
             yield table_of(chunk, None if groups is None else groups[start : start + len(chunk)])
             start += len(chunk)
 
@@ -223,14 +221,14 @@ def read_predictions(path: Path) -> SavedPredictions:
     """Reads the predictions that `write_samples` wrote.
 
     Raises:
-        OSError: there is no such file, or none that can be read.
+        OSError: the file is missing or cannot be read.
         ValueError: it lacks a column.
     """
     return SavedPredictions.from_table(parquet.read_table(path))
 
 
 def read_chunks(path: Path) -> Iterator[SavedPredictions]:
-    """Reads the same in chunks of bounded size."""
+    """Reads the predictions in chunks of bounded size."""
     with parquet.ParquetFile(path) as file:
         widest = max(getattr(field.type, "list_size", 1) for field in file.schema_arrow)
         yield from map(SavedPredictions.from_table, file.iter_batches(max(1, _CELLS_READ_AT_ONCE // widest)))
@@ -240,7 +238,7 @@ def read_texts(path: Path) -> SavedTexts:
     """Reads the texts that `write_samples` wrote.
 
     Raises:
-        OSError: there is no such file, or none that can be read.
+        OSError: the file is missing or cannot be read.
         ValueError: it lacks a column.
     """
     return SavedTexts.from_table(parquet.read_table(path))

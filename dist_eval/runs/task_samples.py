@@ -1,4 +1,4 @@
-"""Reads a run on tasks of the lm-evaluation-harness, or on prompts: its results, and its documents with the answers."""
+"""Reads a run on tasks of the lm-evaluation-harness or on prompts: its results, and its documents with the answers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from dist_eval.runs.files import PREDICTIONS
 from dist_eval.runs.saved_samples import read_texts
 
 DocumentKey = tuple[str, int]
-"""What identifies a document in all runs, and how often the same came before in its task."""
+"""Identifies a document in all runs, and counts equal ones before it in its task."""
 
-# by what the harness divides the log-likelihood of a choice for a metric, before it takes the largest
+# the harness divides the log-likelihood of a choice by this length, by metric, before it takes the largest
 _LENGTHS: dict[str, Callable[[str], int]] = {
     "acc": lambda choice: 1,
     "acc_norm": lambda choice: max(1, len(choice)),
@@ -32,22 +32,21 @@ class Sample:
     """A document with the model's answer."""
 
     number: int  # number of the document in its task
-    filter: str  # the harness' filter that the values are about
+    filter: str  # the harness' filter that the values belong to
     target: str  # the right answer, or the number of the right choice
-    context: str  # what the model continued
-    # of several continuations of the same context, each with its log-likelihood in nats
-    choices: list[tuple[str, float]]
-    text: str | None  # the text that was generated; None if none was
+    context: str  # the text that the model continued
+    choices: list[tuple[str, float]]  # continuations of the context, each with its log-likelihood in nats
+    text: str | None  # the generated text; None if there is none
     values: Mapping[str, Any]  # value by name of the metric
-    found: str = ""  # what a pattern found in the text, in words; empty without one
+    found: str = ""  # describes what a pattern found in the text; empty without a pattern
     group: int | None = None  # number of the group of a row; None without groups
 
     def answer(self, metric: str, *, with_texts: bool) -> tuple[str, str, str]:
-        """Returns target, answer and score; of several choices the one that a metric takes is the answer.
+        """Returns target, answer and score; with several choices, the answer is the one that the metric selects.
 
         Args:
             metric: name of the metric.
-            with_texts: whether texts of the document are shown, or only numbers of choices.
+            with_texts: whether to show texts of the document, or only numbers of choices.
         """
         target = self.target if with_texts else "–"
         if self.text is not None:
@@ -67,7 +66,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class TaskRun:
-    """A complete run on tasks, or on prompts."""
+    """A complete run on tasks or prompts."""
 
     folder: Path  # the run's folder
     results: CompleteHarnessRun  # content of `results.json`

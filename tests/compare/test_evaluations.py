@@ -238,7 +238,7 @@ def test_texts_of_other_columns_can_be_compared_if_one_is_the_same(
 
 
 def test_a_folder_without_a_complete_run_is_named(folders: list[Path], tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"holds no results\.json"):
+    with pytest.raises(RunError, match=r"has no results\.json"):
         EvaluationRun.load(tmp_path)
     running = folder_of(config_for(tmp_path / "running"))
     running.open()
@@ -246,7 +246,7 @@ def test_a_folder_without_a_complete_run_is_named(folders: list[Path], tmp_path:
         EvaluationRun.load(tmp_path / "running")
     broken = run_of(tmp_path / "broken", predictions(1.0))
     (broken / "predictions.parquet").write_bytes(b"PAR1")
-    with pytest.raises(RunError, match=r"predictions\.parquet is not as the run wrote it"):
+    with pytest.raises(RunError, match=r"predictions\.parquet was damaged or changed"):
         EvaluationRun.load(broken)
     (broken / "predictions.parquet").unlink()
     with pytest.raises(RunError, match=r"predictions\.parquet is missing"):
@@ -255,5 +255,5 @@ def test_a_folder_without_a_complete_run_is_named(folders: list[Path], tmp_path:
     with pytest.raises(RunError, match=r"results\.json cannot be read"):
         EvaluationRun.load(broken)
     (broken / "results.json").write_text('{"schema_version": 0}')
-    with pytest.raises(RunError, match="another format"):
+    with pytest.raises(RunError, match="not in the format of this version"):
         EvaluationRun.load(broken)

@@ -107,7 +107,7 @@ def test_texts_are_those_of_transformers_and_compared_with_references(
     assert missed.split()[0] in page and "greedy, at most 10 tokens, up to &#39;w&#39;" in page
     capfd.readouterr()
     assert run_here(*command(model, dataset, output, *LOCAL, "--stop", "win")) == 1
-    assert "what differs is the decoding" in capfd.readouterr().err
+    assert "it differs in the decoding" in capfd.readouterr().err
 
 
 def test_a_prompt_that_begins_with_the_tokenizers_own_first_token_has_it_once(
@@ -240,7 +240,7 @@ def test_a_part_of_the_rows_has_the_texts_that_they_have_among_all(
         limits.append(interval["high"] - interval["low"])
     assert limits[1] < 0.7 * limits[0], "most of the rows were drawn"
     assert run_here(*command(model, dataset, tmp_path / "drawn", *LOCAL, "--sample", "29")) == 1
-    assert "what differs is the selection of rows" in capfd.readouterr().err
+    assert "it differs in the selection of rows" in capfd.readouterr().err
     [compared] = compare_runs([load_run(tmp_path / name) for name in ("first", "drawn")])
     paired, unpaired = compared.samples["rows/exact_match"]
     assert 2 * paired + unpaired == 60 and paired >= 20
@@ -262,14 +262,14 @@ def test_examples_before_each_prompt_are_drawn_with_their_first_reference(
     assert predictions(tmp_path / "drawn") == predictions(tmp_path / "written")
     capfd.readouterr()
     assert run_here(*command(model, dataset, tmp_path / "drawn", *LOCAL, *shots, "--few-shot-seed", "3")) == 1
-    assert "what differs is the few-shot examples." in capfd.readouterr().err
+    assert "it differs in the few-shot examples." in capfd.readouterr().err
     other = tmp_path / "other.jsonl"
     other.write_text(dataset.read_text().replace('"question": "', '"question": "O '))
     assert run_here(*command(model, other, tmp_path / "drawn", *LOCAL, *shots, "--few-shot-seed", "3")) == 1
     said = capfd.readouterr().err
     assert "the few-shot examples and the dataset (column 'question' has changed)." in said
     assert run_here(*command(model, dataset, tmp_path / "short", *LOCAL, *shots, "--max-length", "20")) != 0
-    assert "nothing would be left of them. Give fewer, or a larger --max-length." in capfd.readouterr().err
+    assert "no room is left for the question. Give fewer examples, or a larger --max-length." in capfd.readouterr().err
 
 
 def test_rows_without_a_text_are_listed_kept_out_of_every_metric_and_tried_again(

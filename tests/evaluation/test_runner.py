@@ -380,7 +380,7 @@ def test_a_complete_run_is_not_run_twice_and_not_replaced_by_accident(
     csv_file(tmp_path, "123,1", "3,3")
     assert run(config, tmp_path) == 1
     printed = capfd.readouterr().err
-    assert "what differs is the dataset." in printed
+    assert "it differs in the dataset." in printed
     assert "--overwrite" in printed
     assert (tmp_path / "out" / "results.json").read_bytes() == before
 

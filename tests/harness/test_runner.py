@@ -273,7 +273,7 @@ def test_the_shipped_task_says_how_good_the_embedded_example_is(
     assert len(list(output.glob("*digits_*.jsonl"))) == len(list(output.glob("results_*.json"))) == 1
     capfd.readouterr()
     assert run_here(*arguments, "--limit", "9") == 1
-    assert "what differs is the data of the tasks and the --limit" in capfd.readouterr().err
+    assert "it differs in the data of the tasks and the --limit" in capfd.readouterr().err
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ def test_the_page_is_written_where_it_is_asked_for(
 @pytest.mark.parametrize(
     ("options", "status", "words"),
     [
-        (["NOWHERE"], 1, "holds no results.json"),
+        (["NOWHERE"], 1, "has no results.json"),
         (["RUN", "--texts"], 1, "There is no file test.csv."),
         (["RUN", "--output", "NOWHERE/page.html"], 1, "cannot be written"),
         (["RUN", "--tracker", "wandb"], 2, "--tracker wandb needs the package wandb, which is not installed."),

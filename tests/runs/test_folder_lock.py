@@ -16,7 +16,7 @@ from dist_eval.runs.folder_lock import HOLDER_FILE, LOCK_FILE, last_holder, take
 def test_a_file_behind_a_link_is_not_created(tmp_path: Path) -> None:
     (tmp_path / "journal").mkdir()
     (tmp_path / "journal" / LOCK_FILE).symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(RunError, match=r"journal/lock is a link to something else"):
+    with pytest.raises(RunError, match=r"journal/lock is a symbolic link"):
         take_lock(tmp_path)
     assert not (tmp_path / "elsewhere").exists()
 

@@ -65,7 +65,7 @@ def test_the_problem_says_why_there_are_no_results(tmp_path: Path) -> None:
     begun(tmp_path / "killed")
     assert read_outcome(tmp_path / "killed").problem == f"running; {resumes}"
     (tmp_path / "results.json").write_text('{"status": "complete", "schema_version": 0}')
-    assert read_outcome(tmp_path).problem == "complete, but in another format than this version writes: run it again"
+    assert read_outcome(tmp_path).problem == "complete, but not in the format of this version: run it again"
     (tmp_path / "results.json").unlink()
     begun(tmp_path / "done").complete(PREDICTIONS, sections())
     assert read_outcome(tmp_path / "done").problem == ""

@@ -51,7 +51,7 @@ def test_what_does_not_fit_is_named(folder: Path) -> None:
         update={"coverage": Coverage.model_construct(expected=5, seen=-1, duplicates=0, missing=0, failed=0)}
     )
     (folder / RESULTS).write_text(json.dumps(with_digests(content, folder)))
-    with pytest.raises(RunError, match=r"another format than this version writes \(coverage\.seen: .*\): run it again"):
+    with pytest.raises(RunError, match=r"not in the format of this version \(coverage\.seen: .*\): run it again"):
         read_results(folder)
     (folder / RESULTS).unlink()  # or it would have to fit the schema
 
@@ -86,11 +86,11 @@ def test_what_a_person_only_formats_anew_is_still_the_run(folder: Path) -> None:
 def test_damage_is_named_with_what_to_do(folder: Path) -> None:
     text = (folder / RESULTS).read_text()
     (folder / RESULTS).write_text(text.replace('"accuracy": 0.8', '"accuracy": 0.9', 1))
-    with pytest.raises(RunError, match=r"results\.json is not as the run wrote it: .* Start the run's command again"):
+    with pytest.raises(RunError, match=r"results\.json was damaged or changed: .* Start the run's command again"):
         write_report(folder)
     outcome = read_outcome(folder)
     assert (outcome.status, outcome.exit_status) == ("failed", 75)
-    assert "results.json is not as the run wrote it" in outcome.problem
+    assert "results.json was damaged or changed" in outcome.problem
 
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -103,7 +103,7 @@ def test_a_flipped_bit_in_the_predictions_is_noticed_wherever_they_are_read(fold
     path.write_bytes(damaged)
     try:
         for read in (read_results, EvaluationRun.load, write_report):
-            with pytest.raises(RunError, match=r"predictions\.parquet is not as the run wrote it"):
+            with pytest.raises(RunError, match=r"predictions\.parquet was damaged or changed"):
                 read(folder)
     finally:
         path.write_bytes(content)
@@ -116,7 +116,7 @@ def test_the_samples_of_a_run_on_tasks_are_checked_as_well(tmp_path: Path) -> No
     assert isinstance(results, CompleteHarnessRun) and len(list(TaskRun(run, results).samples("digits"))) == 3
     samples = run / "samples_digits_now.jsonl"
     samples.write_text(samples.read_text().replace('"acc": 0', '"acc": 1'))
-    with pytest.raises(RunError, match=r"samples_digits_now\.jsonl is not as the run wrote it"):
+    with pytest.raises(RunError, match=r"samples_digits_now\.jsonl was damaged or changed"):
         read_run(run)
 
 
@@ -128,7 +128,7 @@ def test_what_is_no_table_is_not_read(folder: Path, make: Callable[[Path], None]
         path.symlink_to("moved")
     elif make is not Path.unlink:
         make(path)
-    what = "is missing" if make is Path.unlink else "is not as the run wrote it"
+    what = "is missing" if make is Path.unlink else "was damaged or changed"
     with pytest.raises(RunError, match=rf"predictions\.parquet {what}.*Start the run's command again"):
         read_results(folder)
 

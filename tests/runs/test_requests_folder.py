@@ -88,7 +88,7 @@ def test_damaged_results_of_a_run_on_tasks_are_no_reason_to_keep_its_files(tmp_p
 def test_they_are_kept_if_nothing_can_be_made_of_a_journal(tmp_path: Path) -> None:
     run = damaged_run(tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
-    with pytest.raises(RunError, match=r"results\.json is damaged, and nothing that it could be made again from"):
+    with pytest.raises(RunError, match=r"results\.json is damaged, and there is nothing to restore it from"):
         run.claim(Fingerprint({"tasks": "a"}))
     run.close()
     assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == before

@@ -126,7 +126,7 @@ def test_another_run_is_not_replaced_by_accident_and_what_differs_is_named(tmp_p
     with pytest.raises(RunError) as caught:
         run.claim(Fingerprint({"dataset": "another", "tokenizer": "b"}))
     run.fail(str(caught.value), rank=0, host="here")
-    for words in (str(tmp_path), "what differs is the dataset.", "--output", "--overwrite"):
+    for words in (str(tmp_path), "it differs in the dataset.", "--output", "--overwrite"):
         assert words in str(caught.value)
     assert everything_below(tmp_path) == before
     assert run.is_resumable
@@ -147,7 +147,7 @@ def test_a_complete_run_of_another_format_is_not_replaced_by_accident(tmp_path: 
     (tmp_path / RESULTS).write_text(json.dumps({**results_of(tmp_path), "schema_version": SCHEMA_VERSION - 1}))
     before = everything_below(tmp_path)
     run = folder_of(config_for(tmp_path))
-    with pytest.raises(RunError, match=r"another format than this version writes.*--output.*--overwrite"):
+    with pytest.raises(RunError, match=r"not in the format of this version.*--output.*--overwrite"):
         run.open()
     run.close()
     assert everything_below(tmp_path) == before
@@ -327,7 +327,7 @@ def test_damaged_results_are_made_again_from_the_journal(
     batches, before = batches_in(tmp_path), everything_below(tmp_path)
     other = folder_of(config_for(tmp_path))
     other.open()
-    with pytest.raises(RunError, match="what differs is the dataset"):
+    with pytest.raises(RunError, match="it differs in the dataset"):
         other.claim(ANOTHER)
     other.close()
     assert everything_below(tmp_path) == before

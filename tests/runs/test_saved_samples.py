@@ -62,7 +62,7 @@ def test_a_table_without_a_column_names_it(tmp_path: Path, column: str) -> None:
     if read is read_texts:
         write_samples(path, SavedTexts(np.array([3]), [["a"]], ["a"], {}))
     parquet.write_table(parquet.read_table(path).drop_columns([column]), path)
-    with pytest.raises(ValueError, match=f"it has no column '{column}'"):
+    with pytest.raises(ValueError, match=f"it lacks the column '{column}'"):
         read(path)
 
 

@@ -227,7 +227,7 @@ def test_a_complete_run_is_left_alone_and_another_one_is_refused(
     ):
         assert run_here(*command(data, alone, *LOCAL, *further)) == 1
         said = capfd.readouterr().err
-        assert f"holds the results of another run: what differs is the {differs}." in said
+        assert f"holds the results of another run: it differs in the {differs}." in said
         assert "Traceback" not in said
     assert ((alone / "tuning.json").read_bytes(), tuned(alone).digest()) == before
 

@@ -116,7 +116,7 @@ def test_a_run_with_an_adapter_names_it_and_does_not_resume_without(
     [server] = results["ranks"][0]["traffic"]["servers"]
     assert server["announced"]["adapters"] == [adapter]
     assert run_here(*command) == 1
-    assert "what differs is the --adapter" in capfd.readouterr().err
+    assert "it differs in the --adapter" in capfd.readouterr().err
 
 
 def test_an_adapter_that_no_server_holds_is_named_at_once(
