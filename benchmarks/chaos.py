@@ -233,9 +233,9 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
             run = make_run(f"disturbed-{number}", dataset, swarm.initial_peers)
             generator = random.Random(options.seed + number)
             tally = disturb(run, swarm, generator, options.events, undisturbed.journal_size())
-            report.note(judge(run, undisturbed, tally))
+            report.note(check_run(run, undisturbed, tally))
             if options.sessions:
-                report.note(judge_caches(run, swarm, at_first))
+                report.note(check_caches(run, swarm, at_first))
         for number in range(0 if options.chains else options.rounds):
             with_replica, without = watch(make_run(f"watched-{number}", long, swarm.initial_peers), swarm)
             report.add(SOONEST, KILLED, with_replica)
@@ -319,7 +319,7 @@ def disturb(run: Run, swarm: PrivateSwarm, generator: random.Random, count: int,
     return tally
 
 
-def judge(run: Run, undisturbed: Run, tally: Counter[str]) -> str:
+def check_run(run: Run, undisturbed: Run, tally: Counter[str]) -> str:
     """Compares a disturbed run with the undisturbed one, and returns the tally as a sentence."""
     results = run.results()
     coverage, events = results["coverage"], {name: n for name, n in tally.items() if "restart" not in name}
@@ -336,7 +336,7 @@ def judge(run: Run, undisturbed: Run, tally: Counter[str]) -> str:
     )
 
 
-def judge_caches(run: Run, swarm: PrivateSwarm, at_first: list[int]) -> str:
+def check_caches(run: Run, swarm: PrivateSwarm, at_first: list[int]) -> str:
     """Describes a disturbed run's use of sessions, and whether servers released all memory."""
     left, deadline = free_cache(swarm), time.monotonic() + _ORPHANS_SECONDS
     while left != at_first and time.monotonic() < deadline:

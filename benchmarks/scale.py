@@ -154,7 +154,7 @@ def _functions_of_steps() -> dict[str, tuple[Any, str]]:
 
     functions = (
         (classification, "write_dataset"),
-        (classification, "plan_with_shared_beginnings"),
+        (classification, "plan_with_shared_prefixes"),
         (worker, "assign_batches"),
         (worker, "predict_batches"),
         (journal.Journal, "append"),

@@ -106,7 +106,7 @@ def _start_runs(grid: Grid, output: Path, ranks: int) -> list[Verdict]:
             folder = output / entry.name
             print(f"{number} of {len(grid.entries)}: {entry.name}", file=sys.stderr, flush=True)
             job = Job([*command, *entry.options, "--output", str(folder)], folder, environment)
-            verdict = job.run_and_judge()
+            verdict = job.run_to_end()
             if job.stop_signal is not None:
                 print_error(f"stopped in run {number} of {len(grid.entries)}; the same command resumes.", _PROGRAM)
                 break

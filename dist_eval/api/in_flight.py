@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils._pytree import tree_leaves
 
 from dist_eval.data.plan import BatchPlan
-from dist_eval.data.shared_prefixes import plan_with_shared_beginnings
+from dist_eval.data.shared_prefixes import plan_with_shared_prefixes
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import EvaluationError
 from dist_eval.inference.forward import checked_answers
@@ -170,7 +170,7 @@ class _Packed(Generic[Key]):
         """Plans texts as a run does; prompts are computed once if that pays and servers have space for sessions."""
 
         def plan(cache_tokens: int) -> BatchPlan:
-            return plan_with_shared_beginnings(
+            return plan_with_shared_prefixes(
                 lengths,
                 token_budget=MAX_REQUEST_TOKENS,
                 cache_tokens=cache_tokens,

@@ -78,7 +78,7 @@ class Verdict:
     message: str  # for the user
 
 
-def judge(
+def outcome_of(
     before: Outcome, after: Outcome, command_status: int | None, stop_signal: int | None, *, is_first: bool = True
 ) -> Verdict:
     """Determines the outcome of a start from the state of the run's folder before and after, and the exit status.
@@ -142,12 +142,12 @@ class Job:
             if self.stop_signal == signal.SIGUSR1 and time.monotonic() > deadline:
                 return None
 
-    def run_and_judge(self, drain_timeout: float = math.inf, *, is_first: bool = True) -> Verdict:
-        """Runs the command to its end, and determines the outcome (see `judge`)."""
+    def run_to_end(self, drain_timeout: float = math.inf, *, is_first: bool = True) -> Verdict:
+        """Runs the command to its end, and determines the outcome (see `outcome_of`)."""
         before = read_outcome(self._folder)
         status = self.run(drain_timeout)
         after = _read_new_outcome(self._folder, before, status)
-        return judge(before, after, status, self.stop_signal, is_first=is_first)
+        return outcome_of(before, after, status, self.stop_signal, is_first=is_first)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.stop_signal = self.stop_signal or number
@@ -179,7 +179,7 @@ def run_job(options: JobOptions) -> int:
     if _comes_before_a_run(options.command):
         command_status = job.run(patience)
         return FAILED if command_status is None else command_status
-    verdict = job.run_and_judge(patience, is_first=is_first)
+    verdict = job.run_to_end(patience, is_first=is_first)
     _print(verdict.message)
     if options.slurm and verdict.requeue:
         for number in SIGNALS:  # requeueing kills this script

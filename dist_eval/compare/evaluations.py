@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from dist_eval.compare.changes import Changes
 from dist_eval.compare.comparison import (
     Change,
     ComparedRun,
@@ -25,7 +26,7 @@ from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, custom_result
 from dist_eval.metrics.definitions import UNKNOWN
 from dist_eval.metrics.metric_loading import load_metrics
 from dist_eval.metrics.units import FEW_UNITS
-from dist_eval.petals.base_model.problem_types import PROBLEMS, REGRESSION, exact_matches
+from dist_eval.petals.base_model.problem_types import PROBLEMS, REGRESSION
 from dist_eval.record import MetricValues
 from dist_eval.results.run import CompleteRun
 from dist_eval.results.scores import Intervals
@@ -43,32 +44,10 @@ from dist_eval.statistics import (
 )
 from dist_eval.statistics.evidence import bootstrap_intervals
 from dist_eval.statistics.metrics import statistics_of_functions
-from dist_eval.tables import csv_text, format_count
+from dist_eval.tables import format_count
 
 _NEEDS_CODE = "a custom metric: give --metric here what the run was given to compute its interval"
 _CLASSES_NAMED = 5
-_KINDS_OF_CHANGES = {(True, False): "gained", (False, True): "lost", (False, False): "still wrong"}
-_KINDS_IN_REGRESSIONS = {(True, False): "nearer", (False, True): "farther", (False, False): "as far"}
-
-
-@dataclass(frozen=True)
-class Changes:
-    """The examples whose predictions changed; all attributes are bool of shape [n]."""
-
-    changed: np.ndarray  # examples with different predictions
-    # examples that only the second model gets right; in a regression those where its loss is smaller
-    improved: np.ndarray
-    # examples that only the first model gets right; in a regression those where its loss is smaller
-    worsened: np.ndarray
-
-    @classmethod
-    def between(cls, first: SavedPredictions, second: SavedPredictions) -> Changes:
-        """Compares the predictions of two models for the same examples."""
-        changed = ~exact_matches(first.prediction, second.prediction)
-        if first.problem is REGRESSION:
-            return cls(changed, second.loss < first.loss, first.loss < second.loss)
-        before, after = (exact_matches(predictions.label, predictions.prediction) for predictions in (first, second))
-        return cls(changed, after & ~before, before & ~after)
 
 
 @dataclass(frozen=True)
@@ -235,15 +214,14 @@ class EvaluationRun(ComparedRun):
         accuracy = next(iter(accuracy_names(self.results.problem_type)), None)  # there is none in a regression
         differences = self._differences(other, {*metrics, *([accuracy] if accuracy else [])}, confidence, resamples)
         changes = Changes.between(self.predictions, other.predictions)
-        counts = {name: int(mask.sum()) for name, mask in vars(changes).items()}
         what, largest = "predictions" if is_regression else "probabilities", self._largest_difference(other)
         return Comparison(
             first=self,
             run=other,
             differences={name: differences[name] for name in metrics},
             test=self._test(changes, accuracy, differences[accuracy]) if accuracy else None,
-            remarks=[_format_counts(counts, self.results.problem_type), f"{what} differ by at most {largest:.1e}"],
-            facts={**counts, "largest_difference": largest},
+            remarks=[changes.describe(), f"{what} differ by at most {largest:.1e}"],
+            facts={**changes.counts(), "largest_difference": largest},
         )
 
     def _largest_difference(self, other: EvaluationRun) -> float:
@@ -296,17 +274,7 @@ class EvaluationRun(ComparedRun):
 
     def changes_since(self, first: EvaluationRun) -> Iterator[Change]:
         """Yields the examples whose prediction changed."""
-        changes, names = Changes.between(first.predictions, self.predictions), first.results.label_names
-        kinds = _KINDS_IN_REGRESSIONS if self.results.problem_type == REGRESSION.name else _KINDS_OF_CHANGES
-        before, after = first.predictions, self.predictions
-        for row in changes.changed.nonzero()[0]:
-            yield Change(
-                index=str(before.index[row]),
-                label=format_label(before.label[row], names),
-                before=format_label(before.prediction[row], names),
-                after=format_label(after.prediction[row], names),
-                kind=kinds[bool(changes.improved[row]), bool(changes.worsened[row])],
-            )
+        yield from Changes.between(first.predictions, self.predictions).rows(first.results.label_names)
 
     @classmethod
     def describe_runs(cls, runs: Sequence[EvaluationRun]) -> str:
@@ -365,21 +333,3 @@ def _require_comparable(first: EvaluationRun, second: EvaluationRun) -> None:
         [run.results.groups for run in (first, second)],
         [run.group for run in (first, second)],
     )
-
-
-def _format_counts(counts: dict[str, int], problem: str) -> str:
-    """Returns how many predictions changed, and in which direction."""
-    words = f"{format_count(counts['changed'], 'prediction')} changed, {counts['improved']} of them"
-    if problem == REGRESSION.name:
-        return f"{words} are nearer to their labels, {counts['worsened']} farther away"
-    wrong, right = ("wrong", "right") if problem.startswith("single") else ("not all right", "all right")
-    return f"{words} from {wrong} to {right}, {counts['worsened']} from {right} to {wrong}"
-
-
-def format_label(label: Any, names: Sequence[str]) -> str:
-    """Formats a label or a prediction, an element or a row of its column; several are joined by a semicolon."""
-    if label.dtype.kind == "f":
-        return ";".join(repr(float(value)) for value in label)
-    if label.dtype.kind == "b":
-        return ";".join(csv_text(names[number]) for number in label.nonzero()[0])
-    return csv_text(names[int(label)])

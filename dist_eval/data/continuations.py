@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from dist_eval.data.plan import BatchPlan, expand_plan
-from dist_eval.data.shared_prefixes import Beginnings, CommonTokens, plan_with_shared_beginnings
+from dist_eval.data.shared_prefixes import CommonTokens, Prefixes, plan_with_shared_prefixes
 from dist_eval.data.token_file import TokenFile, write_tokens
 from dist_eval.results.inputs import ContinuationsSummary
 
@@ -73,19 +73,19 @@ class TokenizedContinuations:
         return self._tokens.padded(indices, lengths[:, 1]), lengths
 
     def plan(self, token_budget: int, cache_tokens: int = 0) -> BatchPlan:
-        """Plans batches that fill a token budget with distinct forwards (see `plan_with_shared_beginnings`)."""
+        """Plans batches that fill a token budget with distinct forwards (see `plan_with_shared_prefixes`)."""
         lengths = np.empty(self.facts.forwards, dtype=np.int64)
         lengths[self.forward_of] = np.asarray(self.lengths[:, 1]) - 1
         unused, text_of = lengths.copy(), lengths.copy()
         np.minimum.at(unused, self.forward_of, np.asarray(self.lengths[:, 0]) - 1)
         text_of[self.forward_of] = np.arange(len(self))
-        beginnings = Beginnings(
+        prefixes = Prefixes(
             np.load(self._folder / COMMON_FILE),
             unused,
             lambda forward, size: self._tokens.input_ids(int(text_of[forward]))[:size],
         )
-        plan = plan_with_shared_beginnings(
-            lengths, token_budget=token_budget, cache_tokens=cache_tokens, beginnings=beginnings
+        plan = plan_with_shared_prefixes(
+            lengths, token_budget=token_budget, cache_tokens=cache_tokens, prefixes=prefixes
         )
         return expand_plan(plan, np.asarray(self.forward_of))
 

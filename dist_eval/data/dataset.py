@@ -21,7 +21,7 @@ from dist_eval.data.columns import column_writer, read_column
 from dist_eval.data.labelled_rows import LabelledRows, text_bytes
 from dist_eval.data.readers import place_of
 from dist_eval.data.selection import SelectedRows, positions_of
-from dist_eval.data.shared_prefixes import Beginnings, CommonTokens
+from dist_eval.data.shared_prefixes import CommonTokens, Prefixes
 from dist_eval.data.token_file import TokenFile, token_writer, with_types
 from dist_eval.data.tokenizers import encode_texts, tokenizer_digest
 from dist_eval.errors import DataError
@@ -77,12 +77,12 @@ class TokenizedDataset:
         """Returns the hash of each file, by name; empty if files are not listed (see `DatasetSummary`)."""
         return {shard.file: shard.digest for shard in self.facts.shards or ()}
 
-    def beginnings(self) -> Beginnings | None:
+    def prefixes(self) -> Prefixes | None:
         """Returns the common prefixes of prompts; None for other texts."""
         path = self._folder / COMMON_FILE
         if not path.exists():
             return None
-        return Beginnings(np.load(path), self.lengths - 1, lambda index, size: self.input_ids(index)[:size])
+        return Prefixes(np.load(path), self.lengths - 1, lambda index, size: self.input_ids(index)[:size])
 
     def column(self, name: str) -> pa.Array:
         """Returns an extra column as text; missing values are null."""

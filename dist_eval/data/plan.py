@@ -17,7 +17,7 @@ from torch.utils.data.distributed import DistributedSampler
 from dist_eval.results.inputs import PlanSummary, SessionsSummary
 
 
-class SharedBeginning(NamedTuple):
+class SharedPrefix(NamedTuple):
     """A prefix of the texts of a batch, which a model with attention caches computes once."""
 
     tokens: int  # length of the prefix, including prompts
@@ -29,10 +29,10 @@ class SharedBeginning(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SharedBeginnings:
+class SharedPrefixes:
     """The prefixes of the texts of each batch in a plan."""
 
-    shapes: np.ndarray  # fields of the `SharedBeginning` of each batch, 0 without one, int64 of shape [batches, 4]
+    shapes: np.ndarray  # fields of the `SharedPrefix` of each batch, 0 without one, int64 of shape [batches, 4]
     saved: np.ndarray  # tokens that plain forwards would add to `BatchPlan.tokens`, int64 of shape [batches]
     cache_tokens: int  # maximum number of tokens of the rows that are continued at a time, unless it is a single row
 
@@ -47,11 +47,11 @@ class SharedBeginnings:
         return int((self.shapes[:, 2] * self.shapes[:, 3]).max(initial=0))
 
     @classmethod
-    def join(cls, plans: Sequence[BatchPlan]) -> SharedBeginnings | None:
+    def join(cls, plans: Sequence[BatchPlan]) -> SharedPrefixes | None:
         """Concatenates the prefixes of several plans."""
         if all(plan.shared is None for plan in plans):
             return None
-        nothing = [np.zeros((len(plan), len(SharedBeginning._fields)), dtype=np.int64) for plan in plans]
+        nothing = [np.zeros((len(plan), len(SharedPrefix._fields)), dtype=np.int64) for plan in plans]
         parts = [plan.shared or cls(none, none[:, 0], 0) for plan, none in zip(plans, nothing, strict=True)]
         return cls(
             np.concatenate([part.shapes for part in parts]),
@@ -69,7 +69,7 @@ class BatchPlan:
     tokens: np.ndarray  # tokens of each batch, including padding and prompts, int64 of shape [batches]
     real_tokens: np.ndarray  # the same without padding, int64 of shape [batches]
     extra_tokens: int  # tokens that are sent with each example in addition to its own
-    shared: SharedBeginnings | None = None  # shared prefixes; None if each text is sent whole
+    shared: SharedPrefixes | None = None  # shared prefixes; None if each text is sent whole
     sharing_ranks: int = 0  # number of ranks, from 0, that get the batches with a shared prefix; 0 for all
 
     def __len__(self) -> int:
@@ -84,11 +84,11 @@ class BatchPlan:
         """Returns the rows of the dataset that batch `number` holds, int64 of shape [batch_size]."""
         return self.order[self.starts[number] : self.starts[number + 1]]
 
-    def shared_by(self, number: int) -> SharedBeginning | None:
+    def shared_by(self, number: int) -> SharedPrefix | None:
         """Returns the shared prefix of batch `number`, None for a plain forward."""
         if self.shared is None or not self.shared.shapes[number, 0]:
             return None
-        return SharedBeginning(*self.shared.shapes[number].tolist())
+        return SharedPrefix(*self.shared.shapes[number].tolist())
 
     def shard(self, left: np.ndarray, *, rank: int, world_size: int) -> np.ndarray:
         """Assigns batches to one rank: in turn, or balanced by tokens if some batches are reserved for some ranks.
@@ -237,7 +237,7 @@ def join_plans(parts: Sequence[tuple[BatchPlan, np.ndarray]]) -> BatchPlan:
         tokens=np.concatenate([plan.tokens for plan in plans]),
         real_tokens=np.concatenate([plan.real_tokens for plan in plans]),
         extra_tokens=plans[0].extra_tokens,
-        shared=SharedBeginnings.join(plans),
+        shared=SharedPrefixes.join(plans),
     )
 
 

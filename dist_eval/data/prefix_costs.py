@@ -42,27 +42,27 @@ class Costs:
         """Estimates the cost of plain forwards."""
         return self._sent(count, tokens) * (1 + REQUEST_OVERHEAD / 1024)
 
-    def rows(self, longest: int, requests: int, beginning: int) -> int:
+    def rows(self, longest: int, requests: int, prefix: int) -> int:
         """Returns the cheapest number of rows: more rows need fewer requests, but compute the prefix more often.
 
-        With r rows, the cost is requests / r * REQUEST_OVERHEAD + OPENINGS * r * beginning.
+        With r rows, the cost is requests / r * REQUEST_OVERHEAD + OPENINGS * r * prefix.
         """
         most = rows_in_cache(longest, self.cache_tokens)
-        if beginning:
-            most = min(most, round(math.sqrt(requests * REQUEST_OVERHEAD / (OPENINGS * beginning))))
+        if prefix:
+            most = min(most, round(math.sqrt(requests * REQUEST_OVERHEAD / (OPENINGS * prefix))))
         return max(1, most)
 
     def of_turns(self, count: int, tokens: int, common: int) -> float:
         """Estimates the cost of a cached prefix that one text after the other continues."""
-        sent, forwards, beginning = self._sent(count, tokens), count * self.copies, self.prompt_tokens + common
-        rows = self.rows(-(-sent // forwards), forwards, beginning)
+        sent, forwards, prefix = self._sent(count, tokens), count * self.copies, self.prompt_tokens + common
+        rows = self.rows(-(-sent // forwards), forwards, prefix)
         steps = -(-forwards // rows)
-        each = REQUEST_OVERHEAD + CACHE_READING * rows * beginning
-        return sent - forwards * beginning + steps * each + self.of_openings(steps, rows, beginning)
+        each = REQUEST_OVERHEAD + CACHE_READING * rows * prefix
+        return sent - forwards * prefix + steps * each + self.of_openings(steps, rows, prefix)
 
-    def of_openings(self, steps: int, rows: int, beginning: int) -> float:
+    def of_openings(self, steps: int, rows: int, prefix: int) -> float:
         """Estimates the cost of computing the prefix for `steps` steps."""
-        return min(steps, OPENINGS) * (rows * beginning + REQUEST_OVERHEAD)
+        return min(steps, OPENINGS) * (rows * prefix + REQUEST_OVERHEAD)
 
     def saved(self, count: int, tokens: int, common: int) -> float:
         """Estimates the savings of sharing; negative if it does not pay (see `of_turns` for the arguments)."""

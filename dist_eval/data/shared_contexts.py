@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dist_eval.data.plan import BatchPlan, SharedBeginning, SharedBeginnings
+from dist_eval.data.plan import BatchPlan, SharedPrefix, SharedPrefixes
 from dist_eval.data.prefix_costs import CACHE_READING, MORE_ROWS, REQUEST_OVERHEAD, WORTHWHILE, Costs
 
 # Maximum number of padded tokens in a group, which the client holds in memory; larger contexts are split into batches
@@ -64,19 +64,19 @@ def _plan(
         tokens.append(sent)
         real_tokens.append(len(own) * (shared - common) + whole - forwards * (prompts + shared))
         saved.append(forwards * width - sent)
-        shapes.append(SharedBeginning(prompts + shared, prompts + common, rows, longest))
+        shapes.append(SharedPrefix(prompts + shared, prompts + common, rows, longest))
     plan = BatchPlan(
         order=np.arange(starts[-1]),
         starts=np.array(starts, dtype=np.int64),
         tokens=np.array(tokens, dtype=np.int64),
         real_tokens=np.array(real_tokens, dtype=np.int64),
         extra_tokens=costs.extra_tokens,
-        shared=SharedBeginnings(np.array(shapes, dtype=np.int64), np.array(saved, dtype=np.int64), costs.cache_tokens),
+        shared=SharedPrefixes(np.array(shapes, dtype=np.int64), np.array(saved, dtype=np.int64), costs.cache_tokens),
     )
     read = CACHE_READING * count * copies * sum(shape.rows * shape.tokens for shape in shapes)
     requests = REQUEST_OVERHEAD * (1 + count * copies) * len(plan)
-    most_rows, beginning = max(shape.rows for shape in shapes), prompts + common
-    openings = costs.of_openings(len(plan), most_rows, beginning) if beginning else 0.0
+    most_rows, prefix = max(shape.rows for shape in shapes), prompts + common
+    openings = costs.of_openings(len(plan), most_rows, prefix) if prefix else 0.0
     return plan, sum(tokens) + requests + read + openings
 
 

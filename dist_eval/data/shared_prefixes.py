@@ -13,7 +13,7 @@ from functools import partial
 
 import numpy as np
 
-from dist_eval.data.plan import BatchPlan, SharedBeginning, SharedBeginnings, join_plans, plan_batches
+from dist_eval.data.plan import BatchPlan, SharedPrefix, SharedPrefixes, join_plans, plan_batches
 from dist_eval.data.prefix_costs import MORE_ROWS, Costs
 from dist_eval.data.shared_contexts import plan_contexts
 
@@ -23,7 +23,7 @@ _Part = tuple[BatchPlan, np.ndarray]  # A plan for some of the texts, and their 
 
 
 @dataclass(frozen=True)
-class Beginnings:
+class Prefixes:
     """The tokens that each text shares with the text before it."""
 
     # number of shared tokens; negative for a text that was truncated on the left, which is skipped. Integers of shape
@@ -47,12 +47,12 @@ class CommonTokens:
         return int(differs[0]) if len(differs) else size
 
 
-def plan_with_shared_beginnings(
+def plan_with_shared_prefixes(
     lengths: np.ndarray,
     *,
     token_budget: int,
     cache_tokens: int,
-    beginnings: Beginnings | None = None,
+    prefixes: Prefixes | None = None,
     extra_tokens: int = 0,
     prompt_tokens: int = 0,
     copies: int = 1,
@@ -64,7 +64,7 @@ def plan_with_shared_beginnings(
         lengths: tokens of each example, at least 1, integers of shape [n].
         token_budget: see `plan_batches`.
         cache_tokens: maximum number of tokens of the rows that are continued at a time; 0 to share nothing.
-        beginnings: the tokens that texts share; None if unknown.
+        prefixes: the tokens that texts share; None if unknown.
         extra_tokens: see `plan_batches`.
         prompt_tokens: the part of `extra_tokens` that is prompts, which all examples begin with.
         copies: see `plan_batches`.
@@ -80,8 +80,8 @@ def plan_with_shared_beginnings(
     costs = Costs(extra_tokens, prompt_tokens, copies, cache_tokens)
     places = np.flatnonzero(lengths + extra_tokens <= _LONGEST)
     parts: list[_Part] = []
-    if beginnings is not None:
-        parts = _parts(lengths, beginnings, places[beginnings.common[places] >= 0], costs)
+    if prefixes is not None:
+        parts = _parts(lengths, prefixes, places[prefixes.common[places] >= 0], costs)
     elif prompt_tokens and costs.saved(len(places), int(lengths[places].sum()), 0) > 0:
         parts = [_plan_in_turn(lengths, places, 0, costs)]
     if not parts:
@@ -91,17 +91,17 @@ def plan_with_shared_beginnings(
     return plan if rows is None else replace(plan, order=rows[plan.order])
 
 
-def _parts(lengths: np.ndarray, beginnings: Beginnings, places: np.ndarray, costs: Costs) -> list[_Part]:
-    lengths, unused = lengths[places], beginnings.unused[places]
+def _parts(lengths: np.ndarray, prefixes: Prefixes, places: np.ndarray, costs: Costs) -> list[_Part]:
+    lengths, unused = lengths[places], prefixes.unused[places]
     least = np.minimum(unused, np.roll(unused, 1))
-    least = np.minimum(least, _common_with_place_before(beginnings.common, places))
+    least = np.minimum(least, _common_with_place_before(prefixes.common, places))
     continues_context = np.zeros(len(places), dtype=bool)  # whether a text has the context of the text before it
     if costs.copies == 1:
         continues_context[1:] = (least[1:] == unused[1:]) & (unused[1:] == unused[:-1])
     families: dict[bytes, list[np.ndarray]] = {}
     rest = np.ones(len(places), dtype=bool)
     for start, end, size in _worthwhile_runs(_between_contexts(least, continues_context), lengths, costs):
-        key = beginnings.prefix_of(int(places[start]), size).tobytes()
+        key = prefixes.prefix_of(int(places[start]), size).tobytes()
         families.setdefault(key, []).append(np.arange(start, end))
         rest[start:end] = False
     parts: list[_Part] = []
@@ -117,27 +117,27 @@ def _parts(lengths: np.ndarray, beginnings: Beginnings, places: np.ndarray, cost
 
 def _plan_in_turn(lengths: np.ndarray, texts: np.ndarray, common: int, costs: Costs) -> _Part:
     """Plans texts that continue a common prefix in turn; `common` is its length without prompts."""
-    copies, beginning = costs.copies, costs.prompt_tokens + common
+    copies, prefix = costs.copies, costs.prompt_tokens + common
     texts = texts[np.argsort(-lengths[texts], kind="stable")]
     widths, starts, shapes = costs.extra_tokens + lengths[texts], [0], []
     rows = longest = 0
     while starts[-1] < len(texts):
         width, left = int(widths[starts[-1]]), len(texts) - starts[-1]
-        fitting = costs.rows(width, left * copies, beginning)
+        fitting = costs.rows(width, left * copies, prefix)
         fitting -= fitting % copies if fitting > copies else 0
         if fitting >= MORE_ROWS * rows:
             rows, longest = fitting, width
         starts.append(starts[-1] + min(left, max(1, rows // copies)))
-        shapes.append(SharedBeginning(beginning, beginning, rows, longest))
+        shapes.append(SharedPrefix(prefix, prefix, rows, longest))
     sizes = np.diff(starts)
-    saved = beginning * copies * sizes
+    saved = prefix * copies * sizes
     plan = BatchPlan(
         order=np.arange(len(texts)),
         starts=np.array(starts, dtype=np.int64),
         tokens=copies * sizes * widths[starts[:-1]] - saved,
         real_tokens=copies * np.add.reduceat(widths, starts[:-1]) - saved,
         extra_tokens=costs.extra_tokens,
-        shared=SharedBeginnings(np.array(shapes, dtype=np.int64), saved, costs.cache_tokens),
+        shared=SharedPrefixes(np.array(shapes, dtype=np.int64), saved, costs.cache_tokens),
     )
     return plan, texts
 

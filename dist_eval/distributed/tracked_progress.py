@@ -12,9 +12,9 @@ from dist_eval.statistics.intervals import wilson
 from dist_eval.tracking import Trackers
 
 _BETWEEN_LOGS_SECONDS = 10.0
-_JUDGING_SECONDS = 1.0  # per log, because other ranks wait for this rank's heartbeat; the next log continues
+_SCORING_SECONDS = 1.0  # per log, because other ranks wait for this rank's heartbeat; the next log continues
 
-Judged = Mapping[str, Sequence[bool] | np.ndarray]
+Scored = Mapping[str, Sequence[bool] | np.ndarray]
 """By name of an accuracy, whether each of some samples is correct."""
 
 
@@ -25,7 +25,7 @@ class TrackedProgress:
         trackers: the experiment trackers.
         total: examples of the whole run.
         confidence: confidence level of the intervals of accuracies.
-        judge: yields whether samples since the last call are correct; None if unknown.
+        scorer: yields whether samples since the last call are correct; None if unknown.
     """
 
     def __init__(
@@ -33,9 +33,9 @@ class TrackedProgress:
         trackers: Trackers,
         total: int,
         confidence: float,
-        judge: Callable[[], Iterable[Judged]] | None = None,
+        scorer: Callable[[], Iterable[Scored]] | None = None,
     ) -> None:
-        self._trackers, self._total, self._confidence, self._judge = trackers, total, confidence, judge
+        self._trackers, self._total, self._confidence, self._scorer = trackers, total, confidence, scorer
         self._counts: dict[str, tuple[int, int]] = {}  # numbers of samples and of correct samples
         self._start = self._next = time.monotonic()
         self._logged = 0
@@ -50,23 +50,23 @@ class TrackedProgress:
             "progress": done / self._total,
             "examples_per_second": (done - before) / max(now - self._start, 1e-9),
         }
-        for name, (samples, right) in self._judged().items():
+        for name, (samples, right) in self._scored().items():
             low, high = wilson(right, samples, self._confidence)
             accuracy = {name: right / samples, f"{name}/low": low, f"{name}/high": high}
             values |= {f"provisional/{key}": value for key, value in accuracy.items()}
         self._trackers.log(values, done)
 
-    def _judged(self) -> Mapping[str, tuple[int, int]]:
-        end = time.monotonic() + _JUDGING_SECONDS
+    def _scored(self) -> Mapping[str, tuple[int, int]]:
+        end = time.monotonic() + _SCORING_SECONDS
         try:
-            for judged in self._judge() if self._judge else ():
-                for name, are_right in judged.items():
+            for scored in self._scorer() if self._scorer else ():
+                for name, are_right in scored.items():
                     samples, right = self._counts.get(name, (0, 0))
                     self._counts[name] = samples + len(are_right), right + int(np.sum(are_right))
                 if time.monotonic() > end:
                     break
         except Exception as error:  # such as a folder that is temporarily unreadable
-            self._judge, self._counts = None, {}
+            self._scorer, self._counts = None, {}
             reason = one_line(error).rstrip(".")
             print_error(f"--tracker: the running accuracy is no longer available: {reason}. The run continues.")
         return {name: counts for name, counts in self._counts.items() if counts[0]}

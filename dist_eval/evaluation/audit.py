@@ -1,10 +1,9 @@
-"""Audits: a share of the batches is sent twice, over different servers, and the answers are compared.
+"""Audits: sends a share of the batches twice, over different servers, and compares the answers.
 
-Where they differ, both routes are walked again segment by segment: both servers of a segment get the same input, and
-where their answers differ, a random sample of the other servers decides by majority: those that work together are not
-many among all that hold the blocks. The server that is outvoted is faulty: it is excluded, and every batch it has
-answered is predicted again (see `journal`). Without a majority, as with only two servers, the dispute is reported
-instead.
+Where they differ, both routes are repeated segment by segment: both servers of a segment get the same input, and where
+their answers differ, a random sample of the other servers decides by majority. (A random sample, because colluding
+servers are a minority of those that hold the blocks.) The outvoted server is faulty: it is excluded, and every batch it
+has answered is predicted again (see `journal`). Without a majority, as with only two servers, the dispute is reported.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ from dist_eval.petals.client.routes import RouteRecord, Span
 TOLERANCES = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
 """Largest relative difference that counts as agreement, by the dtype that servers compute in.
 
-Each of a few operations of a block has a relative rounding error of about 1e-7, 5e-4 and 4e-3 (half a unit in the last
-place); over tens of blocks, on different hardware, the sum stays well below these bounds, and a server that skips,
-swaps or quantizes blocks is far above them.
+Each operation of a block has a relative rounding error of about 1e-7, 5e-4 and 4e-3 (half a unit in the last place).
+Over tens of blocks, on different hardware, the sum stays well below these bounds; a server that skips, swaps or
+quantizes blocks is far above them.
 """
 
 _MOST_ROUNDS, _ROUNDING = 10, 1e-9
-_MOST_JUDGES = 5  # Servers that decide a dispute, where there are as many: an odd number, so that two of them cannot
+_MOST_VOTERS = 5  # Servers that decide a dispute, if there are enough; an odd number
 
 
 def audited_batches(batches: int, fraction: float) -> frozenset[int]:
@@ -58,9 +57,9 @@ def audited_batches(batches: int, fraction: float) -> frozenset[int]:
 
 
 def trusted_tolerance(dtypes: Iterable[str | None]) -> float:
-    """Returns the tolerance that no server can widen on its own: by the dtype that most servers announce.
+    """Returns the tolerance of the dtype that most servers announce, so that no server can widen it on its own.
 
-    Of several that are as many, the finest one counts.
+    If several dtypes are equally frequent, the finest one counts.
     """
     counts = Counter(dtype for dtype in dtypes if dtype in TOLERANCES)
     most = max(counts.values(), default=0)
@@ -69,7 +68,7 @@ def trusted_tolerance(dtypes: Iterable[str | None]) -> float:
 
 
 def elected(votes: Counter[str], voters: int) -> str:
-    """Returns who has more than half of the votes; empty if nobody has."""
+    """Returns the name with more than half of the votes; empty if there is none."""
     return next((name for name, count in votes.items() if 2 * count > voters), "")
 
 
@@ -81,24 +80,24 @@ def largest_difference(one: torch.Tensor, other: torch.Tensor, least: float = 1e
 
 
 class Answered(NamedTuple):
-    """The first answer to a batch that is audited."""
+    """The first answer to an audited batch."""
 
     answers: np.ndarray
     sent: torch.Tensor  # the token ids that were sent for it, int64 of shape [forwards, length]
-    # has other servers compute it again by these options; returns how far apart the answers are
+    # sends it again with these options; returns the difference of the answers
     compare: Callable[[SendOptions, RouteRecord], float]
 
 
 class AuditedModel(AnsweringModel):
-    """A model on a swarm that answers some batches a second time, over other servers.
+    """A model on a swarm that answers some batches twice, over different servers.
 
     Args:
         model: the model, on a `SwarmBackbone`.
-        on_faulty: called with each server that is found faulty.
+        on_faulty: called with each server found to be faulty.
         tolerance: largest relative difference that counts as agreement; None takes it from `TOLERANCES`.
     """
 
-    _random = random.SystemRandom()  # servers cannot know who will be asked about them
+    _random = random.SystemRandom()  # servers cannot predict which others will be asked
     _by_token = False  # whether servers are asked in sessions, token by token
 
     def __init__(
@@ -127,7 +126,7 @@ class AuditedModel(AnsweringModel):
     def _audited(
         self, input_ids: torch.Tensor, lengths: torch.Tensor
     ) -> tuple[np.ndarray, list[RouteSegment], Findings]:
-        """Compares a batch's answers with those over another route, again and again without servers found faulty."""
+        """Compares a batch's answers over two routes; repeats that without the servers found to be faulty."""
         for _ in range(_MOST_ROUNDS):
             own, other = RouteRecord(), RouteRecord()
             first, sent, compare = self._answered(input_ids, lengths, own)
@@ -165,7 +164,7 @@ class AuditedModel(AnsweringModel):
         return first, own.route, Findings(unanswered=1)
 
     def _answered(self, input_ids: torch.Tensor, lengths: torch.Tensor, record: RouteRecord) -> Answered:
-        """Answers a batch for the first time."""
+        """Sends a batch for the first time."""
         first = checked_answers(self._model, input_ids, lengths, ANY_ROUTE, record)
 
         def compare(options: SendOptions, other: RouteRecord) -> float:
@@ -176,9 +175,9 @@ class AuditedModel(AnsweringModel):
     def _by_halves(
         self, input_ids: torch.Tensor, lengths: torch.Tensor
     ) -> tuple[np.ndarray, list[RouteSegment], Findings]:
-        """Audits each half of a batch separately: a server took it in halves, which may have had different routes.
+        """Audits both halves of a batch separately: a server took it in halves, which may have had different routes.
 
-        The answers are those of the halves: the ones of the whole batch, which differed, may be a faulty server's.
+        Returns the answers of the halves: those of the whole batch, which differed, may be a faulty server's.
         """
         halves = [
             self._audited(input_ids[rows], lengths[rows]) for rows in torch.arange(len(input_ids)).tensor_split(2)
@@ -188,7 +187,7 @@ class AuditedModel(AnsweringModel):
         return np.concatenate([answers for answers, _, _ in halves]), route, findings
 
     def _tolerated(self, peers: Iterable[str] = ()) -> float:
-        """Returns the difference that counts as agreement, or as rounding of the dtypes that servers announce."""
+        """Returns the largest difference that counts as agreement, or as rounding in announced dtypes."""
         if self._tolerance is not None:
             return self._tolerance
         dtypes = {str(span.peer): span.dtype for span in self._requests.servers.spans()}
@@ -198,7 +197,7 @@ class AuditedModel(AnsweringModel):
     def _compare_by_parts(
         self, input_ids: torch.Tensor, route: Sequence[RouteSegment], other: Sequence[RouteSegment], difference: float
     ) -> tuple[set[str], Dispute | None]:
-        """Walks two routes segment by segment, and asks other servers where their answers differ."""
+        """Repeats two routes segment by segment, and asks other servers where the answers differ."""
         spans, faulty = self._requests.servers.spans(), set[str]()
         hidden = self._backbone.embedded(input_ids, self._model.prompts.tokens)
         parts = [(part.start, part.end) for part in (*route, *other)] + [(span.start, span.end) for span in spans]
@@ -231,7 +230,7 @@ class AuditedModel(AnsweringModel):
     def _majority(
         self, spans: Sequence[Span], start: int, end: int, hidden: torch.Tensor, answers: dict[str, torch.Tensor]
     ) -> str:
-        """Returns which of two servers the majority of a random sample of others agrees with; empty if with none."""
+        """Returns the server that the majority of a random sample of others agrees with; empty if there is none."""
         holding = {str(span.peer) for span in spans if span.start <= start and end <= span.end} - answers.keys()
         votes, voters = Counter[str](), 0
         for peer in self._random.sample(sorted(holding), len(holding)):
@@ -246,7 +245,7 @@ class AuditedModel(AnsweringModel):
                 if largest_difference(answer, opinion) <= self._tolerated((name, peer))
             ]
             votes.update(alike if len(alike) == 1 else ())
-            if voters == _MOST_JUDGES or elected(votes, _MOST_JUDGES):
+            if voters == _MOST_VOTERS or elected(votes, _MOST_VOTERS):
                 break
         return elected(votes, voters)
 
@@ -259,7 +258,7 @@ class AuditedModel(AnsweringModel):
 
 
 class GeneratingModel(Protocol):
-    """What `AuditedTexts` needs besides a model."""
+    """A model that generates texts, for `AuditedTexts`."""
 
     def generate(self, input_ids: torch.Tensor, lengths: torch.Tensor, record: RouteRecord) -> Texts:
         """See `Generator.generate`."""
@@ -268,9 +267,9 @@ class GeneratingModel(Protocol):
 class AuditedTexts(AuditedModel):
     """A language model on a swarm, some of whose texts are audited.
 
-    Other servers compute in forwards what each token of a text was chosen from; the text itself is not generated again,
-    because one token that rounding has decided would change all after it. Where the two differ, servers are asked in
-    sessions: one that lies there may be honest about forwards.
+    Other servers recompute in forwards the hidden states from which each token was chosen. The text itself is not
+    generated again: a single token decided by rounding would change everything after it. Where the states differ,
+    servers are asked in sessions, because a server that lies in sessions may answer forwards honestly.
     """
 
     _by_token = True

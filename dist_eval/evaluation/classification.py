@@ -1,4 +1,4 @@
-"""Classification of the rows of a dataset: by a tuned head, a classifier of transformers, or label words."""
+"""Classifies the rows of a dataset with a tuned head, a classifier of transformers, or label words."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from dist_eval.analysis.options import AnalysisOptions, columns_asked_for
 from dist_eval.data.collector import Columns
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import BatchPlan
-from dist_eval.data.shared_prefixes import plan_with_shared_beginnings
-from dist_eval.distributed.tracked_progress import Judged
+from dist_eval.data.shared_prefixes import plan_with_shared_prefixes
+from dist_eval.distributed.tracked_progress import Scored
 from dist_eval.evaluation.audit import AuditedModel
-from dist_eval.evaluation.job import Answered, Context, Job, Judge, answer
+from dist_eval.evaluation.job import Answered, Context, Job, Scorer, answer
 from dist_eval.evaluation.ranks import RunOutput
 from dist_eval.evaluation.rescoring import analysis_of, announce_selection, rescore, show_results, with_new_scores
 from dist_eval.evaluation.scoring import Gathered, analysed, combine, score, scores_of, spread_of
@@ -48,7 +48,7 @@ from dist_eval.runs.saved_samples import SavedPredictions, read_predictions
 
 
 class Classification(Job[TokenizedDataset, Gathered]):
-    """A classifier and the metrics that are asked for.
+    """Classifies a dataset, and computes the metrics that the options name.
 
     Raises:
         CheckpointError: there is no such checkpoint or model, or they do not fit together.
@@ -85,11 +85,11 @@ class Classification(Job[TokenizedDataset, Gathered]):
         return TokenizedDataset(folder)
 
     def plan(self, data: TokenizedDataset, cache_tokens: int = 0) -> BatchPlan:
-        return plan_with_shared_beginnings(
+        return plan_with_shared_prefixes(
             data.lengths,
             token_budget=self.base.token_budget,
             cache_tokens=cache_tokens,
-            beginnings=data.beginnings(),
+            prefixes=data.prefixes(),
             extra_tokens=self.target.extra_tokens,
             prompt_tokens=self.target.pre_seq_len,
             copies=self.target.forwards_per_text,
@@ -127,16 +127,16 @@ class Classification(Job[TokenizedDataset, Gathered]):
     def columns(self, data: TokenizedDataset, positions: np.ndarray, answers: np.ndarray) -> Columns:
         return Predictions.from_answers(positions, data.labels_of(positions), answers).columns
 
-    def judge(self, data: TokenizedDataset) -> Judge | None:
+    def scorer(self, data: TokenizedDataset) -> Scorer | None:
         problem = self.target.problem
         names = accuracy_names(problem.name)
         if not names:
             return None
 
-        def judged(positions: np.ndarray, answers: np.ndarray) -> Judged:
+        def scored(positions: np.ndarray, answers: np.ndarray) -> Scored:
             return {names[0]: exact_matches(data.labels_of(positions), problem.predict(answers["logits"]))}
 
-        return judged
+        return scored
 
     def gather(self, local: RankOutput) -> tuple[Gathered, RunOutput[RankResults]]:
         return combine(local)
@@ -170,7 +170,7 @@ def rescored(
     results: CompleteRun,
     predictions: SavedPredictions,
 ) -> tuple[CompleteRun, SavedPredictions, np.ndarray | None]:
-    """Returns results with new scores, computed from predictions, and these with their groups (see `rescore`)."""
+    """Returns newly scored results, the predictions that they were computed from, and their groups (see `rescore`)."""
     built_in = compute_metrics(predictions, results.label_names)
     metrics, found = analysed(predictions, built_in, custom_metrics, analysis)
     renewed = {metric.name for metric in custom_metrics}

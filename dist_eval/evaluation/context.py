@@ -1,4 +1,4 @@
-"""What all kinds of runs have in common: one rank's way from the start of the run to the process group of all ranks.
+"""Takes a rank from the start of a run to the process group of all ranks.
 
 The order matters. The swarm is opened first, because it forks. The host leaders then tokenize the dataset while the
 other ranks load the model, and the process group comes last: a fork would inherit its sockets.
@@ -51,9 +51,9 @@ Folder = TypeVar("Folder", bound=RunFolder)
 
 @dataclass
 class RunContext(Generic[Config, Folder]):
-    """One rank's part of a run, as a context: whatever its methods open is closed at the end.
+    """One rank's part of a run, as a context: it closes whatever its methods have opened.
 
-    Every rank calls the methods in the same order. Those that take a function say which ranks call it.
+    Every rank calls the methods in the same order.
     """
 
     config: Config  # the run's options
@@ -61,18 +61,18 @@ class RunContext(Generic[Config, Folder]):
     rank_store: RankStore  # the store shared by the ranks
     scratch_dir: Path  # this rank's private folder for sockets and tokenized data (see `process.lifetime.workspace`)
     folder: Folder  # the run's folder
-    stop: Stop = field(default_factory=Stop)  # tells whether the run was asked to stop
-    # the servers that the run began with, as in the section `swarm` of `results.json`; None without a swarm, and before
-    # the model is loaded
+    stop: Stop = field(default_factory=Stop)  # whether the run was asked to stop
+    # the servers at the start, as in the section `swarm` of `results.json`; None without a swarm or before the model is
+    # loaded
     swarm: Swarm | None = None
     trackers: Trackers = field(default_factory=Trackers)  # where the leader logs to
-    # whether the folder holds a complete run, of this kind at least: then no swarm is needed
+    # whether the folder holds a complete run of this kind, so that no swarm is needed
     found_results: bool = False
     _closing: ExitStack = field(default_factory=ExitStack, init=False, repr=False)
     _peers: SwarmPeers = field(default_factory=SwarmPeers, init=False, repr=False)
 
     def __enter__(self) -> RunContext[Config, Folder]:
-        """Opens the run's folder, on the leader. It stays open after this context, until the run's end is recorded."""
+        """Opens the run's folder on the leader; it stays open until the end of the run is recorded."""
         require_known_interfaces()
         if self.topology.is_leader:
             require_trackers(self.config.tracker)
@@ -95,7 +95,7 @@ class RunContext(Generic[Config, Folder]):
         return self._closing.__exit__(kind, error, traceback)
 
     def _pin_revisions(self) -> None:
-        """Sets the commits that all ranks read: those that an earlier start of this run has read, if there was one."""
+        """Sets the commits that all ranks read: those of an earlier start of this run, if there was one."""
 
         def resolve() -> str:
             kinds = self.config.revisions
@@ -110,18 +110,18 @@ class RunContext(Generic[Config, Folder]):
             pin(kind, name, commits[kind])
 
     def publish_as_leader(self, key: str, make: Callable[[], str]) -> None:
-        """Publishes a value that only the leader makes."""
+        """Publishes a value that only the leader computes."""
         if self.topology.is_leader:
             self.rank_store.publish(key, make())
 
     def wait_for(self, key: str) -> str:
-        """Waits for a value that the leader, or this host's leader, prepares; for days if need be."""
+        """Waits, for days if necessary, for a value that the leader or this host's leader prepares."""
         return self.rank_store.wait_for(key, _PREPARATION_SECONDS)
 
     def open_trackers(self, project: str = PROJECT) -> Trackers:
         """Opens the trackers that the options name, on the leader, in the open process group.
 
-        They are closed at the end, when they have what was logged, or have taken too long.
+        At the end they get a limited time to send what was logged.
         """
         options = without_folders(self.config.recorded())
         opened = trackers_in_background(self.config.tracker, self.folder.path, options, project)
@@ -129,7 +129,7 @@ class RunContext(Generic[Config, Folder]):
         return self.trackers
 
     def log_results(self, results: CompleteRun | CompleteHarnessRun | None) -> None:
-        """Logs the metrics of a complete run to the trackers that are open."""
+        """Logs the metrics of a complete run to the open trackers."""
         if results is not None:
             self.trackers.log(metrics_with_limits(results), results.coverage.expected)
 
@@ -159,11 +159,11 @@ class RunContext(Generic[Config, Folder]):
         """Lets the leader compare this run with the one in the folder.
 
         Args:
-            is_new: returns whether there is something to do, or raises a `RunError` if the folder holds another run;
-                called by the leader.
+            is_new: called by the leader; returns whether there is something to do, or raises a `RunError` if the folder
+                holds another run.
         """
         if self.topology.is_leader:
-            for node in range(self.topology.hosts):  # whose part of the folder is cleared
+            for node in range(self.topology.hosts):  # the leader clears their parts of the folder
                 self.wait_for(f"scratch/{node}")
         self.publish_as_leader("claim", lambda: _TO_DO if is_new() else _COMPLETE)
 
@@ -185,7 +185,7 @@ class RunContext(Generic[Config, Folder]):
         return model
 
     def is_complete(self) -> bool:
-        """Returns what the leader found in `claim`: whether the folder holds this very run, complete."""
+        """Returns what the leader found in `claim`: whether the folder holds the complete run."""
         return self.wait_for("claim") == _COMPLETE
 
     def window(self, base: BaseModelSpec, plan: BatchPlan | None = None) -> Window:
@@ -193,7 +193,7 @@ class RunContext(Generic[Config, Folder]):
 
         Args:
             base: the base model.
-            plan: the batches, of which those with a shared beginning may have more tokens than a forward.
+            plan: the batches; those with a shared prefix may have more tokens than a forward.
         """
         return window_in_memory(
             self.topology,
@@ -204,13 +204,13 @@ class RunContext(Generic[Config, Folder]):
         )
 
     def announce_results(self) -> None:
-        """Tells the other hosts, on the leader, that the results are written."""
+        """Tells the other hosts that the results are written; the leader calls it."""
         self.publish_as_leader(_RESULTS, lambda: "")
 
     def wait_for_results(self) -> None:
         """Waits on the other hosts until the leader has written the results.
 
-        A scheduler does not restart a host that has exited with 0, should the leader's fail.
+        If the leader's host fails, a scheduler would not restart hosts that have exited with 0.
         """
         if self.topology.hosts > 1 and self.topology.is_host_leader:
             self.wait_for(_RESULTS)
@@ -224,7 +224,7 @@ class RunContext(Generic[Config, Folder]):
 
     @contextmanager
     def process_group(self) -> Iterator[None]:
-        """Opens the process group once all ranks are ready, and records in the folder if the run is stopped in it.
+        """Opens the process group once all ranks are ready, and records in the folder when the run is stopped.
 
         Raises:
             LostRankError: the connection to another rank was lost.

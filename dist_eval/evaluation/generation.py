@@ -1,4 +1,4 @@
-"""One run on prompts after which a language model generates texts, from its configuration to its report."""
+"""Generates a text after each prompt of a dataset, and compares it with references."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from dist_eval.data.labelled_rows import LabelledRows
 from dist_eval.data.prompted_rows import PromptedRows
 from dist_eval.data.prompts import Template
 from dist_eval.data.selection import select_rows
-from dist_eval.data.tokenizers import ONE_BEGINNING, load_tokenizer, token_ids, tokenizer_digest
-from dist_eval.distributed.tracked_progress import Judged
+from dist_eval.data.tokenizers import HAS_BOS, load_tokenizer, token_ids, tokenizer_digest
+from dist_eval.distributed.tracked_progress import Scored
 from dist_eval.errors import ConfigError
-from dist_eval.evaluation.job import Answered, Context, Judge, answer
+from dist_eval.evaluation.job import Answered, Context, Scorer, answer
 from dist_eval.evaluation.requests import RequestJob, Requests
 from dist_eval.evaluation.rescoring import analysis_of, announce_selection, rescore, show_results
 from dist_eval.evaluation.task import examples_before, frame_of, require_room_after, selection_identity, selection_of
@@ -42,7 +42,7 @@ from dist_eval.tables import format_count
 
 
 class GenerationTask:
-    """Prompts, decoding and metrics; the tokenizer and the files that the options name are read, but for the dataset.
+    """Prompts, decoding and metrics. Reads the tokenizer and the files that the options name, except for the dataset.
 
     Raises:
         ConfigError: an option does not fit the model, or a metric cannot be used.
@@ -54,12 +54,12 @@ class GenerationTask:
     def __init__(self, config: EvaluationConfig, base: BaseModelSpec, target: CausalModel) -> None:
         self._config, self._base = config, base
         self.metrics = load_text_metrics(config.metric, tuple(SavedTexts.TYPES))  # of each text
-        # what finds the answer in a text; None if the text is the answer
+        # finds the answer in a text; None if the whole text is the answer
         self.pattern = re.compile(config.answer_pattern) if config.answer_pattern else None
         self.tokenizer = load_tokenizer(base.name)  # the model's
         if self.tokenizer("a")["input_ids"][-1] == self.tokenizer.eos_token_id:
             raise ConfigError(
-                "The tokenizer ends every prompt with its token for the end, after which no text can follow: set "
+                "The tokenizer adds its EOS token to every prompt, so no text can follow: set "
                 "add_eos_token to false in the model's tokenizer_config.json."
             )
         self._template = Template(str(config.prompt))
@@ -90,11 +90,11 @@ class GenerationTask:
 
     @property
     def longest_prompt(self) -> int:
-        """Most tokens of a prompt."""
+        """Maximum number of tokens of a prompt."""
         return self._max_length - self.decoding.max_new_tokens
 
     def write(self, folder: Path) -> None:
-        """Reads the dataset, and writes its prompts to a folder, as `Requests` opens them."""
+        """Reads the dataset, and writes its prompts to a folder for `Requests` to open."""
         config = self._config
         data = LabelledRows(
             config.dataset or (),
@@ -125,7 +125,7 @@ class GenerationTask:
         )
 
     def fingerprint(self) -> Fingerprint:
-        """Returns what the results depend on besides the token ids, by names for error messages."""
+        """Returns everything besides token ids that the results depend on, named for error messages."""
         values = {
             "tokenizer": tokenizer_digest(self.tokenizer),
             "--prompt": self._frame.around(self._template.text),
@@ -159,7 +159,7 @@ class GenerationTask:
 class Generation(RequestJob):
     """Generates a text after each prompt of a dataset, and compares it with references."""
 
-    task: GenerationTask  # what is asked, on the leader
+    task: GenerationTask  # on the leader
 
     def __init__(self, config: EvaluationConfig) -> None:
         super().__init__(config)
@@ -186,14 +186,14 @@ class Generation(RequestJob):
     def identity(self) -> Fingerprint:
         return self.task.fingerprint()
 
-    def judge(self, data: Requests) -> Judge:
+    def scorer(self, data: Requests) -> Scorer:
         metric, *_ = self.task.metrics
 
-        def judged(positions: np.ndarray, answers: np.ndarray) -> Judged:
+        def scored(positions: np.ndarray, answers: np.ndarray) -> Scored:
             texts, _ = measure_texts(self._texts(positions, answers), [metric], self.task.pattern)
             return {f"{self.config.run_name}/{metric.name}": texts.values[metric.name]}
 
-        return judged
+        return scored
 
     def _texts(self, positions: np.ndarray, answers: np.ndarray) -> SavedTexts:
         return SavedTexts(
@@ -226,7 +226,7 @@ class Generation(RequestJob):
         show_results(context.folder, config)
 
     def _scores(self, name: str, dataset: PromptedDataset, texts: SavedTexts, undefined: Reasons) -> dict[str, Any]:
-        """Returns the sections of `results.json` that depend on metrics, pattern and the options of the analysis."""
+        """Returns the sections of `results.json` that depend on metrics, pattern and analysis options."""
         unmatched = None if texts.answer is None else texts.answer.count(None)
         metrics = mean_metrics(texts, undefined, self._analysis)
         task = TaskResults(version="", num_fewshot=self.config.few_shot, documents=len(texts), metrics=metrics)
@@ -241,10 +241,10 @@ class Generation(RequestJob):
     def _notices(self, texts: SavedTexts) -> list[str]:
         notices = []
         if self.task.rows.with_begin:
-            notices.append(f"{format_count(self.task.rows.with_begin, 'prompt has', 'prompts have')} {ONE_BEGINNING}")
+            notices.append(f"{format_count(self.task.rows.with_begin, 'prompt has', 'prompts have')} {HAS_BOS}")
         if texts.answer is None and (empty := sum(not text.strip() for text in texts.text)):
             are = format_count(empty, "text is", "texts are")
-            notices.append(f"{are} empty, which counts as a wrong answer unless a reference is empty, too")
+            notices.append(f"{are} empty, which counts as a wrong answer unless a reference is also empty")
         if unmatched := (texts.answer or []).count(None):
             have = format_count(unmatched, "text has", "texts have")
             notices.append(f"{have} no match of --answer-pattern, which counts as a wrong answer")
@@ -253,13 +253,13 @@ class Generation(RequestJob):
     def _rescored(
         self, results: CompleteHarnessRun, texts: SavedTexts
     ) -> tuple[CompleteHarnessRun, SavedTexts, np.ndarray | None]:
-        """Returns results with new scores, computed from texts, and these with their groups."""
+        """Returns newly scored results, the texts that they were computed from, and their groups."""
         config, recorded = self.config, results.config.get("metric") or []
         assert results.dataset is not None and isinstance(recorded, list), "the folder holds this very run"
         [(name, task)] = results.tasks.items()
         specs = list({name_of_spec(spec): spec for spec in (*recorded, *config.metric)}.values())
         has_new_pattern = results.config.get("answer_pattern") != config.answer_pattern
-        # the values of others are in the table
+        # the table has the values of the others
         metrics = load_text_metrics(specs, tuple(SavedTexts.TYPES)) if has_new_pattern else self.task.metrics
         computed = {metric.name for metric in metrics}
         texts, failed = measure_texts(texts, metrics, self.task.pattern)

@@ -1,4 +1,4 @@
-"""A run: the phases that every kind of evaluation goes through, and what a kind adds to them, its `Job`."""
+"""Runs an evaluation: the phases that all kinds share, and the `Job` in which they differ."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dist_eval.data.collector import Columns
 from dist_eval.data.plan import BatchPlan
 from dist_eval.distributed.collectives import require_agreement
 from dist_eval.distributed.progress import Progress
-from dist_eval.distributed.tracked_progress import Judged, TrackedProgress
+from dist_eval.distributed.tracked_progress import Scored, TrackedProgress
 from dist_eval.evaluation.audit import audited_batches
 from dist_eval.evaluation.context import RunContext
 from dist_eval.evaluation.ranks import RunOutput, decide_plan
@@ -36,14 +36,14 @@ Found = TypeVar("Found")
 
 Context = RunContext[Any, EvaluationFolder]
 
-Judge = Callable[[np.ndarray, np.ndarray], Judged]
-"""Is given positions in the data, int64 of shape [n], and their answers, of any batch that has been answered, each
-once; says which samples are right, as soon as it can."""
+Scorer = Callable[[np.ndarray, np.ndarray], Scored]
+"""Called once per answered batch with its positions in the data, int64 of shape [n], and its answers; says which
+samples are right."""
 
 
 @dataclass(frozen=True)
 class Answered(Generic[Data, Found]):
-    """What all ranks found; the answers on the leader only."""
+    """The answers, on the leader only, and what all ranks did."""
 
     data: Data  # the samples
     plan: BatchPlan  # their batches
@@ -52,13 +52,13 @@ class Answered(Generic[Data, Found]):
 
 
 class Job(ABC, Generic[Data, Found]):
-    """What a run asks, of which model, and what it makes of the answers.
+    """A kind of evaluation: what it asks which model, and how it scores the answers.
 
-    `run` makes one on each rank. Its methods are called in the order in which they stand here.
+    `run` creates one on each rank, and calls its methods in the order in which they are defined here.
     """
 
     base: BaseModelSpec  # the base model
-    target: ModelTarget  # what turns its outputs into answers
+    target: ModelTarget  # turns its outputs into answers
     audit: float = 0.0  # share of the batches that are audited
     each_host_reads: bool = True  # whether hosts read the dataset themselves; otherwise the leader does
     stream: TextIO | None = None  # where the progress is shown; None for stderr
@@ -68,7 +68,7 @@ class Job(ABC, Generic[Data, Found]):
         self.config: Any = config
 
     def prepare(self) -> None:
-        """Reads what else the leader needs, if that is quick: wrong options end the run before a swarm is opened."""
+        """Reads what the leader needs, if that is quick, so that wrong options end the run before a swarm is opened."""
 
     @abstractmethod
     def lead(self, context: Context) -> None:
@@ -80,7 +80,7 @@ class Job(ABC, Generic[Data, Found]):
 
     @abstractmethod
     def open(self, folder: Path) -> Data:
-        """Opens what `write` has written."""
+        """Opens the samples that `write` has written."""
 
     @abstractmethod
     def plan(self, data: Data, cache_tokens: int = 0) -> BatchPlan:
@@ -88,20 +88,20 @@ class Job(ABC, Generic[Data, Found]):
 
     @abstractmethod
     def fingerprint(self, data: Data, plan: BatchPlan) -> Fingerprint:
-        """Returns what the answers depend on, by names for error messages."""
+        """Returns everything that the answers depend on, named for error messages."""
 
     def claim(self, folder: EvaluationFolder, answers: Fingerprint) -> bool:
         """Returns whether there is something to do in the folder, on the leader (see `RunFolder.claim`)."""
         return folder.claim(answers)
 
     def begin(self, data: Data) -> None:
-        """Says what will be evaluated, on the leader; what could not be scored ends the run before anything is sent."""
+        """Prints what will be evaluated, on the leader. Raises if it could not be scored, before anything is sent."""
 
     def fetch(self, context: RunContext[Any, Any]) -> None:
-        """Copies the samples to other hosts, unless these have read them; every rank calls it."""
+        """Copies the samples to hosts that have not read them; every rank calls it."""
 
     def asked(self, model: Any, data: Data, context: RunContext[Any, Any]) -> Any:
-        """Returns what answers: the loaded model, unless samples need more."""
+        """Returns the model that answers: the loaded one, unless the samples need more."""
         return model
 
     @abstractmethod
@@ -114,22 +114,22 @@ class Job(ABC, Generic[Data, Found]):
 
     @abstractmethod
     def columns(self, data: Data, positions: np.ndarray, answers: np.ndarray) -> Columns:
-        """Returns columns of some samples, with their `index`; positions are int64 of shape [n]."""
+        """Returns columns of answered samples, including their `index`; positions are int64 of shape [n]."""
 
-    def judge(self, data: Data) -> Judge | None:
-        """Returns what says which answers are right, for trackers, on the leader; None if nothing does."""
+    def scorer(self, data: Data) -> Scorer | None:
+        """Returns a function that tells trackers which answers are right, on the leader; None if that is not known."""
         return None
 
     @abstractmethod
     def gather(self, local: RankOutput) -> tuple[Found, RunOutput[Any]]:
-        """Brings together what all ranks found, and what they did; every rank calls it."""
+        """Gathers the answers of all ranks, and what they did; every rank calls it."""
 
 
 def run(kind: Callable[[Any], Job[Any, Any]], context: Context) -> CompleteRun | CompleteHarnessRun | None:
     """Evaluates; every rank calls it.
 
     Args:
-        kind: makes a job of the run's options.
+        kind: creates the job from the run's options.
         context: this rank's part of the run, not yet opened.
 
     Returns:
@@ -137,7 +137,7 @@ def run(kind: Callable[[Any], Job[Any, Any]], context: Context) -> CompleteRun |
 
     Raises:
         EvaluationError: the run failed; on the rank that has the root cause.
-        RunStopped: it was asked to stop before its end; on all ranks.
+        RunStopped: it was asked to stop early; on all ranks.
     """
     with context:
         job = kind(keep_recorded_analysis(context))
@@ -157,13 +157,13 @@ def run(kind: Callable[[Any], Job[Any, Any]], context: Context) -> CompleteRun |
 
 
 def answer(job: Job[Data, Found], context: Context) -> Answered[Data, Found] | None:
-    """Has all samples of a job answered; every rank calls it.
+    """Answers all samples of a job; every rank calls it.
 
     Host leaders write the samples while the other ranks load the model. The process group comes last, because its
     sockets must not be inherited by processes of the swarm.
 
     Returns:
-        The answers; None if the folder holds this very run, complete.
+        The answers; None if the folder already holds the complete run.
     """
     config, topology = context.config, context.topology
     if topology.is_leader or job.each_host_reads:
@@ -180,7 +180,7 @@ def answer(job: Job[Data, Found], context: Context) -> Answered[Data, Found] | N
     model = None if context.found_results else context.load_model(job.base, job.target)
     if context.is_complete():
         return None
-    if model is None:  # complete, but to be scored in another way: the answers are in the journal
+    if model is None:  # complete, but to be scored differently: the answers are in the journal
         context.open_swarm(job.base)
         model = context.load_model(job.base, job.target)
     with context.process_group():
@@ -228,15 +228,15 @@ def answer(job: Job[Data, Found], context: Context) -> Answered[Data, Found] | N
 def _tracked(
     job: Job[Data, Any], context: Context, data: Data, plan: BatchPlan, journal: Journal
 ) -> TrackedProgress | None:
-    """Returns the progress that trackers are told on the leader, which judges answers in another thread."""
+    """Returns the progress for trackers, on the leader; another thread scores the answers."""
     if not context.topology.is_leader or not context.open_trackers():
         return None
-    judge = job.judge(data)
+    scorer = job.scorer(data)
 
-    def news(judge: Judge) -> Iterator[Judged]:
+    def news(scorer: Scorer) -> Iterator[Scored]:
         for outcome in journal.news():
             kept = outcome.answered_rows
-            yield judge(plan.batch(outcome.batch)[kept], outcome.answers[kept])
+            yield scorer(plan.batch(outcome.batch)[kept], outcome.answers[kept])
 
-    judged = partial(news, judge) if judge else None
-    return TrackedProgress(context.trackers, len(data), context.config.confidence, judged)
+    scored = partial(news, scorer) if scorer else None
+    return TrackedProgress(context.trackers, len(data), context.config.confidence, scored)

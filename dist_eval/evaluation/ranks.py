@@ -1,4 +1,4 @@
-"""What all ranks agree on before a run, the plan of its batches, and what comes together at its end, a `RunOutput`."""
+"""What ranks exchange: the plan of the batches before a run, and what each has done after it."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class RunOutput(Generic[Entry]):
     """What all ranks did."""
 
     ranks: list[Entry]  # entries of the section `ranks` of `results.json`
-    failed: list[tuple[int, str]]  # samples without an answer, in the order of the data, and the reasons
+    failed: list[tuple[int, str]]  # samples without an answer and the reasons, in the order of the data
     audit: Findings
     precisions: list[str]
     fell_back: int
 
     @classmethod
     def gather(cls, local: RankOutput, entry: Entry) -> RunOutput[Entry]:
-        """Brings together what all ranks did; every rank calls it, in an open process group."""
+        """Gathers what all ranks did; every rank calls it, in an open process group."""
         return cls(
             ranks=all_gather(entry),
             failed=sorted(itertools.chain.from_iterable(all_gather(local.failed))),
@@ -46,7 +46,7 @@ class RunOutput(Generic[Entry]):
         )
 
     def sections(self, plan: BatchPlan, swarm: Swarm | None) -> dict[str, Any]:
-        """Returns the sections of `results.json` that say how a run went, by name."""
+        """Returns the sections of `results.json` about the work, by name."""
         seconds = max(max(work.seconds for work in self.ranks), _SHORTEST_SECONDS)
         return {
             "plan": plan.summary(),
@@ -68,15 +68,21 @@ def decide_plan(
     model: AnsweringModel,
     share: float,
 ) -> BatchPlan:
-    """Plans the batches, the same in all starts of the run; every rank calls it.
+    """Plans the batches, identically in all starts of the run; every rank calls it.
 
-    Texts share their beginning if the servers have room for so many sessions that less work outweighs servers that
-    wait; that is decided once for a run, and recorded in the journal's folder. How many there are changes no result.
-    `make_plan` returns the plan for caches of a number of tokens (see `plan_with_shared_beginnings`); all ranks
-    together may take a `share` of the servers' free memory.
+    Texts share prefixes if the servers have room for enough sessions: with few, servers would wait longer than the
+    saved work takes. This is decided once for a run, and recorded in the journal's folder. The number of sessions does
+    not affect results.
+
+    Args:
+        context: this rank's part of the run.
+        make_plan: returns the plan for caches of a number of tokens (see `plan_with_shared_prefixes`).
+        base: the base model.
+        model: the loaded model.
+        share: share of the servers' free cache that all ranks together may take.
     """
     plain = make_plan(0)
-    can_share = context.config.backend == "petals" and base.shares_beginnings
+    can_share = context.config.backend == "petals" and base.shares_prefixes
     if not can_share or not isinstance(model, ModelOnBackbone):
         return plain
     folder, backbone = context.folder.path, model.backbone

@@ -1,4 +1,4 @@
-"""Requests to a language model as one dataset: log-likelihoods of continuations, and texts after prompts."""
+"""Sends requests to a language model: for log-likelihoods of continuations, and for texts after prompts."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.fingerprint import Fingerprint
 
 FILES = (*continuations.FILES, *generation.FILES)
-"""What a folder with requests holds."""
+"""Files of a folder with requests."""
 
 
 class Requests:
-    """The requests of a run: continuations and prompts; a batch has either of them."""
+    """The requests of a run, continuations and prompts; a batch has only one kind."""
 
     source = "the requests"
 
@@ -65,7 +65,7 @@ class Requests:
         return self.prompts.padded(indices - first)
 
     def plan(self, token_budget: int, cache_tokens: int = 0) -> BatchPlan:
-        """Plans the batches; those with prompts come first, because they take longest."""
+        """Plans the batches; those with prompts come first because they take longest."""
         first = len(self.continuations)
         parts = [(self.prompts.plan(), np.arange(first, len(self)))] if len(self.prompts) else []
         return join_plans([*parts, (self.continuations.plan(token_budget, cache_tokens), np.arange(first))])
@@ -77,7 +77,7 @@ class Requests:
 
     @property
     def columns(self) -> AnswerColumns:
-        """Columns of the answers; those of the kinds of requests that there are."""
+        """Columns of the answers: those of the kinds of requests that there are."""
         kinds = [log_likelihood_columns()] if len(self.continuations) or not len(self.prompts) else []
         if len(self.prompts):
             kinds.append(self.prompts.columns)
@@ -85,7 +85,7 @@ class Requests:
 
 
 class RequestModel(ModelOnBackbone):
-    """A language model that answers requests of both kinds; columns that a request does not ask for are 0."""
+    """A language model that answers both kinds of requests; columns of the other kind are 0."""
 
     def __init__(self, model: LanguageModel, generator: Generator | None, columns: AnswerColumns) -> None:
         super().__init__(model.backbone, model.output.hidden_size, columns)
@@ -114,9 +114,9 @@ _ADVICE = "Free some space, or name another place with the environment variable 
 
 
 class RequestJob(Job[Requests, np.ndarray]):
-    """Evaluates a language model by requests that the leader makes.
+    """Evaluates a language model with requests that the leader creates.
 
-    Its answers are an array with the columns `Requests.columns`, and `index`: the positions among the requests.
+    The answers are an array with the columns `Requests.columns` and `index`, the positions among the requests.
     """
 
     target: CausalModel
@@ -126,7 +126,7 @@ class RequestJob(Job[Requests, np.ndarray]):
         super().__init__(config)
         self.target = CausalModel.read(str(config.model))
         self.base = BaseModelSpec.read(config.select(ModelOptions), self.target)
-        OutputEmbedding(self.base.name, self.base.config)  # before anything is started: does the model have one?
+        OutputEmbedding(self.base.name, self.base.config)  # raises if the model has none, before anything is started
 
     def write(self, folder: Path) -> None:
         with translating_os_errors(RunError, f"The requests cannot be written to {folder}", _ADVICE):
@@ -157,7 +157,7 @@ class RequestJob(Job[Requests, np.ndarray]):
 
     @abstractmethod
     def identity(self) -> Fingerprint:
-        """Returns what the results depend on besides the answers, on the leader, once the requests are written."""
+        """Returns what else the results depend on besides the answers, on the leader, once the requests are written."""
 
     def claim(self, folder: EvaluationFolder, answers: Fingerprint) -> bool:
         return folder.claim(answers.joined(self.identity()), answers) or folder.is_scored_otherwise
@@ -191,7 +191,7 @@ class RequestJob(Job[Requests, np.ndarray]):
 
     def window(self, data: Requests, plan: BatchPlan, context: RunContext[Any, Any]) -> Window:
         window = super().window(data, plan, context)
-        if len(data.prompts):  # a text takes long for itself; its servers' caches limit how many there are
+        if len(data.prompts):  # one text takes long, and the servers' caches limit how many there are
             window = Window(window.largest)
         return window
 
@@ -209,7 +209,7 @@ class RequestJob(Job[Requests, np.ndarray]):
     def sections(
         self, answered: Answered[Requests, np.ndarray], context: Context, tokenizer_digest: str
     ) -> dict[str, Any]:
-        """Returns the sections of `results.json` that do not depend on what was asked, on the leader.
+        """Returns the sections of `results.json` that all kinds of requests have, on the leader.
 
         Raises:
             CoverageError: a request has no answer, or several.

@@ -1,4 +1,4 @@
-"""Restarting a complete run: nothing is sent, and newly requested metrics are computed from its saved predictions."""
+"""Restarts a complete run: sends nothing, and computes newly requested metrics from its saved predictions."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ def rescore(
     read: Callable[[Path], Table],
     compute: Callable[[Any, Table], tuple[Any, Table, np.ndarray | None]],
 ) -> None:
-    """Says that the run is complete; computes what is new in the options from its samples, and shows the results.
+    """Prints that the run is complete, computes from its samples what new options ask for, and shows the results.
 
-    Custom metrics are always computed again: they, or the code behind them, may be new. Intervals, groups and slices
-    are computed again if their options differ from the run's.
+    Custom metrics are always computed again, because their code may have changed; intervals, groups and slices only if
+    their options differ from the run's.
 
     Args:
         folder: of the run.
         config: its options.
         read: reads the table of its samples.
-        compute: given the recorded results and the table, returns the new ones, and the groups of the samples.
+        compute: turns the recorded results and the table into new ones, and the groups of the samples.
     """
     results = folder.results()
     assert results is not None, "the folder holds this very run"
@@ -64,32 +64,32 @@ def rescore(
 
 
 def announce_complete(folder: EvaluationFolder) -> None:
-    """Says that the folder holds this very run, complete."""
+    """Prints that the folder already holds the complete run."""
     results = folder.results()
     assert results is not None, "the folder holds this very run"
     print(
-        f"{folder.path} holds the complete results of this very run, finished {results.finished}. Nothing was sent; "
+        f"{folder.path} already holds the complete results of this run, finished {results.finished}. Nothing was sent; "
         "--overwrite runs it again.",
         flush=True,
     )
 
 
 def show_results(folder: EvaluationFolder, config: Any, *, are_new: bool = True, with_speed: bool = True) -> None:
-    """Reports and prints the results that the folder holds."""
+    """Writes the report on the results in the folder, and prints them."""
     if are_new or not (folder.path / REPORT).exists():
         report_on(folder.path, config.report)
     print(format_run(folder.path, with_speed=with_speed), flush=True)
 
 
 def _options_of_both(recorded: dict[str, Any], config: EvaluationConfig) -> dict[str, Any]:
-    """Returns the recorded options with those that score answers, and with the metrics of both."""
+    """Returns the recorded options, updated with those for scoring and with the metrics of both."""
     metrics = {name_of_spec(spec): spec for spec in (*(recorded.get("metric") or ()), *config.metric)}
     options = {name: getattr(config, name) for name in _RESCORED}
     return {**recorded, **options, "metric": list(metrics.values())}
 
 
 def keep_recorded_analysis(context: RunContext[Any, EvaluationFolder]) -> Any:
-    """Sets and returns the options: on the leader those of the analysis are a complete run's, unless they are given."""
+    """Sets and returns the options; on the leader, those of the analysis default to a complete run's."""
     if context.topology.is_leader and isinstance(context.config, EvaluationConfig):
         context.config = with_recorded_analysis(context.config, context.folder.results())
         context.folder.options = context.config.recorded()
@@ -97,7 +97,7 @@ def keep_recorded_analysis(context: RunContext[Any, EvaluationFolder]) -> Any:
 
 
 def announce_selection(config: EvaluationConfig, selection: SelectionSummary | None) -> None:
-    """Says how many rows will be evaluated, if not all of them."""
+    """Prints how many rows will be evaluated, if not all."""
     if words := format_selection(selection):
         precision = config.precision
         wide = f", for intervals of at most ±{precision:g} at {100 * config.confidence:g}%" if precision else ""
@@ -107,7 +107,7 @@ def announce_selection(config: EvaluationConfig, selection: SelectionSummary | N
 def with_recorded_analysis(
     config: EvaluationConfig, results: CompleteRun | CompleteHarnessRun | None
 ) -> EvaluationConfig:
-    """Takes over slices, groups and the pattern of answers of a complete run where the options name none."""
+    """Takes slices, groups and answer pattern from a complete run where the options name none."""
     if config.overwrite or results is None:
         return replace(config, answer_pattern=None) if config.answer_pattern == "" else config
     recorded: dict[str, Any] = results.config
@@ -128,7 +128,7 @@ def analysis_of(config: EvaluationConfig, data: TokenizedDataset | PromptedRows)
 def with_new_scores(
     results: CompleteRun, metrics: Metrics, analysis: Analysis, config: EvaluationConfig, renewed: Collection[str]
 ) -> CompleteRun:
-    """Returns results with a new analysis, and the values of custom metrics, in place of those that were renewed."""
+    """Returns results with a new analysis and renewed values of custom metrics."""
     old = [name for name in results.custom_metrics if name.split("/")[0] in renewed]
     kept = [name for name in results.custom_metrics if name not in old]
     has_same_intervals = all(results.config[name] == getattr(config, name) for name in ("confidence", "group_column"))

@@ -1,7 +1,4 @@
-"""From the predictions of all ranks to the metrics of all examples, and to the sections of `results.json` about them.
-
-The same steps in every kind of evaluation.
-"""
+"""Computes metrics, and their sections of `results.json`, from the predictions of all ranks."""
 
 from __future__ import annotations
 
@@ -32,17 +29,17 @@ class Gathered:
     """The predictions of all ranks."""
 
     predictions: Predictions  # of all examples, in dataset order; empty except on the leader
-    totals: Totals  # the ranks' own sums, added up by all_reduce
+    totals: Totals  # the sums of all ranks, added by all_reduce
 
 
 def gather(local: Predictions, totals: Totals | None = None) -> Gathered:
-    """Gathers the predictions of all ranks on the leader, and adds up their totals; every rank calls it."""
+    """Gathers the predictions of all ranks on the leader, and adds their totals; every rank calls it."""
     predictions = Predictions(**gather_columns(local.columns))
     return Gathered(predictions, Totals(**sum_arrays(vars(totals or Totals.of(local)))))
 
 
 def combine(found: RankOutput) -> tuple[Gathered, RunOutput[RankResults]]:
-    """Brings together the predictions of all ranks, and what they did; every rank calls it."""
+    """Gathers the predictions of all ranks, and what they did; every rank calls it."""
     local = Predictions(**found.columns)
     totals = Totals.of(local)
     entry = RankResults(
@@ -61,14 +58,14 @@ def score(
     failed: Iterable[int] = (),
     rows: np.ndarray | None = None,
 ) -> tuple[Coverage, Metrics]:
-    """Computes the metrics, once it is proven that they are those of each example, counted once; on the leader.
+    """Proves that every example is counted exactly once, and computes the metrics; on the leader.
 
     Args:
         gathered: the predictions of all ranks.
         examples: number of examples in the dataset.
         label_names: name of each class, label or output.
         failed: positions in the dataset of the examples without a prediction.
-        rows: their positions in the dataset, if they are only some of its rows (see `prove_coverage`).
+        rows: positions in the dataset of the examples, if they are only some of its rows (see `prove_coverage`).
 
     Raises:
         CoverageError: an example is missing, or counted more than once.
@@ -103,7 +100,7 @@ def analysed(
 
 
 def scores_of(metrics: Metrics) -> Scores:
-    """Returns the sections of `results.json` that hold metrics."""
+    """Returns the sections of `results.json` with metrics."""
     return Scores(
         problem_type=cast(ProblemType, metrics.problem),
         metrics=metrics.values,
@@ -115,7 +112,7 @@ def scores_of(metrics: Metrics) -> Scores:
 
 
 def spread_of(ranks: Sequence[RankResults], metrics: Metrics) -> Spread | None:
-    """Returns the section `spread` of `results.json`: how far the ranks' own values are apart."""
+    """Returns the section `spread` of `results.json`: how much the values of single ranks differ."""
     is_regression = metrics.problem == REGRESSION.name
     values = [(rank.loss if is_regression else rank.accuracy, rank.rank) for rank in ranks]
     own = [(value, number) for value, number in values if value is not None]

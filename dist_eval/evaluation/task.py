@@ -1,4 +1,4 @@
-"""What options name: the classifier, its prompts and metrics, the rows, and the tokenized dataset."""
+"""Reads what options name: the classifier, its prompts and metrics, and the rows; tokenizes the dataset."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ BETWEEN_EXAMPLES = "\n\n"
 
 
 def label_words_of(model: str, options: PromptOptions, data: DataOptions) -> LabelWords:
-    """Reads what the options about prompts name."""
+    """Reads the prompt, the label words and the examples that the options name."""
     config, template = read_base_config(model, pinned("model", model)), Template(str(options.prompt))
-    if Path(model).is_dir():  # a hub's is read once the model is loaded
+    if Path(model).is_dir():  # a hub model is read when it is loaded
         OutputEmbedding(model, config)
     names, words = zip(*(split_name(item) for item in options.label_words), strict=True)
     tokenizer = load_tokenizer(model)
@@ -57,7 +57,7 @@ def label_words_of(model: str, options: PromptOptions, data: DataOptions) -> Lab
 
 
 def frame_of(options: PromptOptions, tokenizer: Any) -> Frame:
-    """Returns what the options put around each prompt."""
+    """Returns the system instruction and chat template around each prompt."""
     return Frame(tokenizer, options.system_instruction, is_chat=options.apply_chat_template)
 
 
@@ -77,11 +77,11 @@ def examples_before(
 
 
 def require_room_after(examples: int, tokens: int, most: int, beside: str = "") -> None:
-    """Checks that examples before a prompt, of so many tokens, leave room for it."""
+    """Checks that the tokens of few-shot examples leave room for a prompt."""
     if tokens >= most:
         raise ConfigError(
-            f"The examples of --few-shot {examples} have {tokens} tokens, and a prompt may have {most}{beside}: "
-            "nothing would be left of them. Give fewer, or a larger --max-length."
+            f"The examples of --few-shot {examples} have {tokens} tokens, but a prompt may have {most}{beside}: "
+            "no room is left for the question. Give fewer examples, or a larger --max-length."
         )
 
 
@@ -99,7 +99,7 @@ def target_of(config: EvaluationConfig) -> EvalTarget:
 
     Raises:
         CheckpointError: there is no such checkpoint or model, or they do not fit together.
-        ConfigError: prompt or label words cannot be used.
+        ConfigError: the prompt or the label words cannot be used.
         DataError: an example for the prompt cannot be read.
     """
     if config.prompt is None:
@@ -110,9 +110,9 @@ def target_of(config: EvaluationConfig) -> EvalTarget:
 def selection_of(options: SelectionOptions, confidence: float, problem: Problem) -> Selection | None:
     """Returns which rows the options select; None for all."""
     if options.stratify and problem is not SINGLE_LABEL:
-        raise ConfigError(f"--stratify takes rows of one class each, and this is a {problem.name}: leave it out.")
+        raise ConfigError(f"--stratify needs rows of one class each, but this is a {problem.name}: leave it out.")
     if options.precision is not None and problem is REGRESSION:
-        raise ConfigError("--precision is about shares of right answers, and a regression has none: give --sample.")
+        raise ConfigError("--precision is about the share of right answers, and a regression has none: give --sample.")
     limit, sample, precision = options.limit, options.sample, options.precision
     if limit is not None:
         return Selection("first", lambda population: min(limit, population))
@@ -126,7 +126,7 @@ def selection_of(options: SelectionOptions, confidence: float, problem: Problem)
 
 
 def selection_identity(selection: SelectionSummary | None) -> dict[str, str]:
-    """Returns what a selection of rows adds to a fingerprint; nothing if all rows are evaluated."""
+    """Returns the part of a fingerprint about a selection of rows; empty if all rows are evaluated."""
     if selection is None:
         return {}
     return {
@@ -136,7 +136,7 @@ def selection_identity(selection: SelectionSummary | None) -> dict[str, str]:
 
 
 def find_metrics(names: Sequence[str], target: EvalTarget) -> list[CustomMetric]:
-    """Loads the custom metrics and tries them on synthetic predictions (see `load_metrics`)."""
+    """Loads the custom metrics, and tries them on synthetic predictions (see `load_metrics`)."""
     if not names:
         return []
     sample = synthetic_predictions(target.problem, target.num_labels)
@@ -158,9 +158,9 @@ def write_dataset(
         folder: an empty folder.
         options: the dataset and its columns.
         base: the base model, for its limits, and for its tokenizer unless the checkpoint has its own.
-        target: what is evaluated or tuned.
+        target: the classifier that is evaluated or tuned.
         extra_columns: columns to keep besides texts and labels, such as groups.
-        selection: which rows to tokenize; None for all.
+        selection: the rows to tokenize; None for all.
 
     Raises:
         DataError: the dataset cannot be read, or a row is wrong.

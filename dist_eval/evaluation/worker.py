@@ -1,4 +1,4 @@
-"""A rank's work: predicts its share of the unfinished batches and appends them to the journal.
+"""Predicts a rank's share of the unfinished batches, and appends them to the journal.
 
 The results are computed from the journals alone, whichever start of the run wrote them.
 """
@@ -35,32 +35,32 @@ from dist_eval.tables import format_count
 class Assignment:
     """Batches of one rank."""
 
-    resumed: np.ndarray  # finished by an earlier start; this rank reads them from the journal. int64 of shape [n].
-    shard: np.ndarray  # to be predicted now, int64 of shape [m]
+    resumed: np.ndarray  # finished by an earlier start, to be read from the journal; int64 of shape [n]
+    shard: np.ndarray  # to be predicted now; int64 of shape [m]
 
 
 @dataclass(frozen=True)
 class RankOutput:
-    """What this rank did, and what it has read back from the journal of the batches that are assigned to it."""
+    """What this rank did, and the answers to its batches, read back from the journal."""
 
-    columns: dict[str, np.ndarray]  # of the samples that have an answer
-    failed: list[tuple[int, str]]  # samples without one: position in the data, and the reason
+    columns: dict[str, np.ndarray]  # of the answered samples
+    failed: list[tuple[int, str]]  # samples without an answer: position in the data, and the reason
     findings: Findings  # of audits
-    precisions: set[str]  # those in which servers computed the answers
-    fell_back: int  # batches that took plain forwards against the plan
+    precisions: set[str]  # in which servers computed the answers
+    fell_back: int  # batches planned for sessions that took plain forwards
     work: RankWork
 
 
 @dataclass(frozen=True)
 class FailurePolicy:
-    """What to do about examples that get no prediction."""
+    """What to do about examples without a prediction."""
 
-    skip: bool = False  # whether they are counted and left out; otherwise the first one ends the run
+    skip: bool = False  # whether to count them and leave them out; otherwise the first one ends the run
     limit: int = 0  # how many may be left out, on all ranks together
 
     @classmethod
     def of(cls, config: RunConfig) -> FailurePolicy:
-        """Returns the policy that options ask for; the default for runs without such options."""
+        """Returns the policy of the options; the default for runs without such options."""
         return cls(config.on_error == "skip", config.max_failed) if isinstance(config, EvaluationConfig) else cls()
 
     def require_few(self, count: int, examples: int, reason: str) -> None:
@@ -75,11 +75,11 @@ class FailurePolicy:
 
 
 def assign_batches(found: np.ndarray, plan: BatchPlan, topology: Topology) -> tuple[Assignment, int, int]:
-    """Assigns the finished and the unfinished batches to the ranks; every rank calls it, in an open process group.
+    """Assigns finished and unfinished batches to the ranks; every rank calls it, in an open process group.
 
-    Hosts may share a folder or have their own: a batch that several ranks have found, in `found` of shape [batches],
-    is assigned to the first of them. Returns also how many examples earlier starts of all ranks have finished, and how
-    many tokens are left.
+    Hosts may share a folder or have their own. A finished batch that several ranks have found (`found`, bool of shape
+    [batches]) is assigned to the first of them. Also returns the number of examples that earlier starts have finished,
+    and the number of tokens that are left.
     """
     owner = all_reduce_min(np.where(found, topology.rank, topology.world_size))
     done = owner < topology.world_size
@@ -92,7 +92,7 @@ def assign_batches(found: np.ndarray, plan: BatchPlan, topology: Topology) -> tu
 
 
 def require_complete(left: int, finished: int, failed: int, before: int, stop: Stop, examples: int) -> None:
-    """Checks that no rank has stopped early; every rank calls it."""
+    """Raises `RunStopped` if a rank has stopped early; every rank calls it."""
     everybody = all_gather((left, finished, failed, stop.reason))
     if any(left for left, *_ in everybody):
         seen = before + sum(finished for _, finished, *_ in everybody)
@@ -134,8 +134,8 @@ class BatchWorker:
     def run(self, topology: Topology, stall_timeout: float) -> np.ndarray:
         """Predicts all unfinished batches; every rank calls it. Returns those assigned to it, int64 of shape [n].
 
-        If an audit has found a server faulty by then, the batches that it answered are assigned and predicted again.
-        Ranks that are late for `stall_timeout` seconds, without a finished example on any other, count as lost.
+        If an audit finds a server faulty, the batches that it answered are assigned and predicted again. Ranks count as
+        lost if the others wait `stall_timeout` seconds for them without any example being finished.
         """
         faulty, assigned_batches = None, np.empty(0, dtype=np.int64)
         while True:
@@ -161,7 +161,7 @@ class BatchWorker:
             require_complete(left, tried - self._failed, self._failed, done, self._stop, len(self._data))
 
     def do(self, shard: Sequence[int] | np.ndarray) -> int:
-        """Predicts batches, and writes each to the journal as soon as its answer is back; returns how many are left."""
+        """Predicts batches, and writes each to the journal as soon as it is answered; returns how many are left."""
         start, left = time.monotonic(), len(shard)
         for outcome in predict_batches(
             self._model,
@@ -206,7 +206,7 @@ class BatchWorker:
     def collect(
         self, batches: np.ndarray, columns_of: Callable[[np.ndarray, np.ndarray], Columns], work: RankWork
     ) -> RankOutput:
-        """Reads batches back from the journal; `columns_of` is given positions, int64 of shape [n], and answers."""
+        """Reads batches back from the journal; `columns_of` takes positions, int64 of shape [n], and answers."""
         like = columns_of(np.empty(0, dtype=np.int64), np.empty(0, dtype=self._model.columns))
         collector = Collector(int(self._plan.sizes[batches].sum()), like)
         failed: list[tuple[int, str]] = []

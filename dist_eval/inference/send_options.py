@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dist_eval.data.plan import SharedBeginning
+from dist_eval.data.plan import SharedPrefix
 from dist_eval.petals.client.records import RouteSegment
 
 
@@ -21,7 +21,7 @@ class SendOptions:
 
     audited: bool = False
     avoided: Sequence[RouteSegment] = ()
-    shared: SharedBeginning | None = None
+    shared: SharedPrefix | None = None
 
 
 ANY_ROUTE = SendOptions()
