@@ -1,4 +1,4 @@
-"""A base model without a head: token ids → the last block's outputs, on a swarm or in this process."""
+"""A base model without a head, on a swarm or in this process: token ids → the last block's outputs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from dist_eval.data.answers import AnswerColumns
-from dist_eval.data.plan import SharedBeginning
+from dist_eval.data.plan import SharedPrefix
 from dist_eval.data.prefix_costs import CACHE_TOKENS, rows_in_cache
 from dist_eval.errors import ModelOutputError, NoCacheError
 from dist_eval.inference.send_options import ANY_ROUTE, SendOptions
@@ -31,13 +31,13 @@ from dist_eval.petals.model.loading import final_norm_of
 
 
 class HostedModel:
-    """A model that a swarm hosts, or this process, or that wraps another one: by default it is in this process."""
+    """A model on a swarm, in this process (the default), or around another model."""
 
-    _host: HostedModel | None = None  # the one that it wraps
+    _host: HostedModel | None = None  # the wrapped model
 
     @property
     def retries(self) -> int:
-        """Requests that had to be repeated so far."""
+        """Number of requests repeated so far."""
         return 0 if self._host is None else self._host.retries
 
     def traffic(self) -> Traffic | None:
@@ -45,7 +45,7 @@ class HostedModel:
         return None if self._host is None else self._host.traffic()
 
     def notice(self) -> str:
-        """Returns a message about what the model waits for; empty if it does not wait."""
+        """Says what the model waits for; empty if it does not wait."""
         return "" if self._host is None else self._host.notice()
 
     def exclude(self, servers: Iterable[str]) -> None:
@@ -92,54 +92,54 @@ class Backbone(HostedModel, ABC):
     ) -> torch.Tensor:
         """Runs the base model on ids of shape [batch, length]; differentiable in the prompts.
 
-        Returns the outputs of the last block before the final norm, of shape [batch, pre_seq_len + length, hidden];
-        with `rows`, int64 positions in batch x (pre_seq_len + length), those of shape [rows, hidden], so that a swarm
-        need not send the others. `avoided` are segments of a swarm to avoid if there is another route.
+        Returns the outputs of the last block before the final norm, of shape [batch, pre_seq_len + length, hidden].
+        With `rows`, int64 positions in batch x (pre_seq_len + length), returns only these, of shape [rows, hidden], so
+        that a swarm does not send the others. `avoided` are segments of a swarm to avoid if there is another route.
         """
 
     def hidden_states_after(
         self,
-        shared: SharedBeginning,
+        shared: SharedPrefix,
         input_ids: torch.Tensor,
         prompts: SoftPrompts,
         record: RouteRecord,
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Does the same for texts that share a beginning, which is computed once; its outputs are NaN.
+        """Does the same for texts with a shared prefix, which is computed once; its outputs are NaN.
 
-        A `NoCacheError` says that nothing is kept between forwards, or that there is no room for it.
+        Raises `NoCacheError` if nothing is cached between forwards, or if there is no cache space.
         """
-        raise NoCacheError("nothing is kept between forwards")
+        raise NoCacheError("nothing is cached between forwards")
 
     @abstractmethod
     def session(
         self, rows: int, max_length: int, prompts: SoftPrompts = NO_PROMPTS, *, rolls_back: bool = True
     ) -> TextSession:
-        """Opens a session for so many texts of so many tokens, which are sent in chunks; nothing is sent yet.
+        """Opens a session for `rows` texts of up to `max_length` tokens, to send in chunks; sends nothing yet.
 
-        With `rolls_back`, texts will be continued from before their end, for which more has to be kept of some.
+        With `rolls_back`, texts may be continued from before their end, for which some models need more cache.
         """
 
     def cache_tokens(self) -> float:
-        """Returns for how many tokens of texts there is room in attention caches; infinity where none are kept."""
+        """Returns how many tokens the attention caches have space for; infinity without caches."""
         return math.inf
 
     def room_for_sessions(self, share: float, session_tokens: int) -> SessionRoom:
-        """Asks for how many sessions with texts that begin alike there is room (see `room_for_sessions`)."""
+        """Asks how many sessions for shared prefixes there is space for (see `SwarmBlocks.room_for_sessions`)."""
         return NO_ROOM
 
     def open_sessions(self, limit: int) -> None:
-        """Lets so many sessions be open at a time."""
+        """Sets the maximum number of open sessions."""
 
     @abstractmethod
     def move(self, device: torch.device) -> None:
-        """Moves what runs in this process to a device."""
+        """Moves the part in this process to a device."""
 
 
 class AnsweringModel(HostedModel, ABC):
     """A model that answers batches (see `dist_eval.inference.forward.TextModel`)."""
 
-    columns: AnswerColumns  # of the answer to a text
+    columns: AnswerColumns  # of the answer for a text
 
     @torch.no_grad()
     def answer(
@@ -153,10 +153,10 @@ class AnsweringModel(HostedModel, ABC):
 
         Args:
             input_ids: int64 of shape [batch, length], padded on the right with any id.
-            lengths: number of real tokens of each text, at least 1, int64 of shape [batch]; or what else the model
-                needs of each, of shape [batch, numbers].
+            lengths: number of real tokens of each text, at least 1, int64 of shape [batch]; or other numbers that the
+                model needs for each text, of shape [batch, numbers].
             options: constrains the route through a swarm.
-            record: records it.
+            record: receives the route.
 
         Returns:
             The columns by name, of shape [batch, ...], on the CPU; not checked for finite values.
@@ -174,7 +174,7 @@ class AnsweringModel(HostedModel, ABC):
 
 
 class ModelOnBackbone(AnsweringModel):
-    """What is put on a backbone, whose outputs have a width of `hidden_size`, to make them answers."""
+    """Turns the outputs of a backbone, of width `hidden_size`, into answers."""
 
     def __init__(
         self, backbone: Backbone, hidden_size: int, columns: AnswerColumns, prompts: SoftPrompts = NO_PROMPTS
@@ -196,8 +196,8 @@ class ModelOnBackbone(AnsweringModel):
     ) -> torch.Tensor:
         """Runs the base model after the prompts (see `Backbone.hidden_states`), and checks the outputs' shape.
 
-        `lengths` has the number of real tokens of each text, int64 of shape [batch]. A shared beginning has no outputs;
-        without room to keep it, it is computed like the rest.
+        `lengths` is the number of real tokens of each text, int64 of shape [batch]. A shared prefix has no outputs;
+        without cache space for it, it is computed like the rest.
         """
         prompts, record = self.prompts, record or RouteRecord()
         hidden, size = None, len(input_ids)
@@ -206,7 +206,7 @@ class ModelOnBackbone(AnsweringModel):
                 hidden = self.backbone.hidden_states_after(options.shared, input_ids, prompts, record, rows)
             except NoCacheError:
                 record.fell_back = True
-                # what shares a beginning may be too large for one forward
+                # texts with a shared prefix may be too many for one forward
                 size = rows_in_cache(len(prompts) + input_ids.shape[1], CACHE_TOKENS)
         if hidden is None:
             forward = partial(self.backbone.hidden_states, prompts=prompts, avoided=options.avoided, record=record)
@@ -229,7 +229,7 @@ class ModelOnBackbone(AnsweringModel):
         lengths: torch.Tensor,
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Runs texts in one forward, or in several if their rotary embeddings differ; outputs behind a text are 0."""
+        """Runs texts in one forward, or in several if their rotary embeddings differ; outputs after a text are 0."""
         before, width = len(self.prompts), input_ids.shape[1]
         kinds = torch.tensor([self._rope.kind(before + length) for length in lengths.tolist()])
         if bool((kinds == self._rope.kind(before + width)).all()):
@@ -250,7 +250,7 @@ class LocalBackbone(Backbone):
     def __init__(self, model: Any, architecture: Architecture) -> None:
         self.model, self.config, self._architecture = model, architecture.config, architecture
         self.blocks: nn.ModuleList = model.get_submodule(architecture.layers)
-        # applied to the positions that are needed; it acts on each token by itself
+        # applied only to the positions that are needed, because it acts on each token separately
         self.final_norm = final_norm_of(model, architecture)
         self.word_embeddings = model.get_input_embeddings()
         self._one_at_a_time = threading.Lock()  # the hooks below belong to the module, not to a call
@@ -273,7 +273,7 @@ class LocalBackbone(Backbone):
     def session(
         self, rows: int, max_length: int, prompts: SoftPrompts = NO_PROMPTS, *, rolls_back: bool = True
     ) -> TextSession:
-        """See `Backbone.session`: the whole texts are computed at each step."""
+        """See `Backbone.session`: each step computes the whole texts."""
         return RecomputedTextSession(lambda ids, _: self.hidden_states(ids, prompts), rows)
 
     def move(self, device: torch.device) -> None:

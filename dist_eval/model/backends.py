@@ -1,4 +1,4 @@
-"""Where the base model's blocks run: on a swarm that is started or joined, or in this process."""
+"""Runs the base model's blocks on a swarm, which is started or joined, or in this process."""
 
 from __future__ import annotations
 
@@ -24,16 +24,15 @@ from dist_eval.petals.model.checkpoint import TunedCheckpoint
 from dist_eval.petals.model.connection import Reaching, connect
 from dist_eval.process.shared_state import SharedStates
 
-_PATIENCE = 2.0  # Times --request-timeout after which a request without an answer is that of a rank that hangs
+_PATIENCE = 2.0  # multiple of --request-timeout after which a rank with an unanswered request counts as hanging
 
 
 @dataclass(frozen=True)
 class SwarmPeers:
     """How to reach a swarm."""
 
-    # of its peers; none for the public swarm, whose peers Petals has
-    addresses: list[str] = field(default_factory=list)
-    # raises a `SwarmError` when a server of an embedded swarm has ended
+    addresses: list[str] = field(default_factory=list)  # empty for the public swarm, whose peers Petals knows
+    # raises a `SwarmError` if a server of an embedded swarm has ended
     require_alive: Callable[[], None] = lambda: None
 
 
@@ -51,8 +50,8 @@ def open_swarm(
         echo: whether servers of an embedded swarm show their logs.
 
     Raises:
-        CheckpointError: an embedded swarm was asked for, and the installed Petals cannot compute the model.
-        ConfigError: an embedded swarm was asked for on several hosts.
+        CheckpointError: the installed Petals cannot compute the model of an embedded swarm.
+        ConfigError: an embedded swarm was requested on several hosts.
     """
     if options.swarm == "public" or options.initial_peers:
         yield SwarmPeers(options.initial_peers)
@@ -101,7 +100,7 @@ def load_model(
 
     Args:
         base: the base model.
-        target: what is evaluated.
+        target: the head, label words or complete classifier to evaluate.
         options: the swarm's timeouts and retries; None to load the model in this process.
         peers: how to reach the swarm.
         topology: this process's place among the ranks.
@@ -113,8 +112,8 @@ def load_model(
         The model and the section `swarm` of `results.json`.
 
     Raises:
-        SwarmError: the swarm does not answer or misses blocks.
-        CheckpointError: weights are missing, or are not those that the checkpoint was tuned on.
+        SwarmError: the swarm does not answer or lacks blocks.
+        CheckpointError: weights are missing, or differ from those that the checkpoint was tuned on.
     """
     if options is None or isinstance(target, PretrainedClassifier):
         return load_on_host(base, target, topology), None
@@ -148,7 +147,7 @@ def load_model(
 
 
 def load_on_host(base: BaseModelSpec, target: ModelTarget, topology: Topology) -> AnsweringModel:
-    """Builds the model in this process, on a GPU of this host if there is one."""
+    """Builds the model in this process, on a GPU if the host has one."""
     device = local_device(topology.local_rank)
     if isinstance(target, PretrainedClassifier):
         return load_full_model(target, device)
@@ -158,7 +157,7 @@ def load_on_host(base: BaseModelSpec, target: ModelTarget, topology: Topology) -
 def with_head(
     backbone: Backbone, base: BaseModelSpec, target: TunedCheckpoint | LabelWords | CausalModel
 ) -> ModelOnBackbone:
-    """Puts the head of what is evaluated on its base model, which is closed if that fails."""
+    """Puts the target's head on its base model; closes the base model on failure."""
     try:
         if isinstance(target, TunedCheckpoint):
             return with_tuned_head(backbone, base.name, target)

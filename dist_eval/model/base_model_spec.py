@@ -1,4 +1,4 @@
-"""What is evaluated, before it is loaded: its config, whether Petals can serve it, and the limits of a request."""
+"""The model to evaluate, before it is loaded: its config, whether Petals can serve it, and the limits of a request."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ from dist_eval.results.inputs import ModelSummary
 from dist_eval.revisions import pinned
 
 _LONGEST_TEXT = 1 << 20
-# Texts in sessions on the servers of a run's own at a time: each text has a cache on one server after the other
+# simultaneous texts in sessions on a run's own servers; each text has a cache on every server that it passes
 _LONG_TEXTS = 2
-# Model types whose positions start after the padding id (`create_position_ids_from_input_ids`)
+# model types whose positions start after the padding id (`create_position_ids_from_input_ids`)
 _POSITIONS_AFTER_PAD = (
     *("camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm", "mpnet"),
     *("roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
 )
 
 EvalTarget = TunedCheckpoint | PretrainedClassifier | LabelWords
-"""The classifier that is evaluated: tuned tensors or label words for a base model, or a complete classifier."""
+"""The classifier to evaluate: tuned tensors or label words for a base model, or a complete classifier."""
 
 ModelTarget = EvalTarget | CausalModel
-"""What is put on a base model: a classifier's head, or a language model's own."""
+"""The head of a base model: a classifier's, or a language model's own."""
 
 
 def read_target(checkpoint: str | None, model: str | None) -> EvalTarget:
@@ -65,26 +65,23 @@ class BaseModelSpec:
     dht_prefix: str  # name under which a swarm announces it
     max_length: int  # maximum tokens of a text
     token_budget: int  # maximum tokens of a request
-    # maximum tokens of a text that is sent in one request, if it is sent to a swarm: a longer one takes several, in a
-    # session
+    # maximum tokens of a text in one request to a swarm; a longer text takes several, in a session. None without a
+    # swarm
     request_tokens: int | None = None
-    # tokens of sessions for which servers of the run's own need room; None if their default will do
-    cache_tokens: int | None = None
+    cache_tokens: int | None = None  # session tokens that a run's own servers need space for; None for their default
     adapter: str | None = None  # name of a LoRA adapter that the servers add to it, or None
-    # whether all texts have the same rotary embeddings, so that they may continue what another one begins with
-    shares_beginnings: bool = True
-    # whether `max_length` is that of the tokenizer, and the model has positions for more
-    is_cut_by_tokenizer: bool = False
+    shares_prefixes: bool = True  # whether all texts have the same rotary embeddings, so that they can share prefixes
+    is_cut_by_tokenizer: bool = False  # whether `max_length` is the tokenizer's, and the model has more positions
 
     @classmethod
     def read(cls, options: ModelOptions, tuned: ModelTarget, *, with_gradients: bool = False) -> BaseModelSpec:
         """Reads the base model and checks, before anything is sent, that it fits the checkpoint and the options.
 
-        A complete model is its own base. Gradients pass only through texts that fit into one request.
+        A complete model is its own base. Gradients need texts that fit into one request.
 
         Raises:
             CheckpointError: there is no such base model, or the checkpoint was made for another one.
-            ConfigError: a text of `--max-length` tokens could not be sent, or an adapter could not be used.
+            ConfigError: a text of `--max-length` tokens cannot be sent, or an adapter cannot be used.
         """
         if not isinstance(tuned, TunedCheckpoint):
             name, base = tuned.name, tuned.config
@@ -94,7 +91,7 @@ class BaseModelSpec:
                 raise ConfigError(f"--model is missing, and the checkpoint {tuned.folder} names no base model.")
             base = read_base_config(name, pinned("model", name))
             tuned.require_base(name, base)
-        if Path(name).is_dir():  # of a hub's model, a file would be downloaded to see what it holds
+        if Path(name).is_dir():  # for a hub model, this would download files
             weight_map(name)
         accepted = None if options.backend == "local" else options.server_max_tokens or max_request_tokens(base)
         max_length = _max_length(options.max_length, tuned, base, accepted, can_be_longer=not with_gradients)
@@ -112,26 +109,26 @@ class BaseModelSpec:
             token_budget=min(options.token_budget, accepted or options.token_budget),
             adapter=_adapter(options, tuned),
             is_cut_by_tokenizer=is_cut,
-            shares_beginnings=not RopeSwitch(base).kind(longest),
+            shares_prefixes=not RopeSwitch(base).kind(longest),
         )
 
     def identity(self) -> dict[str, str]:
-        """Returns what tells it from other base models, by names for error messages."""
+        """Returns the values that distinguish it from other base models, by names for error messages."""
         options = {"--adapter": self.adapter, "--revision": self.revision}
-        if self.cache_tokens:  # it decides which texts go in sessions, and in which chunks
+        if self.cache_tokens:  # the limit decides which texts are sent in sessions, and in which chunks
             options["--server-max-tokens"] = str(self.request_tokens)
         return {"base model": self.digest(), **{name: value for name, value in options.items() if value}}
 
     @property
     def revision(self) -> str | None:
-        """The commit on a hub of which it is read; None for the newest one, and for a folder."""
+        """The hub commit that it is read from; None for the newest one, and for a folder."""
         return pinned("model", self.name)
 
     def digest(self) -> str:
         """Returns a hash of the base model, without an adapter.
 
-        It covers its config, without its path and the version that wrote it, and evenly spaced samples of its weights
-        if it is a folder.
+        It covers the config, except its path and the version that wrote it, and for a folder evenly spaced samples of
+        the weights.
         """
         values = read_config_file(self.name, self.revision)
         for name in ("_name_or_path", "transformers_version", "torch_dtype", "dtype"):
@@ -159,7 +156,7 @@ class BaseModelSpec:
 
 
 def _adapter(options: ModelOptions, tuned: ModelTarget) -> str | None:
-    """Returns the LoRA adapter that is asked for, or that the checkpoint was tuned with."""
+    """Returns the LoRA adapter of the options, or the one that the checkpoint was tuned with."""
     named = tuned.adapter if isinstance(tuned, TunedCheckpoint) else None
     adapter = options.adapter or named
     if named and adapter != named:
@@ -168,19 +165,19 @@ def _adapter(options: ModelOptions, tuned: ModelTarget) -> str | None:
         )
     if adapter and options.backend == "local":
         raise ConfigError(
-            f"--backend local cannot use the adapter {adapter!r}, which only the servers of a swarm add to a model."
+            f"--backend local cannot use the adapter {adapter!r}: only servers of a swarm add adapters to a model."
         )
     return adapter
 
 
 def tokenizer_place(base: str, tuned: ModelTarget) -> str:
-    """Returns the folder or hub model whose tokenizer is used: the checkpoint's own, or that of the base model."""
+    """Returns the folder or hub model whose tokenizer is used: the checkpoint's own or the base model's."""
     folder = tuned.folder
     return str(folder) if folder is not None and (folder / "tokenizer_config.json").exists() else base
 
 
 def _tokenizer_limit(base: str, tuned: ModelTarget) -> int | None:
-    """Returns what the tokenizer of a classifier cuts texts to; prompts are cut by the model's positions alone."""
+    """Returns the length to which a classifier's tokenizer cuts texts; None for prompts, limited only by positions."""
     if not isinstance(tuned, TunedCheckpoint | PretrainedClassifier):
         return None
     place = tokenizer_place(base, tuned)
@@ -193,7 +190,7 @@ def _kind_of_tokens(tuned: ModelTarget) -> str:
 
 def _max_length(asked: int | None, tuned: ModelTarget, base: Any, accepted: int | None, *, can_be_longer: bool) -> int:
     is_longer = bool(asked and accepted and asked + tuned.extra_tokens > accepted)
-    # in several requests, the first one would not know that other rotary embeddings apply to the whole text
+    # with several requests, the first one would not know that other rotary embeddings apply to the whole text
     is_switching = RopeSwitch(base).kind((asked or 0) + tuned.extra_tokens) > 0
     in_session = is_longer and can_be_longer and has_sessions(base) and not is_switching
     limits = [(accepted, "servers accept in one request")] if accepted and not in_session else []

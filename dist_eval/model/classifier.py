@@ -1,10 +1,10 @@
-"""Base model + tuned tensors → a classifier: token ids → logits. The base runs on a swarm, or in this process.
+"""Base model + tuned tensors → a classifier: token ids → logits. The base model runs on a swarm or in this process.
 
-Both backends share everything but the transformer blocks. Two things differ from the usual way, on purpose:
+Both backends share everything but the transformer blocks. Two things are unusual on purpose:
 
 - Padding is on the right and no attention mask is sent (Petals refuses one): attention is causal, so padding cannot
-  affect real tokens. The last real token is found by the text's true length, never by the pad id.
-- Prompts are sent once per request, as a batch of 1 that servers broadcast, instead of once per example.
+  affect real tokens. The last real token is found by the text's length, never by the pad id.
+- Prompts are sent once per request, as a batch of 1 that servers broadcast, not once per example.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Classifier(ModelOnBackbone):
         options: SendOptions = ANY_ROUTE,
         record: RouteRecord | None = None,
     ) -> torch.Tensor:
-        """Does the same for training: differentiable in the tuned tensors, on the head's device."""
+        """Classifies a batch for training: differentiable in the tuned tensors, on the head's device."""
         tuned = self.tuned
         starts = torch.arange(len(lengths)) * (tuned.pre_seq_len + input_ids.shape[1])
         rows = starts + tuned.pre_seq_len + lengths.cpu() - 1
@@ -71,9 +71,9 @@ def load_swarm_backbone(
     request_tokens: int | None = None,
     **options: Any,
 ) -> SwarmBackbone:
-    """Loads a base model whose blocks a swarm hosts; only embeddings and final norm are loaded in this process.
+    """Loads a base model whose blocks a swarm hosts; this process loads only the embeddings and the final norm.
 
-    Close it before the process group of its program. `options` are those of `SwarmRequests`.
+    Close it before the process group. `options` are those of `SwarmRequests`.
     """
     from dist_eval.petals.client.directory import ServerDirectory
     from dist_eval.petals.client.requests import SwarmRequests
@@ -113,7 +113,7 @@ def load_locally(model: str, tuned: TunedCheckpoint) -> Classifier:
         The classifier.
 
     Raises:
-        CheckpointError: weights are missing, pickled, or not those that the checkpoint was tuned on.
+        CheckpointError: weights are missing or pickled, or differ from those that the checkpoint was tuned on.
     """
     return with_tuned_head(load_local_backbone(model), model, tuned)
 

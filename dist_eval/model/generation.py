@@ -1,9 +1,8 @@
 """Base model + output embedding → prompts to generated texts.
 
 The rows of a batch are decoded in lock step, without padding or mask: the first step feeds as many tokens as the
-shortest prompt has, and each later one a token of every row. A row that is still within its prompt gets the prompt's
-next token, another one the token that was just generated. So each row sees exactly its own prompt and text, whatever
-the others are.
+shortest prompt has, and each later step one token per row. A row still within its prompt gets the prompt's next token;
+other rows get the token just generated. So each row sees exactly its own prompt and text, regardless of the others.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from dist_eval.results.inputs import Decoding
 
 
 class Texts(NamedTuple):
-    """Generated texts, and what they were generated from."""
+    """Generated texts, and the states that they were generated from."""
 
     answer: dict[str, torch.Tensor]  # see `Generator`
-    sent: torch.Tensor  # prompts and texts, int64 of shape [batch, n], with 0 behind the end of each
+    sent: torch.Tensor  # prompts and texts, int64 of shape [batch, n], with 0 after the end of each
     lengths: torch.Tensor  # number of tokens sent of each, int64 of shape [batch]
-    states: torch.Tensor  # outputs of the last block that each new token follows from, of shape [tokens, hidden]
-    places: tuple[torch.Tensor, torch.Tensor]  # row and column in `sent` of each of them
+    states: torch.Tensor  # outputs of the last block that each new token was chosen from, of shape [tokens, hidden]
+    places: tuple[torch.Tensor, torch.Tensor]  # row and column in `sent` of each state
 
 
 class Generator(ModelOnBackbone):
@@ -42,14 +41,14 @@ class Generator(ModelOnBackbone):
 
     Args:
         model: the language model.
-        decodings: how texts are generated, each way that a batch may ask for.
+        decodings: all ways to generate texts that a batch may ask for.
         tokenizer: its Hugging Face tokenizer.
         end_tokens: ids of the tokens that end a text (see `end_tokens_of`).
-        room: tokens of servers' caches that batches may take at a time; one batch is always let in.
+        room: tokens of servers' caches that batches may take at a time; one batch is always admitted.
     """
 
     LENGTHS = 3
-    """Numbers that `answer` needs of each prompt."""
+    """How many numbers `answer` needs for each prompt."""
 
     def __init__(
         self,
@@ -70,15 +69,15 @@ class Generator(ModelOnBackbone):
     def _answer(
         self, input_ids: torch.Tensor, lengths: torch.Tensor, options: SendOptions, record: RouteRecord
     ) -> dict[str, torch.Tensor]:
-        """See `generate`; `options` constrain nothing, because a session has to stay where it is."""
+        """See `generate`; ignores `options`, because a session cannot change its route."""
         return self.generate(input_ids, lengths, record).answer
 
     @torch.no_grad()
     def generate(self, input_ids: torch.Tensor, lengths: torch.Tensor, record: RouteRecord) -> Texts:
         """Generates a text after each prompt.
 
-        `lengths` has the number of tokens of each prompt, the number of its decoding, the same for all, and its
-        position in the dataset. `tokens` of the answer have the one that ended each text, and 0 behind a text.
+        `lengths` has the number of tokens of each prompt, the number of its decoding (the same for all), and its
+        position in the dataset. `tokens` of the answer include the one that ended each text, and 0 after it.
         """
         number = int(lengths[0, 1])
         decoding, stops = self._decodings[number], self._stops[number]
@@ -97,7 +96,7 @@ class Generator(ModelOnBackbone):
             closing(self.backbone.session(rows, longest, self.prompts, rolls_back=False)) as session,
         ):
             while (open_rows := (ends == 0).nonzero().squeeze(1)).numel():
-                # to where the first text begins or goes on
+                # until the first text begins or continues
                 upto = max(position + 1, int(starts[open_rows].min()))
                 servers = RouteRecord()
                 generating = open_rows[starts[open_rows] <= upto]
@@ -113,7 +112,7 @@ class Generator(ModelOnBackbone):
                     text = tokens[row, starts[row] : position + 1]
                     if is_end or len(text) == decoding.max_new_tokens or stops.end(text.tolist()):
                         ends[row] = position + 1
-        record.route.extend(servers.route)  # each step knows those of all before
+        record.route.extend(servers.route)  # each step records the servers of all steps before
         sizes = ends - starts
         answer = torch.zeros(rows, int(self.columns["tokens"].shape[0]), dtype=torch.int32)
         for row, (start, size) in enumerate(zip(starts.tolist(), sizes.tolist(), strict=True)):
@@ -152,7 +151,7 @@ class Generator(ModelOnBackbone):
 
 
 def end_tokens_of(model: str, tokenizer: Any) -> list[int]:
-    """Returns the ids of the tokens that end a text: those of a model's generation config and of its tokenizer.
+    """Returns the ids of the tokens that end a text, from a model's generation config and its tokenizer.
 
     Args:
         model: folder or hub name of the model.
@@ -165,9 +164,9 @@ def end_tokens_of(model: str, tokenizer: Any) -> list[int]:
 def token_probabilities(logits: torch.Tensor, decoding: Decoding) -> torch.Tensor:
     """Computes the distribution that tokens are drawn from.
 
-    Temperature, top k and top p apply in this order, as in `transformers`. Among equal logits at the limit of top k all
-    are kept. Top p (nucleus sampling) keeps the fewest tokens, the likeliest first, whose probabilities add up to it;
-    source: Holtzman et al. (2020), "The curious case of neural text degeneration", section 3.1.
+    Temperature, top k and top p apply in this order, as in `transformers`. Top k keeps all tokens that tie at its
+    limit. Top p (nucleus sampling) keeps the fewest tokens, likeliest first, whose probabilities add up to it; source:
+    Holtzman et al. (2020), "The curious case of neural text degeneration", section 3.1.
     """
     scaled = logits.to(torch.float64) / decoding.temperature
     if 0 < decoding.top_k < scaled.shape[1]:
@@ -184,9 +183,9 @@ def token_probabilities(logits: torch.Tensor, decoding: Decoding) -> torch.Tenso
 
 
 class Draws:
-    """Random numbers of some texts, each from a generator of its own.
+    """Random numbers for texts, each with its own generator.
 
-    So what is drawn for a text depends on the seed and on its position, not on the batch or the rank that it is in.
+    So the draws for a text depend on the seed and its position, not on its batch or rank.
     """
 
     def __init__(self, seed: int, positions: list[int]) -> None:
@@ -197,6 +196,6 @@ class Draws:
         sums = probabilities.cumsum(dim=1)
         uniform = torch.tensor([[self._generators[row].random()] for row in rows], dtype=torch.float64)
         found = torch.searchsorted(sums, uniform.to(sums) * sums[:, -1:], right=True).squeeze(1)
-        # a draw that rounding has moved to the very end belongs to the last token that can be drawn
+        # a draw that rounding moved beyond the end is the last token that can be drawn
         last = probabilities.shape[1] - 1 - probabilities.flip(1).gt(0).int().argmax(dim=1)
         return torch.minimum(found, last)

@@ -1,8 +1,7 @@
-"""What a model's generation config says about how its texts are generated, as `generate` of transformers reads it.
+"""Reads a model's generation config, as `generate` of transformers does.
 
 Settings that change the logits, such as a repetition penalty, are applied by transformers' own processors, to each
-text by itself. Those that ask for another kind of search are refused by name. What only matters for sampled texts, and
-how long texts are, is left to the options.
+text separately. Settings for another kind of search are refused by name. Sampling and lengths come from the options.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ LOGITS_SETTINGS = (
     *("sequence_bias", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "min_length", "min_new_tokens"),
     *("forced_bos_token_id", "forced_eos_token_id", "exponential_decay_length_penalty"),
 )
-"""Settings that change the logits of greedy texts, too, by transformers' names."""
+"""Settings that also change the logits of greedy texts, by transformers' names."""
 
 _OFF: dict[str, Any] = {
     **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "guidance_scale", "num_beams"), 1),
     **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_length", "min_new_tokens"), 0),
     **dict.fromkeys(("penalty_alpha", "diversity_penalty"), 0),
 }
-# Settings that ask for texts that are found in another way, or that depend on the time
+# settings for another kind of search, or that depend on time
 _OTHER_SEARCHES = (
     *("num_beams", "force_words_ids", "constraints", "penalty_alpha", "dola_layers", "guidance_scale", "token_healing"),
     *("watermarking_config", "stop_strings", "max_time"),
@@ -57,19 +56,19 @@ class GenerationSettings:
 
         revision = pinned("model", model)
         self._file = f"{model}/{_FILE}"
-        # without a file, transformers takes what older models have in their config.json
+        # without this file, transformers reads the settings in config.json, where older models have them
         own: dict[str, Any] = {}
         if file_of(model, _FILE, revision) is None:
             self._file, own = f"{model}/config.json", {"config_file_name": "config.json", "_from_model_config": True}
         try:
             config: Any = GenerationConfig.from_pretrained(model, revision=revision or "main", **own)
-        except Exception as error:  # OSError, ValueError and what it makes of values of the wrong type
+        except Exception as error:  # OSError, ValueError, or any other for values of the wrong type
             raise CheckpointError(f"{self._file} cannot be read: {one_line(error)}") from error
         self._values: dict[str, Any] = config.to_dict()
 
     @property
     def max_new_tokens(self) -> int | None:
-        """Most tokens of a text, where it says so; the options count."""
+        """Maximum tokens of a text, if set; the options override it."""
         return self._values.get("max_new_tokens")
 
     @property
@@ -79,13 +78,13 @@ class GenerationSettings:
         return sorted(named if isinstance(named, list) else [] if named is None else [named])
 
     def of_logits(self, own: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Returns the settings that change the logits of texts, as `Decoding.settings` has them.
+        """Returns the settings that change the logits of texts, in the form of `Decoding.settings`.
 
         Args:
-            own: further ones, which count more.
+            own: further settings, which take precedence.
 
         Raises:
-            ConfigError: it asks for something else than greedy or sampled texts.
+            ConfigError: it asks for anything but greedy or sampled texts.
         """
         values = self._values | dict(own or {})
         for name in _OTHER_SEARCHES:
@@ -101,16 +100,16 @@ class GenerationSettings:
         found[_END] = self.end_tokens
         try:
             logits_process(Decoding(max_new_tokens=1, settings=found), torch.ones(1, 1, dtype=torch.int64))
-        except Exception as error:  # ValueError, TypeError and whatever else values of the wrong kind lead to
+        except Exception as error:  # ValueError, TypeError, or any other for values of the wrong kind
             where = self._file if own is None else "its settings"
-            raise ConfigError(f"Texts cannot be generated as {where} has it: {one_line(error)}") from error
+            raise ConfigError(f"Texts cannot be generated with {where}: {one_line(error)}") from error
         return found
 
     def of_samples(self) -> dict[str, Any]:
-        """Returns the settings `top_k` and `top_p` of sampled texts, if it has them.
+        """Returns the settings `top_k` and `top_p` of sampled texts, if present.
 
         Raises:
-            ConfigError: it has others, which are not supported.
+            ConfigError: it has other settings of sampled texts, which are not supported.
         """
         for name in _FOR_SAMPLES:
             if (value := self._values.get(name)) not in (None, _OFF_FOR_SAMPLES.get(name)):
@@ -126,7 +125,7 @@ Process = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def logits_process(decoding: Decoding, prompt: torch.Tensor) -> Process | None:
-    """Returns what changes the logits of a text, after a prompt of shape [1, length]; None for nothing."""
+    """Returns the function that changes the logits of a text after a prompt of shape [1, length]; None without one."""
     if not decoding.settings:
         return None
     from transformers import GenerationConfig
@@ -153,7 +152,7 @@ def logits_process(decoding: Decoding, prompt: torch.Tensor) -> Process | None:
 
 @cache
 def _builder() -> Any:
-    """Returns what transformers makes processors by, without a model."""
+    """Returns the object that makes transformers' processors, without a model."""
     from transformers import GenerationMixin
 
     class Decoder(GenerationMixin):

@@ -1,9 +1,8 @@
-"""A language model as a classifier: the class is the label word that is the likeliest after a prompt.
+"""A language model as a classifier: the class is the likeliest label word after a prompt.
 
-With words of one token each, that is a head whose rows are rows of the output embedding: one forward for a text, and
-only these rows are computed. Otherwise, the score of a class is the log-likelihood of its word, with the softmax over
-the whole vocabulary at each of its tokens. Both give the same probabilities of the classes: the softmax over the words'
-log-likelihoods.
+If each word is one token, the head consists of rows of the output embedding: one forward per text, and only these rows
+are computed. Otherwise, the score of a class is the log-likelihood of its word, with the softmax over the whole
+vocabulary at each token. Both give the same class probabilities: the softmax over the words' log-likelihoods.
 """
 
 from __future__ import annotations
@@ -34,15 +33,15 @@ from dist_eval.results.inputs import PromptSummary
 class LabelWords:
     """A language model, a prompt, and a word for each class, before the model is loaded.
 
-    A `ConfigError` says that two classes cannot be told apart by their words.
+    Raises `ConfigError` if two classes cannot be distinguished by their words.
     """
 
     name: str  # folder or hub name of the model
     config: Any  # its `transformers` config
     prompted: PromptedWords  # the prompt and the words
     label_names: list[str]  # name of each class
-    # what a word's log-likelihood is divided by: nothing ("none"), its number of tokens ("tokens"), or of bytes in
-    # UTF-8, without white space before it ("bytes")
+    # divides a word's log-likelihood by its number of tokens ("tokens"), or of bytes in UTF-8 without white space
+    # before it ("bytes"); or not ("none")
     normalization: str = "none"
     few_shot_rows: Sequence[int] = ()  # positions of the examples in the file that they were drawn from
 
@@ -81,16 +80,16 @@ class LabelWords:
 
     @property
     def extra_tokens(self) -> int:
-        """Tokens of a forward besides those of the prompt: all of the longest word but the last one."""
+        """Tokens of a forward besides the prompt: those of the longest word except its last."""
         return max(map(len, self.tokens)) - 1
 
     @property
     def forwards_per_text(self) -> int:
-        """Forwards that a text needs: one for all words of one token, and for all that differ only in their last."""
+        """Forwards that a text needs: words that differ only in their last token share one."""
         return len({tuple(tokens[:-1]) for tokens in self.tokens})
 
     def digest(self) -> str:
-        """Returns a hash of what the answers depend on besides model and dataset."""
+        """Returns a hash of everything that the answers depend on besides model and dataset."""
         return hashlib.sha256(self.summary().model_dump_json().encode()).hexdigest()
 
     def summary(self) -> PromptSummary:
@@ -105,7 +104,7 @@ class LabelWords:
         )
 
     def on(self, backbone: Backbone, token_budget: int) -> ModelOnBackbone:
-        """Puts the words on the base model, which is sent at most so many tokens in a request."""
+        """Puts the words on the base model; requests have at most `token_budget` tokens."""
         output = OutputEmbedding(self.name, self.config)
         if self.extra_tokens or self.normalization == "bytes" or not output.is_linear:
             return LabelWordClassifier(LanguageModel(backbone, output, token_budget), self.tokens, self._divisors())
@@ -143,7 +142,7 @@ class LabelWordClassifier(ModelOnBackbone):
         return {"logits": (found.view(len(lengths), -1) / self._divisors).to(torch.float32)}
 
     def _with_words(self, input_ids: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns each prompt with each word, and the lengths of both (see `LanguageModel.answer`)."""
+        """Returns each prompt with each word, and their lengths (see `LanguageModel.answer`)."""
         count, width = self._words.shape
         starts = lengths.repeat_interleave(count)
         texts = torch.nn.functional.pad(input_ids, (0, width)).repeat_interleave(count, dim=0)

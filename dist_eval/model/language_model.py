@@ -22,7 +22,7 @@ from dist_eval.revisions import pinned
 
 @dataclass(frozen=True)
 class CausalModel:
-    """A language model as it is, before it is loaded."""
+    """A language model with its own head, before it is loaded."""
 
     name: str  # folder or hub name
     config: Any  # its `transformers` config
@@ -41,18 +41,18 @@ class CausalModel:
         return cls(name, read_base_config(name, pinned("model", name)))
 
     def on(self, backbone: Backbone, token_budget: int) -> LanguageModel:
-        """Puts the output embedding on the base model, which is sent at most so many tokens in a request."""
+        """Puts the output embedding on the base model; requests have at most `token_budget` tokens."""
         return LanguageModel(backbone, OutputEmbedding(self.name, self.config), token_budget)
 
     def digest(self) -> str:
-        """Returns a hash of nothing: the base model is all there is."""
+        """Returns the hash of no tensors: nothing is added to the base model."""
         return fingerprint([])
 
 
 class LanguageModel(ModelOnBackbone):
     """A base model with its output embedding.
 
-    A batch of more than `token_budget` tokens, of one text with many continuations, takes several requests.
+    A batch of more than `token_budget` tokens (one text with many continuations) takes several requests.
     """
 
     def __init__(self, backbone: Backbone, output: OutputEmbedding, token_budget: int = MAX_TOKEN_BUDGET) -> None:
@@ -60,7 +60,7 @@ class LanguageModel(ModelOnBackbone):
         self.output, self._token_budget = output, token_budget
 
     def forwards(self, input_ids: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """See `ModelOnBackbone.forwards`: what several texts share is sent once."""
+        """See `ModelOnBackbone.forwards`: equal forwards are sent once."""
         return torch.from_numpy(distinct_forwards(input_ids.numpy(), lengths[:, 1].numpy())[0])
 
     def _answer(
@@ -68,15 +68,15 @@ class LanguageModel(ModelOnBackbone):
     ) -> dict[str, torch.Tensor]:
         """Computes the log-likelihoods of continuations.
 
-        The model is sent context and continuation without the last token. Texts that are equal up to there share one
+        The model gets context and continuation without the last token. Texts that are equal up to there share one
         forward, so the one-token choices of a question cost one.
         `lengths` has the number of tokens of each context, and of context and continuation together; neither is empty.
-        `log_likelihood` of the answer is in nats, `is_greedy` whether greedy decoding would give the continuation.
+        `log_likelihood` of the answer is in nats; `is_greedy` is whether greedy decoding would give the continuation.
         """
         forwards, which = distinct_forwards(input_ids.numpy(), lengths[:, 1].numpy())
         rows = max(1, self._token_budget // forwards.shape[1])
         if options.shared is not None:
-            rows = len(forwards)  # which of them go together follows from what they share
+            rows = len(forwards)  # the shared prefix decides which are sent together
         sizes = np.empty(len(forwards), dtype=np.int64)
         sizes[which] = lengths[:, 1].numpy() - 1
         parts = zip(torch.from_numpy(forwards).split(rows), torch.from_numpy(sizes).split(rows), strict=True)

@@ -1,8 +1,8 @@
 """The output embedding of a language model: hidden states → log-likelihoods of tokens.
 
 It is mapped from the model's safetensors file, so all ranks of a host share one copy in the page cache. The vocabulary
-is gone through in chunks: a rank holds the logits of one chunk at a time, and that chunk in float32 if the file has
-another dtype.
+is processed in chunks: a rank holds the logits of one chunk at a time, and the chunk in float32 if the file has another
+dtype.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from dist_eval.petals.base_model.architecture import Architecture, replace_modul
 from dist_eval.petals.base_model.weights import ModelWeights
 from dist_eval.revisions import pinned
 
-_CHUNK_BYTES = 1 << 25  # Of a chunk of the vocabulary, and of its logits, in float32
+_CHUNK_BYTES = 1 << 25  # of a chunk of the vocabulary, and of its logits, in float32
 
-_HELD_BYTES = 1 << 30  # Larger weights stay in the file, of which all ranks of a host share one copy
+_LARGEST_IN_MEMORY = 1 << 30  # bytes; larger weights stay in the file, of which all ranks of a host share one copy
 
 
 class OutputEmbedding:
@@ -32,24 +32,24 @@ class OutputEmbedding:
         config: its `transformers` config.
 
     Raises:
-        CheckpointError: the model is no language model, has no output embedding, or its weights cannot be read.
+        CheckpointError: the model is not a language model, lacks an output embedding, or its weights cannot be read.
     """
 
     def __init__(self, model: str, config: Any) -> None:
         if others := [name for name in config.architectures or () if "Classification" in name or "Answering" in name]:
-            raise CheckpointError(f"{model} is no language model, but a {others[0]}.")
+            raise CheckpointError(f"{model} is not a language model but a {others[0]}.")
         architecture = Architecture(config, model)
         head = LanguageModelHead.find(architecture)
         self._function = head.function
         weights = ModelWeights(model, architecture, pinned("model", model))
         wanted = f"{head.path}.weight"
         name = weights.find(wanted)
-        if name is None and getattr(config, "tie_word_embeddings", False):  # transformers ties what is not in the file
+        if name is None and getattr(config, "tie_word_embeddings", False):  # transformers ties it if the file lacks it
             name = weights.find(f"{architecture.embeddings}.weight")
         if name is None:
             raise CheckpointError(
-                f"{model} has no language-model head: its weights lack {wanted!r}. Name the model that it was made of, "
-                "or evaluate a classifier with --checkpoint."
+                f"{model} has no language-model head: its weights lack {wanted!r}. Name the model that it was made "
+                "from, or evaluate a classifier with --checkpoint."
             )
         self._weight: Any = weights.slice(name)
         self.vocab_size, self.hidden_size = self._weight.get_shape()
@@ -58,7 +58,7 @@ class OutputEmbedding:
 
     @property
     def is_linear(self) -> bool:
-        """Whether logits are products of hidden states and rows, and nothing else."""
+        """Whether logits are just products of hidden states and rows."""
         return self._bias is None and self._function is None
 
     def rows(self, tokens: list[int]) -> torch.Tensor:
@@ -66,8 +66,8 @@ class OutputEmbedding:
         return torch.cat([self._weight[token : token + 1].to(torch.float32) for token in tokens])
 
     def hold_in_memory(self) -> None:
-        """Reads the weights, in float32, unless they are large: generating goes through all of them for every token."""
-        if 4 * self.vocab_size * self.hidden_size <= _HELD_BYTES:
+        """Reads the weights in float32 unless they are large, because generation needs all of them for every token."""
+        if 4 * self.vocab_size * self.hidden_size <= _LARGEST_IN_MEMORY:
             self._weight = self._weight[:].to(torch.float32)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -75,12 +75,12 @@ class OutputEmbedding:
         return _finite(torch.cat([logits for _, logits in self._chunks(hidden.to(torch.float32))], dim=1))
 
     def argmax_tokens(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Finds the likeliest token after each position, int64 on the CPU; of several the one with the lowest id."""
+        """Finds the likeliest token after each position, int64 on the CPU; among equals the one with the lowest id."""
         best = torch.full((len(hidden),), -torch.inf, device=hidden.device)
         best_tokens = torch.zeros(len(hidden), dtype=torch.int64, device=hidden.device)
         for start, logits in self._chunks(hidden.to(torch.float32)):
             best_tokens, best = _argmax_so_far(best_tokens, best, logits, start)
-        _finite(best)  # a NaN remains the best
+        _finite(best)  # the maximum of a NaN is NaN
         return best_tokens.cpu()
 
     def log_likelihoods(
@@ -88,8 +88,8 @@ class OutputEmbedding:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Computes the log-likelihoods of n tokens, from floats of shape [positions, hidden] after the final norm.
 
-        `positions` has the row of `hidden` that predicts each. Returns float64 of shape [n], and whether no other token
-        is likelier (or as likely, with a lower id), bool of shape [n]; on the CPU.
+        `positions` has the row of `hidden` that predicts each token. Returns float64 of shape [n], and whether no other
+        token is likelier (or as likely, with a lower id), bool of shape [n]; on the CPU.
         """
         hidden = hidden.to(torch.float32)
         positions, tokens = positions.to(hidden.device), tokens.to(hidden.device)
@@ -105,7 +105,7 @@ class OutputEmbedding:
         return (own - total[positions]).cpu(), (best_tokens[positions] == tokens).cpu()
 
     def _chunks(self, hidden: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yields the logits of a chunk of the vocabulary after the other, each with the id of its first token."""
+        """Yields the logits of one chunk of the vocabulary after another, with the id of the chunk's first token."""
         step = max(1, _CHUNK_BYTES // (4 * max(self.hidden_size, len(hidden))))
         for start in range(0, self.vocab_size, step):
             logits = hidden @ self._weight[start : start + step].to(hidden).T
@@ -123,18 +123,17 @@ def _finite(logits: torch.Tensor) -> torch.Tensor:
 def _argmax_so_far(
     best_tokens: torch.Tensor, best: torch.Tensor, logits: torch.Tensor, start: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the likeliest tokens so far and their logits, once a chunk of the vocabulary is looked at."""
+    """Updates the likeliest tokens and their logits with a chunk of the vocabulary."""
     largest, where = logits.max(dim=1)
     return torch.where(largest > best, where + start, best_tokens), torch.maximum(best, largest)
 
 
 @dataclass(frozen=True)
 class LanguageModelHead:
-    """How a language model makes logits of hidden states after the final norm."""
+    """Computes a language model's logits from hidden states after the final norm."""
 
     path: str  # of the output embedding in the language model
-    # what is done to the products of hidden states and output embedding, floats of shape [positions, tokens]; None for
-    # nothing
+    # applied to the products of hidden states and output embedding, floats of shape [positions, tokens]; or None
     function: Callable[[torch.Tensor], torch.Tensor] | None
 
     @classmethod
@@ -143,7 +142,7 @@ class LanguageModelHead:
 
         class Output(MoeModelOutputWithPast):
             def __getattr__(self, name: str) -> None:
-                """What only some models pass on is not there."""
+                """Returns None for outputs that only some models have."""
 
         class Given(nn.Module):
             def forward(self, *args: Any, inputs_embeds: torch.Tensor, **kwargs: Any) -> Any:
@@ -155,7 +154,9 @@ class LanguageModelHead:
         replace_module(model, path, nn.Identity())
         bases = [path for path, module in model.named_modules() if type(module) is architecture.base_class]
         if not bases:
-            raise CheckpointError(f"The logits of a {architecture.config.model_type!r} are not made of its base model.")
+            raise CheckpointError(
+                f"The logits of a {architecture.config.model_type!r} are not computed from its base model's outputs."
+            )
         replace_module(model, bases[0], Given())
 
         def function(products: torch.Tensor) -> torch.Tensor:

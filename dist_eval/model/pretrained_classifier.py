@@ -1,14 +1,15 @@
-"""A complete pretrained sequence classifier, with its head, that runs in this process.
+"""A complete pretrained sequence classifier, with its head, in this process.
 
-Any model that `transformers` loads with `AutoModelForSequenceClassification`: encoders (BERT, RoBERTa, DeBERTa),
-decoders with a head (Llama, GPT-2), encoder-decoders (BART). Families differ in how they handle padding, find the last
-token and count positions. So nothing is padded here: the texts of a batch go through the model in groups of equal
-length. A plan sorts texts by length, so the groups are nearly as large as the batches. Where a head cannot take several
-texts at once, each goes alone: BART's and T5's need as many end tokens in each, most decoders' an id for padding.
+Supports any model that `transformers` loads with `AutoModelForSequenceClassification`: encoders (BERT, RoBERTa,
+DeBERTa), decoders with a head (Llama, GPT-2), encoder-decoders (BART). Families differ in how they handle padding, find
+the last token and count positions. So nothing is padded: the texts of a batch go through the model in groups of equal
+length. A plan sorts texts by length, so the groups are nearly as large as the batches. If a head cannot take several
+texts at once, each goes alone: BART's and T5's need the same number of end tokens in each text, most decoders' a
+padding id.
 
-A text gets the inputs that its own tokenizer makes of it alone, token types and mask included, and a model that has not
-seen another text: some change while they compute. BigBird, for one, turns its sparse attention off for good at the
-first text that is too short for it.
+A text gets the inputs that its tokenizer makes for it alone, including token types and mask, and a model that has not
+seen another text, because some models change while they compute. BigBird, for example, disables its sparse attention
+permanently at the first text that is too short for it.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ from dist_eval.tables import format_count
 
 @dataclass(frozen=True)
 class PretrainedClassifier:
-    """A classifier before it is loaded; has the attributes of `TunedCheckpoint` that apply."""
+    """A classifier before it is loaded, with the attributes of `TunedCheckpoint` that apply."""
 
     name: str  # folder or hub name
     config: Any  # its `transformers` config
     label_names: list[str]  # name of each class, label or output
-    problem: Problem  # kind of labels that the head predicts
+    problem: Problem  # the kind of labels that the head predicts
 
     tuning_mode = None
     pre_seq_len = extra_tokens = 0
@@ -52,7 +53,7 @@ class PretrainedClassifier:
 
     @classmethod
     def from_config(cls, name: str, config: Any) -> PretrainedClassifier:
-        """Reads a model's config; a `CheckpointError` says that there is no classifier of this type."""
+        """Reads a model's config; raises `CheckpointError` if transformers has no classifier of its type."""
         from transformers import AutoModelForSequenceClassification
 
         if type(config) not in AutoModelForSequenceClassification._model_mapping:
@@ -99,12 +100,12 @@ class PretrainedClassifier:
 
 
 class FullClassifier(AnsweringModel):
-    """A `PretrainedClassifier`, loaded."""
+    """A loaded `PretrainedClassifier`."""
 
     def __init__(self, model: Any, device: torch.device) -> None:
         self._model, self._device = model.to(device), device
         self.columns = logits_columns(self.num_labels)
-        self._one_at_a_time = threading.Lock()  # some families keep values for the last length
+        self._one_at_a_time = threading.Lock()  # some families cache values for the last length
         self._takes = inspect.signature(model.forward).parameters
         parts = (part for module in model.modules() for part in (vars(module), module._modules, module._buffers))
         self._initial = [(part, dict(part)) for part in parts]
@@ -170,6 +171,6 @@ def load_full_model(full: PretrainedClassifier, device: torch.device) -> FullCla
 
 
 def local_device(local_rank: int) -> torch.device:
-    """Returns the device of a rank's model: the GPUs of its host round-robin, or the CPU without any."""
+    """Returns the device of a rank's model: a GPU of its host, round-robin, or else the CPU."""
     gpus = torch.cuda.device_count()
     return torch.device("cuda", local_rank % gpus) if gpus else torch.device("cpu")

@@ -1,4 +1,4 @@
-"""The sessions of a rank, and what each of them holds: texts that begin alike continue the same one."""
+"""The sessions of a rank and the prefixes cached in each: texts with a common prefix continue the same session."""
 
 from __future__ import annotations
 
@@ -12,89 +12,90 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from dist_eval.data.plan import SharedBeginning
+from dist_eval.data.plan import SharedPrefix
 from dist_eval.errors import NoCacheError
 from dist_eval.model.backbone import SoftPrompts
 from dist_eval.model.text_session import TextSession
 from dist_eval.petals.client.routes import RouteRecord
 
-# Seconds to wait for room, because a plain forward would have other bits; and as long a time without attempts then
+# seconds to wait for cache space, because a plain forward would have other bits, and afterwards to make no attempt; and
+# seconds between attempts
 _LONGEST_WAIT, _BETWEEN_TRIES = 60.0, 1.0
 
 _NO_ROWS = torch.empty(0, dtype=torch.int64)
-_THREADS = 4  # Threads that share a session, for each server that its texts pass
+_THREADS = 4  # threads that share a session, per server that its texts pass
 
 
-class _Beginnings(NamedTuple):
-    """What the rows of a session hold."""
+class _Prefixes(NamedTuple):
+    """The prefixes cached in the rows of a session."""
 
     ids: torch.Tensor  # their token ids, int64 of shape [rows, tokens]
-    common: int  # tokens that are a step of their own, because other beginnings have them, too
-    length: int  # most tokens of a text, without prompts
+    common: int  # tokens sent in a separate step, because other prefixes also begin with them
+    length: int  # maximum tokens of a text, without prompts
 
-    def equal(self, other: _Beginnings) -> bool:
-        """Whether rows hold the same tokens, which were sent in the same steps."""
+    def equal(self, other: _Prefixes) -> bool:
+        """Whether rows hold the same tokens, sent in the same steps."""
         return self[1:] == other[1:] and torch.equal(self.ids, other.ids)
 
-    def start_like(self, other: _Beginnings) -> bool:
-        """Whether rows have in common what those of other beginnings have."""
+    def start_like(self, other: _Prefixes) -> bool:
+        """Whether the common tokens of both are equal."""
         size = self.common
         return self[1:] == other[1:] and torch.equal(self.ids[:, :size], other.ids[:, :size])
 
 
 @dataclass(eq=False)
 class _Slot:
-    """A session that is open, or is being opened."""
+    """A session that is open or being opened."""
 
     session: TextSession | None = None  # the session
-    held: _Beginnings | None = None  # what its rows hold; None while that changes
-    users: int = 1  # threads that use it: several if their texts begin with what it holds
-    failed: bool = False  # whether it is to be closed once nobody uses it
+    held: _Prefixes | None = None  # the cached prefixes; None while they change
+    users: int = 1  # threads that use it: several if their texts have the cached prefix
+    failed: bool = False  # whether to close it once no thread uses it
 
     @property
     def servers(self) -> int:
         """How many servers its texts pass."""
         return 0 if self.session is None else self.session.servers
 
-    def can_serve(self, fits: Callable[[_Beginnings], bool]) -> bool:
-        """Whether it can be used, and what it holds fits."""
+    def can_serve(self, fits: Callable[[_Prefixes], bool]) -> bool:
+        """Whether it can be used and its prefixes fit."""
         return self.held is not None and not self.failed and fits(self.held)
 
 
 class SessionPool:
-    """Sends texts in sessions whose servers hold their common beginning. Thread-safe.
+    """Sends texts in sessions whose servers have cached their common prefix. Thread-safe.
 
     The shape of each step follows from the batch alone: texts are padded on the right, and batches with further rows.
-    So the bits of an answer depend neither on what the session was used for before, nor on the rank.
+    So the bits of an answer depend neither on the earlier use of the session nor on the rank.
     """
 
     def __init__(self, open_session: Callable[[int, int, SoftPrompts], TextSession], limit: int) -> None:
         self._open_session, self._limit = open_session, limit
         self._changed = threading.Condition()
         self._open: list[_Slot] = []
-        self._waiting: dict[int, _Beginnings] = {}
+        self._waiting: dict[int, _Prefixes] = {}
         self._paused_until = float("-inf")
         self._full_since: float | None = None
 
     def hidden_states(
         self,
-        shared: SharedBeginning,
+        shared: SharedPrefix,
         input_ids: torch.Tensor,
         prompts: SoftPrompts,
         record: RouteRecord,
         needed: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Runs the base model on texts that begin alike (see `Backbone.hidden_states_after`).
+        """Runs the base model on texts with a common prefix (see `Backbone.hidden_states_after`).
 
-        If all begin with the same tokens, each row of the session holds these, and is continued by one text after the
-        other. Otherwise, each row holds one of the beginnings, and is continued by the texts that have it.
-        A `NoCacheError` says that no server has room, for a minute by now, or that this rank may not open a session.
+        If all texts have the same prefix, each row of the session holds it, and one text after another continues the
+        row. Otherwise, each row holds one of the prefixes, and the texts with this prefix continue it.
+        Raises `NoCacheError` if no server has had space for a minute, or if this rank may not open a session.
         """
         known = len(record.route)
         while True:
             try:
                 outputs = self._in_session(shared, input_ids, prompts, record, needed)
-                record.route[known:] = dict.fromkeys(record.route[known:])  # each step has the same
+                record.route[known:] = dict.fromkeys(record.route[known:])  # each step records the same servers
                 return outputs
             except NoCacheError as error:
                 del record.route[known:]
@@ -103,14 +104,14 @@ class SessionPool:
                 time.sleep(_BETWEEN_TRIES)
 
     def _has_waited(self) -> bool:
-        """Whether no server has had room for a minute, not even for one session."""
+        """Whether no server has had space for a minute, not even for one session."""
         with self._changed:
             since = self._full_since
             return since is not None and not self._open and time.monotonic() - since > _LONGEST_WAIT
 
     def _in_session(
         self,
-        shared: SharedBeginning,
+        shared: SharedPrefix,
         input_ids: torch.Tensor,
         prompts: SoftPrompts,
         record: RouteRecord,
@@ -118,13 +119,13 @@ class SessionPool:
     ) -> torch.Tensor:
         rows, held, places = shared.rows, shared.tokens - len(prompts), np.arange(len(input_ids))
         if shared.common == shared.tokens:
-            beginnings = input_ids[:1, :held].expand(rows, -1)
+            prefixes = input_ids[:1, :held].expand(rows, -1)
         else:
-            beginnings, row_of = _distinct(input_ids[:, :held])
-            beginnings = torch.cat([beginnings, beginnings[:1].expand(rows - len(beginnings), -1)])
+            prefixes, row_of = _distinct(input_ids[:, :held])
+            prefixes = torch.cat([prefixes, prefixes[:1].expand(rows - len(prefixes), -1)])
             places = _turns(row_of) * rows + row_of
-        wanted = _Beginnings(beginnings, shared.common - len(prompts), shared.length - len(prompts))
-        # a row without a text of its own gets the first text, whose outputs are not used
+        wanted = _Prefixes(prefixes, shared.common - len(prompts), shared.length - len(prompts))
+        # a row without a text gets the first text, whose outputs are not used
         text_at = np.zeros((int(places.max()) // rows + 1) * rows, dtype=np.int64)
         text_at[places] = np.arange(len(input_ids))
         ways = [input_ids[texts, held:] for texts in np.split(text_at, len(text_at) // rows)]
@@ -132,7 +133,7 @@ class SessionPool:
             width, own = len(prompts) + input_ids.shape[1], input_ids.shape[1] - held
             rows_of_all = torch.arange(len(input_ids) * width) if needed is None else needed
             known = (rows_of_all % width >= shared.tokens).nonzero().flatten()
-            # where they are in the outputs of all ways
+            # their positions in the outputs of all ways
             flat = torch.from_numpy(places)[rows_of_all[known] // width] * own
             flat += rows_of_all[known] % width - shared.tokens
             order = flat.argsort(stable=True)
@@ -144,7 +145,7 @@ class SessionPool:
         return outputs if needed is not None else outputs.unflatten(0, (len(input_ids), width))
 
     def close(self) -> None:
-        """Gives the servers' memory back; sessions that a thread still uses end with the process."""
+        """Frees the servers' memory; sessions that a thread still uses end with the process."""
         with self._changed:
             self._limit = 0
             idle = [slot for slot in self._open if not slot.users]
@@ -155,8 +156,8 @@ class SessionPool:
                 slot.session.close()
 
     @contextmanager
-    def _session(self, wanted: _Beginnings, prompts: SoftPrompts) -> Iterator[TextSession]:
-        """Lends a session that holds the beginnings, perhaps to several threads at a time."""
+    def _session(self, wanted: _Prefixes, prompts: SoftPrompts) -> Iterator[TextSession]:
+        """Lends a session with the prefixes, possibly to several threads at a time."""
         slot, held = self._take(wanted)
         try:
             if slot.held is None:
@@ -168,8 +169,8 @@ class SessionPool:
             raise
         self._give_back(slot)
 
-    def _prepare(self, slot: _Slot, held: _Beginnings | None, wanted: _Beginnings, prompts: SoftPrompts) -> None:
-        """Has the servers of a session compute the beginnings, as far as they do not hold them."""
+    def _prepare(self, slot: _Slot, held: _Prefixes | None, wanted: _Prefixes, prompts: SoftPrompts) -> None:
+        """Has the servers of a session compute the prefixes that they have not cached."""
         rows, tokens = wanted.ids.shape
         if held is None or not held.start_like(wanted):
             session, slot.session = slot.session, None
@@ -209,8 +210,8 @@ class SessionPool:
                     self._paused_until = now + (_LONGEST_WAIT if has_waited else _BETWEEN_TRIES)
                 self._changed.notify_all()
 
-    def _take(self, wanted: _Beginnings) -> tuple[_Slot, _Beginnings | None]:
-        """Waits for a session: one with these beginnings, or what they have in common, or any, or leave to open one."""
+    def _take(self, wanted: _Prefixes) -> tuple[_Slot, _Prefixes | None]:
+        """Waits for a session with these prefixes, or their common part, or any; or for permission to open one."""
         with self._changed:
             self._waiting[id(wanted)] = wanted
             try:
@@ -230,15 +231,15 @@ class SessionPool:
                     self._changed.wait()
             finally:
                 del self._waiting[id(wanted)]
-                self._changed.notify_all()  # what was left to this thread is free
-            error = NoCacheError("there is no room for a session")
+                self._changed.notify_all()  # sessions reserved for this thread are free
+            error = NoCacheError("no server has space for a session")
             error.transient = self._limit > 0
             raise error
 
-    def _fitting(self, wanted: _Beginnings) -> _Slot | None:
-        """Finds the session that fits best; one that does not only if no other can be opened, or is waited for.
+    def _fitting(self, wanted: _Prefixes) -> _Slot | None:
+        """Finds the session that fits best; one that does not fit only if no other can be opened or is waited for.
 
-        So many threads share a session that each server of it has steps to work on while answers are on their way.
+        Enough threads share a session that each of its servers has steps to work on while answers are in transit.
         """
         equal = [slot for slot in self._open if slot.can_serve(wanted.equal) and slot.users < _THREADS * slot.servers]
         if equal:
@@ -255,15 +256,15 @@ class SessionPool:
         return None
 
 
-def _distinct(beginnings: torch.Tensor) -> tuple[torch.Tensor, np.ndarray]:
-    """Returns the distinct rows of a tensor in order of appearance, and for each row which of them it is."""
+def _distinct(prefixes: torch.Tensor) -> tuple[torch.Tensor, np.ndarray]:
+    """Returns the distinct rows of a tensor in order of appearance, and for each row its number among them."""
     numbers: dict[bytes, int] = {}
-    which = np.array([numbers.setdefault(row.tobytes(), len(numbers)) for row in beginnings.numpy()])
-    return beginnings[np.unique(which, return_index=True)[1]], which
+    which = np.array([numbers.setdefault(row.tobytes(), len(numbers)) for row in prefixes.numpy()])
+    return prefixes[np.unique(which, return_index=True)[1]], which
 
 
 def _turns(row_of: np.ndarray) -> np.ndarray:
-    """Returns for each text how many before it have the same row, int64 of shape [texts]."""
+    """Returns for each text how many texts before it have the same row, int64 of shape [texts]."""
     order = np.argsort(row_of, kind="stable")
     starts = np.searchsorted(row_of[order], row_of)
     turns = np.empty_like(order)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dist_eval.data.plan import SharedBeginning
+from dist_eval.data.plan import SharedPrefix
 from dist_eval.errors import NoCacheError
 from dist_eval.model.backbone import NO_PROMPTS, Backbone, SoftPrompts
 from dist_eval.model.session_pool import SessionPool
@@ -24,9 +24,8 @@ class SwarmBackbone(Backbone):
     """A base model whose blocks a swarm hosts; embeddings and final norm are in this process.
 
     Args:
-        base: it, connected to the swarm.
-        dht: the node of a DHT with which it has joined the swarm, and leaves it when it is closed; None if it is left
-            by another.
+        base: the model, connected to the swarm.
+        dht: the DHT node to leave the swarm with on `close`; None if its owner does so.
     """
 
     def __init__(self, base: SwarmBase, dht: Any = None) -> None:
@@ -45,7 +44,7 @@ class SwarmBackbone(Backbone):
         record: RouteRecord | None = None,
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See `Backbone.hidden_states`; what is too long for a request takes several, without gradients."""
+        """See `Backbone.hidden_states`; texts too long for a request take several, without gradients."""
         given = self.base.inputs(input_ids, prompts.tokens)
         found = self.blocks.forward(given, prompts.deep, avoided=avoided, record=record, rows=rows)
         return found.to(self.word_embeddings.weight.device)
@@ -58,13 +57,13 @@ class SwarmBackbone(Backbone):
 
     def hidden_states_after(
         self,
-        shared: SharedBeginning,
+        shared: SharedPrefix,
         input_ids: torch.Tensor,
         prompts: SoftPrompts,
         record: RouteRecord,
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See `Backbone.hidden_states_after`: servers keep the beginning in sessions."""
+        """See `Backbone.hidden_states_after`: servers cache the prefix in sessions."""
         if self._pool is None:
             raise NoCacheError("there are no sessions")
         return self._pool.hidden_states(shared, input_ids, prompts, record, rows)
@@ -76,11 +75,11 @@ class SwarmBackbone(Backbone):
     def session(
         self, rows: int, max_length: int, prompts: SoftPrompts = NO_PROMPTS, *, rolls_back: bool = True
     ) -> TextSession:
-        """See `Backbone.session`: servers keep what they have computed, if model and servers can.
+        """See `Backbone.session`: servers cache their computations, if model and servers can.
 
-        They do not where texts may become so long that other rotary embeddings apply from their first token on.
+        They cannot if texts may become so long that other rotary embeddings apply from the first token on.
         """
-        is_switching = self._rope.kind(len(prompts) + max_length) > 0  # what was computed before would not fit
+        is_switching = self._rope.kind(len(prompts) + max_length) > 0  # cached values would not fit
         if is_switching or not self.blocks.has_sessions:
             return RecomputedTextSession(lambda ids, record: self.hidden_states(ids, prompts, record=record), rows)
 
@@ -90,7 +89,7 @@ class SwarmBackbone(Backbone):
         return self.blocks.session(inputs_of, rows, max_length, prompts.tokens, prompts.deep, rolls_back=rolls_back)
 
     def cache_tokens(self) -> float:
-        """See `Backbone.cache_tokens`: of the block with the least."""
+        """See `Backbone.cache_tokens`: the minimum over all blocks."""
         return self.blocks.cache_tokens()
 
     def room_for_sessions(self, share: float, session_tokens: int) -> SessionRoom:

@@ -1,4 +1,4 @@
-"""Texts that are sent through a base model in chunks (see `dist_eval.model.backbone.Backbone.session`)."""
+"""Sends texts through a base model in chunks (see `dist_eval.model.backbone.Backbone.session`)."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from dist_eval.petals.client.routes import RouteRecord
 
 
 class TextSession(Protocol):
-    """Texts of equal length so far. To be used by one thread, but for `continuations`."""
+    """Texts of equal length so far. For one thread, except `continuations`."""
 
     @property
     def position(self) -> int:
-        """Tokens of each text that were sent so far, without prompts."""
+        """Number of tokens sent so far of each text, without prompts."""
 
     @property
     def servers(self) -> int:
-        """How many servers the texts pass one after the other, at least 1."""
+        """Number of servers that the texts pass one after another, at least 1."""
 
     def step(
         self,
@@ -32,9 +32,9 @@ class TextSession(Protocol):
     ) -> torch.Tensor:
         """Sends the next n tokens of the texts, of shape [rows, n]; the first step also sends the prompts.
 
-        Whatever was sent from `start` on is forgotten; by default they follow what was sent. n may be 0, to send the
-        prompts alone. Returns the outputs of the last block before the final norm, of shape [rows, n, hidden]; or only
-        those that are needed: with `rows`, int64 positions in rows x n, of shape [m], they have the shape [m, hidden].
+        They replace all tokens from `start` on; by default they follow the tokens already sent. n may be 0, to send the
+        prompts alone. Returns the outputs of the last block before the final norm, of shape [rows, n, hidden]. With
+        `rows`, int64 positions in rows x n, of shape [m], returns only these, of shape [m, hidden].
         """
 
     def continuations(
@@ -43,22 +43,22 @@ class TextSession(Protocol):
         record: RouteRecord | None = None,
         rows: Sequence[torch.Tensor | None] | None = None,
     ) -> Sequence[torch.Tensor]:
-        """Continues the texts in several ways, none of which is kept; returns the outputs of each, as `step` does.
+        """Continues the texts in several ways without keeping any; returns the outputs of each, as `step` does.
 
-        May be used by several threads at a time, once something was sent.
+        Several threads may use it at a time, once something was sent.
         """
 
     def close(self) -> None:
-        """Gives the memory of servers back."""
+        """Frees the servers' memory."""
 
 
 class RecomputedTextSession:
-    """Texts that are computed from their beginning at each step: nothing is kept of them."""
+    """Texts that each step computes from the start: nothing is cached."""
 
     def __init__(self, hidden_states: Callable[[torch.Tensor, RouteRecord | None], torch.Tensor], rows: int) -> None:
         self._hidden_states = hidden_states
         self._ids = torch.empty(rows, 0, dtype=torch.int64)
-        self._servers: dict[RouteSegment, None] = {}  # of all steps: each followed from the outputs of those before
+        self._servers: dict[RouteSegment, None] = {}  # of all steps, because each depends on the steps before
 
     @property
     def position(self) -> int:
@@ -66,7 +66,7 @@ class RecomputedTextSession:
 
     @property
     def servers(self) -> int:
-        """See `TextSession.servers`: what is not kept needs no second one."""
+        """See `TextSession.servers`: 1, because nothing is cached on servers."""
         return 1
 
     @torch.no_grad()
@@ -101,4 +101,4 @@ class RecomputedTextSession:
         return hidden[:, hidden.shape[1] - tokens :]
 
     def close(self) -> None:
-        """See `TextSession.close`: there is none."""
+        """See `TextSession.close`: there is nothing to free."""

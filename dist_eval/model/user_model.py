@@ -1,4 +1,4 @@
-"""What holds for any model that a user gives: its mode is restored, and wrappers, inputs and outputs are understood."""
+"""Handles a user's own model: restores its mode, removes wrappers, and finds its inputs and outputs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Key = TypeVar("Key")
 Inputs = TypeVar("Inputs")
 Result = TypeVar("Result")
 
-_VALUES_SAMPLED = 32  # Of each tensor, to check that ranks have the same model
+_VALUES_SAMPLED = 32  # of each tensor, to check that ranks have the same model
 
 
 def without_wrapper(model: nn.Module) -> nn.Module:
@@ -28,7 +28,7 @@ def without_wrapper(model: nn.Module) -> nn.Module:
     that would hang.
 
     Raises:
-        ConfigError: the model is sharded (FSDP, ZeRO-3), and needs all ranks for a forward.
+        ConfigError: the model is sharded (FSDP, ZeRO-3) and needs all ranks for a forward.
     """
     while True:
         if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
@@ -40,31 +40,31 @@ def without_wrapper(model: nn.Module) -> nn.Module:
     is_fsdp = any(type(module).__name__.startswith(("FullyShardedDataParallel", "FSDP")) for module in model.modules())
     if is_fsdp or any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
         raise ConfigError(
-            "The model is sharded over the ranks (FSDP, ZeRO-3), which have different numbers of batches here. Give a "
-            "model that is whole on each rank."
+            "The model is sharded over the ranks (FSDP, ZeRO-3), but ranks have different numbers of batches here. "
+            "Give a model that is whole on each rank."
         )
     return model
 
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Puts a model in eval mode without gradients; afterwards every module has its previous mode."""
+    """Puts a model in eval mode without gradients; afterwards restores each module's mode."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         with torch.no_grad():
             yield
     finally:
-        for module, mode in modes:  # outer modules come first, and set the inner ones
+        for module, mode in modes:  # outer modules come first, because they also set inner ones
             if module.training != mode:
                 module.train(mode)
 
 
 def fingerprint_of(model: nn.Module) -> str:
-    """Hashes a few values of each tensor of a model: it differs between ranks whose weights have diverged.
+    """Hashes a few values of each tensor of a model; the hash differs between ranks whose weights have diverged.
 
-    Quantized layers keep tuples of tensors in a state dict, and `get_extra_state` may add anything. What has no value
-    that is the same in each process, or none at hand, such as offloaded weights, counts by its type and shape.
+    Quantized layers have tuples of tensors in a state dict, and `get_extra_state` may add anything. Values that differ
+    between processes or are not available, such as offloaded weights, count by their type and shape.
     """
     digest = hashlib.sha256()
     for name, value in model.state_dict().items():
@@ -83,7 +83,7 @@ def _values_of(value: Any) -> Iterator[bytes]:
             flat = (torch.view_as_real(plain) if plain.is_complex() else plain.to_dense()).flatten()
             some = flat[:: max(1, len(flat) // _VALUES_SAMPLED)]
             yield some.to("cpu", torch.float64).numpy().tobytes()
-        except (RuntimeError, TypeError):  # on no device, or of a type that does not let its values out
+        except (RuntimeError, TypeError):  # on no device, or of a type whose values cannot be read
             return
     elif isinstance(value, Mapping):
         for key, part in value.items():
@@ -99,9 +99,8 @@ def _values_of(value: Any) -> Iterator[bytes]:
 def names_taken(model: nn.Module) -> Callable[[str, Any], bool]:
     """Returns a function that says whether a model's `forward` takes an entry of a batch, given by name and value.
 
-    One of PEFT's takes any name, and passes it on to the model that it wraps. What any other one that takes any name
-    does with it cannot be told: all tensors are for it, and nothing else, such as texts. A swarm model refuses
-    other names.
+    A PEFT model takes any name and passes it on to the model that it wraps. Any other model that takes any name gets
+    all tensors and nothing else, such as texts. A swarm model refuses other names.
     """
     parameters = inspect.signature(model.forward).parameters
     names = {name for name, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD}

@@ -125,7 +125,7 @@ def test_what_is_drawn_follows_the_settings_too(folder: Path) -> None:
         ({"stop_strings": ["\n"]}, "give them with --stop, and remove it"),
         ({"token_healing": True}, "token_healing: True"),
         ({"max_time": 2.0}, "max_time: 2.0"),
-        ({"repetition_penalty": -1.0}, "Texts cannot be generated as "),
+        ({"repetition_penalty": -1.0}, "Texts cannot be generated with "),
     ],
 )
 def test_other_searches_are_refused_by_name(settings: dict[str, Any], words: str, tmp_path: Path) -> None:
