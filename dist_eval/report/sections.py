@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from dist_eval.data.tokenizers import ONE_BEGINNING
+from dist_eval.data.tokenizers import HAS_BOS
 from dist_eval.metrics.catalogue import metric_names
 from dist_eval.metrics.units import FEW_UNITS
 from dist_eval.petals.client.records import Audit, ServerTraffic
@@ -172,7 +172,7 @@ def format_coverage(results: EvaluationResults) -> str:
         (data.multiline, f"{texts_have(data.multiline)} several lines"),
         (data.blank, blank),
         (data.unknown, f"{texts_have(data.unknown)} no token that the tokenizer knows"),
-        (data.with_begin, f"{texts_have(data.with_begin)} {ONE_BEGINNING}"),
+        (data.with_begin, f"{texts_have(data.with_begin)} {HAS_BOS}"),
         (data.normalized_labels, f"{format_count(data.normalized_labels, 'label')} normalized, such as 5.0 for 5"),
         (data.shards, f"read from {format_count(len(data.shards or ()), 'file')}"),
     ]

@@ -14,7 +14,7 @@ import pytest
 from conftest import TIMEOUT, wait_for
 
 from dist_eval.arguments.commandline import parse_args
-from dist_eval.cluster.job import judge, main
+from dist_eval.cluster.job import main, outcome_of
 from dist_eval.distributed.stop import SIGNALS
 from dist_eval.options.config import EVALUATION
 from dist_eval.runs.outcome import Outcome
@@ -72,17 +72,17 @@ BEFORE = outcome("running")
         (BEFORE, 1, TERM, 75, False),
     ],
 )
-def test_each_outcome_is_judged(
+def test_each_outcome_is_recognized(
     after: Outcome, command: int | None, stop_signal: int | None, status: int, requeue: bool
 ) -> None:
-    verdict = judge(BEFORE, after, command, stop_signal)
+    verdict = outcome_of(BEFORE, after, command, stop_signal)
     assert (verdict.exit_status, verdict.requeue) == (status, requeue)
     assert str(RUN) in verdict.message
 
 
 def test_a_time_limit_that_is_too_short_for_any_progress_does_not_loop_forever() -> None:
     def again(after: Outcome, command: int | None) -> tuple[int, bool]:
-        verdict = judge(BEFORE, after, command, USR1, is_first=False)
+        verdict = outcome_of(BEFORE, after, command, USR1, is_first=False)
         return verdict.exit_status, verdict.requeue
 
     assert again(outcome("incomplete", 2, 1), 1) == again(outcome("running", 2, 1), None) == (75, True)
@@ -92,13 +92,13 @@ def test_a_time_limit_that_is_too_short_for_any_progress_does_not_loop_forever()
 
 def test_an_earlier_completion_does_not_hide_an_error() -> None:
     complete = outcome("complete")
-    assert judge(complete, complete, 0, None).exit_status == 0
-    assert judge(complete, complete, 1, None).exit_status == 1
+    assert outcome_of(complete, complete, 0, None).exit_status == 0
+    assert outcome_of(complete, complete, 1, None).exit_status == 1
 
 
 def test_a_command_that_evaluates_nothing_fails() -> None:
     missing = Outcome(RUN, "missing", "there is no results.json")
-    assert judge(missing, missing, 0, None).exit_status == 1
+    assert outcome_of(missing, missing, 0, None).exit_status == 1
 
 
 def start(*arguments: Any, **kwargs: Any) -> subprocess.Popen[str]:

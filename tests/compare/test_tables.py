@@ -13,8 +13,9 @@ import pytest
 from compare_runs import NAMES, predictions, run_of
 
 from dist_eval.compare.__main__ import main
+from dist_eval.compare.changes import format_label
 from dist_eval.compare.comparison import compare
-from dist_eval.compare.evaluations import EvaluationRun, format_label
+from dist_eval.compare.evaluations import EvaluationRun
 from dist_eval.compare.tables import format_p, short_names
 from dist_eval.petals.base_model.problem_types import MULTI_LABEL, REGRESSION, Problem
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dist_eval.data.plan import BatchPlan, SharedBeginnings, plan_batches, shard_batches
+from dist_eval.data.plan import BatchPlan, SharedPrefixes, plan_batches, shard_batches
 
 text_lengths = st.lists(st.integers(1, 60), max_size=80).map(lambda lengths: np.asarray(lengths, dtype=np.int32))
 budgets = st.integers(1, 300)
@@ -173,7 +173,7 @@ def test_batches_that_share_a_beginning_go_to_the_ranks_for_them(
 ) -> None:
     shapes = np.outer(is_sharing, [5, 5, 2, 30])
     plan = plan_batches(np.full(12, 10, dtype=np.int32), token_budget=10, extra_tokens=0)
-    plan = replace(plan, shared=SharedBeginnings(shapes, shapes[:, 0], 1024), sharing_ranks=sharing_ranks)
+    plan = replace(plan, shared=SharedPrefixes(shapes, shapes[:, 0], 1024), sharing_ranks=sharing_ranks)
     shards = [plan.shard(np.arange(12), rank=rank, world_size=ranks).tolist() for rank in range(ranks)]
     for rank, shard in enumerate(shards):
         assert not any(is_sharing[batch] for batch in shard) or rank < sharing_ranks or sharing_ranks == 0

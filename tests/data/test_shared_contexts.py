@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dist_eval.data.plan import BatchPlan, plan_batches
 from dist_eval.data.prefix_costs import rows_in_cache
-from dist_eval.data.shared_prefixes import Beginnings, CommonTokens, plan_with_shared_beginnings
+from dist_eval.data.shared_prefixes import CommonTokens, Prefixes, plan_with_shared_prefixes
 
 CACHE, BUDGET = 1024, 1024
 
@@ -19,10 +19,8 @@ def plan_of(texts: list[np.ndarray], contexts: list[int], copies: int = 1) -> Ba
     finder = CommonTokens()
     common = np.array([finder.add(text) for text in texts], dtype=np.int32)
     lengths = np.array([len(text) for text in texts])
-    beginnings = Beginnings(common, np.array(contexts) - 1, lambda row, size: texts[row][:size])
-    return plan_with_shared_beginnings(
-        lengths, token_budget=BUDGET, cache_tokens=CACHE, beginnings=beginnings, copies=copies
-    )
+    prefixes = Prefixes(common, np.array(contexts) - 1, lambda row, size: texts[row][:size])
+    return plan_with_shared_prefixes(lengths, token_budget=BUDGET, cache_tokens=CACHE, prefixes=prefixes, copies=copies)
 
 
 def questions(

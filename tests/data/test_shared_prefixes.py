@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from dist_eval.data import shared_prefixes
 from dist_eval.data.plan import BatchPlan, plan_batches
 from dist_eval.data.prefix_costs import rows_in_cache
-from dist_eval.data.shared_prefixes import Beginnings, CommonTokens, plan_with_shared_beginnings
+from dist_eval.data.shared_prefixes import CommonTokens, Prefixes, plan_with_shared_prefixes
 
 CACHE, BUDGET = 1024, 1024
 
@@ -26,8 +26,8 @@ def plan_of(texts: list[np.ndarray], cut: frozenset[int] = frozenset(), cache_to
     finder = CommonTokens()
     common = np.array([-1 if row in cut else finder.add(text) for row, text in enumerate(texts)], dtype=np.int32)
     lengths = np.array([len(text) for text in texts])
-    beginnings = Beginnings(common, lengths - 1, lambda row, size: texts[row][:size])
-    return plan_with_shared_beginnings(lengths, token_budget=BUDGET, cache_tokens=cache_tokens, beginnings=beginnings)
+    prefixes = Prefixes(common, lengths - 1, lambda row, size: texts[row][:size])
+    return plan_with_shared_prefixes(lengths, token_budget=BUDGET, cache_tokens=cache_tokens, prefixes=prefixes)
 
 
 def shared_of(plan: BatchPlan, number: int) -> int:
@@ -87,12 +87,12 @@ def test_several_beginnings_have_batches_of_their_own() -> None:
 @pytest.mark.parametrize(("length", "worth"), [(25, True), (1000, False), (2100, False)])
 def test_prompts_are_a_beginning_that_all_texts_have(length: int, worth: bool) -> None:
     options = {"token_budget": BUDGET, "extra_tokens": 16, "prompt_tokens": 16}
-    plan = plan_with_shared_beginnings(np.full(500, length), cache_tokens=CACHE, **options)
+    plan = plan_with_shared_prefixes(np.full(500, length), cache_tokens=CACHE, **options)
     assert (plan.shared is not None) is worth
     if worth:
         assert {shared_of(plan, number) for number in range(len(plan))} == {16}
     ragged = np.random.default_rng(0).integers(15, 36, 2000)
-    plan = plan_with_shared_beginnings(ragged, cache_tokens=CACHE, **options)
+    plan = plan_with_shared_prefixes(ragged, cache_tokens=CACHE, **options)
     assert plan.shared is not None and len({tuple(shape) for shape in plan.shared.shapes.tolist()}) == 1
 
 
@@ -107,7 +107,7 @@ def test_prompts_are_a_beginning_that_all_texts_have(length: int, worth: bool) -
 def test_every_text_is_in_one_batch_and_shares_what_the_batch_says(
     ends: list[tuple[int, list[int]]], prefix: int, cache_tokens: int, longest: int
 ) -> None:
-    # neighbours often begin alike, with one of three beginnings; texts that are too long for caches stand between
+    # neighbours often begin alike, with one of three prefixes; texts that are too long for caches stand between
     ends = sorted(ends, key=lambda end: end[0])
     texts = [np.array([*range(subject, subject + prefix), *end], dtype=np.int32) for subject, end in ends]
     with pytest.MonkeyPatch.context() as patch:

@@ -112,8 +112,8 @@ def test_a_tracker_has_what_is_judged_of_the_examples_of_all_ranks(two_ranks: Ma
     seen: list[tuple[int, Mapping[str, float | None]]] = []
     trackers = Trackers()
     trackers.log = lambda values, step: seen.append((step, values))  # type: ignore[method-assign]
-    judged = iter([{"accuracy": [True, False]}, {"accuracy": np.ones(31, dtype=bool)}, {"accuracy": 7 * [False]}])
-    ranks = two_ranks(0, tracked=TrackedProgress(trackers, 100, 0.95, lambda: judged)), two_ranks(1)
+    scored = iter([{"accuracy": [True, False]}, {"accuracy": np.ones(31, dtype=bool)}, {"accuracy": 7 * [False]}])
+    ranks = two_ranks(0, tracked=TrackedProgress(trackers, 100, 0.95, lambda: scored)), two_ranks(1)
     with shown(*ranks):
         ranks[0].begin(60, ranks[0].counted(), tokens_left=4000)
         ranks[0].add(15)
@@ -133,11 +133,11 @@ def test_what_cannot_be_judged_is_said_once_and_left_out(capsys: pytest.CaptureF
     trackers = Trackers()
     trackers.log = lambda values, step: seen.append(values)  # type: ignore[method-assign]
 
-    def judge() -> Iterator[dict[str, list[bool]]]:
+    def scorer() -> Iterator[dict[str, list[bool]]]:
         yield {"accuracy": [True]}
         raise RunError("The journal cannot be read.")
 
-    tracked = TrackedProgress(trackers, 10, 0.95, judge)
+    tracked = TrackedProgress(trackers, 10, 0.95, scorer)
     for done in (10, 11):
         tracked.show(done, 0)
     assert len(seen) == 2 and all("progress" in values and len(values) == 2 for values in seen)

@@ -47,9 +47,9 @@ def test_whoever_adds_an_option_says_whether_it_makes_another_run() -> None:
 @pytest.mark.parametrize(
     ("options", "problem", "words"),
     [
-        (SelectionOptions(sample=5, stratify=True), MULTI_LABEL, "--stratify takes rows of one class each"),
+        (SelectionOptions(sample=5, stratify=True), MULTI_LABEL, "--stratify needs rows of one class each"),
         (SelectionOptions(sample=5, stratify=True), REGRESSION, "this is a regression: leave it out"),
-        (SelectionOptions(precision=0.1), REGRESSION, "--precision is about shares of right answers"),
+        (SelectionOptions(precision=0.1), REGRESSION, "--precision is about the share of right answers"),
     ],
 )
 def test_a_sample_that_labels_of_the_kind_do_not_allow_is_refused(

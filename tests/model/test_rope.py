@@ -96,8 +96,8 @@ def test_what_would_be_computed_with_other_embeddings_is_sent_whole(folder: Path
     def read(**options: Any) -> BaseModelSpec:
         return BaseModelSpec.read(ModelOptions(model=str(folder), **options), target)
 
-    assert read(max_length=ROPE_SWITCH + 1).shares_beginnings  # the last token is not sent
-    assert not read(max_length=ROPE_SWITCH + 2).shares_beginnings
+    assert read(max_length=ROPE_SWITCH + 1).shares_prefixes  # the last token is not sent
+    assert not read(max_length=ROPE_SWITCH + 2).shares_prefixes
     assert read(max_length=ROPE_SWITCH, server_max_tokens=8).cache_tokens
     with pytest.raises(ConfigError, match=r"rotary embeddings \(longrope\) take one: give --max-length of at most 9"):
         read(max_length=ROPE_SWITCH + 2, server_max_tokens=8)

@@ -13,7 +13,7 @@ import torch
 from conftest import wait_for
 from tiny_models import random_checkpoint
 
-from dist_eval.data.plan import SharedBeginning
+from dist_eval.data.plan import SharedPrefix
 from dist_eval.errors import NoCacheError
 from dist_eval.inference.send_options import SendOptions
 from dist_eval.model import session_pool
@@ -46,18 +46,18 @@ def backbone(tiny_models: dict[str, Path]) -> CountedBackbone:
 
 
 def texts(rows: int, own: int, seed: int, common: int = 10) -> torch.Tensor:
-    beginning = torch.randint(0, 100, (1, common), generator=torch.Generator().manual_seed(1))
+    prefix = torch.randint(0, 100, (1, common), generator=torch.Generator().manual_seed(1))
     ends = torch.randint(0, 100, (rows, own), generator=torch.Generator().manual_seed(seed))
-    return torch.cat([beginning.expand(rows, -1), ends], dim=1)
+    return torch.cat([prefix.expand(rows, -1), ends], dim=1)
 
 
-def alike(tokens: int, rows: int = 2) -> SharedBeginning:
+def alike(tokens: int, rows: int = 2) -> SharedPrefix:
     """All texts begin with the same tokens."""
-    return SharedBeginning(tokens, tokens, rows, TOKENS // rows)
+    return SharedPrefix(tokens, tokens, rows, TOKENS // rows)
 
 
 def outputs_of(
-    pool: SessionPool, ids: torch.Tensor, shared: SharedBeginning, prompts: SoftPrompts = NO_PROMPTS
+    pool: SessionPool, ids: torch.Tensor, shared: SharedPrefix, prompts: SoftPrompts = NO_PROMPTS
 ) -> torch.Tensor:
     return pool.hidden_states(shared, ids, prompts, RouteRecord())
 
@@ -87,13 +87,13 @@ def test_contexts_are_sent_once_and_continued_in_turn(backbone: CountedBackbone,
     pool = SessionPool(backbone.session, 1)
     draw = torch.Generator().manual_seed(3)
     for ways in ((2, 2, 2), (3, 1, 2), (1, 2)):  # the sessions of three contexts follow each other
-        beginning = torch.randint(0, 100, (1, common), generator=torch.Generator().manual_seed(1))
-        contexts = torch.cat([beginning.expand(len(ways), -1), torch.randint(0, 100, (len(ways), 9))], dim=1)
+        prefix = torch.randint(0, 100, (1, common), generator=torch.Generator().manual_seed(1))
+        contexts = torch.cat([prefix.expand(len(ways), -1), torch.randint(0, 100, (len(ways), 9))], dim=1)
         which = torch.tensor([context for context, count in enumerate(ways) for _ in range(count)])
         ids = torch.cat([contexts[which], torch.randint(0, 100, (len(which), 5), generator=draw)], dim=1)
         with torch.no_grad():
             whole = backbone.hidden_states(ids)
-        found = outputs_of(pool, ids, SharedBeginning(common + 8, common, 3, TOKENS))
+        found = outputs_of(pool, ids, SharedPrefix(common + 8, common, 3, TOKENS))
         assert torch.allclose(found[:, common + 8 :], whole[:, common + 8 :], atol=2e-5)
         assert found[:, : common + 8].isnan().all()
     assert backbone.opened == [(3, TOKENS)], "one session is used for one group after the other"
@@ -118,7 +118,7 @@ def test_a_session_is_left_to_those_who_wait_for_its_beginnings(
 ) -> None:
     monkeypatch.setattr(session_pool, "_THREADS", 1)
     pool, same, other = SessionPool(backbone.session, 1), texts(2, 6, seed=1), texts(2, 6, seed=2, common=11)
-    wanted = session_pool._Beginnings(same[:1, :10].expand(2, -1), 10, TOKENS // 2)
+    wanted = session_pool._Prefixes(same[:1, :10].expand(2, -1), 10, TOKENS // 2)
     with ThreadPoolExecutor(2) as threads:
         with pool._session(wanted, NO_PROMPTS):
             later = [threads.submit(outputs_of, pool, other, alike(11))]
@@ -138,7 +138,7 @@ def test_a_session_is_shared_by_threads_for_each_of_its_servers_and_closed_once_
     closed: list[TextSession] = []
     monkeypatch.setattr(RecomputedTextSession, "close", lambda session: closed.append(session))
     pool, ids = SessionPool(backbone.session, 2), texts(2, 6, seed=1)
-    wanted = session_pool._Beginnings(ids[:1, :10].expand(2, -1), 10, TOKENS // 2)
+    wanted = session_pool._Prefixes(ids[:1, :10].expand(2, -1), 10, TOKENS // 2)
     with pool._session(wanted, NO_PROMPTS) as first:
         with pytest.raises(ZeroDivisionError), pool._session(wanted, NO_PROMPTS) as second:
             assert second is first

@@ -206,14 +206,17 @@ def log_of(swarm: PrivateSwarm) -> str:
 
 
 def answers_to(client: Stranger) -> list[torch.Tensor]:
-    """Returns the answers to one request of each kind, from each of the two handlers."""
+    """Returns the answers to one request of each kind, from each of the two handlers.
+
+    Sessions do not say that they end: a server that ends one before it has read all may lose its last answer.
+    """
     found = []
     for _ in range(2):
         found += client.call("rpc_forward", forward())
         found += client.call("rpc_backward", forward(hidden(), hidden(), torch.ones(4, 1, 2, HIDDEN)))
         found += client.converse("rpc_forward_stream", [forward()])
-        found += client.converse("rpc_inference", [opening(), step(), step(places=order(1, 0)), request("")])
-        found += client.converse("rpc_inference", [chained(), chained("step", rows=[1]), request("")])
+        found += client.converse("rpc_inference", [opening(), step(), step(places=order(1, 0))])
+        found += client.converse("rpc_inference", [chained(), chained("step", rows=[1])])
     return found
 
 
@@ -263,10 +266,10 @@ def test_sessions_that_compute_nothing_or_wait_for_room_hold_up_nobody(stranger:
     for _ in range(150):  # each allocates and frees caches, which the process of the blocks is to read
         stranger.converse("rpc_inference", [opening(hidden(length=0)), request("")])
     greedy = stranger.start(stranger.conversing("rpc_inference", [opening(hidden(62, 1), max_length=64)], True))
-    assert wait_for(lambda: "in time" in outcome(lambda: client.converse("rpc_inference", [waiting(), request("")])))
+    assert wait_for(lambda: "in time" in outcome(lambda: client.converse("rpc_inference", [waiting()])))
     late = [stranger.start(stranger.conversing("rpc_inference", [waiting(500.0)])) for _ in range(20)]
     time.sleep(1.0)
-    assert len(client.converse("rpc_inference", [opening(), request("")])) == 1, "there is room for a small one"
+    assert len(client.converse("rpc_inference", [opening()])) == 1, "there is room for a small one"
     greedy.cancel()
     for one in late:
         one.cancel()
@@ -288,7 +291,7 @@ def test_streams_and_sessions_that_are_never_closed_are_bounded(stranger: Strang
         for _ in range(4):  # of both handlers
             assert "busy: " in outcome(lambda: stranger.converse("rpc_inference", [opening(), request("")]))
             assert "busy: " in outcome(lambda: stranger.call("rpc_forward", forward()))
-            assert len(client.converse("rpc_inference", [opening(), request("")])) == 1
+            assert len(client.converse("rpc_inference", [opening()])) == 1
     finally:
         for _, writer in silent:
             stranger.wait(_closed(writer))
