@@ -9,9 +9,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dist_eval.petals.client.unanswered import Ticket
 from dist_eval.petals.client.router import Router
 from dist_eval.petals.client.routes import Span
+from dist_eval.petals.client.unanswered import Ticket
 
 TOKENS = 1000
 """Of a batch."""

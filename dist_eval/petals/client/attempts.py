@@ -1,8 +1,8 @@
-"""The attempts to have a part of a route answered: whom to ask, and what follows a failure. Sends nothing, waits not.
+"""Decides which server to ask for a part of a route, and what to do after a failure. Does no I/O and does not wait.
 
-After a failure, another server is asked if there is one. What all servers, or all that did not fail recently, refuse as
-too large is split in halves by the sender (`TooLarge`). Where no server can be reached, the request waits for it; that
-costs no attempt (`NoServer`). That the request itself is to blame is known once two servers say so.
+After a failure, another server is asked if possible. The sender halves a request that all servers, or all without
+recent failures, refuse as too large (`TooLarge`). If no server can be reached, the request waits without using up an
+attempt (`NoServer`). If two servers refuse a request, the request itself is at fault.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from dist_eval.petals.client.routes import Span, without
 from dist_eval.tables import format_count
 
 _FIRST_DELAY, _LONGEST_DELAY = 1.0, 5.0
-# Time until a displaced request chooses again. If a lost cache displaced it, the failure is recorded then.
+# Time until a displaced request chooses again. If a lost cache displaced it, the failure has been recorded by then.
 _DISPLACED_SECONDS = 0.01
-# Stall timeout where another server holds the blocks: at least this many seconds, or this multiple of the server's
-# recent median latency. It doubles with each attempt: where all servers are busy, the first one asked answers first.
+# Stall timeout if another server holds the blocks: at least this many seconds, or this multiple of the server's recent
+# median latency. It doubles with each attempt: if all servers are busy, the first one asked answers first.
 _MIN_STALL_SECONDS, _STALL_LATENCIES = 5.0, 10.0
 
 _FAILURES_TO_CONFIRM, _RECENT_LATENCIES, _PEER_CHARACTERS = 2, 20, 8
 
 
 class TooLarge(Exception):
-    """All servers that hold the blocks accept smaller requests only."""
+    """All servers that hold the blocks accept only smaller requests."""
 
 
 class NoServer(Exception):
@@ -40,9 +40,9 @@ class NoServer(Exception):
 
     Attributes:
         what: the blocks.
-        why: the error of the server that was asked, or that there is none.
+        why: the error of the server that was asked, or a note that there is none.
         since: when the outage began, in seconds of `time.monotonic()`.
-        brief: both in a few words, without the text of libraries.
+        brief: a short form of both, without messages of libraries.
     """
 
     def __init__(self, what: str, why: str, since: float, brief: str) -> None:
@@ -52,24 +52,24 @@ class NoServer(Exception):
 
 @dataclass(frozen=True)
 class RoutePart:
-    """A part of a route that is to be answered."""
+    """A part of a route to be answered."""
 
     block: int  # where to start
     end: int  # one past the last block of the route
-    tokens: int  # of the request, counting padding and prompts
+    tokens: int  # tokens of the request, including padding and prompts
     avoided: Sequence[RouteSegment] = ()  # segments to avoid if there is another route; the request is then optional
     prefer_whole: bool = False  # prefer servers that hold all blocks of the route
-    in_session: bool = False  # whether servers are to keep attention caches of the texts
-    # returns the segments to ask, whose servers hold attention caches of the texts at the moment, if any
+    in_session: bool = False  # whether servers must keep attention caches of the texts
+    # returns the segments whose servers currently hold attention caches of the texts, if any
     cached: Callable[[], Sequence[Span]] = lambda: ()
-    largest_message: int | None = None  # tokens of the largest of these, if there are several
-    rows: int = 1  # texts of the request, if it can be split between them
-    chained: bool = False  # whether servers that can may pass it on to each other
-    has_ids: bool = False  # whether such servers are sent token ids
+    largest_message: int | None = None  # tokens of the largest message, if there are several
+    rows: int = 1  # texts of the request, if it can be split between texts
+    chained: bool = False  # whether servers may pass it on to each other
+    has_ids: bool = False  # whether such servers get token ids
 
     @property
     def size(self) -> int:
-        """Tokens that a server must take at once."""
+        """Tokens that a server must accept at once."""
         return self.tokens if self.largest_message is None else self.largest_message
 
 
@@ -79,24 +79,24 @@ class Choice:
 
     segment: Span  # the server, and the blocks that it should run
     stall_timeout: float  # seconds to wait for its answer to a message
-    spans: Sequence[Span]  # the blocks that were online, from which the server was chosen
+    spans: Sequence[Span]  # the online blocks from which the server was chosen
     at: float  # when it was chosen, in seconds of `time.monotonic()`
-    has_cache: bool = False  # whether it is the one that holds attention caches
-    # the servers that pass the request on, beginning with this one; empty if it is a request to a single server
+    has_cache: bool = False  # whether it holds the attention caches
+    # the servers that pass the request on, beginning with this one; empty for a request to a single server
     chain: Sequence[Span] = ()
     patience: Sequence[float] = ()  # seconds to wait for each of them and those after it
 
-    # failures that do not tell who is at fault; after one of them the same servers are asked one by one
+    # failures that do not show which server is at fault; after one of them the same servers are asked one by one
     doubtful: Collection[Failure] = ()
 
     @property
     def servers(self) -> Sequence[Span]:
-        """Those that the request passes."""
+        """The servers that the request passes."""
         return self.chain or [self.segment]
 
     @property
     def end(self) -> int:
-        """One past the last block that they run."""
+        """One past the last block that these servers run."""
         return self.servers[-1].end
 
 
@@ -104,14 +104,14 @@ class Choice:
 class Attempts:
     """The attempts for one part of a route."""
 
-    router: Router  # chooses servers, and knows their statistics
-    part: RoutePart  # what is to be answered
+    router: Router  # chooses servers, and has their statistics
+    part: RoutePart  # the part to be answered
     limit: int  # failed attempts after which to give up
     timeout: float  # longest time to wait for a server's answer to a message, in seconds
     _failed: int = 0
-    _alone: bool = False  # whether servers are asked one by one, because a chain of them has failed
+    _alone: bool = False  # whether servers are asked one by one, because a chain has failed
     _outage_since: float | None = None
-    _room_later: bool = False  # whether one of the servers without room for a session may have it later
+    _room_later: bool = False  # whether a server without room for a session may have room later
     _messages: list[str] = field(default_factory=list)
     _peers: dict[Failure, list[Any]] = field(default_factory=dict)  # the servers that failed in each way
 
@@ -119,9 +119,9 @@ class Attempts:
         """Chooses a server.
 
         Raises:
-            TooLarge: the request is to be split.
-            NoServer: there is none.
-            SwarmError: there is none, and the request is optional.
+            TooLarge: the request must be split.
+            NoServer: there is no server.
+            SwarmError: there is no server, and the request is optional.
         """
         wanted = without(online, self.part.avoided)
         spans: Sequence[Span] = self._taking_it(wanted)
@@ -139,7 +139,7 @@ class Attempts:
             why = f"no server online {having} it, or a block after it"
             raise self._unreachable(f"block {self.part.block}", why, now, f"block {self.part.block}: {why}")
         chain = route if has_cache and len(route) > 1 else self._chain(route, now)
-        # those after the first have their usual time; then the client asks them itself, for as long as it takes
+        # those after the first get their usual time; then the client asks them itself, without that limit
         stalls = [self._stall_timeout(route[0], spans, now), *(self._usual_stall(span) for span in chain[1:])]
         stall_timeouts = [min(self.timeout, stall * 2**self._failed) for stall in stalls]
         patience = [sum(stall_timeouts[place:]) for place in range(len(stall_timeouts))]
@@ -148,15 +148,15 @@ class Attempts:
         return Choice(route[0], patience[0], spans, now, has_cache, chain, patience, doubtful)
 
     def answered(self, choice: Choice, now: float, answer: ChainAnswer | None = None) -> None:
-        """Bans servers that refused as too large what another one took, and those that did not pass a request on.
+        """Bans servers that refused as too large what another one accepted, or that did not pass a request on.
 
         Args:
-            choice: who was asked.
+            choice: the servers that were asked.
             now: the time.
-            answer: of a chain of servers.
+            answer: answer of a chain of servers.
         """
         computed = [span for span in choice.servers if answer is None or span.end <= answer.end]
-        if not choice.has_cache:  # it took it in smaller pieces
+        if not choice.has_cache:  # otherwise it got the texts in smaller pieces
             for server in (self.router.stats(span.peer) for span in computed):
                 server.largest_answered = max(server.largest_answered, self.part.size)
         for peer in self._peers.pop(Failure.TOO_LARGE, ()):
@@ -166,14 +166,14 @@ class Attempts:
             self.router.ban_chain([computed[-1].peer, further[0].peer], now)
 
     def failed(self, choice: Choice, error: Exception, now: float) -> float:
-        """Decides what to do about a request that failed.
+        """Decides what to do after a failed request.
 
         Returns:
             Seconds until the next attempt.
 
         Raises:
-            NoServer: the server could not be reached: another one may be asked at once, if there is one.
-            EvaluationError: there is no answer to this request.
+            NoServer: the server could not be reached; another one may be asked at once.
+            EvaluationError: the request cannot be answered.
         """
         peer, failure = choice.segment.peer, classify(error)
         what = f"blocks {choice.segment.start}:{choice.segment.end} (peer {peer})"
@@ -216,12 +216,12 @@ class Attempts:
         return 0.0 if self._failed == 1 else min(_FIRST_DELAY * 2 ** (self._failed - 2), _LONGEST_DELAY)
 
     def has_route(self, online: Sequence[Span], now: float) -> bool:
-        """Whether there is a route of servers that are not banned, and take the request or, if it is split, a part."""
+        """Whether there is a route of servers that are not banned and accept the request, or a part if it is split."""
         takers = online if self.part.rows > 1 else self._taking_it(online)
         return bool(self._route(self._not_banned(takers, now), now))
 
     def _blame_request(self, failure: Failure, peers: Sequence[Any], error: Exception) -> NoReturn:
-        """Raises what several servers say about the request, which does not count against them."""
+        """Raises the error that several servers report about the request; it does not count against them."""
         messages = "; ".join(self._messages)
         if len({*peers}) > 1:
             for peer in peers:
@@ -231,7 +231,7 @@ class Attempts:
         raise ModelOutputError(f"servers answered with {messages}") from error
 
     def _is_for_halves(self, wanted: Sequence[Span], taking: Sequence[Span], now: float) -> bool:
-        """Whether all servers that take the request at once have failed recently, and others would take its halves."""
+        """Whether all servers that accept the whole request failed recently, and others would accept its halves."""
         if self.part.rows == 1 or len(taking) == len(wanted) or not self.has_route(wanted, now):
             return False
         return not self._route(self._not_banned(taking, now), now)
@@ -243,14 +243,14 @@ class Attempts:
         return NoServer(what, why, self._outage_since, brief)
 
     def _is_confirmed(self, peers: Sequence[Any], choice: Choice) -> bool:
-        """Whether several servers failed in the same way, or one several times and there is no other."""
+        """Whether several servers failed in the same way, or the only one did so several times."""
         if len(peers) < _FAILURES_TO_CONFIRM:
             return False
         others = [span for span in choice.spans if span.peer not in peers]
         return len({*peers}) > 1 or not self._route(others, choice.at)
 
     def _stall_timeout(self, segment: Span, spans: Sequence[Span], now: float) -> float:
-        """Returns seconds to wait for a server: fewer if another one could answer, or the request is optional."""
+        """Returns seconds to wait for a server, fewer if another one could answer or the request is optional."""
         others = [span for span in self._not_banned(spans, now) if span.peer != segment.peer]
         is_optional = bool(self.part.avoided)
         if not is_optional and self.router.next_segment(others, segment.start, segment.end, 1, now) is None:
@@ -275,7 +275,7 @@ class Attempts:
         return [span for span in spans if not self.router.stats(span.peer).is_banned(now)]
 
     def _chain(self, route: Sequence[Span], now: float) -> Sequence[Span]:
-        """Returns the servers at the beginning of a route that pass the request on to each other."""
+        """Returns the first servers of a route that can pass the request on to each other."""
         chain: list[Span] = []
         peers: list[Any] = []
         is_able = can_chain_sessions if self.part.in_session else can_chain
@@ -288,7 +288,7 @@ class Attempts:
         return chain
 
     def _route_again(self, spans: Sequence[Span], now: float) -> Sequence[Span]:
-        """Chooses a route; after a failure of servers that have answered before, whatever speed others announce."""
+        """Chooses a route; after a failure, prefers servers that have answered before, whatever others announce."""
         if self._failed:
             proven = [span for span in spans if self.router.stats(span.peer).pacing.seconds_per_work is not None]
             if again := self._route(self._not_banned(proven, now), now):

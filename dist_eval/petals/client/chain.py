@@ -1,19 +1,19 @@
-"""What a request says that servers pass on from one to the next, and its answer: so activations cross the network once.
+"""Requests that servers pass on to each other, and their answers: activations cross the network only once.
 
 A request of `rpc_forward` with the key `chain` in its metadata goes to the first server of the chain, which sends its
-outputs to the next one, and so on. The answer comes back the same way. A server that cannot pass a request on answers
-with its own outputs: `end` says how far it came, and the client goes on from there. Beside hidden states, requests have
-what makes them small: token ids, of which the server of the first block makes its inputs, and the positions of which
-outputs are needed.
+outputs to the next one, and so on. The answer returns the same way. A server that cannot pass a request on answers with
+its own outputs: `end` says how far the request got, and the client continues from there. To keep requests small, they
+may contain token ids instead of hidden states, from which the server of the first block computes its inputs, and the
+positions whose outputs are needed.
 
 Tensors of a request: hidden states of shape [batch, length, hidden], or token ids (int64, [batch, length]); deep
-prompts of all blocks of the chain, of shape [blocks, 1, pre_seq_len, hidden], or an empty tensor if there are none, or
-if digests stand for them, as in forwards (see `deep_prompts.py`); in a session the order of its rows; and with ids soft
+prompts of all blocks of the chain, of shape [blocks, 1, pre_seq_len, hidden], or an empty tensor if there are none or
+if digests replace them, as in forwards (see `deep_prompts.py`); in a session the order of its rows; and with ids soft
 prompts of shape [pre_seq_len, hidden], or an empty tensor.
 
 Each step of a session is such a request, and each server keeps a session with the next one. All steps name the same
-servers. If one of them answers in place of those after it, they have lost the session: its servers are then sent the
-texts from their beginning.
+servers. If one of them answers in place of those after it, they have lost the session, and the texts are sent again
+from their beginning.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from dist_eval.petals.client.routes import Span
 from dist_eval.printable import printable
 
 MOST_HOPS = 32
-"""Most servers of a chain."""
+"""Most servers in a chain."""
 
 CHAIN = "chain"
-"""The key in the metadata of a request by which servers know that it is one of these."""
+"""The metadata key that marks such a request."""
 
 _MOST_SECONDS, _MOST_ROWS, _LONGEST_REASON = 1e6, 1 << 20, 200
 
@@ -54,17 +54,17 @@ class _Message(BaseModel):
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
 
     def packed(self) -> dict[str, Any]:
-        """Returns what is sent."""
+        """Returns the fields to send."""
         return self.model_dump(exclude_none=True)
 
 
 class Hop(_Message):
-    """A server that a request is passed on to, and the blocks that it is to run."""
+    """A server that a request is passed on to, and the blocks that it should run."""
 
     peer: Annotated[str, AfterValidator(_require_peer_id)]
     start: Block
     end: Block
-    patience: Seconds  # how long the server before it waits for its answer
+    patience: Seconds  # how long the previous server waits for its answer
 
     @model_validator(mode="after")
     def _has_blocks(self) -> Hop:
@@ -74,13 +74,13 @@ class Hop(_Message):
 
 
 class ChainRequest(_Message):
-    """Metadata of a request, beside those that all requests have."""
+    """Metadata of such a request, in addition to those of all requests."""
 
-    chain: Annotated[list[Hop], Field(max_length=MOST_HOPS - 1)]  # the servers after the one that it is sent to
+    chain: Annotated[list[Hop], Field(max_length=MOST_HOPS - 1)]  # the servers after the first
     # positions in batch x length whose outputs are needed, if the last server runs the model's last block
     rows: Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=_MOST_ROWS)] | None = None
     ids: bool = False  # whether it has token ids instead of hidden states
-    # digests of the deep prompts of each block, if servers are to keep them, or to use those that they keep
+    # digests of each block's deep prompts, if servers should keep these or use the ones that they have kept
     prompts: Annotated[list[Digest], Field(min_length=1, max_length=MOST_BLOCKS)] | None = None
 
     @model_validator(mode="after")
@@ -93,28 +93,28 @@ class ChainRequest(_Message):
 
     @property
     def servers(self) -> list[tuple[str, int, int]]:
-        """The peers that it is passed on to, with the first and one-past-last of their blocks."""
+        """The peers that it is passed on to, with their first and one-past-last blocks."""
         return [(hop.peer, hop.start, hop.end) for hop in self.chain]
 
     def after_first(self) -> ChainRequest:
-        """Returns the request that the next server is sent."""
+        """Returns the request to the next server."""
         further = self.chain[-1].end - self.chain[0].start
         return ChainRequest(chain=self.chain[1:], rows=self.rows, prompts=self.prompts and self.prompts[-further:])
 
 
 class HopTimes(_Message):
-    """How long a server took, in seconds."""
+    """A server's times in seconds."""
 
     own: Seconds  # from the request to its own outputs
-    call: Seconds = 0.0  # for passing them on, until the answer
+    call: Seconds = 0.0  # from passing them on to the answer
 
 
 class ChainAnswer(_Message):
     """Metadata of an answer."""
 
-    end: Block  # one past the last block whose outputs these are
-    hops: Annotated[list[HopTimes], Field(min_length=1, max_length=MOST_HOPS)]  # of each server until there
-    why: str = ""  # why it was not passed on to the end; a hint
+    end: Block  # one past the last block that was computed
+    hops: Annotated[list[HopTimes], Field(min_length=1, max_length=MOST_HOPS)]  # one for each server until there
+    why: str = ""  # why the request was not passed on to the end, for information
 
     @property
     def lacks_prompts(self) -> bool:
@@ -122,7 +122,7 @@ class ChainAnswer(_Message):
         return lacks_prompts(self.why)
 
     def times(self, sent_at: float, now: float) -> list[tuple[float, float]]:
-        """Returns when each server got the request and was done with it, were the way from one to another none.
+        """Returns when each server got the request and finished it, ignoring network delays between servers.
 
         Args:
             sent_at: when the request was sent.
@@ -130,13 +130,13 @@ class ChainAnswer(_Message):
         """
         times: list[tuple[float, float]] = []
         for hop in self.hops:
-            done_at = min(now, max(sent_at, now - hop.call))  # whatever servers say
+            done_at = min(now, max(sent_at, now - hop.call))  # bounded, because servers may report anything
             times.append((sent_at, done_at))
             sent_at = done_at
         return times
 
     def behind(self, own: HopTimes) -> ChainAnswer:
-        """Returns the answer of a server that has passed the request on, and got this one."""
+        """Returns the answer of a server that passed the request on and got this one."""
         return self.model_copy(update={"hops": [own, *self.hops[: MOST_HOPS - 1]]})
 
 
@@ -148,14 +148,14 @@ def request_to(
     ids: bool,
     prompts: list[bytes] | None = None,
 ) -> ChainRequest:
-    """Returns the request to the first one of a chain of servers.
+    """Returns the request to the first server of a chain.
 
     Args:
         chain: the servers and their blocks.
         patience: seconds to wait for each server and those after it.
         rows: positions in batch x length whose outputs are needed, int64 of shape [rows]; None for all.
         ids: whether token ids are sent.
-        prompts: digests of the deep prompts of each block; None if they do not stand for these.
+        prompts: digests of each block's deep prompts; None if digests are not used.
     """
     hops = [
         Hop(peer=str(span.peer), start=span.start, end=span.end, patience=seconds)
@@ -165,7 +165,7 @@ def request_to(
 
 
 def read_request(metadata: Mapping[str, Any]) -> ChainRequest | None:
-    """Reads the metadata of a request; None if it is not one of these.
+    """Reads the metadata of a request; None if it has no chain.
 
     Raises:
         ValueError: it is not a valid one.
@@ -181,7 +181,7 @@ def read_chain_answer(packed: bytes, ends: Sequence[int]) -> ChainAnswer:
         ends: one past the last block of each server of the chain.
 
     Raises:
-        WrongAnswer: it is not a valid one, or does not end where one of the servers does.
+        WrongAnswer: it is invalid, or does not end at the last block of one of the servers.
     """
     try:
         answer = ChainAnswer.model_validate(unpack(packed))

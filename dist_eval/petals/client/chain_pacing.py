@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dist_eval.petals.client.unanswered import Unanswered, UnansweredRequests, Ticket, settle
 from dist_eval.petals.client.pacing import Pacing
+from dist_eval.petals.client.unanswered import Ticket, Unanswered, UnansweredRequests, settle
 from dist_eval.process.shared_state import SharedStates
 
 _LATEST = 100  # Answers that the least times are taken from; older ones may reflect other conditions

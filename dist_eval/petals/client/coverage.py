@@ -1,4 +1,4 @@
-"""A swarm's coverage: which servers hold which blocks, and which blocks have no server."""
+"""Coverage of a swarm: which servers hold which blocks, and which blocks have no server."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class SwarmCoverage:
     num_blocks: int  # blocks of the model
     servers: tuple[ServerSpan, ...]  # all announced servers, by first block
     adapter: str | None = None  # a LoRA adapter, if only servers that hold it count
-    # why there are more records, which are implausible, and how many
+    # how many implausible records were dropped, by reason
     dropped: Counter[str] = field(default_factory=Counter)
-    unreachable: frozenset[str] = frozenset()  # identities of online servers that did not answer this host
+    unreachable: frozenset[str] = frozenset()  # peer ids of online servers that did not answer this host
 
     @property
     def online(self) -> list[ServerSpan]:
-        """The servers that requests can be sent to."""
+        """The servers that accept requests."""
         online = [server for server in self.servers if server.state == "online"]
         return [server for server in online if self.adapter is None or self.adapter in (server.adapters or ())]
 
@@ -59,7 +59,7 @@ class SwarmCoverage:
         return sorted({*reachable.missing} - {*self.missing})
 
     def serving(self, config: Any) -> SwarmCoverage:
-        """Returns the coverage of a given model: servers whose version of Petals does not compute it are "unfit"."""
+        """Marks servers whose version of Petals does not compute a model as "unfit"."""
         if config is None:
             return self
         servers = (s if serves(s.version, config) else s.model_copy(update={"state": "unfit"}) for s in self.servers)
@@ -98,8 +98,8 @@ class SwarmCoverage:
             "adapters": [", ".join(server.adapters or ()) for server in self.servers],
             "name": [server.name or "" for server in self.servers],
         }
-        told = {name: cells for name, cells in columns.items() if any(cells)}
-        rows = [list(told), *map(list, zip(*told.values(), strict=True))]
+        shown = {name: cells for name, cells in columns.items() if any(cells)}
+        rows = [list(shown), *map(list, zip(*shown.values(), strict=True))]
         lines += [f"  {line}" for line in text_table(rows, width=output_width() - len("  "))]
         lines += filter(None, (mixed_precisions(self.online), mixed_versions(self.online)))
         if self.dropped:
@@ -114,7 +114,7 @@ class SwarmCoverage:
 
 
 def format_dropped(dropped: Counter[str], what: str) -> str:
-    """Says how many records were dropped, and the most frequent reasons."""
+    """Describes how many records were dropped and the most frequent reasons."""
     named = [f"{reason} ({count})" for reason, count in dropped.most_common(_REASONS_NAMED)]
     named += ["..."] * (len(dropped) > _REASONS_NAMED)
     return f"{format_count(dropped.total(), what)}: {'; '.join(named)}"
@@ -142,7 +142,7 @@ def ranges_by_value(values: Sequence[int]) -> str:
 def look_up_coverage(
     dht: Any, dht_prefix: str, num_blocks: int, timeout: float = 30.0, *, adapter: str | None = None
 ) -> SwarmCoverage:
-    """Looks up which servers hold a model's blocks, within so many seconds; with an adapter, those that have it."""
+    """Looks up which servers hold a model's blocks, within `timeout` seconds; with an adapter, only those with it."""
     records = read_blocks(dht, dht_prefix, num_blocks, timeout)
     servers = [
         ServerSpan(
@@ -163,15 +163,15 @@ def look_up_coverage(
 
 
 def measure_distances(dht: Any, peers: Sequence[str], timeout: float) -> dict[str, float | None]:
-    """Pings servers, all at the same time, and those that do not answer again.
+    """Pings all servers at once, and repeats it for those that do not answer.
 
     Args:
         dht: a running `hivemind.DHT`.
-        peers: identities of the servers.
-        timeout: how long to ask again, in seconds.
+        peers: peer ids of the servers.
+        timeout: how long to repeat, in seconds.
 
     Returns:
-        Round-trip time of a further ping (the first one may open a connection) in seconds, None without an answer.
+        Round-trip time in seconds of a second ping, since the first may open a connection; None without an answer.
 
     Raises:
         SwarmError: this process' own node does not answer.
@@ -215,8 +215,8 @@ def wait_until_covered(
         num_blocks: blocks of the model.
         timeout: seconds.
         config: the model's `transformers` config; servers whose version of Petals does not compute it do not count.
-        adapter: a LoRA adapter that servers must hold to count.
-        servers: number of servers that must be online, too.
+        adapter: a LoRA adapter that servers must have to count.
+        servers: number of servers that must also be online.
         check: called at every poll; raises when waiting has become pointless.
         timeout_option: the option that sets the timeout, for the message.
 
@@ -224,8 +224,8 @@ def wait_until_covered(
         The complete coverage.
 
     Raises:
-        SwarmError: blocks are still missing after `timeout`, or at once if all are online, but no server announces the
-            adapter; the message names them.
+        SwarmError: blocks or servers are still missing after `timeout`, or all blocks are online but no server
+            announces the adapter. The message names what is missing.
     """
     deadline = time.monotonic() + timeout
     while True:
@@ -253,7 +253,7 @@ def wait_until_covered(
 
 
 def unfit_message(coverage: SwarmCoverage, config: Any) -> str:
-    """Says which missing blocks are held by servers whose version of Petals is unfit; empty if none are."""
+    """Names missing blocks whose servers run an unfit version of Petals; empty if there are none."""
     unfit = [server for server in coverage.servers if server.state == "unfit"]
     held = [block for block in coverage.missing if any(server.start <= block < server.end for server in unfit)]
     if not held:
@@ -266,11 +266,11 @@ def unfit_message(coverage: SwarmCoverage, config: Any) -> str:
 
 
 def adapter_fault(coverage: SwarmCoverage, *, is_over: bool) -> str:
-    """Says why an adapter is not there: empty if it is, if none is asked for, or if blocks are missing without it, too.
+    """Explains why an adapter is missing; empty if it is there, not required, or blocks are missing even without it.
 
     Args:
-        coverage: of the servers that hold the adapter.
-        is_over: whether to give up waiting for the adapter where some server announces it, but not one for each block.
+        coverage: coverage by the servers with the adapter.
+        is_over: whether to stop waiting although a server of some blocks announces the adapter.
     """
     adapter, missing = coverage.adapter, coverage.missing
     if adapter is None or not missing or replace(coverage, adapter=None).missing:
@@ -293,7 +293,7 @@ def _missing_message(coverage: SwarmCoverage, models: dict[str, int], timeout: f
     prefix, total, dropped = coverage.dht_prefix, coverage.num_blocks, ""
     if coverage.dropped:
         found = format_dropped(coverage.dropped, "record")
-        dropped = f" What its servers announce is implausible, and was dropped, {found}."
+        dropped = f" Implausible announcements of its servers were dropped, {found}."
     if len(coverage.missing) < total or any(s.state == "joining" for s in coverage.servers):
         return (
             f"No online server holds blocks {format_ranges(coverage.missing)} of {prefix} (0-{total - 1}) after "
@@ -302,7 +302,7 @@ def _missing_message(coverage: SwarmCoverage, models: dict[str, int], timeout: f
     message = f"The swarm serves no block of {prefix!r} after {timeout:g} s.{dropped}"
     if prefix in models:
         return (
-            f"{message} It announces the model, but no server of it: start servers, or wait longer with "
+            f"{message} The model is announced, but without servers: start servers, or wait longer with "
             f"{timeout_option}."
         )
     if models:

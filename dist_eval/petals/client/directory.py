@@ -1,4 +1,4 @@
-"""The servers of a model's blocks, kept up to date in a thread."""
+"""A list of the servers of a model's blocks, updated by a thread."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _UPDATE_SECONDS, _CLOSING_SECONDS = 15.0, 4.0
 
 
 class ServerDirectory:
-    """The list of the servers that hold a model's blocks.
+    """Lists the servers that hold a model's blocks.
 
     Args:
         dht: a running `hivemind.DHT`.
         dht_prefix: name under which the blocks are announced.
         num_blocks: blocks of the model.
-        adapter: a LoRA adapter that servers must hold to count.
+        adapter: a LoRA adapter that servers must have to count.
         allowed_servers: the only servers that count, as peer ids in base58 or `PeerID`s; None for all.
         blocked_servers: servers that do not count.
 
     Attributes:
-        p2p: the connection to the servers, which is opened by `start`.
+        p2p: the connection to the servers, opened by `start`.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class ServerDirectory:
         self._thread = threading.Thread(target=_keep_up_to_date, args=(weakref.ref(self), self._outdated), daemon=True)
 
     def start(self, timeout: float) -> None:
-        """Reads the first list, and starts the thread.
+        """Reads the first list and starts the thread.
 
         Raises:
             SwarmError: the swarm does not answer.
@@ -61,15 +61,15 @@ class ServerDirectory:
         self._thread.start()
 
     def spans(self) -> Sequence[Span]:
-        """Returns the blocks that were online when the list was read last."""
+        """Returns the blocks that were online when the list was last read."""
         return self._spans
 
     def update(self) -> None:
-        """Has the list read again soon."""
+        """Requests an update of the list."""
         self._outdated.set()
 
     def close(self) -> None:
-        """Stops the thread, and waits for it, unless it is waiting for the swarm."""
+        """Stops the thread, and waits for it unless it is waiting for the swarm."""
         self._closed = True
         self._outdated.set()
         if self._thread.is_alive():
@@ -91,13 +91,13 @@ class ServerDirectory:
 
 
 def _keep_up_to_date(reference: weakref.ref[ServerDirectory], outdated: threading.Event) -> None:
-    """Runs in the thread, which keeps neither list nor node alive while it waits: a program may drop its model."""
+    """Runs in the thread; holds only a weak reference while it waits, so that a dropped model is freed."""
     while True:
         outdated.wait(_UPDATE_SECONDS)
         outdated.clear()
         directory = reference()
         if directory is None or directory._closed or not directory.dht.is_alive():
             return
-        with contextlib.suppress(Exception):  # whatever went wrong in the node's process: the old list is better
+        with contextlib.suppress(Exception):  # any error of the node's process; the old list stays in use
             directory._spans = directory._read(_UPDATE_SECONDS)
         del directory

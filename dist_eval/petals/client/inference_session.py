@@ -1,8 +1,8 @@
-"""A session: texts that are sent in chunks, while servers keep the attention caches of what they were sent before.
+"""A session: texts are sent in chunks, while servers keep the attention caches of earlier chunks.
 
-One server after another computes its blocks of a chunk, as with a forward; those that can pass it on to each other (see
-`chain.py`). The first block's inputs of each segment are kept here: if a server fails, leaves, or has no room, others
-are sent the texts from their beginning, and nothing else is lost.
+As in a forward, one server after another computes its blocks, and servers may pass chunks on (see `chain.py`). The
+client keeps the inputs of each segment's first block. If a server fails, leaves, or has no room, the texts are sent to
+another one from their beginning, and nothing else is lost.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from dist_eval.petals.client.turns import Request
 Result = TypeVar("Result")
 
 MakeInputs = Callable[[Any, torch.Tensor | None], Inputs]
-"""Returns the first block's inputs for token ids, or whatever else a session is given, and the prompts before them."""
+"""Returns the first block's inputs for what a session is given, such as token ids, and the prompts before it."""
 
 
 class InferenceSession:
-    """Texts that are sent to a swarm in chunks; a `dist_eval.model.text_session.TextSession`.
+    """Sends texts to a swarm in chunks; a `dist_eval.model.text_session.TextSession`.
 
     Args:
         requests: sends to the swarm.
@@ -42,8 +42,8 @@ class InferenceSession:
         max_length: most tokens of a text, without prompts; servers reserve memory for them.
         prompts: of shape [pre_seq_len, hidden], or None.
         deep_prompts: of shape [blocks, pre_seq_len, hidden], or None.
-        rolls_back: whether steps will continue the texts from before their end. If so, servers keep all of the texts;
-            else blocks with sliding windows keep their windows only, and such a step sends the whole texts again.
+        rolls_back: whether steps may continue the texts from before their end. If not, blocks with sliding windows
+            keep only their windows, and such a step sends the whole texts again.
         request_tokens: see `chunk_tokens`.
     """
 
@@ -61,7 +61,7 @@ class InferenceSession:
     ) -> None:
         self._requests, self._inputs_of, self._rows, self._prompts = requests, inputs_of, rows, prompts
         self._prompt_tokens = 0 if prompts is None else len(prompts)
-        self._position, self._max_length = 0, max_length + self._prompt_tokens  # of a text after the prompts
+        self._position, self._max_length = 0, max_length + self._prompt_tokens  # both include the prompts
         self._chunk = chunk_tokens(rows, deep_prompts, request_tokens)
         settings = SessionSettings(
             requests.transport, requests.num_blocks, self._max_length, self._chunk, deep_prompts, rolls_back=rolls_back
@@ -71,12 +71,12 @@ class InferenceSession:
 
     @property
     def position(self) -> int:
-        """Tokens of each text that were sent so far, without prompts."""
+        """Tokens of each text sent so far, without prompts."""
         return max(0, self._position - self._prompt_tokens)
 
     @property
     def servers(self) -> int:
-        """How many servers the texts pass one after the other."""
+        """Number of servers that the texts pass."""
         return sum(max(1, len(segment.servers)) for segment in self._segments())
 
     @torch.no_grad()
@@ -87,11 +87,11 @@ class InferenceSession:
         record: RouteRecord | None = None,
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See `TextSession.step`. Servers with Petals 2.2 cannot forget: they are sent the whole texts.
+        """See `TextSession.step`. Servers with Petals 2.2 cannot roll back: they get the whole texts again.
 
         Raises:
-            ValueError: the texts would become longer than the session, or `start` is behind their end.
-            NoCacheError: no server has room for the caches; not a transient one if a server takes smaller steps only.
+            ValueError: the texts would become longer than the session, or `start` is after their end.
+            NoCacheError: no server has room for the caches; not transient if a server accepts only smaller steps.
             EvaluationError: see `SwarmRequests.forward`.
         """
         is_first = self._position < self._prompt_tokens
@@ -109,7 +109,7 @@ class InferenceSession:
     def pass_through(
         self, hidden: torch.Tensor, avoided: Sequence[RouteSegment] = (), record: RouteRecord | None = None
     ) -> torch.Tensor:
-        """Sends whole texts that nothing will follow: each server's memory is given back once they have passed it.
+        """Sends whole texts that will not be continued; each server's memory is freed as soon as they have passed it.
 
         Args:
             hidden: the first block's inputs, float tensor of shape [rows, length, hidden].
@@ -133,20 +133,20 @@ class InferenceSession:
         record: RouteRecord | None = None,
         rows: Sequence[torch.Tensor | None] | None = None,
     ) -> Sequence[torch.Tensor]:
-        """See `TextSession.continuations`: the ways do not wait for each other, several are on the way to each server.
+        """See `TextSession.continuations`: they are sent concurrently, several at a time to each server.
 
         Raises:
             Exception: see `step`.
         """
-        ways = [self._inputs_of(ids, None) for ids in input_ids]
-        for inputs in ways:
+        all_inputs = [self._inputs_of(ids, None) for ids in input_ids]
+        for inputs in all_inputs:
             self._check(inputs, self._position)
-        needed = rows or [None] * len(ways)
-        outputs = _run(self._continuations([*zip(ways, needed, strict=True)], record or RouteRecord()))
-        return [inputs.restored(found) for found, inputs in zip(outputs, ways, strict=True)]
+        needed = rows or [None] * len(all_inputs)
+        outputs = _run(self._continuations([*zip(all_inputs, needed, strict=True)], record or RouteRecord()))
+        return [inputs.restored(found) for found, inputs in zip(outputs, all_inputs, strict=True)]
 
     def close(self, *, wait: bool = True) -> None:
-        """Gives the servers' memory back."""
+        """Frees the servers' memory."""
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
         RemoteExpertWorker.run_coroutine(self._close(), return_future=not wait)
@@ -154,8 +154,8 @@ class InferenceSession:
     def _check(self, inputs: Inputs, start: int) -> None:
         if not 0 <= start <= self._position or start + inputs.length > self._max_length:
             raise ValueError(
-                f"{inputs.length} tokens at position {start} of a session of at most {self._max_length} tokens, of "
-                f"which {self._position} were sent."
+                f"{inputs.length} tokens at position {start} do not fit into a session of at most {self._max_length} "
+                f"tokens, with {self._position} sent so far."
             )
 
     def _segments(self) -> Iterator[Segment]:
@@ -194,21 +194,21 @@ class InferenceSession:
         return outputs
 
     async def _continuations(
-        self, ways: Sequence[tuple[Inputs, torch.Tensor | None]], record: RouteRecord
+        self, continuations: Sequence[tuple[Inputs, torch.Tensor | None]], record: RouteRecord
     ) -> list[torch.Tensor]:
         servers, failed = dict(self._servers), False
 
-        async def through_all(way: tuple[Inputs, torch.Tensor | None]) -> torch.Tensor:
+        async def through_all(continuation: tuple[Inputs, torch.Tensor | None]) -> torch.Tensor:
             nonlocal failed
-            inputs, rows = way
+            inputs, rows = continuation
             await self._requests.rate_limiter.wait(inputs.size)
-            try:  # if one has failed, the others need not be sent
+            try:  # once one has failed, the others are not sent
                 return await self._through_all(inputs, rows, servers, given_up=lambda: failed)
             except BaseException:
                 failed = True
                 raise
 
-        outputs = await for_all(ways, through_all)
+        outputs = await for_all(continuations, through_all)
         record.route.extend(servers)
         return outputs
 
@@ -223,16 +223,16 @@ class InferenceSession:
         closes: bool = False,
         given_up: Callable[[], bool] = lambda: False,
     ) -> torch.Tensor:
-        """Sends what follows the texts through all segments; returns the outputs, or those at some rows.
+        """Sends the next tokens through all segments; returns all outputs, or those at `rows`.
 
         Args:
-            inputs: of the first block.
+            inputs: inputs of the first block.
             rows: positions in rows x length whose outputs are needed; None for all.
-            servers: records the servers that have answered.
+            servers: records the servers that answered.
             avoided: segments to avoid if there is another route.
-            passed: records what each segment was sent.
-            closes: whether to give the memory of each segment back once the texts have passed it.
-            given_up: whether the outputs are no longer needed.
+            passed: records the chunks sent to each segment.
+            closes: whether to free each segment's memory once the texts have passed it.
+            given_up: returns whether the outputs are no longer needed.
         """
         parts = inputs.chunks(self._chunk)
         needed, order = _rows_of(parts, rows)
@@ -259,11 +259,10 @@ class InferenceSession:
         servers: dict[RouteSegment, None],
         avoided: Sequence[RouteSegment],
     ) -> tuple[list[torch.Tensor], Segment | None]:
-        """Sends what follows the texts through a segment, in chunks.
+        """Sends the next tokens through a segment, in chunks.
 
         Returns:
-            Outputs of the last block of that segment, those that are needed if it is the model's last one; and the
-            segment that begins after it.
+            Outputs of the segment's last block, only the needed ones if it is the model's last; and the next segment.
         """
         tokens = sum(chunk.inputs.size for chunk in chunks)
         from_beginning = self._rows * self._position + tokens
@@ -288,7 +287,7 @@ class InferenceSession:
             has_ids=any(chunk.inputs.tokens is not None for chunk in chunks),
         )
         outputs: list[torch.Tensor] | None = None
-        while outputs is None:  # as long as servers of a chain have lost the texts
+        while outputs is None:  # None if servers of a chain have lost the texts
             choice, answer = await self._requests.send_with_retries(make_request, part)
             outputs, end = answer, choice.segment.end
             if isinstance(answer, ChainOutputs):
@@ -307,10 +306,10 @@ class InferenceSession:
 def _rows_of(
     parts: Sequence[Inputs], rows: torch.Tensor | None
 ) -> tuple[list[torch.Tensor | None], torch.Tensor | None]:
-    """Finds the positions in each chunk that are needed, of those in the whole texts.
+    """Splits the needed positions of whole texts by chunk.
 
     Returns:
-        Positions in rows x length of each chunk, and where each position comes in the chunks' outputs together.
+        Positions in rows x length of each chunk, and the order that sorts the chunks' joined outputs.
     """
     if rows is None:
         return [None] * len(parts), None
@@ -327,7 +326,7 @@ def _rows_of(
 
 
 def _run(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """Runs a coroutine in the thread of the event loop."""
+    """Runs a coroutine in the event loop's thread."""
     from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
     try:

@@ -1,15 +1,15 @@
-"""When a server can use a further request. Does no I/O but for the state that the ranks of a host share.
+"""Decides when a server can use another request. Does no I/O except on the state that the ranks of a host share.
 
-A server works on all the requests that it holds by turns, a block or several at a time. So they leave it together,
-and the next server has nothing to do until then: a convoy. Each further request that it holds delays those before
-it. It is enough that the next one is there before the last is done: requests are paced, as packets in BBR (Cardwell
-et al., 2016, "BBR: congestion-based congestion control"). Two measurements tell when to send it:
+A server works on all its requests in turns, one or several blocks at a time. So they finish together, and the next
+server idles until then: a convoy. Each additional request delays those before it; it only needs to arrive before the
+server runs out of work. Requests are therefore paced, like packets in BBR (Cardwell et al., 2016, "BBR:
+congestion-based congestion control"). Two measurements determine when to send:
 
-- the time between answers, while the server has more to do, is its own time for a request;
-- the least latency, less that time, is the time on the way.
+- the time between answers of a busy server is its own time for a request;
+- the least latency minus that time is the network delay.
 
-So the time is known when the server will be done with everything that it was sent. Servers that are asked as a chain
-are paced by `chain_pacing` instead.
+They predict when the server will finish everything that it was sent. `chain_pacing` paces servers that are asked as a
+chain.
 """
 
 from __future__ import annotations
@@ -17,65 +17,65 @@ from __future__ import annotations
 import ctypes
 import math
 
-from dist_eval.petals.client.unanswered import Unanswered, UnansweredRequests, Ticket, settle
+from dist_eval.petals.client.unanswered import Ticket, Unanswered, UnansweredRequests, settle
 from dist_eval.process.shared_state import SharedStates
 
-# What would be lost without each constant, at worst, of the speed of a run with 20 to 200 batches in a simulated swarm
-# (tests/simulated_swarm.py: pipelines of 2 to 8 stages and of replicas, 1 to 500 ms away, servers that work by turns or
-# not, announce their speed, four times of it or none, or vary in speed):
+# Worst loss of speed without each constant, in runs of 20 to 200 batches in a simulated swarm
+# (tests/simulated_swarm.py: pipelines of 2 to 8 stages and of replicas, 1 to 500 ms away; servers that work in turns or
+# not; that announce their speed, four times their speed or none; or whose speed varies):
 #
 #     _EARLY_SHARE      21 %     _FIRST_SECONDS    62 %
 #     _SLOWER           35 %     _FIRST_SHARE       9 %, with messages of 0.7 s
 #     _CORRECTED        31 %     _LATE              8 %
 #
-# _LEAST_OVER and _HALF_LIFE_SECONDS are for networks and servers that change, which these do not.
+# _LEAST_OVER and _HALF_LIFE_SECONDS are for changing networks and servers, which are not simulated.
 
-# How much work the server should still have when the next request arrives: 0.9 requests like those that it has, but at
-# least 0.15 s and at most 0.3 s. More would hide more of its pauses between blocks, but let the next server begin later
+# Work that the server should still have when the next request arrives: 0.9 of a request like those that it has, but at
+# least 0.15 s and at most 0.3 s. More would hide more of its pauses between blocks, but delay the next server
 _EARLY_SHARE, _LEAST_EARLY_SECONDS, _MOST_EARLY_SECONDS = 0.9, 0.15, 0.3
 
-_KEPT = 0.9  # Share of earlier measurements of a server's speed that its moving average keeps: it covers ten requests
+_KEPT = 0.9  # Decay of the moving average of a server's speed, which covers about ten requests
 
-# How much slower than expected an answer has to be, where none followed another one, to count as a slower server
+# How much slower than expected an answer that follows no other must be to count as a slower server
 _SLOWER = 2.0
 
-# Share of the time until a distant server's first answer that is its own, if it does not announce its speed, and the
-# least, whatever it announces: large messages are on the way for longer than the round trip that was measured
+# Share of a distant server's own time in its first latency, if it does not announce its speed, and the least share,
+# whatever it announces: large messages travel for longer than the measured round trip
 _FIRST_SHARE, _LEAST_FIRST_SHARE = 0.5, 0.25
 
-_CORRECTED = 0.5  # Share of a deviation from what was expected that is expected of the next answers, too
+_CORRECTED = 0.5  # Share of an answer's deviation by which the expectation of later answers is corrected
 
-# The least latency is that of the latest 100 to 200 answers; older ones may reflect other network conditions
+# The least latency is taken over the latest 100 to 200 answers; older ones may reflect other network conditions
 _LEAST_OVER = 100
 
-# Time to wait for a server's very first answer before each request that is more than enough to begin with: one, twice
-# as many if the server is far, and twice as many if it announces its speed
+# Time to wait for a server's very first answer before each request beyond the initial ones: one, doubled for a far
+# server, and doubled again if it announces its speed
 _FIRST_SECONDS = 5.0
 
-_FAR_SECONDS = 0.02  # Round trip from which on a server is far: it would lose much by waiting for a request
+_FAR_SECONDS = 0.02  # Round trip from which a server counts as far: it would lose much by waiting for a request
 
-_LATE = 2.0  # How late an answer is expected to be in the end, as a multiple of what it is late by now
+_LATE = 2.0  # Expected final delay of a late answer, as a multiple of its delay so far
 
-_HALF_LIFE_SECONDS = 30.0  # Half-life of the estimated time of an idle server: it may have become faster
+_HALF_LIFE_SECONDS = 30.0  # Half-life of the estimated time of an idle server, which may have become faster
 
-_LEAST_SECONDS = 1e-6  # that a request takes
+_LEAST_SECONDS = 1e-6  # least time of a request
 
 
 class Pace(Unanswered):
-    """What is known of a server. Times are in seconds of `time.monotonic()`, work is in tokens times blocks."""
+    """Measurements of a server. Times are in seconds of `time.monotonic()`, work is in tokens times blocks."""
 
     _fields_ = (
-        ("first_sent_at", ctypes.c_double),  # the first request since nothing was unanswered
-        ("done_at", ctypes.c_double),  # when the answer to the last request should be here
+        ("first_sent_at", ctypes.c_double),  # when the first of the unanswered requests was sent
+        ("done_at", ctypes.c_double),  # when the answer to the last request should arrive
         ("delay", ctypes.c_double),  # sum of all corrections of `done_at`
-        ("answered_at", ctypes.c_double),  # when the latest answer came
-        ("answers_follow", ctypes.c_bool),  # whether an answer came while the server had more to do
-        ("busy_seconds", ctypes.c_double),  # moving sum of the server's time for a request
+        ("answered_at", ctypes.c_double),  # when the latest answer arrived
+        ("answers_follow", ctypes.c_bool),  # whether an answer arrived while the server had more to do
+        ("busy_seconds", ctypes.c_double),  # moving sum of the server's time for requests
         ("busy_work", ctypes.c_double),  # moving sum of their work
-        ("least_latency", ctypes.c_double),  # for its work, since `latencies` was 0
-        ("least_latency_work", ctypes.c_double),  # of the request that had it
+        ("least_latency", ctypes.c_double),  # relative to its work, since `latencies` was 0
+        ("least_latency_work", ctypes.c_double),  # work of that request
         ("latencies", ctypes.c_uint64),
-        ("least_latency_before", ctypes.c_double),  # before that
+        ("least_latency_before", ctypes.c_double),  # in the interval before
         ("least_latency_before_work", ctypes.c_double),
         ("round_trip", ctypes.c_double),  # of a message without work
     )
@@ -85,8 +85,7 @@ class Pacing(UnansweredRequests[Pace]):
     """The pace of one server.
 
     Attributes:
-        announced_seconds_per_work: seconds for one token through one block, as the server announces; None if it does
-            not.
+        announced_seconds_per_work: announced seconds for one token through one block; None if not announced.
     """
 
     def __init__(self, shared: SharedStates | None = None, name: str = "", period: float = math.inf) -> None:
@@ -101,7 +100,7 @@ class Pacing(UnansweredRequests[Pace]):
 
     @property
     def round_trip(self) -> float:
-        """Seconds that a message without work and its answer take; 0 if that was not measured."""
+        """Seconds that a message without work and its answer take; 0 if not measured."""
         return self._pace.round_trip
 
     @property
@@ -114,14 +113,14 @@ class Pacing(UnansweredRequests[Pace]):
             self._pace.round_trip = min(seconds, self._pace.round_trip or seconds)
 
     def admit(self, work: int, now: float) -> Ticket | float:
-        """Lets a request through, or not yet."""
+        """Admits a request, or returns the seconds to wait."""
         with self._locked(now):
             if self._pace.unanswered and (wait := self._opens_at(self.seconds_per_work, now) - now) > 0:
                 return wait
             return self._sent(work, now)
 
     def sent(self, work: int, now: float) -> Ticket:
-        """Records a request that is sent without asking."""
+        """Records a request that is sent without `admit`."""
         with self._locked(now):
             return self._sent(work, now)
 
@@ -149,13 +148,13 @@ class Pacing(UnansweredRequests[Pace]):
             pace.answered_at = max(pace.answered_at, now)
 
     def failed(self, ticket: Ticket, now: float) -> None:
-        """Records that a request got no answer: the others are expected earlier by its time."""
+        """Records that a request got no answer; the others are expected earlier by its time."""
         with self._locked(now):
             if settle(self._pace, ticket):
                 self._correct(-ticket.work * (self.seconds_per_work or 0.0))
 
     def latency(self, work: float, now: float, expected: float) -> float:
-        """Estimates how long the answer to a further request would take, behind all that was sent or waits."""
+        """Estimates the latency of another request after all that was sent or waits."""
         with self._locked(now):
             pace, rate, rest = self._pace, self.seconds_per_work, 0.0
             if rate is None:
@@ -174,7 +173,7 @@ class Pacing(UnansweredRequests[Pace]):
             return max(rest, way) + rate * (pace.waiting + work)
 
     def _opens_at(self, rate: float | None, now: float) -> float:
-        """Returns when the next request may be sent, while others are unanswered."""
+        """Returns when the next request may be sent while others are unanswered."""
         pace = self._pace
         if rate is None:
             return pace.first_sent_at + self._first_wait()
@@ -182,7 +181,7 @@ class Pacing(UnansweredRequests[Pace]):
         return pace.done_at + self._late_by(rate, now) - early
 
     def _first_wait(self) -> float:
-        """Returns for how long after the very first request the next one may not be sent, while there is no answer."""
+        """Returns the delay between the very first request and the next one while there is no answer."""
         pace, most = self._pace, 2 if self._is_far else 1
         wait = pace.round_trip
         if self.announced_seconds_per_work:
@@ -192,7 +191,7 @@ class Pacing(UnansweredRequests[Pace]):
         return wait + _FIRST_SECONDS * max(0, pace.unanswered + 1 - most)
 
     def _late_by(self, rate: float, now: float) -> float:
-        """Returns by how much the next answer is late by now, while requests are unanswered."""
+        """Returns how late the next answer is while requests are unanswered."""
         pace = self._pace
         next_at = pace.done_at - rate * pace.unanswered_work * (1 - 1 / pace.unanswered)
         return max(0.0, now - next_at)
@@ -212,13 +211,13 @@ class Pacing(UnansweredRequests[Pace]):
     def _server_seconds(self, ticket: Ticket, now: float) -> tuple[float, float]:
         """Returns the server's time for a request, and the share of earlier measurements to keep."""
         pace, rate, latency = self._pace, self.seconds_per_work, now - ticket.sent_at
-        if latency <= pace.round_trip:  # which was measured while somebody was busy
+        if latency <= pace.round_trip:  # it was measured while the host or server was busy
             pace.round_trip = latency / 2
         alone = max(_LEAST_SECONDS, latency - pace.round_trip)
         if rate is None:
             return self._first_seconds(ticket, alone), 0.0
         expected, way = rate * ticket.work, self._network_delay(rate)
-        if ticket.sent_at < pace.answered_at:  # the server had this request before it was done with another one
+        if ticket.sent_at < pace.answered_at:  # the server received this request before it finished another one
             pace.answers_follow = True
             seconds = max(_LEAST_SECONDS, now - pace.answered_at)
             had_to_wait = self._is_far and way > expected and ticket.sent_at + way > pace.answered_at
@@ -229,8 +228,8 @@ class Pacing(UnansweredRequests[Pace]):
         return seconds if seconds > _SLOWER * expected else expected, _KEPT
 
     def _first_seconds(self, ticket: Ticket, alone: float) -> float:
-        """Returns the server's time for its first request, at most those without the round trip."""
-        if 0.0 < self._pace.round_trip < _FAR_SECONDS:  # large messages are here soon, too
+        """Returns the server's time for its first request, at most `alone`, the latency without the round trip."""
+        if 0.0 < self._pace.round_trip < _FAR_SECONDS:  # large messages also arrive quickly
             return alone
         if self.announced_seconds_per_work:
             return min(alone, max(_LEAST_FIRST_SHARE * alone, _SLOWER * self.announced_seconds_per_work * ticket.work))
@@ -241,7 +240,7 @@ class Pacing(UnansweredRequests[Pace]):
         self._pace.delay += seconds
 
     def _network_delay(self, rate: float) -> float:
-        """Returns the seconds that a request and its answer are on the way."""
+        """Returns the seconds that a request and its answer travel."""
         pace = self._pace
         if not pace.latencies:
             return 0.0
@@ -252,5 +251,5 @@ class Pacing(UnansweredRequests[Pace]):
 
 
 def _early(seconds: float) -> float:
-    """Returns the seconds of work that a server should still have when its next request, of so many, arrives."""
+    """Returns the seconds of work that a server should have left when its next request, of `seconds`, arrives."""
     return min(max(_EARLY_SHARE * seconds, _LEAST_EARLY_SECONDS), _MOST_EARLY_SECONDS)

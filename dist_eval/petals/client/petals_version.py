@@ -1,7 +1,7 @@
-"""What servers can serve, by the version that they announce. Every decision that depends on it is made here.
+"""What servers can compute, by the version that they announce. All decisions that depend on the version are here.
 
 There are three kinds: Petals' release 2.2, Petals' main branch (2.3.0.dev2), and the servers of `dist-eval swarm`. They
-speak the same protocol, but the first two compute few models. What was measured is in this package's README.
+speak the same protocol, but the first two compute few models. This package's README has measurements.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from packaging.version import InvalidVersion, Version
 from dist_eval.errors import ConfigError
 
 INSTALLED = "2.2.0.post1"
-"""What our servers are made of."""
+"""The version of Petals on which our servers are built."""
 
 ANNOUNCED = "2.3.0+dist.eval.chain2.sessions"
-"""What our servers announce: like those of Petals main they can roll back a session, `dist.eval` tells them apart, and
-what follows says what else they can: to pass requests on and keep deep prompts meanwhile, and the steps of sessions."""
+"""The version that our servers announce. Like Petals main they can roll a session back. `dist.eval` identifies them;
+`chain2` says that they pass requests on and keep deep prompts, `sessions` that they pass steps of sessions on."""
 
 _OURS, _CHAIN, _SESSIONS = ("dist", "eval"), "chain2", "sessions"
 _FIRST_OF_MAIN = Version("2.3.0.dev0")
-# Kinds of rotary embeddings by type of model. Main fails on every request to a Falcon.
+# Supported rotary embeddings by model type. Main fails on every request to a Falcon.
 _RELEASE = {"llama": ("default", "linear", "dynamic"), "bloom": ("default",), "falcon": ("default",)}
 _MAIN = {"llama": ("default", "linear", "dynamic", "llama3"), "bloom": ("default",), "mixtral": ("default",)}
 
 
 def require_petals() -> None:
-    """Raises a `ConfigError` if Petals, which runs servers, is not installed."""
+    """Raises a `ConfigError` if Petals, which servers need, is not installed."""
     if find_spec("petals") is None:
         raise ConfigError(
-            "Servers need Petals, whose metadata asks for packages of 2023, so that pip installs it only without them: "
+            "Servers need Petals. Its metadata requires packages of 2023, so install it without dependencies: "
             f"pip install 'dist_eval[servers]' && pip install --no-deps petals=={INSTALLED}"
         )
 
@@ -40,8 +40,8 @@ def require_petals() -> None:
 def has_petals_sessions(inference_schema: Any) -> bool:
     """Whether a server's sessions are those of Petals.
 
-    BloomBee's servers announce the version of Petals main and answer its forwards and backwards, but take the tensors
-    of a step for others, so that deep prompts would be dropped without a word. Only their schema tells them apart.
+    BloomBee's servers announce the version of Petals main and answer its forwards and backwards, but misinterpret the
+    tensors of a step, so deep prompts would be dropped silently. Only their schema reveals them.
     """
     match inference_schema:
         case ((_, _, _), {**named}):
@@ -52,7 +52,7 @@ def has_petals_sessions(inference_schema: Any) -> bool:
 
 @functools.cache
 def can_roll_back(version: str | None) -> bool:
-    """Whether servers with a version can forget the last tokens of an attention cache; others ignore the request."""
+    """Whether servers of a version can drop the last tokens of an attention cache; others ignore the request."""
     try:
         return version is not None and Version(version) >= _FIRST_OF_MAIN
     except InvalidVersion:
@@ -61,13 +61,13 @@ def can_roll_back(version: str | None) -> bool:
 
 @functools.cache
 def can_chain(version: str | None) -> bool:
-    """Whether servers with a version pass requests on to the next one, and take token ids (see `chain.py`)."""
+    """Whether servers of a version pass requests on to the next one and accept token ids (see `chain.py`)."""
     return _is_ours(version) and _CHAIN in _abilities(version)
 
 
 @functools.cache
 def can_chain_sessions(version: str | None) -> bool:
-    """Whether servers with a version pass the steps of sessions on, as they do with other requests."""
+    """Whether servers of a version also pass the steps of sessions on."""
     return can_chain(version) and _SESSIONS in _abilities(version)
 
 
@@ -83,7 +83,7 @@ def _abilities(version: str | None) -> tuple[str, ...]:
 
 
 def serves(version: str | None, config: Any) -> bool:
-    """Whether servers with a version compute a model, and compute it right."""
+    """Whether servers of a version compute a model correctly."""
     if _is_ours(version):
         return True
     known = _MAIN if can_roll_back(version) else _RELEASE
@@ -99,7 +99,7 @@ def versions_needed(config: Any) -> str:
 
 
 def _is_first_falcon(config: Any) -> bool:
-    """Whether it is like Falcon 7B, on which servers with the release fail."""
+    """Whether it is like Falcon 7B, on which servers of the release fail."""
     return getattr(config, "multi_query", False) and not getattr(config, "new_decoder_architecture", False)
 
 

@@ -1,9 +1,9 @@
-"""Requests to a swarm: hidden states before the first block → those after the last one.
+"""Requests to a swarm: hidden states before the first block → hidden states after the last one.
 
-Petals' own client is made for training. This one is made for many forwards. `SwarmRequests` is the path of a batch,
-from top to bottom, segment by segment: choose a server, or a chain of servers that pass the request on to each other
-(`attempts.py`, by the speeds that `router.py` has measured), wait for its turn (`turns.py`), send (`transport.py`), and
-retry or go elsewhere. Wherever a chain ends, the next segment begins.
+Petals' own client is made for training, this one for many forwards. `SwarmRequests` sends a batch through the model
+segment by segment: it chooses a server, or a chain of servers that pass the request on (`attempts.py`, by the speeds
+that `router.py` has measured), waits for its turn (`turns.py`), sends (`transport.py`), and retries or goes elsewhere.
+The next segment begins where a chain ends.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from dist_eval.petals.client.transport import ChainOutputs, Transport
 from dist_eval.petals.client.turns import Request, Turns
 from dist_eval.process.memory import keep_freed_memory
 
-# How often a server's round trip is measured, and the longest time that this takes
+# How often a server's round trip is measured, and the longest time for it
 _ROUND_TRIPS, _ROUND_TRIP_SECONDS = 2, 2.0
 
 
 MakeRequest = Callable[[Choice], Request]
-"""Returns the request to a server, or to a chain of them, for the blocks that they should run."""
+"""Returns the request to a server or chain, for the blocks that it should run."""
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -53,21 +53,21 @@ class SwarmRequests:
         directory: the list of servers.
         config: the model's `transformers` config.
         request_timeout: seconds to wait for a server's answer.
-        max_retries: how often each part of a request is sent again, after its first attempt.
-        compression: of the activations: "none" is exact, "float16" changes the result a little.
+        max_retries: how often each part of a request is repeated after its first attempt.
+        compression: compression of activations: "none" is exact, "float16" changes the result a little.
         router: chooses servers; by default one of its own.
         outage_timeout: seconds to wait for blocks that no reachable server holds.
-        rejoin: called every few seconds while waiting for such servers.
+        rejoin: called every few seconds while waiting for such blocks.
         tokens_per_second: most tokens to send through the swarm in a second.
-        chains: whether servers that can may pass requests on to each other, which changes no bit of a result.
+        chains: whether servers may pass requests on to each other, which changes no bit of a result.
 
     Attributes:
-        servers: those that may be asked.
+        servers: the servers that may be asked.
         router: chooses servers, and keeps their statistics.
         rate_limiter: spaces batches.
-        halved: requests that were too large for all servers, and were split in halves.
+        halved: requests that were halved because they were too large for all servers.
         timeout: seconds to wait for a server's answer.
-        chains: whether servers that can pass requests on to each other.
+        chains: whether servers pass requests on to each other.
     """
 
     def __init__(
@@ -92,15 +92,15 @@ class SwarmRequests:
         self.transport = Transport(directory, timeout=request_timeout, compression=compression)
         self.servers = SwarmServers(directory, config, self.transport, outage_timeout=outage_timeout, rejoin=rejoin)
         self.num_blocks = self.servers.num_blocks
-        # activations that are compressed on the way to each server would be others in a chain
+        # a chain would not compress the activations between its servers, which would change results
         self.chains = chains and compression == "none"
         self._turns = Turns(self.router, self.servers.spans)
 
     def start(self) -> None:
-        """Waits for the first list of servers, and measures how long messages to them take.
+        """Waits for the first list of servers, and measures their round trips.
 
         Raises:
-            SwarmError: some block has no server, or none whose version of Petals computes the model.
+            SwarmError: no server of some block has a version of Petals that computes the model.
         """
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
@@ -120,7 +120,7 @@ class SwarmRequests:
         """Sends a batch through all blocks. Thread-safe.
 
         Args:
-            given: hidden states, float tensor of shape [batch, length, hidden]; or of what they are made.
+            given: hidden states, float tensor of shape [batch, length, hidden], or the token ids to compute them from.
             prompts: deep prompts of shape [blocks, pre_seq_len, hidden], or None. They are serialized once: pass the
                 same tensor each time.
             avoided: segments to avoid if there is another route.
@@ -129,24 +129,24 @@ class SwarmRequests:
                 then need not send the others.
 
         Returns:
-            The last block's outputs: of the shape of the hidden states, or of shape [rows, hidden]; in their dtype,
-            float32 for token ids, whose outputs are on the CPU.
+            The last block's outputs: in the shape and dtype of the hidden states, or of shape [rows, hidden]; for token
+            ids float32 on the CPU.
 
         Raises:
             RefusedError: servers refused the request.
             ModelOutputError: servers answered with values that are not finite.
-            OutageError: a block has had no reachable server for too long.
-            SwarmError: a segment got no answer in all attempts.
+            OutageError: no server of a block could be reached for too long.
+            SwarmError: no attempt for a segment was answered.
         """
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
         self.transport.prompts.use(prompts)
         inputs = Inputs.of(given)
-        is_told = rows is not None and len(rows) < inputs.size  # of what servers need to send
-        sent = self._forward(inputs, rows if is_told else None, avoided, record or RouteRecord())
+        is_partial = rows is not None and len(rows) < inputs.size  # whether servers may leave outputs out
+        sent = self._forward(inputs, rows if is_partial else None, avoided, record or RouteRecord())
         found = RemoteExpertWorker.run_coroutine(sent)
         found = found.to(given) if isinstance(given, torch.Tensor) else found.to(torch.float32)
-        return found if is_told else picked(found, rows)
+        return found if is_partial else picked(found, rows)
 
     async def _forward(
         self, inputs: Inputs, rows: torch.Tensor | None, avoided: Sequence[RouteSegment], record: RouteRecord
@@ -208,7 +208,7 @@ class SwarmRequests:
     async def send(
         self, hidden: torch.Tensor, block: int, avoided: Sequence[RouteSegment] = ()
     ) -> tuple[Span, torch.Tensor]:
-        """Sends hidden states to a single server from a block on; see `send_with_retries`."""
+        """Sends hidden states from a block on to a single server; see `send_with_retries`."""
         inputs = Inputs.of(hidden)
         part = RoutePart(block, self.num_blocks, inputs.size, avoided, rows=inputs.batch)
         choice, outputs = await self.send_with_retries(lambda choice: self._forward_request(choice, inputs), part)
@@ -231,10 +231,10 @@ class SwarmRequests:
         return Request(within(send), inputs.size * (segment.end - segment.start))
 
     async def send_with_retries(self, make_request: MakeRequest, part: RoutePart) -> tuple[Choice, Any]:
-        """Sends a request to one server after another until one has answered; returns who was asked, and the answer.
+        """Sends a request to one server after another until one answers; returns the server and its answer.
 
         Raises:
-            TooLarge: servers accept smaller requests only.
+            TooLarge: servers accept only smaller requests.
             EvaluationError: see `forward`.
         """
         attempts = Attempts(self.router, part, self._attempts, self.timeout)
@@ -245,7 +245,7 @@ class SwarmRequests:
                 choice = attempts.choose(online(), time.monotonic())
                 try:
                     answer = await self._turns.send(make_request(choice), choice)
-                except Exception as error:  # any of the daemon, the connection or the server
+                except Exception as error:  # any error of the daemon, the connection or the server
                     drop_traceback(error)
                     delay = attempts.failed(choice, error, time.monotonic())
                     if classify(error) not in (Failure.DISPLACED, Failure.TOO_LARGE):
@@ -266,10 +266,10 @@ class SwarmRequests:
                     await self.servers.wait(outage)
 
     def halves(self, given: Halved, error: TooLarge) -> Sequence[Halved]:
-        """Splits a request into two that a server may accept.
+        """Halves a request so that a server may accept it.
 
         Raises:
-            RefusedError: it is a single text.
+            RefusedError: it has only one text.
         """
         batch, length = given.shape[:2]
         if batch == 1:
@@ -277,7 +277,7 @@ class SwarmRequests:
                 f"a text of {length} tokens, prompts included, is more than the servers accept "
                 f"({error}): give a lower --max-length"
             )
-            # what servers take by default is refused by few: others may be back later
+            # few servers refuse what the default limits allow: others may come back later
             refused.transient = length <= max_request_tokens(self._config)
             raise refused from error
         self.halved += 1
@@ -296,8 +296,8 @@ class SwarmRequests:
         """Sends a request to a given server.
 
         Raises:
-            SwarmError: there is no usable answer; the message names the server. A `NoCacheError` if it has no room for
-                a session.
+            SwarmError: there is no usable answer; the message names the server. A `NoCacheError` if the server has no
+                room for a session.
         """
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
@@ -305,12 +305,12 @@ class SwarmRequests:
 
         async def send() -> torch.Tensor:
             while True:
-                with contextlib.suppress(RequestDisplaced):  # by the failure of another request
+                with contextlib.suppress(RequestDisplaced):  # another request failed
                     return await self._turns.send(request, choice)
 
         try:
             return RemoteExpertWorker.run_coroutine(send())
-        except Exception as error:  # any of the daemon, the connection or the server
+        except Exception as error:  # any error of the daemon, the connection or the server
             has_no_room = classify(error) is Failure.NO_CACHE
             failed = (NoCacheError if has_no_room else SwarmError)(
                 f"blocks {segment.start}:{segment.end} (peer {segment.peer}): {one_line(error)}"
@@ -319,10 +319,10 @@ class SwarmRequests:
             raise failed from error
 
     async def _measure_round_trips(self) -> None:
-        """Measures how long messages to servers take; those that take long to answer are left out."""
+        """Measures round trips to servers; slow ones are left out."""
 
         async def measure(span: Span) -> None:
-            with contextlib.suppress(Exception):  # any of the daemon, the connection or the server
+            with contextlib.suppress(Exception):  # any error of the daemon, the connection or the server
                 await self.transport.free_cache(span)  # opens the connection
                 for _ in range(_ROUND_TRIPS):
                     sent_at = time.monotonic()
@@ -352,8 +352,8 @@ class SwarmRequests:
 
 
 async def for_all(items: Sequence[Item], call: Callable[[Item], Awaitable[Result]]) -> list[Result]:
-    """Calls a function with all items at a time; returns the results, once all calls have ended."""
-    answers = await asyncio.gather(*map(call, items), return_exceptions=True)  # none goes on alone
+    """Calls a function with all items concurrently; returns or raises only when all calls have ended."""
+    answers = await asyncio.gather(*map(call, items), return_exceptions=True)
     for answer in answers:
         if isinstance(answer, BaseException):
             raise answer
@@ -361,10 +361,10 @@ async def for_all(items: Sequence[Item], call: Callable[[Item], Awaitable[Result
 
 
 def within(send: Callable[[], Awaitable[Any]]) -> Callable[[float], Awaitable[Any]]:
-    """Returns what sends a single message, and waits for its answer for so many seconds."""
+    """Returns a function that sends a single message and waits for its answer, given the seconds to wait."""
     return lambda seconds: asyncio.wait_for(send(), seconds)
 
 
 def tokens_in(hidden: torch.Tensor) -> int:
-    """Returns the tokens in hidden states of shape [batch, length, hidden], counting padding and prompts."""
+    """Counts the tokens of hidden states of shape [batch, length, hidden], including padding and prompts."""
     return hidden.shape[0] * hidden.shape[1]

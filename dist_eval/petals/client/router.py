@@ -1,10 +1,9 @@
-"""Routing of requests by the measured speed of servers. Does no I/O.
+"""Routes requests by the measured speed of servers. Does no I/O.
 
-A request takes the route with the least cost: its expected latency, of which its own time counts a little less than its
-waiting. Both follow from each server's `pacing`: its speed, the way to it, what it was sent and what waits for it.
-Before a server's first answer, its speed is taken from what it announces, in proportion to those that are measured. So
-work spreads over replicas in proportion to their speed, a slow one gets as much as it can do in the same time, and one
-that fails is banned for a while.
+A request takes the route with the least cost: its expected latency, in which its own computing time counts a little
+less than its waiting time. Both follow from each server's `pacing`: its speed, its network delay, and the work that it
+was sent or that waits for it. Until a server's first answer, its announced speed is used, scaled by the measured ones.
+So replicas get work in proportion to their speed, and a server that fails is banned for a while.
 """
 
 from __future__ import annotations
@@ -25,35 +24,35 @@ from dist_eval.petals.client.routes import UNKNOWN, Span
 from dist_eval.process.shared_state import SharedStates
 
 _BAN_SECONDS, _LONGEST_BAN_SECONDS = 1.0, 60.0
-_SEGMENT_BLOCKS = 0.25  # Least cost of a segment, in blocks: with no measurements yet, fewer segments are better
-# Weight of a request's own time at a server, beside the time that it waits there: where it would be done first, it may
-# leave a slower server idle that the next requests will need
+_SEGMENT_BLOCKS = 0.25  # Least cost of a segment, in blocks: without measurements, fewer segments are better
+# Weight of a request's computing time at a server relative to its waiting time: the server where it would finish first
+# may be needed by the next requests while a slower one idles
 _OWN_WEIGHT = 0.75
 _JITTER = 0.02  # Relative noise on costs, which breaks ties between equal servers differently on each rank
 _LATENCIES_KEPT = 1_000
-# How many times as fast as the slowest that announces its speed, and as the fastest that is measured, a server without
-# a measurement is expected to be at most, whatever it announces: more would only decide about its first requests
+# Most times that an unmeasured server may be expected to be faster than the slowest announced and the fastest measured
+# one, whatever it announces: more would only affect its first requests
 _MOST_AHEAD = 30.0
-# By how much a server has to be faster or slower than expected, beside others, for requests that wait to choose again.
-# Of two replicas that announce the same, one may be five times as slow: without it, 20 batches take twice as long
+# Change of a server's speed, relative to others, at which waiting requests choose again. Of two replicas that announce
+# the same speed, one may be five times slower: without this, 20 batches take twice as long
 _OTHER_SPEED = 3.0
 
 
 @dataclass
 class Ban:
-    """Until when something that failed is not used, for longer each time in a row."""
+    """A ban after a failure, longer for each further failure in a row."""
 
     _streak: int = 0
     _until: float = -math.inf
 
     def longer(self, now: float) -> None:
-        """Bans it; several failures together count once."""
+        """Bans it, longer than last time; failures during a ban do not count."""
         if not self.holds(now):
             self.at_least(min(_BAN_SECONDS * 2 ** min(self._streak, 10), _LONGEST_BAN_SECONDS), now)
             self._streak += 1
 
     def at_least(self, seconds: float, now: float) -> None:
-        """Bans it for so many seconds."""
+        """Bans it for at least a number of seconds."""
         self._until = max(self._until, now + seconds)
 
     def holds(self, now: float) -> bool:
@@ -61,7 +60,7 @@ class Ban:
         return now < self._until
 
     def worked(self) -> None:
-        """Records that it did not fail: the next ban is short again."""
+        """Records a success: the next ban is short again."""
         self._streak = 0
 
     def lift(self) -> None:
@@ -75,15 +74,15 @@ class ServerStats:
 
     requests: int = 0  # answered requests
     failures: int = 0  # failed requests
-    wrong_answers: int = 0  # failed requests whose answer cannot be right
+    wrong_answers: int = 0  # failed requests with an invalid answer
     work: int = 0  # tokens times blocks of all answered requests
     # seconds from request to answer of the latest requests
     latencies: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES_KEPT))
-    announced: Announcement = UNKNOWN  # what it announced when it was asked last
-    pacing: Pacing = field(default_factory=Pacing)  # when it can use a further forward
+    announced: Announcement = UNKNOWN  # its announcement when it was last asked
+    pacing: Pacing = field(default_factory=Pacing)  # when it can use another forward
     largest_answered: int = 0  # tokens of the largest request that it answered
-    limit: float = math.inf  # most tokens of a request that it may take: it refused larger ones
-    refusal: str = ""  # what it said then
+    limit: float = math.inf  # most tokens of a request that it may accept: it refused larger ones
+    refusal: str = ""  # its message when it refused
     ban: Ban = field(default_factory=Ban)
 
     def answered(self, work: int, sent_at: float, now: float) -> None:
@@ -94,10 +93,10 @@ class ServerStats:
         self.ban.worked()
 
     def failed(self, now: float, failure: Failure = Failure.UNREACHABLE) -> None:
-        """Records a failed request, and bans the server, longer each time that it fails again after a ban.
+        """Records a failed request and bans the server, longer each time that it fails again after a ban.
 
-        What may be the client's fault bans it briefly or not at all; a wrong answer bans it for the longest time. What
-        was not sent does not count.
+        Failures that may be the client's fault ban it briefly or not at all; a wrong answer bans it for the longest
+        time. Requests that were not sent do not count.
         """
         if failure is Failure.DISPLACED:
             return
@@ -116,9 +115,9 @@ class ServerStats:
             self.ban.longer(now)
 
     def refused_size(self, tokens: int, stated: int | None, refusal: str, now: float) -> None:
-        """Records that it refused a request as too large: from now on it gets smaller ones only.
+        """Records that it refused a request as too large; from now on it gets only smaller ones.
 
-        If it took as many tokens before, or says that it takes as many, its word is not to be relied on: it is banned.
+        It is banned if it accepted as many tokens before, or states a limit that the request did not exceed.
         """
         if tokens <= max(self.largest_answered, stated or 0):
             self.ban.longer(now)
@@ -126,7 +125,7 @@ class ServerStats:
         self.refusal = refusal
 
     def retract(self, failure: Failure) -> None:
-        """Lifts the ban for a wrong answer or a refusal: other servers did the same, so the request caused it."""
+        """Lifts the ban for a wrong answer or a refusal that the request caused, because other servers did the same."""
         self.wrong_answers -= failure is Failure.WRONG
         self.ban.lift()
 
@@ -150,7 +149,7 @@ class ServerStats:
         )
 
     def cost(self, tokens: int, blocks: int, now: float, expected: float) -> float:
-        """Estimates what a request costs here, in seconds: its latency, of which its own time counts a little less."""
+        """Estimates the cost of a request here, in seconds: its latency, with a lower weight for its own time."""
         work = tokens * (max(blocks, _SEGMENT_BLOCKS) + _SEGMENT_BLOCKS)
         return self.pacing.latency(_OWN_WEIGHT * work, now, expected)
 
@@ -162,14 +161,14 @@ class Router:
 
     Attributes:
         servers: statistics by peer.
-        chains: bans of servers that failed to pass requests on to each other, by peers.
-        retries: requests that had to be repeated.
+        chains: bans of chains whose servers failed to pass requests on, by peers.
+        retries: requests that were repeated.
 
     Args:
-        seed: of the noise that breaks ties between equal servers; different on each rank.
+        seed: seed of the noise that breaks ties between equal servers; different on each rank.
         shared: shares the servers' pacing with the other ranks of this host.
-        period: seconds in which a rank that does not hang has an answer, or gives a request up: what was sent in the
-            period before the last one is forgotten, and ranks that hang are not counted as waiting.
+        period: seconds in which a rank gets an answer or gives a request up, unless it hangs. Requests sent before the
+            previous period are forgotten, and ranks that hang do not count as waiting.
     """
 
     def __init__(self, seed: int = 0, shared: SharedStates | None = None, period: float = math.inf) -> None:
@@ -177,7 +176,7 @@ class Router:
         self.chains: dict[tuple[Any, ...], Ban] = {}
         self.retries = 0
         self._shared, self._period, self._random = shared, period, random.Random(seed)
-        self._rates_before: dict[Any, float] = {}  # at the time when those that wait chose their servers
+        self._rates_before: dict[Any, float] = {}  # when the waiting requests chose their servers
 
     def stats(self, peer: Any) -> ServerStats:
         """Returns the statistics of a server."""
@@ -192,7 +191,7 @@ class Router:
         return ChainPacing(parts, self._shared, name, self._period)
 
     def ban_chain(self, peers: Sequence[Any], now: float) -> None:
-        """Has these servers pass no requests on to each other for a while; a single one gets them like others."""
+        """Bans a chain of servers for a while; a chain of one server still gets requests like others."""
         self.chains.setdefault(tuple(peers), Ban()).longer(now)
 
     def may_chain(self, peers: Sequence[Any], now: float) -> bool:
@@ -201,7 +200,7 @@ class Router:
         return not self.chains or not any(end in self.chains and self.chains[end].holds(now) for end in ends)
 
     def speeds_changed(self, spans: Sequence[Span]) -> bool:
-        """Whether servers are new, or much faster or slower beside others than when this was true last."""
+        """Whether servers are new, or their relative speeds changed much since this last returned True."""
         rates = self._rates(spans)
         ratios = [rate / self._rates_before[peer] for peer, rate in rates.items() if peer in self._rates_before]
         if len(ratios) == len(rates) and max(ratios, default=1.0) <= _OTHER_SPEED * min(ratios, default=1.0):
@@ -210,19 +209,19 @@ class Router:
         return True
 
     def _rates(self, spans: Sequence[Span]) -> dict[Any, float]:
-        """Returns seconds per unit of work of each server: as measured, or as expected."""
+        """Returns each server's seconds per unit of work, measured or expected."""
         expected = self._expected_rates(spans)
         return {peer: self.stats(peer).pacing.seconds_per_work or rate for peer, rate in expected.items()}
 
     def next_segment(self, spans: Sequence[Span], start: int, end: int, tokens: int, now: float) -> Span | None:
-        """Returns the first segment of `route`, if there is one."""
+        """Returns the first segment of `route`, if any."""
         return next(iter(self.route(spans, start, end, tokens, now)), None)
 
     def route(self, spans: Sequence[Span], start: int, end: int, tokens: int, now: float) -> Sequence[Span]:
-        """Chooses the route from block `start` to `end` that should be fastest; it is empty if there is none.
+        """Chooses the route from block `start` to `end` that should be fastest; empty if there is none.
 
-        A request, of so many tokens with padding and prompts, may change servers wherever a server's blocks start or
-        end. Banned servers are used only where there is no other route.
+        A request of `tokens`, including padding and prompts, may change servers wherever a server's blocks start or
+        end. Banned servers are used only if there is no other route.
         """
         self._rates_before = self._rates_before or self._rates(spans)
         healthy = [span for span in spans if not self.stats(span.peer).is_banned(now)]
@@ -251,7 +250,7 @@ class Router:
         return route
 
     def _expected_rates(self, spans: Sequence[Span]) -> dict[Any, float]:
-        """Returns the seconds per unit of work to expect of each server without its own measurements."""
+        """Returns the expected seconds per unit of work of each server, ignoring its own measurements."""
         announced = {span.peer: rate for span in spans if (rate := span.seconds_per_work)}
         least = max(announced.values(), default=0.0) / _MOST_AHEAD
         announced = {peer: max(rate, least) for peer, rate in announced.items()}

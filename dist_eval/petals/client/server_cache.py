@@ -1,7 +1,7 @@
-"""A stream to a server that keeps the attention caches of some texts, so that each token is sent to it once.
+"""A stream to a server that keeps the attention caches of some texts, so each token is sent only once.
 
-It may pass the steps on to the server of the next blocks, and so on (see `chain.py`): a chain of servers then has the
-caches, each those of its own blocks.
+The server may pass the steps on to the next one, and so on (see `chain.py`). Each server of such a chain keeps the
+caches of its own blocks.
 """
 
 from __future__ import annotations
@@ -26,25 +26,22 @@ from dist_eval.petals.client.routes import Span
 from dist_eval.petals.client.transport import NO_ORDER, Transport
 from dist_eval.petals.client.turns import Request
 
-# Longest time that a server without room should wait for it; a client would then rather ask another one
+# Longest time that a server should wait for free cache before the client asks another one
 _ALLOCATION_SECONDS = 3.0
 _CLOSING_SECONDS = 2.0
-_AHEAD = 3  # steps of a long text at a server or on the way: it need not wait for them, nor hold many
+_AHEAD = 3  # unanswered steps of a long text: enough to keep the server busy, without filling its memory
 
 
 REQUEST_TOKENS = 1024
-"""Most tokens in a message, as in Petals' own micro-batches: servers accept 2048 or more."""
+"""Most tokens in a message, as in Petals' own micro-batches; servers accept 2048 or more."""
 
 
 class CacheLost(RequestDisplaced):
-    """The stream has ended: servers end it after five minutes without a request, or half an hour in all.
-
-    It was ended here if another step of it failed.
-    """
+    """The stream has ended: by the server, after five idle minutes or half an hour, or here after a failed step."""
 
 
 class ChainCut(Exception):
-    """A server answers in place of those after it, which have answered steps before: they have lost the caches."""
+    """A server answered in place of later ones that had answered earlier steps: they have lost the caches."""
 
     def __init__(self, answer: ChainAnswer) -> None:
         super().__init__(answer.why)
@@ -52,20 +49,20 @@ class ChainCut(Exception):
 
 
 class SentStep(NamedTuple):
-    """A step whose answer is on the way."""
+    """A step that was sent."""
 
-    answer: asyncio.Future[Any]  # will be the server's message, or why there is none
-    shape: torch.Size  # of all its outputs
-    request: ChainRequest | None = None  # if it was sent to a chain
+    answer: asyncio.Future[Any]  # the server's message, or the error
+    shape: torch.Size  # shape of all its outputs
+    request: ChainRequest | None = None  # the request, if it was sent to a chain
 
 
 class ServerCache:
-    """The caches of a number of texts on a server, which answers their steps in turn. Belongs to one event loop.
+    """The caches of several texts on a server, which answers their steps in order. Belongs to one event loop.
 
     Attributes:
         segment: the server and its blocks.
-        position: tokens of each text that the caches hold once the steps that were sent are answered.
-        answer: says how far a chain of servers came with the steps so far; None if there is no chain, or no answer yet.
+        position: tokens of each text in the caches once all sent steps are answered.
+        answer: how far a chain of servers passed the latest step on; None without a chain or an answer.
     """
 
     def __init__(self, transport: Transport, segment: Span, prompts: torch.Tensor | None, rolls_back: bool) -> None:
@@ -88,13 +85,13 @@ class ServerCache:
             transport: the connection.
             segment: the server and its blocks.
             max_length: most tokens of a text.
-            prompts: deep prompts of these blocks, and of those of the rest of a chain, of shape [blocks, 1,
-                pre_seq_len, hidden], or None. They are sent with the first step, which has to be longer.
-            rolls_back: whether texts may be continued from before their end; else some servers need less memory.
+            prompts: deep prompts of these blocks and of the rest of a chain, of shape [blocks, 1, pre_seq_len,
+                hidden], or None. They are sent with the first step, which must not be shorter.
+            rolls_back: whether texts may be continued from before their end; otherwise some servers need less memory.
 
         Raises:
-            RequestDisplaced: the server has other sessions than Petals.
-            Exception: any of the daemon or the connection (see `failures.classify`).
+            RequestDisplaced: the server's sessions differ from those of Petals.
+            Exception: any error of the daemon or the connection (see `failures.classify`).
         """
         if not await transport.has_sessions(segment):
             raise RequestDisplaced("its sessions are not those of Petals")
@@ -105,7 +102,7 @@ class ServerCache:
         return cache
 
     def can_step(self, position: int) -> bool:
-        """Whether the texts may be continued at a position: at the end of what the caches hold, or before it."""
+        """Whether the texts may be continued at a position: at the end of the caches, or before it."""
         if position == self.position:
             return True
         if not self._rolls_back:
@@ -116,12 +113,12 @@ class ServerCache:
     async def send(
         self, inputs: Inputs, position: int, request: ChainRequest | None = None, order: torch.Tensor = NO_ORDER
     ) -> SentStep:
-        """Sends the next tokens of the texts, also while steps before these are not answered. One call at a time.
+        """Sends the next tokens of the texts; earlier steps may be unanswered. One call at a time.
 
         Args:
-            inputs: of the first block.
-            position: of the first of these tokens; whatever the caches hold from there on is forgotten.
-            request: where to pass them on, if the server is to answer as one of a chain; all steps go the same way.
+            inputs: inputs of the first block.
+            position: position of the first of these tokens; the caches are cut there.
+            request: where to pass them on, if the server is part of a chain; all steps take the same route.
             order: which row's cache each row continues, int64 of shape [rows]; by default its own.
 
         Raises:
@@ -148,13 +145,13 @@ class ServerCache:
         return SentStep(self._unanswered[-1], inputs.shape, request)
 
     async def answer_to(self, step: SentStep) -> Any:
-        """Waits for the answer to a step, and returns the message as it is.
+        """Waits for the answer to a step, and returns the message unchanged.
 
         Raises:
             CacheLost: the stream has ended.
-            WrongAnswer: a chain does not say how far it came.
-            ChainCut: it came less far than with the steps before.
-            Exception: any of the daemon, the connection or the server (see `failures.classify`).
+            WrongAnswer: the answer of a chain lacks the server where it ended.
+            ChainCut: the chain ended earlier than in previous steps.
+            Exception: any error of the daemon, the connection or the server (see `failures.classify`).
         """
         message = await step.answer
         if isinstance(message, Exception):
@@ -170,8 +167,8 @@ class ServerCache:
         """Waits for the answer to a step.
 
         Returns:
-            The last block's outputs, of the step's shape, in the dtype that the server sent; those that were asked for,
-            of shape [rows, hidden], if the chain came to its end.
+            The last block's outputs, of the step's shape, in the dtype that the server sent. If a chain reached its
+            end, only the requested ones, of shape [rows, hidden].
 
         Raises:
             WrongAnswer: the answer has the wrong shape, or is not finite.
@@ -186,11 +183,11 @@ class ServerCache:
 
     @property
     def end(self) -> int:
-        """One past the last block whose outputs the answers are."""
+        """One past the last block that the answers include."""
         return self.segment.end if self.answer is None else self.answer.end
 
     async def answers(self, chunks: Iterable[tuple[Inputs, ChainRequest | None]], timeout: float) -> list[torch.Tensor]:
-        """Sends further tokens of the texts in several steps, a few of them ahead of the answers.
+        """Sends the next tokens of the texts in several steps, without waiting for each answer.
 
         Args:
             chunks: inputs of each step, and where to pass them on (see `send`).
@@ -200,7 +197,7 @@ class ServerCache:
             The outputs of each step.
 
         Raises:
-            Exception: see `send` and `outputs`; no answer in time is a `TimeoutError`.
+            Exception: see `send` and `outputs`; a `TimeoutError` if an answer takes too long.
         """
         outputs, steps = list[torch.Tensor](), deque[SentStep]()
         for inputs, request in chunks:
@@ -209,23 +206,23 @@ class ServerCache:
             try:
                 steps.append(await self.send(inputs, self.position, request))
             except CacheLost:
-                for step in steps:  # the first of them knows why
+                for step in steps:  # the first of them has the reason
                     await asyncio.wait_for(self.outputs(step), timeout)
                 raise
         return outputs + [await asyncio.wait_for(self.outputs(step), timeout) for step in steps]
 
     async def close(self) -> None:
-        """Ends the stream after the steps that were sent; the server then frees the memory."""
+        """Ends the stream after the steps that were sent; the server then frees its memory."""
         from hivemind.proto import runtime_pb2
 
-        self._requests.put_nowait(runtime_pb2.ExpertRequest())  # without tensors: there are no more
+        self._requests.put_nowait(runtime_pb2.ExpertRequest())  # a request without tensors ends the session
         self._requests.put_nowait(None)
         ended, _ = await asyncio.wait([self._reading], timeout=_CLOSING_SECONDS)
-        if not ended:  # a server that is gone has nothing to free
+        if not ended:  # a dead server has nothing to free
             await self.drop()
 
     async def drop(self) -> None:
-        """Cuts the connection, after a failure."""
+        """Closes the connection after a failure."""
         self._requests.put_nowait(None)
         self._reading.cancel()
         await asyncio.wait([self._reading])
@@ -235,15 +232,15 @@ class ServerCache:
             yield request
 
     async def _read(self, answers: Any) -> None:
-        """Hands out the answers, which come in the order of the steps; a failure is that of the first without one."""
+        """Delivers the answers in the order of the steps; a failure goes to the first unanswered one."""
         try:
             async for answer in answers:
                 self._hand_out(answer)
-        except Exception as error:  # any of the daemon, the connection or the server
+        except Exception as error:  # any error of the daemon, the connection or the server
             if self._unanswered:
                 self._hand_out(error)
         finally:
-            with contextlib.suppress(Exception):  # of a connection that is lost anyway
+            with contextlib.suppress(Exception):  # the connection is lost anyway
                 await answers.aclose()
             while self._unanswered:
                 self._hand_out(CacheLost())
@@ -266,8 +263,8 @@ def whole_text_request(
     Args:
         transport: the connection.
         segment: the server, and the blocks that it should run.
-        hidden: inputs of the first of them, float tensor of shape [rows, length, hidden].
-        deep_prompts: of all blocks, of shape [blocks, pre_seq_len, hidden], or None.
+        hidden: inputs of the first of these blocks, float tensor of shape [rows, length, hidden].
+        deep_prompts: deep prompts of all blocks, of shape [blocks, pre_seq_len, hidden], or None.
         request_tokens: see `chunk_tokens`.
     """
     rows, length, _ = hidden.shape
@@ -281,19 +278,20 @@ def whole_text_request(
                 return torch.cat(await cache.answers([(chunk, None) for chunk in chunks], timeout), dim=1)
             finally:
                 await cache.close()
-        except RequestDisplaced as error:  # no other request's failure, after which this one would be sent again
+        except RequestDisplaced as error:  # this is its own failure; a displaced request would be sent again
             raise SwarmError(str(error) or "the server has ended the stream") from error
 
     return Request(send, tokens_in(hidden) * (segment.end - segment.start))
 
 
 def chunk_tokens(rows: int, deep_prompts: torch.Tensor | None, request_tokens: int | None) -> int:
-    """Returns how many tokens of each text a message has.
+    """Returns how many tokens of each text fit into a message.
 
     Args:
         rows: number of texts.
-        deep_prompts: of all blocks, of shape [blocks, pre_seq_len, hidden], or None; the first message has them all.
-        request_tokens: most tokens that servers accept in a message, if that is less than `REQUEST_TOKENS`.
+        deep_prompts: deep prompts of all blocks, of shape [blocks, pre_seq_len, hidden], or None; the first message
+            must contain all their positions.
+        request_tokens: most tokens that servers accept in a message, if less than `REQUEST_TOKENS`.
     """
     most = min(REQUEST_TOKENS, request_tokens or REQUEST_TOKENS)
     return max(1, most // rows, 0 if deep_prompts is None else deep_prompts.shape[1])

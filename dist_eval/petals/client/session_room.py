@@ -1,4 +1,4 @@
-"""How many sessions a run may hold on a swarm that others use, too."""
+"""Decides how many sessions a run may keep on a shared swarm."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from dist_eval.errors import NoCacheError
 from dist_eval.petals.client.petals_version import can_roll_back
 from dist_eval.petals.client.routes import Span
 
-_WORTHWHILE = 1.2  # least gain of sessions, with the share of servers that they keep busy
-# Sessions that keep a server busy while answers are on their way; each of them computes the beginning once more
+_WORTHWHILE = 1.2  # least gain of sessions, multiplied by the share of servers that they keep busy
+# Sessions that keep a server busy while answers travel; each one computes the shared prefix again
 _FOR_A_SERVER = 3
-# Seconds: other ranks, and others, keep their caches until their texts are complete
+# Seconds; other clients keep their caches until their texts are complete
 _LONGEST_WAIT_FOR_ROOM, _BETWEEN_TRIES = 600.0, 1.0
 
 
@@ -26,15 +26,15 @@ class SessionRoom(NamedTuple):
     """Room for sessions.
 
     Attributes:
-        sessions: how many all ranks together may hold; 0 if the servers of some block cannot roll back.
-        busy: share of a route's servers that they keep busy, 0 to 1: each session is at one server at a time.
+        sessions: how many all ranks together may open; 0 if the servers of some block cannot roll back.
+        busy: share of a route's servers that they keep busy, 0 to 1; a session uses one server at a time.
     """
 
     sessions: int
     busy: float
 
     def pays(self, gain: float) -> bool:
-        """Whether sessions outweigh plain forwards, which keep all servers busy and are `gain` times the work."""
+        """Whether sessions beat plain forwards, which keep all servers busy but do `gain` times the work."""
         return self.sessions > 0 and gain * self.busy >= _WORTHWHILE
 
 
@@ -42,13 +42,13 @@ NO_ROOM = SessionRoom(0, 0.0)
 
 
 def room_for_sessions(free: Mapping[Span, int], blocks: int, share: float, session_tokens: int) -> SessionRoom:
-    """Finds how many sessions fit into the servers' memory.
+    """Computes how many sessions fit into the servers' memory.
 
     Args:
-        free: attention cache that each server online has left, in tokens times blocks.
+        free: free attention cache of each online server, in tokens times blocks.
         blocks: number of blocks of the model.
-        share: of it that the run may take, 0 to 1.
-        session_tokens: tokens that a session may hold.
+        share: share of the free cache that the run may take, 0 to 1.
+        session_tokens: most tokens of a session.
     """
     able = [span for span in free if can_roll_back(span.announced.version)]
     fitting = {span: int(share * free[span] / (span.end - span.start)) // session_tokens for span in able}
@@ -68,7 +68,7 @@ def _servers_on_a_route(spans: Sequence[Span], blocks: int) -> int:
 
 
 def with_room(send: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """Sends texts in a session; if no server has room for the caches, waits up to ten minutes until there is."""
+    """Sends texts in a session, and waits up to ten minutes for room if no server has any."""
     give_up = time.monotonic() + _LONGEST_WAIT_FOR_ROOM
     while True:
         try:
@@ -80,9 +80,10 @@ def with_room(send: Callable[[], torch.Tensor]) -> torch.Tensor:
 
 
 class CacheSpace:
-    """Tokens that a rank's texts may take of servers' caches at a time; a single text is always let in. Thread-safe.
+    """Limits the tokens of a rank's texts in servers' caches; a single text is always admitted. Thread-safe.
 
-    How many is asked once, when they are first needed.
+    Args:
+        tokens: returns the limit; called once, on first use.
     """
 
     def __init__(self, tokens: Callable[[], float]) -> None:
@@ -91,7 +92,7 @@ class CacheSpace:
 
     @contextmanager
     def taken(self, tokens: int) -> Iterator[None]:
-        """Waits until there is room for so many tokens, and takes it for the time of the context."""
+        """Waits for room for a number of tokens, and occupies it within the context."""
         with self._given_back:
             most = self._tokens()
             self._given_back.wait_for(lambda: not self._taken or self._taken + tokens <= most)

@@ -1,4 +1,4 @@
-"""A part of a session: the texts at one block, and the servers that keep their caches from that block on."""
+"""A segment of a session: its inputs so far, and the servers that keep the caches of its blocks."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _NO_ROWS = torch.empty(0, dtype=torch.int64)
 
 
 class Chunk(NamedTuple):
-    """What a message has."""
+    """The content of a message."""
 
     inputs: Inputs
-    # positions in rows x length of which the last block's outputs are needed, int64 of shape [n]; None for all
+    # positions in rows x length whose outputs of the last block are needed, int64 of shape [n]; None for all
     needed: torch.Tensor | None
 
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """What all segments of a session have in common."""
+    """The settings that all segments of a session share."""
 
     transport: Transport
     num_blocks: int  # of the model
@@ -43,7 +43,7 @@ class SessionSettings:
 
 @dataclass
 class Segment:
-    """Consecutive blocks whose caches are on one server or a chain of them, if on any."""
+    """Consecutive blocks whose caches are on one server, on a chain, or nowhere."""
 
     settings: SessionSettings
     start: int  # the first block
@@ -52,12 +52,12 @@ class Segment:
     next: Segment | None = None  # the segment after it
     cache: ServerCache | None = None  # the stream to the first server
     _chain: Sequence[Span] = ()  # the servers that have the caches, if they answer as a chain
-    # held while a step is sent, and as long as a stream to another server is opened
+    # locked while a step is sent or a stream to another server is opened
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def servers(self) -> Sequence[Span]:
-        """Those that hold the caches, and their blocks."""
+        """The servers that hold the caches, and their blocks."""
         return self._chain or ([] if self.cache is None else [self.cache.segment])
 
     def can_step(self, position: int) -> bool:
@@ -65,7 +65,7 @@ class Segment:
         return self.cache is not None and self.cache.can_step(position)
 
     def cut(self, position: int) -> None:
-        """Forgets the inputs from a position on."""
+        """Drops the inputs from a position on."""
         kept = []
         for chunk in self.sent:
             if position > 0:
@@ -74,26 +74,26 @@ class Segment:
         self.sent = kept
 
     async def close(self) -> None:
-        """Gives the servers' memory back."""
+        """Frees the servers' memory."""
         cache, self.cache, self._chain = self.cache, None, ()
         if cache is not None:
             await cache.close()
 
     async def continued(self, choice: Choice, chunks: Sequence[Chunk], position: int, timeout: float) -> Any:
-        """Has the servers that hold caches of the texts compute the chunks.
+        """Sends the chunks to the servers that hold caches of the texts.
 
         Args:
             choice: these servers.
-            chunks: what follows the texts.
-            position: where it does.
+            chunks: the next tokens of the texts.
+            position: position of the first of these tokens.
             timeout: seconds to wait for each answer.
 
         Returns:
-            The outputs of each chunk, as `ChainOutputs` of a chain; they are None if some of its servers have lost the
-            texts.
+            The outputs of each chunk; from a chain as `ChainOutputs`, whose outputs are None if some of its servers
+            lost the texts.
 
         Raises:
-            CacheLost: they hold none any more.
+            CacheLost: the servers no longer hold caches.
             Exception: see `ServerCache.send` and `ServerCache.outputs`.
         """
         async with self._lock:
@@ -120,13 +120,13 @@ class Segment:
     async def begun(
         self, choice: Choice, chunks: Sequence[Chunk], position: int, unfit: ServerCache | None, timeout: float
     ) -> Any:
-        """Has servers compute the texts and the chunks; if they have fewer blocks, the segment is cut.
+        """Sends the texts from their beginning and the chunks; cuts the segment if the servers have fewer blocks.
 
         Args:
             choice: the servers.
-            chunks: what follows the texts.
-            position: where it does.
-            unfit: the stream that was open when they were chosen; it is closed.
+            chunks: the next tokens of the texts.
+            position: position of the first of these tokens.
+            unfit: the stream that was open when the servers were chosen; it is closed.
             timeout: seconds to wait for each answer.
 
         Returns:
@@ -172,13 +172,13 @@ class Segment:
         return outputs if cache.answer is None else ChainOutputs(outputs, cache.answer)
 
     async def _drop(self, cache: ServerCache) -> None:
-        """Cuts the connection of a cache, after a failure."""
+        """Closes the connection of a cache after a failure."""
         if self.cache is cache:
             self.cache, self._chain = None, ()
         await cache.drop()
 
     def _again(self) -> list[Inputs]:
-        """Returns what to send again: the same chunks, for the same bits, but generated tokens together."""
+        """Returns the inputs to send again: the same chunks, for identical bits, but generated tokens joined."""
         chunks: list[Inputs] = []
         for is_token, some in itertools.groupby(self.sent, lambda chunk: chunk.length == 1):
             part = list(some)
@@ -188,10 +188,10 @@ class Segment:
     def _messages(
         self, chain: Sequence[Span], patience: Sequence[float], chunks: Sequence[Chunk]
     ) -> list[tuple[Inputs, ChainRequest | None]]:
-        """Returns what to send to a chain of servers, or to a single one."""
+        """Returns the messages to a chain of servers, or to a single one."""
         if not chain:
             return [(chunk.inputs, None) for chunk in chunks]
-        is_last = chain[-1].end == self.settings.num_blocks  # only then can some outputs be left out
+        is_last = chain[-1].end == self.settings.num_blocks  # only then may outputs be left out
         messages = list[tuple[Inputs, ChainRequest | None]]()
         for inputs, needed in chunks:
             rows = needed if is_last and needed is not None and len(needed) < inputs.size else None

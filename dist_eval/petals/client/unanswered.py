@@ -1,7 +1,7 @@
-"""Requests that a server, or a chain of servers, holds: sent and not answered yet. Does no I/O but for shared state.
+"""Counts the requests that a server, or a chain of servers, has not answered yet. Does no I/O except on shared state.
 
-Ranks of one host share it, so that all their requests are paced as one. What a rank that hangs has sent is forgotten
-after a while.
+The ranks of a host share these counts, so all their requests are paced together. Requests of a rank that hangs are
+forgotten after a while.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ class Ticket:
 
     work: int  # tokens times blocks
     sent_at: float  # in seconds of `time.monotonic()`
-    expected_at: float  # when its answer should be here, less the corrections until it was sent
-    period: int = 0  # in which it was sent
+    expected_at: float  # when its answer should arrive, without the corrections made before it was sent
+    period: int = 0  # when it was sent
 
 
 class Unanswered(ctypes.Structure):
     """Counts of requests. Times are in seconds of `time.monotonic()`, work is in tokens times blocks."""
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
-        ("waiting", ctypes.c_int64),  # work that may not be sent yet, or is in steps of sessions
+        ("waiting", ctypes.c_int64),  # work that may not be sent yet, or belongs to steps of sessions
         ("unanswered", ctypes.c_int64),  # requests
         ("unanswered_work", ctypes.c_int64),
         ("period", ctypes.c_int64),  # number of periods so far (see `forget`)
         ("period_began", ctypes.c_double),
-        ("unanswered_before", ctypes.c_int64),  # of them, those sent in the period before
+        ("unanswered_before", ctypes.c_int64),  # those sent before this period
         ("unanswered_work_before", ctypes.c_int64),
     )
 
 
 def settle(state: Unanswered, ticket: Ticket) -> bool:
-    """Removes a request from those that are unanswered; returns whether it was among them, not forgotten."""
+    """Removes a request from the unanswered ones; returns False if it was already forgotten."""
     if ticket.period < state.period - 1:
         return False
     if ticket.period < state.period:
@@ -53,9 +53,9 @@ def settle(state: Unanswered, ticket: Ticket) -> bool:
 
 
 def forget(state: Unanswered, now: float, period: float) -> None:
-    """Begins a new period if it is time; after a long pause two of them, because all requests are older.
+    """Begins a new period when the current one is over, or two after a long pause, when all requests are old.
 
-    What was sent before the period before, and what waited, is not counted any more.
+    Requests sent before the previous period are no longer counted, nor is waiting work.
     """
     state.period_began = state.period_began or now
     over = min(2, int((now - state.period_began) // period))
@@ -70,12 +70,12 @@ State = TypeVar("State", bound=Unanswered)
 
 
 class UnansweredRequests(Generic[State]):
-    """The requests that a server or a chain holds, beside further fields of `kind`.
+    """The unanswered requests of a server or chain; `kind` may have more fields.
 
     Args:
-        kind: of the state.
+        kind: class of the state.
         shared: shares the state with the other ranks of this host.
-        name: of the server or chain.
+        name: name of the server or chain.
         period: seconds after which requests are forgotten (see `forget`).
     """
 
@@ -84,7 +84,7 @@ class UnansweredRequests(Generic[State]):
         self._shared, self._period, self._seen, self._waiting = shared, period, 0, 0
 
     def add_waiting(self, work: int) -> None:
-        """Records work that waits; a negative number is work that does so no longer."""
+        """Records waiting work; a negative number is work that no longer waits."""
         with self._locked():
             self._pace.waiting += work
             self._waiting += work
@@ -96,5 +96,5 @@ class UnansweredRequests(Generic[State]):
                 forget(self._pace, now, self._period)
             if self._seen != self._pace.period:
                 self._seen = self._pace.period
-                self._pace.waiting += self._waiting  # only ranks that do not hang get here
+                self._pace.waiting += self._waiting  # a rank that hangs does not get here
             yield

@@ -159,9 +159,9 @@ def test_records_that_were_dropped_are_named_with_the_reason(
     coverage = look_up_coverage(dht, "fast", 2)
     assert coverage.summary().dropped_records == 2
     assert f"dropped, because they are implausible: {reason}" in coverage.describe()
-    # as if its model was announced, too
+    # as if its model were announced as well
     message = _missing_message(coverage, {"fast": 2}, 1.0, "--swarm-timeout")
-    assert reason in message and "It serves" not in message and "announces the model, but no server" in message
+    assert reason in message and "It serves" not in message and "is announced, but without servers" in message
 
 
 def test_the_coverage_of_a_real_swarm(demo_swarm: PrivateSwarm, swarm_client: SwarmClient) -> None:

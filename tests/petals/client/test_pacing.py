@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_swarm import TOKENS, Clock, Server, simulate
 
-from dist_eval.petals.client.unanswered import Unanswered, Ticket, forget, settle
 from dist_eval.petals.client.pacing import Pacing
 from dist_eval.petals.client.router import Router
 from dist_eval.petals.client.routes import Span
+from dist_eval.petals.client.unanswered import Ticket, Unanswered, forget, settle
 from dist_eval.process.shared_state import SharedStates
 
 WORK = 8000
