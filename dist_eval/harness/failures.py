@@ -1,4 +1,4 @@
-"""Metrics that have no value because the code that computes them failed: the other ones, and the run, go on."""
+"""Metrics without a value because their code failed; the other metrics and the run continue."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from dist_eval.metrics.custom_metrics import error_sentence
 from dist_eval.process.patching import patched
 
 Undefined = dict[str, dict[str, str]]
-"""By task, and by the harness' name of a metric (METRIC,FILTER), why it has no value."""
+"""Why metrics have no value, by task and the harness' name of the metric (METRIC,FILTER)."""
 
 _Values = Mapping[tuple[str, str], list[Any]]  # of documents, by metric and filter
-# After these a new start, which sends nothing again, may have all values
-_MENDABLE = (OSError, MemoryError, ImportError)
-_NOTHING = "N/A"  # the harness' word for a standard error that is not there
+# errors that may not recur at a new start, which sends nothing again
+_RECOVERABLE = (OSError, MemoryError, ImportError)
+_NOTHING = "N/A"  # the harness' word for a missing standard error
 
 
 @contextmanager
 def collecting_failures(
     tasks: Mapping[str, Any], samples: Mapping[str, Sequence[int]], undefined: Undefined
 ) -> Iterator[None]:
-    """Has the harness go on within this context where filters, metrics or aggregations of a task fail on answers.
+    """Lets the harness continue if filters, metrics or aggregations of a task fail on answers.
 
     Args:
         tasks: the tasks by name.
-        samples: numbers of the documents that are evaluated, of tasks that are not evaluated as a whole.
-        undefined: takes why metrics have no value.
+        samples: numbers of the evaluated documents, for tasks that are evaluated in part.
+        undefined: receives the reasons why metrics have no value.
     """
     original = evaluator_utils._compute_task_aggregations
     with ExitStack() as stack:
@@ -59,7 +59,7 @@ def collecting_failures(
 
 
 class _DocumentGuard:
-    """Calls a task's filters, and computes its documents' metrics, up to the first failure.
+    """Applies a task's filters and computes its documents' metrics, up to the first failure.
 
     Attributes:
         reason: why none of the task's metrics has a value; empty if all documents have theirs.
@@ -76,7 +76,7 @@ class _DocumentGuard:
             self._apply_filters()
         except Exception as error:  # of the task's own code
             self.reason = f"its filters failed: {_described(error)}"
-            for instance in self._task.instances:  # so that all answers are written as they are
+            for instance in self._task.instances:  # so that the answers are written unfiltered
                 instance.filtered_resps = dict.fromkeys(_filters_of(self._task), instance.resps)
 
     def process_results(self, doc: Any, results: Any) -> Any:
@@ -95,14 +95,14 @@ class _DocumentGuard:
 def _aggregate(
     original: Callable[..., tuple[dict[str, Any], int]], values: _Values, undefined: dict[str, str], *options: Any
 ) -> tuple[dict[str, Any], int]:
-    """Returns what the harness aggregates of each metric, and of how many documents; NaN of those that fail."""
+    """Returns the harness' aggregate of each metric (NaN for those that fail), and the number of documents."""
     try:
         return original(values, *options)
-    except Exception:  # of which one?
+    except Exception:  # below, each metric separately
         pass
     metrics: dict[str, Any] = {}
     for (metric, name), of_documents in values.items():
-        for how in (options, (0,)):  # the second time without a standard error, which may be what fails
+        for how in (options, (0,)):  # the second time without the standard error, whose computation may fail
             try:
                 found, _ = original({(metric, name): of_documents}, *how)
                 break
@@ -116,7 +116,7 @@ def _aggregate(
 
 
 def _aggregate_groups(original: Callable[[Any], Any], results: Any) -> Any:
-    """Aggregates over tasks; where one of them has something else than a number, a group has no value."""
+    """Aggregates over tasks; if a task's value is not a number, the group has no value."""
     try:
         return original(results)
     except Exception:
@@ -132,8 +132,8 @@ def _filters_of(task: Any) -> list[str]:
 
 
 def _described(error: Exception) -> str:
-    """Returns what an error says; raises it again if a new start may do better."""
-    if isinstance(error, _MENDABLE) or isinstance(error.__cause__, _MENDABLE):
+    """Describes an error; raises it again if a new start may succeed."""
+    if isinstance(error, _RECOVERABLE) or isinstance(error.__cause__, _RECOVERABLE):
         raise error
     text = one_line(error) if isinstance(error, EvaluationError) else error_sentence(error)
     return text.removesuffix(".")

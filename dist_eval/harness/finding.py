@@ -1,4 +1,4 @@
-"""Where the harness' tasks are, how they are found by name, and how their files are read."""
+"""Finds the harness' tasks by name and reads their files."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _NAMED = 3
 
 
 def open_manager(options: HarnessConfig, notices: Notices) -> TaskManager:
-    """Indexes the tasks; those of the harness only if they are needed, because they are thousands of files.
+    """Indexes the tasks; the harness' own, which are thousands of files, only if needed.
 
-    To be called within `reading`.
+    Call it within `reading`.
     """
     places = _places(options)
     manager = TaskManager(include_defaults=False, **places)
@@ -40,18 +40,18 @@ def open_manager(options: HarnessConfig, notices: Notices) -> TaskManager:
         return manager
     skipped = own_skipped(notices, options)
     for name in options.tasks:
-        if any(Path(path).stem == name for path, _ in skipped):  # never the harness' own in its place
+        if any(Path(path).stem == name for path, _ in skipped):  # the harness' task must not take its place
             raise _no_task(name, skipped)
     return TaskManager(**places)
 
 
 def tasks_of(manager: TaskManager, name: str) -> list[str]:
-    """Returns the names of what a name, a pattern or a folder stands for, if there is anything."""
+    """Returns the names of the tasks that a name, pattern or folder stands for."""
     return own_tasks(manager, [name]) if _is_folder(name) else manager.match_tasks([name])
 
 
 def own_tasks(manager: TaskManager, folders: Sequence[str]) -> list[str]:
-    """Returns the names of the groups, and then of the tasks, in folders that the manager has indexed."""
+    """Returns the names of the groups, then of the tasks, in folders that the manager has indexed."""
     groups: list[str] = []
     tasks: list[str] = []
     for name, entry in manager.task_index.items():
@@ -68,12 +68,12 @@ def matching_tasks(options: HarnessConfig, notices: Notices) -> list[tuple[str, 
     if not names:
         close = difflib.get_close_matches(str(options.list_tasks), manager.all_tasks, n=_NAMED)
         hint = f" Did you mean {' or '.join(close)}?" if close else ""
-        raise ConfigError(f"--list {options.list_tasks!r}: no task, group or tag has such a name.{hint}")
+        raise ConfigError(f"--list {options.list_tasks!r}: no task, group or tag has this name.{hint}")
     return [(name, *_described(manager.task_index[name])) for name in names]
 
 
 def _described(entry: Entry) -> tuple[str, str, str]:
-    """Returns the kind of what has a name, its output type and its file."""
+    """Returns the kind of an entry, its output type and its file."""
     if entry.kind is Kind.TAG:
         return "tag", "", f"{len(entry.tags)} tasks"
     is_file = entry.kind is Kind.TASK
@@ -85,7 +85,7 @@ def _described(entry: Entry) -> tuple[str, str, str]:
 
 
 def _places(options: HarnessConfig) -> dict[str, Any]:
-    """Returns where task files are, and what they are told."""
+    """Returns the folders of task files, and the metadata for them."""
     missing = [path for path in options.include_path if not Path(path).is_dir()]
     if missing:
         raise ConfigError(f"--include-path {missing[0]}: there is no such folder.")
@@ -97,7 +97,7 @@ def _places(options: HarnessConfig) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def reading(options: HarnessConfig, notices: Notices) -> Iterator[None]:
-    """Has the harness read task files and data within this context: safely, and with errors that name the file."""
+    """Lets the harness read task files and data safely, with errors that name the file."""
     with (
         notices.listening(),
         quiet(not options.verbose),
@@ -119,7 +119,7 @@ def _load_file(options: HarnessConfig, path: Path, **how: Any) -> dict[str, Any]
 
 
 def names_of(manager: TaskManager, options: HarnessConfig, notices: Notices) -> list[str]:
-    """Returns the names of tasks, groups and tags, and the task files, that `--tasks` asks for."""
+    """Returns the tasks, groups, tags and task files that `--tasks` names."""
     found: list[str] = []
     for name in options.tasks:
         matching = tasks_of(manager, name)
@@ -138,7 +138,7 @@ def _no_task(name: str, skipped: list[tuple[str, str]], hint: str = "") -> Confi
 
 
 def _knows(manager: TaskManager, names: list[Any]) -> bool:
-    """Whether there are tasks of these names, and groups with all that is in them."""
+    """Whether all names are known tasks, or groups with known members."""
     entries = [manager.task_index.get(name) if isinstance(name, str) else None for name in names]
     return all(
         entry is not None
@@ -148,40 +148,40 @@ def _knows(manager: TaskManager, names: list[Any]) -> bool:
 
 
 def _members(group: Entry) -> list[Any]:
-    """Returns the names of what is in a group; such as it defines itself has none that counts."""
+    """Returns the names of a group's members; None for those that the group defines itself."""
     members = (group.cfg or {}).get("task") or []
     named = [members] if isinstance(members, str) else members
     return [member.get("task") if isinstance(member, dict) else member for member in named]
 
 
 def _folders(options: HarnessConfig) -> list[str]:
-    """Returns the folders with task files of the user's: of `--include-path`, and those that `--tasks` names."""
+    """Returns the user's folders of task files: those of `--include-path` and `--tasks`."""
     return list(dict.fromkeys([*options.include_path, *filter(_is_folder, options.tasks)]))
 
 
 def _is_folder(name: str) -> bool:
-    """Whether a value of `--tasks` names a folder: a plain word is a task, whatever folders are in this one."""
+    """Whether a value of `--tasks` names a folder; a plain word is a task even if there is such a folder."""
     return "/" in name and Path(name).is_dir()
 
 
 def own_skipped(notices: Notices, options: HarnessConfig) -> list[tuple[str, str]]:
-    """Returns the skipped files that are in the user's folders, each with the reason."""
+    """Returns the skipped files in the user's folders, each with the reason."""
     folders = _folders(options)
     return [(path, why) for path, why in notices.skipped.items() if any(map(Path(path).is_relative_to, folders))]
 
 
 def require_confirmed(options: HarnessConfig, what: str) -> None:
-    """Checks that code of the model may be executed; `what` executes it, and begins the message."""
+    """Requires permission to execute code that the model writes; `what` executes it and begins the message."""
     if not options.confirm_run_unsafe_code:
         raise ConfigError(
-            f"{what} executes code that the model writes, here and with your rights. Run it where that can do no harm, "
-            "such as in a container, with --confirm-run-unsafe-code."
+            f"{what} executes code that the model writes, on this host and with your rights. Run it where it can do no "
+            "harm, such as in a container, with --confirm-run-unsafe-code."
         )
 
 
 @contextlib.contextmanager
 def quiet(is_quiet: bool = True) -> Iterator[None]:
-    """Keeps progress bars, prints and warnings of the harness off the terminal."""
+    """Suppresses progress bars, prints and warnings of the harness."""
     if not is_quiet:
         yield
         return
@@ -194,5 +194,5 @@ def quiet(is_quiet: bool = True) -> Iterator[None]:
 
 
 def _load_data_only(load: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Keeps code of a hub's datasets from being run, whatever a task's file says."""
+    """Never runs code of a hub dataset, even if a task file asks for it."""
     return load(*arguments, **{**options, "trust_remote_code": False})

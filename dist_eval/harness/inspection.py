@@ -1,4 +1,4 @@
-"""`dist-eval harness --list` and `--check`: which tasks there are, and whether their files are right."""
+"""`dist-eval harness --list` and `--check`: lists tasks and checks their files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def list_tasks(context: Context) -> None:
 
 
 def check_tasks(context: Context) -> None:
-    """Checks tasks, on the leader, and prints what they hold; a `DataError` names each that is wrong."""
+    """Checks tasks on the leader and prints a summary; a `DataError` names each faulty one."""
     if not context.topology.is_leader:
         return
     require_harness()
@@ -69,9 +69,7 @@ def check_tasks(context: Context) -> None:
         for task in loaded.tasks:
             rows[task] = _row(task, loaded, results)
             print(f"{task}, first request: {_first_request(task, loaded)}\n")
-    problems += [
-        f"--samples: no task that is checked is named {task!r}." for task in options.samples if task not in rows
-    ]
+    problems += [f"--samples: {task!r} is not among the checked tasks." for task in options.samples if task not in rows]
     if rows:
         print("\n".join(text_table([_CHECKED, *rows.values()], width=output_width())), flush=True)
     if problems:
@@ -87,6 +85,6 @@ def _row(name: str, loaded: LoadedTasks, results: dict[str, Any]) -> tuple[str, 
 
 
 def _first_request(name: str, loaded: LoadedTasks) -> str:
-    """Returns the texts of a task's first request: a context and what may follow it, or one text."""
+    """Returns the texts of a task's first request: context and continuation, or one text."""
     request = loaded.tasks[name].instances[0]
     return " + ".join(repr(text) for text in request.args if isinstance(text, str))

@@ -1,4 +1,4 @@
-"""The model that the harness sees: its requests become token ids, and are answered all at once."""
+"""The model that the harness sees: its requests become token ids and are answered all at once."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from dist_eval.model.generation_config import LOGITS_SETTINGS, GenerationSetting
 from dist_eval.results.inputs import Decoding
 
 ROLLING = "loglikelihood_rolling"
-# Tokens that the harness' Hugging Face backend draws from unless a task says otherwise: `transformers`' default
+# top_k of the harness' Hugging Face backend, unless a task sets it: `transformers`' default
 _SAMPLED_FROM = 50
 
-# Further settings that a task may name, with the only values that are supported
+# further settings that a task may have, with the only supported values
 _NO_OTHERS: dict[str, Any] = {"num_beams": 1, "num_return_sequences": 1, "use_cache": True}
 
 
@@ -35,7 +35,7 @@ def text_argument(instance: Instance, number: int) -> str:
     if not isinstance(text, str):
         is_target = number == 1 or instance.request_type == ROLLING
         what = "target (doc_to_target)" if is_target else "context (doc_to_text)"
-        raise problem_of(instance, f"the {what} is no text but {text!r:.40}, of type {type(text).__name__}")
+        raise problem_of(instance, f"the {what} must be a string, got {text!r:.40} ({type(text).__name__})")
     return text
 
 
@@ -45,16 +45,16 @@ def problem_of(instance: Instance, problem: str) -> DataError:
 
 
 def document_of(instance: Instance) -> int:
-    """Returns the number of a request's document in the data, which `doc_id` is not where --samples chooses some."""
+    """Returns the number of a request's document in the data, which differs from `doc_id` with --samples."""
     return int(getattr(instance, "document", instance.doc_id))
 
 
 def decoding_of(
     instance: Instance, eos_token: str | None, seed: int, model: GenerationSettings | None = None
 ) -> Decoding:
-    """Returns how the harness' own backend would generate the text that a request asks for.
+    """Returns how the harness' own backend would generate the text of a request.
 
-    What a task names counts more than the `model`'s generation config.
+    A task's settings override the `model`'s generation config.
     """
     try:
         options = dict(normalize_gen_kwargs(instance.args[1]))
@@ -75,12 +75,12 @@ def decoding_of(
         if value is not None and value != _NO_OTHERS.get(name):
             raise ConfigError(
                 f"The task {instance.task_name} generates with {name}: {value!r}, which is not supported: texts "
-                "are generated greedily, or drawn with temperature, top_k and top_p, and end at a string in until."
+                "are generated greedily or drawn with temperature, top_k and top_p, and end at a string in until."
             )
     if samples and not temperature:
         raise ConfigError(
-            f"The task {instance.task_name} draws its texts (do_sample) with a temperature of 0: it should name "
-            "one above 0, or leave do_sample out."
+            f"The task {instance.task_name} draws its texts (do_sample) with a temperature of 0. Set one above 0, or "
+            "leave out do_sample."
         )
     drawn = {"temperature": temperature, "top_k": top_k or 0, "top_p": top_p, "seed": seed} if samples else {}
     try:
@@ -94,7 +94,7 @@ def decoding_of(
 
 
 def texts_asked_for(instance: Instance, decoding: Decoding) -> int:
-    """Returns how many texts are generated for a request: several ones only differ if they are drawn."""
+    """Returns how many texts are generated for a request: only one if greedy, because all would be equal."""
     return int(instance.repeats or 1) if decoding.temperature else 1
 
 
@@ -102,20 +102,20 @@ Pair = tuple[list[int], list[int]]
 """Token ids of a context and its continuation."""
 
 Prompt = tuple[list[int], Decoding]
-"""Token ids of a prompt, and how the text after it is generated."""
+"""Token ids of a prompt, and how to generate the text after it."""
 
 Answer = Callable[[Iterator[Pair], Iterator[Prompt]], np.ndarray]
-"""Answers contexts and continuations, and then prompts, in their order, with the columns of `log_likelihood_columns`
-and of `generation_columns`, of shape [n]."""
+"""Answers contexts and continuations, then prompts, in order, with the columns of `log_likelihood_columns` and
+`generation_columns`, of shape [n]."""
 
 _GENERATION = "generate_until"
 _TOKENIZED_AT_ONCE = 1000
 
 
 class HarnessModel(TemplateLM):  # type: ignore[misc]
-    """A language model for the harness, which answers the requests of all tasks at the first call.
+    """A language model for the harness that answers the requests of all tasks at the first call.
 
-    Token ids are those of the harness' own Hugging Face backend (`lm_eval.models.huggingface.HFLM`).
+    Token ids equal those of the harness' own Hugging Face backend (`lm_eval.models.huggingface.HFLM`).
     """
 
     def __init__(
@@ -138,8 +138,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         self._tasks, self._answer, self._vocab_size, self._strict = tasks, answer, vocab_size, strict
         self._seed, self._think_end, self._template_options, self._say = seed, think_end, template_options or {}, say
         self._generation = generation
-        # those of all tasks in the order in which they are answered, and how many answers each takes; complete once all
-        # texts have been read
+        # of all tasks, in the order of the answers, each with its number of answers; complete once all texts were read
         self._requests: list[tuple[Instance, int]] = []
         self._decodings: dict[int, Decoding] = {}
         self._responses: dict[int, list[Any]] | None = None
@@ -149,12 +148,12 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         return [responses[id(request)][0] for request in requests]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = True) -> list[float]:
-        """Returns the log-likelihood of each text, in windows without overlap of what they predict."""
+        """Returns the log-likelihood of each text; windows predict each token once."""
         responses = self._all_responses()
         return [responses[id(request)][0] for request in requests]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = True) -> list[str]:
-        """Returns the text after each context; a request that is repeated has a text for each time."""
+        """Returns the text after each context; a repeated request has a text for each repeat."""
         responses = self._all_responses()
         times: Counter[int] = Counter()
         found = []
@@ -165,7 +164,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         return found
 
     def _respond(self, request: Instance, answers: np.ndarray) -> list[Any]:
-        """Returns what the harness is told of a request's answers: a number, number and flag, or a text for each."""
+        """Returns the answers in the harness' form: a number, a number and a flag, or texts."""
         if request.request_type == _GENERATION:
             stop = self._decodings[id(request)].stop
             return [text_of(tokens, stop, self.tokenizer, self._think_end) for tokens in map(_tokens_of, answers)]
@@ -185,7 +184,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             if model is not None and model.max_new_tokens is not None:
                 self._say(
                     f"The model's generation config has max_new_tokens: {model.max_new_tokens}, which the harness' own "
-                    "backend would generate; here the tasks' max_gen_toks count."
+                    "backend would use; here the tasks' max_gen_toks apply."
                 )
             found = self._answer(self._pairs(scored), self._prompts(generated))
             self._responses, unfinished, start = {}, Counter[str](), 0
@@ -194,15 +193,15 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
                 start += count
                 self._responses[id(instance)] = self._respond(instance, own)
                 if instance.request_type == _GENERATION:
-                    unfinished[instance.task_name] += sum(map(self._goes_on_thinking, map(_tokens_of, own)))
+                    unfinished[instance.task_name] += sum(map(self._lacks_think_end, map(_tokens_of, own)))
             for name, count in (+unfinished).items():
                 self._say(
-                    f"Task {name}: {count} texts have no --think-end-token, so all of each is taken for the answer. "
-                    "Thinking may need more tokens (--gen-kwargs max_gen_toks=N), or end at a stop string (until)."
+                    f"Task {name}: {count} texts have no --think-end-token, so the whole text counts as the answer. "
+                    "Thinking may need more tokens (--gen-kwargs max_gen_toks=N), or ended at a stop string (until)."
                 )
         return self._responses
 
-    def _goes_on_thinking(self, tokens: list[int]) -> bool:
+    def _lacks_think_end(self, tokens: list[int]) -> bool:
         end = self._think_end
         if end is None:
             return False
@@ -223,7 +222,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             elif self._strict and len(context) > room:
                 problem = (
                     f"a context has {len(context)} tokens, more than the {room} that --max-length "
-                    f"{self.max_length + 1} leaves beside the new ones, and --strict forbids to cut it"
+                    f"{self.max_length + 1} leaves beside the new ones, and --strict forbids cutting it"
                 )
             else:
                 self._require_known(instance, context)
@@ -251,7 +250,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
                     yield context, continuation
 
     def _loglikelihood_tokens(self, requests: list[tuple[Any, list[int], list[int]]], **_: Any) -> list[Pair]:
-        """Returns what the harness has made of contexts and continuations; `_all_responses` has it answered."""
+        """Returns the harness' token ids of contexts and continuations; `_all_responses` answers them."""
         return [(context, continuation) for _, context, continuation in requests]
 
     def _windows(self, instance: Instance) -> list[Pair]:
@@ -265,13 +264,13 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         if pairs and pairs[0][0] == pairs[0][1][:1]:
             begin = self.tokenizer.decode(self.prefix_token_id)
             self._say(
-                f"Task {instance.task_name}: texts begin with {begin}, before which the harness, as with its own "
-                "backend, puts another one, and predicts it like any other token."
+                f"Task {instance.task_name}: texts begin with {begin}. The harness adds another one, as with its own "
+                "backend, and the text's own is predicted like any other token."
             )
         return pairs
 
     def _check_empty(self, instance: Instance) -> None:
-        """Checks a request without any text: of a pair, nothing can be predicted."""
+        """Refuses a pair of empty texts, in which there is nothing to predict; an empty text is a notice."""
         if instance.request_type != ROLLING:
             raise problem_of(instance, "context and continuation are both empty")
         self._say(f"Task {instance.task_name}, document {document_of(instance)}: the text is empty.", "empty text")
@@ -286,7 +285,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         elif self._strict and length > self.max_length + 1:
             problem = (
                 f"context and continuation have {length} tokens, more than --max-length {self.max_length + 1}, and "
-                "--strict forbids to cut them"
+                "--strict forbids cutting them"
             )
         else:
             self._require_known(instance, [*context, *continuation])
@@ -307,7 +306,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
 
     @property
     def prefix_token_id(self) -> int:
-        """Id of the token that stands in for an empty context."""
+        """Id of the token that replaces an empty context."""
         begin = self.tokenizer.bos_token_id
         return int(self.tokenizer.eos_token_id if begin is None else begin)
 
@@ -316,7 +315,7 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
         return str(self.tokenizer.name_or_path).replace("/", "__")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """Returns the token ids of a text; special tokens are added unless it begins with one, or as the flag says."""
+        """Returns the token ids of a text; by default, special tokens are added unless it begins with one."""
         if add_special_tokens is None and has_bos_prefix(string, self.tokenizer.decode(self.prefix_token_id)):
             add_special_tokens = False
         special = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
@@ -335,17 +334,17 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
             except TemplateError:
                 raise template_fault(error) from error
             self._say(
-                f"The chat template takes no system message ({one_line(error)}): descriptions of tasks are left out, "
+                f"The chat template refuses system messages ({one_line(error)}): descriptions of tasks are left out, "
                 "as with the harness' own backend."
             )
         if add_generation_prompt:
             return text
-        begun = chat_history[-1]["content"].strip()  # the answer goes on: what ends the message is cut off
+        begun = chat_history[-1]["content"].strip()  # the answer continues it, so the end of the message is cut off
         end = text.rfind(begun)
         if end < 0:
             raise ConfigError(
-                "--apply-chat-template: the tokenizer's chat template changes how an answer begins (gen_prefix), so "
-                "that it cannot go on from there."
+                "--apply-chat-template: the tokenizer's chat template changes the beginning of an answer (gen_prefix), "
+                "so the model cannot continue it. Leave out the option or gen_prefix."
             )
         return text[: end + len(begun)]
 
@@ -359,7 +358,7 @@ def _tokens_of(answer: np.void) -> list[int]:
 
 
 class StandInModel(LM):  # type: ignore[misc]
-    """Gives every request an answer without a model, so that all else of a task can be tried."""
+    """Answers every request without a model, to try everything else of a task."""
 
     tokenizer_name = ""
 
@@ -370,7 +369,7 @@ class StandInModel(LM):  # type: ignore[misc]
         return [-1.0 for _ in requests]
 
     def generate_until(self, requests: list[Instance], **_: Any) -> list[str]:
-        """Returns texts that are all the same, if they could be generated."""
+        """Returns equal texts; checks that they could be generated."""
         for request in requests:
             decoding_of(request, None, 0)
         return ["answer" for _ in requests]

@@ -1,4 +1,4 @@
-"""The harness' metrics as records: its values as they are, with intervals from its samples."""
+"""The harness' metrics as records: its unchanged values, with intervals from its samples."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def task_results(
 
 
 def group_results(results: Mapping[str, Any]) -> dict[str, GroupResults]:
-    """Returns the groups of the harness' results over which it aggregates."""
+    """Returns the groups that the harness aggregates over."""
     return {
         name: GroupResults(
             tasks=list(results["group_subtasks"].get(name, [])),

@@ -1,4 +1,4 @@
-"""What the harness warns of, or says nothing of although it changes a metric: for the terminal and `results.json`."""
+"""The harness' warnings, and silent changes of metrics, as notices for the terminal and `results.json`."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from dist_eval.options.harness import HarnessConfig
 _LONGEST, _OF_A_KIND = 300, 3
 
 _EXPECTED = re.compile(
-    r"metric \S+ is defined, but (aggregation|higher_is_better) is not"  # results.json says which ones are used
-    r"|Overwriting default num_fewshot"  # as --num-fewshot asks for
-    r"|generation_kwargs: .* specified through cli"  # as --gen-kwargs asks for
+    r"metric \S+ is defined, but (aggregation|higher_is_better) is not"  # results.json has the ones in use
+    r"|Overwriting default num_fewshot"  # requested by --num-fewshot
+    r"|generation_kwargs: .* specified through cli"  # requested by --gen-kwargs
     r"|Custom kwargs can be passed"
 )
 _INDEX = "lm_eval.tasks._index"
-_NO_TASK = "Unknown config shape"  # a file that others include
+_NO_TASK = "Unknown config shape"  # a file that only others include
 
 
 class Notices(logging.Handler):
-    """Collects notices; of many of a kind the first ones, and how many there are."""
+    """Collects notices; if many are of one kind, the first ones and their number."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.skipped: dict[str, str] = {}  # why, for each file with tasks that the harness could not read
-        self.error = ""  # the latest one that the harness has logged instead of raising it
+        self.skipped: dict[str, str] = {}  # the reason for each task file that the harness could not read
+        self.error = ""  # the latest error that the harness logged instead of raising it
         self._texts: dict[object, list[str]] = {}
         self._counts: Counter[object] = Counter()
 
@@ -46,7 +46,7 @@ class Notices(logging.Handler):
         logger.setLevel(logging.WARNING)
         logger.propagate = False
         logger.addHandler(self)
-        index.setLevel(logging.DEBUG)  # files that it cannot read are no more than a debug message
+        index.setLevel(logging.DEBUG)  # it reports unreadable files only as debug messages
         index.addFilter(self._note_skipped)
         try:
             yield
@@ -58,7 +58,7 @@ class Notices(logging.Handler):
             index.setLevel(logging.NOTSET)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Takes a message of the harness."""
+        """Records a message of the harness."""
         text = record.getMessage()
         if record.levelno >= logging.ERROR:
             self.error = readable(text)
@@ -91,18 +91,18 @@ class Notices(logging.Handler):
 
 
 def readable(text: str) -> str:
-    """Returns a text as a single line without control characters, and not too long."""
+    """Returns a text as a single line of limited length without control characters."""
     words = "".join(letter if letter.isprintable() else " " for letter in text).split()
     line = " ".join(words)
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
 
 
 def of_options(options: HarnessConfig, tasks: Mapping[str, Any]) -> Iterator[str]:
-    """Yields what options do not do for tasks, though one might think so."""
+    """Yields notices about options without the expected effect."""
     if not any(task.OUTPUT_TYPE == "generate_until" for task in tasks.values()):
         for option, value in (("--gen-kwargs", options.gen_kwargs), ("--think-end-token", options.think_end_token)):
             if value:
-                yield f"None of the tasks generates texts: {option} changes nothing."
+                yield f"None of the tasks generates texts: {option} has no effect."
     unnamed = [name for name in tasks if name not in options.samples]
     if options.samples and unnamed:
         yield f"--samples does not name {', '.join(unnamed)}: all documents are evaluated, as in the harness."
@@ -111,13 +111,13 @@ def of_options(options: HarnessConfig, tasks: Mapping[str, Any]) -> Iterator[str
         shots = [options.num_fewshot for of_task in shots if of_task != 0]
     if options.apply_chat_template and options.fewshot_as_multiturn is None and any(shots):
         yield (
-            "The examples before a question are in its message. --fewshot-as-multiturn makes turns of them, which is "
-            "the default of the harness' own command line; --no-fewshot-as-multiturn keeps them, without this notice."
+            "The examples before a question are part of its message. --fewshot-as-multiturn makes each a turn, as the "
+            "harness' own command line does by default; --no-fewshot-as-multiturn hides this notice."
         )
 
 
 def before_requests(name: str, task: Any, num_fewshot: int | None) -> Iterator[str]:
-    """Yields what the harness ignores of a task's file and of the options."""
+    """Yields notices about parts of a task's file, and options, that the harness ignores."""
     if num_fewshot and task.get_config("num_fewshot") == 0:
         yield f"Task {name} says num_fewshot: 0, so it has no examples: --num-fewshot {num_fewshot} is ignored."
     if not isinstance(task, ConfigurableTask):
@@ -127,19 +127,19 @@ def before_requests(name: str, task: Any, num_fewshot: int | None) -> Iterator[s
     metrics = [metric for metric in task.aggregation() if metric != "exact_match"]
     if task.multiple_target and task.OUTPUT_TYPE == "generate_until" and not task.config.process_results and metrics:
         yield (
-            f"Task {name} has several targets for a text, of which the harness counts 1 if {' or '.join(metrics)} is "
-            "above 0 for any, else 0."
+            f"Task {name} has several targets for a text. The harness counts 1 if {' or '.join(metrics)} is above 0 "
+            "for any of them, else 0."
         )
 
 
 def after_metrics(name: str, task: Any, samples: Sequence[Mapping[str, Any]], values: Mapping[str, Any]) -> list[str]:
-    """Returns what the harness has left out of a task's metrics, or counted as wrong."""
+    """Returns notices about metrics that the harness left out, and documents that it counted as wrong."""
     found = []
     numbers = {metric for metric, _, _ in read_metrics(values)}
     missing = [metric for metric in task.aggregation() if metric not in numbers]
     if missing and (task.OUTPUT_TYPE != "generate_until" or task.get_config("process_results")):
         found.append(
-            f"Task {name} names the metric {' and '.join(missing)}, for which the harness has no number (output_type: "
+            f"Task {name} names the metric {' and '.join(missing)}, which the harness did not compute (output_type: "
             f"{task.OUTPUT_TYPE})."
         )
     targets = {sample["doc_id"]: sample["target"] for sample in samples}
@@ -147,16 +147,16 @@ def after_metrics(name: str, task: Any, samples: Sequence[Mapping[str, Any]], va
     if 0 < lists < len(targets):
         found.append(
             f"Task {name}: {lists} of {len(targets)} documents have a list of targets, the others a single one; the "
-            "harness takes all for what the first one has."
+            "harness treats all like the first one."
         )
     unlabelled = sum(target is None or _is_negative(target) for target in targets.values())
     if unlabelled and task.OUTPUT_TYPE == "multiple_choice" and not getattr(task, "multiple_input", 0):
         found.append(
-            f"Task {name}: the target of {unlabelled} of {len(targets)} documents is missing or below 0, so it is none "
-            "of their choices; the harness counts them as wrong."
+            f"Task {name}: the target of {unlabelled} of {len(targets)} documents is missing or below 0, so no choice "
+            "is right; the harness counts them as wrong."
         )
     return found
 
 
 def _is_negative(target: Any) -> bool:
-    return isinstance(target, (int, float)) and not target >= 0  # or no number at all
+    return isinstance(target, (int, float)) and not target >= 0  # also for NaN

@@ -1,4 +1,4 @@
-"""One run on tasks of the lm-evaluation-harness, from its configuration to its report."""
+"""A run on tasks of the lm-evaluation-harness, from its configuration to its report."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class AlreadyComplete(EvaluationError):
-    """The run's folder holds this very run, complete."""
+    """The run's folder already holds this run, complete."""
 
 
 class HarnessTasks(RequestJob):
@@ -49,7 +49,7 @@ class HarnessTasks(RequestJob):
         self._tokenizer = self._load_tokenizer()
 
     def lead(self, context: Context) -> None:
-        """Runs the harness, which has its requests answered; writes and shows the results."""
+        """Runs the harness and answers its requests; writes and shows the results."""
         from dist_eval.harness.language_model import HarnessModel
         from dist_eval.harness.tasks import LoadedTasks, tracker_of
 
@@ -75,7 +75,7 @@ class HarnessTasks(RequestJob):
             announce_complete(context.folder)
             show_results(context.folder, config, are_new=False, with_speed=False)
         except DataError:
-            if self._broken is not None:  # it is no fault of the tasks
+            if self._broken is not None:  # the cause is not in the tasks
                 raise self._broken from None
             raise
         else:
@@ -85,8 +85,8 @@ class HarnessTasks(RequestJob):
         tokenizer = load_tokenizer(self.base.name)
         if tokenizer.bos_token_id is None and tokenizer.eos_token_id is None:
             raise ConfigError(
-                f"The tokenizer of {self.base.name} has no token that begins or ends a text, which would stand in for "
-                "an empty context: name one in its tokenizer_config.json, as bos_token or eos_token."
+                f"The tokenizer of {self.base.name} has no token that begins or ends a text, which is needed for an "
+                "empty context: name one in its tokenizer_config.json, as bos_token or eos_token."
             )
         if self.config.apply_chat_template and not tokenizer.chat_template:
             raise ConfigError(
@@ -97,30 +97,30 @@ class HarnessTasks(RequestJob):
         return tokenizer
 
     def _chosen_template(self) -> dict[str, str]:
-        """Returns what the tokenizer is told where it has several chat templates."""
+        """Returns the tokenizer's arguments that choose one of several chat templates."""
         name, templates = self.config.chat_template, self._tokenizer.chat_template
         if not self.config.apply_chat_template or (name is None and not isinstance(templates, dict)):
             return {}
         named = templates if isinstance(templates, dict) else {}
         if (name or "default") not in named:
-            has = f"those named {', '.join(named)}" if named else "one only, without a name"
-            raise ConfigError(f"--chat-template {name or 'is missing'}: of chat templates, the tokenizer has {has}.")
+            has = f"the chat templates {', '.join(named)}" if named else "a single chat template, without a name"
+            raise ConfigError(f"--chat-template {name or 'is missing'}: the tokenizer has {has}.")
         return {"chat_template": name or "default"}
 
     def _check_think_end(self, tokenizer: Any) -> None:
         end, known = self.config.think_end, self.base.config.vocab_size
         if isinstance(end, int) and end >= known:
-            raise ConfigError(f"--think-end-token {end}: the model knows only the ids of {known} tokens.")
+            raise ConfigError(f"--think-end-token {end}: the model knows only {known} ids.")
         if end in tokenizer.all_special_tokens:
             raise ConfigError(
-                f"--think-end-token: texts are read without the tokenizer's special tokens, of which {end} is one: "
+                f"--think-end-token: {end} is one of the tokenizer's special tokens, which are removed from texts: "
                 f"give its id, {tokenizer.convert_tokens_to_ids(end)}."
             )
 
     def _answer(self, context: Context, pairs: Iterator[Pair], prompts: Iterator[Prompt]) -> np.ndarray:
         self._requests = pairs, prompts
         try:
-            with redirect_stdout(self._terminal[0]), redirect_stderr(self._terminal[1]):  # within `quiet` all the same
+            with redirect_stdout(self._terminal[0]), redirect_stderr(self._terminal[1]):  # despite `quiet`
                 self._tasks.say_replaced()
                 answered = answer(self, context)
         except Exception as error:

@@ -1,4 +1,4 @@
-"""Task files, checked as they are loaded: what is wrong names the file and its key, before any data is sent."""
+"""Checks task files as they are loaded; errors name the file and the key, before anything is sent."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TaskFileError(DataError):
 
 
 class CheckedTask(ConfigurableTask):  # type: ignore[misc]
-    """The harness' task of a task file: wrong keys are errors that name them, on construction."""
+    """The harness' task of a task file; construction raises errors that name wrong keys."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         source = (config.get("metadata") or {}).get("config_source", "inline")
@@ -68,7 +68,7 @@ class CheckedTask(ConfigurableTask):  # type: ignore[misc]
         return self._by_key("gen_prefix", super().doc_to_prefix, doc)
 
     def resolve_field(self, doc: Any, field: str | None = None) -> Any:
-        """Returns the description of a document, or how the answer to an example begins."""
+        """Returns the description of a document, or the beginning of its answer."""
         key = "description" if field == self.config.description else "gen_prefix"
         return self._by_key(key, super().resolve_field, doc, field)
 
@@ -99,7 +99,7 @@ class CheckedTask(ConfigurableTask):  # type: ignore[misc]
 
     def _failed(self, key: str | None, error: Exception) -> TaskFileError:
         if key == "metric_list" and isinstance(error.__context__, TypeError):
-            error = error.__context__  # after which the harness has called the metric in another way
+            error = error.__context__  # after it, the harness called the metric in another way
         problem = error_summary(error)
         if isinstance(error, UndefinedError):
             problem = f"{one_line(error)}. {self._columns()}"
@@ -108,7 +108,7 @@ class CheckedTask(ConfigurableTask):  # type: ignore[misc]
         return TaskFileError(f"{self._file}: {f'{key}: ' if key else ''}{problem}")
 
     def _split_of(self, error: Exception) -> str | None:
-        """Returns the key with the split that an error says is missing, if that is what it says."""
+        """Returns the key of the split that is missing according to an error; None for other errors."""
         splits = getattr(self, "dataset", None)
         if not (isinstance(error, KeyError) and error.args and isinstance(splits, Mapping)) or error.args[0] in splits:
             return None
@@ -116,7 +116,7 @@ class CheckedTask(ConfigurableTask):  # type: ignore[misc]
 
 
 def _problems(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yields wrong keys of a task file, each with what is wrong, as far as that can be told without data."""
+    """Yields wrong keys of a task file with the reason, as far as it is known without data."""
     yield from _unknown_keys(config, TaskConfig)
     output_type = config.get("output_type", TaskConfig.output_type)
     if output_type not in ALL_OUTPUT_TYPES:
@@ -130,7 +130,7 @@ def _problems(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             try:
                 utils.env.parse(template)
             except TemplateSyntaxError as error:
-                yield key, f"the template is wrong in line {error.lineno}: {one_line(error)}"
+                yield key, f"the template has an error in line {error.lineno}: {one_line(error)}"
     fewshot = config.get("fewshot_config")
     if isinstance(fewshot, Mapping):
         yield from (("fewshot_config", f"{key}: {problem}") for key, problem in _unknown_keys(fewshot, FewshotConfig))
@@ -162,7 +162,7 @@ def _wrong_metrics(config: Mapping[str, Any]) -> Iterator[str]:
         elif isinstance(aggregation, str) and aggregation not in aggregation_registry:
             yield f"there is no aggregation {aggregation!r}{_similar(aggregation, aggregation_registry)}"
         elif aggregation is None and get_metric_aggregation(getattr(name, "__name__", name)) is None:
-            yield f"the metric {name!r} has no aggregation of its own, and names none, such as `aggregation: mean`."
+            yield f"the metric {name!r} has no default aggregation: name one, such as `aggregation: mean`."
 
 
 def _wrong_filters(filters: Any) -> Iterator[str]:
@@ -179,10 +179,10 @@ def _wrong_filters(filters: Any) -> Iterator[str]:
             try:
                 get_filter(function)(**options)
             except Exception as error:  # of its options, or of a regular expression
-                yield f"the filter {function} cannot be made: {error_summary(error)}"
+                yield f"the filter {function} cannot be created: {error_summary(error)}"
 
 
 def _similar(name: Any, known: Iterable[str]) -> str:
-    """Returns the end of a sentence about an unknown name."""
+    """Returns the end of a sentence about an unknown name, with a similar known one."""
     close = difflib.get_close_matches(str(name), list(known), n=1)
     return f"; did you mean {close[0]}?" if close else "."

@@ -1,4 +1,4 @@
-"""The harness' tasks: found by name, loaded once, and run."""
+"""The harness' tasks: loads them once and runs them."""
 
 from __future__ import annotations
 
@@ -37,27 +37,27 @@ _Shown = tuple[str, tuple[str, str] | None]
 
 
 class ExampleGuard:
-    """Replaces examples of a task that are the question itself: the same document, or the same question and answer.
+    """Replaces examples that are the question itself: the same document, or the same question and answer.
 
-    The harness leaves a question out of its examples only if they come from a split with the same name as `test_split`,
-    which they do not where a task names no `fewshot_split`, or is evaluated on its validation split.
+    The harness removes a question from its examples only if they come from a split with the same name as `test_split`.
+    That is not so if a task names no `fewshot_split` or is evaluated on its validation split.
     """
 
     def __init__(self, task: ConfigurableTask) -> None:
-        self._task, self.prompts = task, 0  # number of prompts with an example that was replaced
+        self._task, self.prompts = task, 0  # number of prompts with a replaced example
         self._question: _Shown = "", None
         self._known: dict[int, tuple[Any, _Shown]] = {}
         self._fewshot_context, self._sample = task.fewshot_context, task.sampler.sample
         task.fewshot_context, task.sampler.sample = self.fewshot_context, self.sample
 
     def fewshot_context(self, doc: Any, num_fewshot: int, **options: Any) -> Any:
-        """Returns the context of a document, as the task makes it."""
+        """Returns the context of a document from the task."""
         if num_fewshot:
             self._question = self._as_shown(doc, self._task.config)
         return self._fewshot_context(doc, num_fewshot=num_fewshot, **options)
 
     def sample(self, n: int, **options: Any) -> Sequence[Any]:
-        """Returns examples as the task's own sampler draws them, with others in the place of the question."""
+        """Returns examples from the task's own sampler, with the question replaced by others."""
         sampler = self._task.sampler
         try:
             drawn = self._sample(n=n, **options)
@@ -77,13 +77,13 @@ class ExampleGuard:
         return kept
 
     def _is_question(self, example: Any) -> bool:
-        if id(example) not in self._known:  # with the example itself, whose id would be used again if it were dropped
+        if id(example) not in self._known:  # stored with the example, whose id could otherwise be reused
             self._known[id(example)] = example, self._as_shown(example, self._task.fewshot_cfg)
         document, turn = self._known[id(example)][1]
         return document == self._question[0] or (turn is not None and turn == self._question[1])
 
     def _as_shown(self, doc: Any, forms: Any) -> _Shown:
-        """Returns a document as text, and question and answer as an example shows them; None if it has none."""
+        """Returns a document as text, and its question and answer as an example shows them, or None."""
         task = self._task
         text = task.doc_to_text(doc, forms.doc_to_text)
         answer = task.doc_to_target(doc, forms.doc_to_target)
@@ -91,15 +91,15 @@ class ExampleGuard:
         try:
             text = choices[text] if isinstance(text, int) else text
             answer = answer[0] if isinstance(answer, list) else choices[answer] if isinstance(answer, int) else answer
-        except LookupError:  # a label that is none of the choices
+        except LookupError:  # the label is not among the choices
             answer = None
         turn = (text, answer) if isinstance(text, str) and isinstance(answer, str) else None
         return document_text(doc), turn
 
     def _too_few(self, wanted: int, found: int) -> DataError:
         return DataError(
-            f"Task {self._task.config.task}: {wanted} examples are wanted in front of each question (--num-fewshot, or "
-            f"the task's num_fewshot), but besides the question there are only {found} to draw from."
+            f"Task {self._task.config.task}: each question needs {wanted} examples (--num-fewshot, or the task's "
+            f"num_fewshot), but there are only {found} to draw from besides the question."
         )
 
 
@@ -115,12 +115,12 @@ class LoadedTasks:
     manager: TaskManager  # finds exactly these
     tasks: dict[str, Any]  # the tasks by name
     options: HarnessConfig  # the options of the run
-    notices: Notices  # what the harness warns of
-    guards: dict[str, ExampleGuard]  # what keeps questions out of their examples, by task
+    notices: Notices  # the harness' warnings
+    guards: dict[str, ExampleGuard]  # by task; they keep questions out of their examples
 
     @classmethod
     def load(cls, options: HarnessConfig, manager: TaskManager | None = None) -> LoadedTasks:
-        """Reads the tasks, which a manager finds, and their data."""
+        """Reads the tasks and their data."""
         loaded: dict[str, Any] = {"tasks": {}, "groups": {}, "group_map": {}}
         notices = Notices()
         with reading(options, notices):
@@ -130,7 +130,7 @@ class LoadedTasks:
                     found = manager.load([name])
                 except EvaluationError:
                     raise
-                except Exception as error:  # of yaml, of datasets, of the hub's client, of a task's own code
+                except Exception as error:  # from yaml, datasets, the hub's client, or a task's own code
                     logged = f" ({notices.error})" if notices.error else ""
                     raise DataError(f"The task {name} cannot be loaded: {error_summary(error)}{logged}") from error
                 for part in ("groups", "group_map"):
@@ -152,17 +152,17 @@ class LoadedTasks:
         return cls(manager, tasks, options, notices, guards)
 
     def say_replaced(self) -> None:
-        """Adds notices about examples that were replaced, once requests are built."""
+        """Adds notices about replaced examples, once requests are built."""
         for name, guard in self.guards.items():
             if guard.prompts:
                 documents = len({instance.doc_id for instance in self.tasks[name].instances})
                 self.notices.say(
-                    f"Task {name}: the examples of {guard.prompts} of {documents} prompts held the question itself, "
-                    "with its answer; others took their place. A fewshot_split of its own avoids that."
+                    f"Task {name}: the examples of {guard.prompts} of {documents} prompts contained the question with "
+                    "its answer and were replaced. A separate fewshot_split avoids this."
                 )
 
     def identity(self) -> dict[str, str]:
-        """Returns hashes of the tasks and their documents, by names for error messages, once requests are built."""
+        """Returns hashes of the tasks and documents by names for error messages, once requests are built."""
         configs = {name: task.dump_config() for name, task in sorted(self.tasks.items())}
         documents = hashlib.sha256()
         for name, task in sorted(self.tasks.items()):
@@ -181,7 +181,7 @@ class LoadedTasks:
         }
 
     def aggregations(self) -> dict[str, dict[str, str | None]]:
-        """Returns which function of the harness makes each metric of documents' values, by task and metric."""
+        """Returns the harness' function that aggregates documents' values, by task and metric; None for others."""
         return {
             name: {
                 metric: function.__name__ if function.__module__ == "lm_eval.api.metrics" else None
@@ -193,12 +193,13 @@ class LoadedTasks:
     def run(
         self, model: LM, tracker: EvaluationTracker | None = None, undefined: Undefined | None = None
     ) -> dict[str, Any]:
-        """Runs the harness, whose requests a model answers, and whose files a tracker writes; returns its results.
+        """Runs the harness with a model, and a tracker that writes its files; returns its results.
 
-        `undefined` takes why metrics have no value whose code fails on answers; None if that is an error.
+        `undefined` receives the reasons why metrics whose code fails on answers have no value; with None, such a
+        failure is an error.
         """
         options = self.options
-        going_on = (
+        tolerating = (
             contextlib.nullcontext()
             if undefined is None
             else collecting_failures(self.tasks, options.samples, undefined)
@@ -208,8 +209,8 @@ class LoadedTasks:
             with (
                 self.notices.listening(),
                 quiet(not options.verbose),
-                environment_with("DISABLE_MULTIPROC", "1"),  # its bootstrap would fork a process on a swarm
-                going_on,
+                environment_with("DISABLE_MULTIPROC", "1"),  # its bootstrap would fork a process with a swarm's threads
+                tolerating,
                 patched(evaluator, "get_git_commit_hash", lambda: None),
             ):
                 results = evaluator.simple_evaluate(
@@ -230,7 +231,7 @@ class LoadedTasks:
                 )
         except EvaluationError:
             raise
-        except Exception as error:  # of a task's own code, templates and metrics
+        except Exception as error:  # from a task's own code, templates and metrics
             raise DataError(
                 f"The harness failed on the tasks {', '.join(self.tasks)}: {error_summary(error)}"
             ) from error
@@ -241,20 +242,20 @@ class LoadedTasks:
 
 
 def _check_options(options: HarnessConfig, tasks: Mapping[str, Any]) -> None:
-    """Checks options that are about single tasks, once these are known."""
+    """Checks options that concern single tasks, once these are known."""
     for name, task in tasks.items():
         if getattr(task, "UNSAFE_CODE", False):
             require_confirmed(options, f"The task {name}")
         if options.enable_thinking and task.OUTPUT_TYPE != "generate_until":
             raise ConfigError(
-                f"--enable-thinking: the task {name} asks for log-likelihoods of answers, which would stand where the "
-                "model's thoughts should."
+                f"--enable-thinking: the task {name} needs log-likelihoods of answers, so the model has no place to "
+                "think. Leave out the option."
             )
     for name, numbers in options.samples.items():
-        if name not in tasks and options.check:  # of which each is loaded by itself
+        if name not in tasks and options.check:  # --check loads each task separately
             continue
         if name not in tasks:
-            raise ConfigError(f"--samples: {name} is none of the tasks of this run, which are {', '.join(tasks)}.")
+            raise ConfigError(f"--samples: {name} is not among the tasks of this run ({', '.join(tasks)}).")
         if numbers[-1] >= (documents := len(tasks[name].eval_docs)):
             raise ConfigError(
                 f"--samples: there is no document {numbers[-1]} in the task {name}, whose {documents} documents are "
@@ -268,13 +269,13 @@ def _add_tasks(tasks: dict[str, Any], found: Mapping[str, Any]) -> None:
         other = tasks.setdefault(task.task_name, task)
         if other is not task and document_text(other.dump_config()) != document_text(task.dump_config()):
             raise ConfigError(
-                f"--tasks: there are two different tasks {task.task_name!r}, such as one of a group that changes it. "
-                "Evaluate them in two runs, or give one of them another name."
+                f"--tasks: there are two different tasks {task.task_name!r}, for example if a group changes one. "
+                "Evaluate them in two runs, or rename one."
             )
 
 
 def _name_documents(name: str, task: Any, samples: Sequence[int] | None) -> None:
-    """Makes errors of a task's templates and code name the document, all from 0 on or one of `samples`."""
+    """Makes errors of a task's templates and code name the document: its number from 0, or in `samples`."""
     numbers = itertools.count() if samples is None else itertools.cycle(samples)
 
     def named(call: Callable[..., Any], number: int) -> Any:
@@ -297,18 +298,18 @@ def _name_documents(name: str, task: Any, samples: Sequence[int] | None) -> None
             request.document = number
         return made
 
-    # the harness makes the context of each document, one after the other, and then its requests
+    # the harness makes the context of each document in turn, and then its requests
     task.fewshot_context = lambda *own, **options: named(partial(fewshot_context, *own, **options), next(numbers))
     task.construct_requests = construct_named
 
 
 def tracker_of(folder: Path) -> EvaluationTracker:
-    """Returns what writes the harness' own files to a folder."""
+    """Returns the tracker that writes the harness' own files to a folder."""
     return EvaluationTracker(output_path=str(folder / "results.json"))
 
 
 def save(tracker: EvaluationTracker, results: dict[str, Any], folder: Path) -> HarnessFiles:
-    """Writes the harness' own files: `results_DATE.json`, and `samples_TASK_DATE.jsonl` of each task."""
+    """Writes the harness' own files: `results_DATE.json`, and `samples_TASK_DATE.jsonl` for each task."""
     samples = results.pop("samples")
     with quiet(), private_files():
         tracker.save_results_aggregated(results=results, samples=samples)
@@ -327,14 +328,14 @@ def save(tracker: EvaluationTracker, results: dict[str, Any], folder: Path) -> H
     for name, lines in wanted.items():
         if not _is_written(folder / name, lines):
             raise RunError(
-                f"The harness could not write {folder / name}. All answers are in the journal: start the same command "
-                "again once that is fixed."
+                f"The harness could not write {folder / name}. All answers are in the journal: fix the cause and start "
+                "the same command again."
             )
     return files
 
 
 def _is_written(path: Path, lines: int | None) -> bool:
-    """Returns whether a file has so many lines, or whether it is JSON."""
+    """Returns whether a file has the given number of lines, or without it whether it is JSON."""
     try:
         with path.open("rb") as file:
             return bool(json.load(file)) if lines is None else sum(1 for _ in file) == lines

@@ -91,14 +91,14 @@ def test_spaces_and_a_first_token_that_is_there_already() -> None:
         (
             request("loglikelihood", "river", 18),
             {},
-            r"document 3: the target \(doc_to_target\) is no text but 18, of type int.",
+            r"document 3: the target \(doc_to_target\) must be a string, got 18 \(int\).",
         ),
         (
             request("loglikelihood_rolling", ["river"]),
             {},
-            r"document 3: the target \(doc_to_target\) is no text but \['river'\], of type list.",
+            r"document 3: the target \(doc_to_target\) must be a string, got \['river'\] \(list\).",
         ),
-        (request("loglikelihood", None, "river"), {}, r"the context \(doc_to_text\) is no text but None"),
+        (request("loglikelihood", None, "river"), {}, r"the context \(doc_to_text\) must be a string, got None"),
         (
             request("loglikelihood", "river", " stone" * 99),
             {},
@@ -107,7 +107,7 @@ def test_spaces_and_a_first_token_that_is_there_already() -> None:
         (
             request("loglikelihood", "river" * 99, " stone"),
             {"strict": True},
-            "more than --max-length 17, and --strict forbids to cut them",
+            "more than --max-length 17, and --strict forbids cutting them",
         ),
         (request("loglikelihood", "river", " stone"), {"vocab_size": 5}, "but the model knows only 5 ids"),
     ],
@@ -162,7 +162,7 @@ def test_thinking_is_no_part_of_a_text() -> None:
     for end, found in ((WORDS[0], ["winter", f"{WORDS[1]} winter"]), (first[-1], ["winter", f"{WORDS[1]} winter"])):
         _, model = prompted(requests, think_end=end, say=lambda text, kind=None: said.append(text))
         assert model.generate_until(requests) == found
-    assert len(said) == 2 and said[0].startswith("Task stories: 1 texts have no --think-end-token, so all of each is")
+    assert len(said) == 2 and said[0].startswith("Task stories: 1 texts have no --think-end-token, so the whole text")
 
 
 @given(
@@ -224,7 +224,7 @@ def test_a_chat_template_that_refuses_system_messages_gets_none() -> None:
     text = model.apply_chat_template(chat)
     assert text == "<s>[user] river" and model.tok_encode(text).count(tokenizer.bos_token_id) == 1
     assert said == [
-        "The chat template takes no system message (System role not supported): descriptions of tasks are left out, as "
+        "The chat template refuses system messages (System role not supported): descriptions of tasks are left out, as "
         "with the harness' own backend."
     ]
 
@@ -234,7 +234,7 @@ def test_what_the_harness_makes_of_rolling_texts_without_a_word_is_said() -> Non
     requests = [request("loglikelihood_rolling", text, number=n) for n, text in enumerate(["river", ""])]
     seen, _ = asked(requests, say=lambda text, kind=None: said.append(text))
     assert [context == continuation[:1] == [TOKENIZER.bos_token_id] for context, continuation in seen] == [True, True]
-    assert "Task stories: texts begin with <s>, before which the harness" in said[1]
+    assert "Task stories: texts begin with <s>. The harness adds another one" in said[1]
     assert said[0] == "Task stories, document 1: the text is empty."
 
 

@@ -194,8 +194,8 @@ def test_it_takes_the_harness_own_arguments(
     assert run_here(*command(model, tasks, tmp_path / "out", *LOCAL), *given[:-3]) == 1
     assert " the --think-end-token and the --enable-thinking. Choose another" in capfd.readouterr().err
     assert run_here(*command(model, tasks, tmp_path / "other", *LOCAL), *CHAT, "--chat-template", "long") == 1
-    has = "those named default, short" if is_id else "one only, without a name"
-    assert f"--chat-template long: of chat templates, the tokenizer has {has}." in capfd.readouterr().err
+    has = "the chat templates default, short" if is_id else "a single chat template, without a name"
+    assert f"--chat-template long: the tokenizer has {has}." in capfd.readouterr().err
 
 
 def assert_recorded(results: dict[str, Any], written: dict[str, Any], samples: dict[str, list[dict[str, Any]]]) -> None:
@@ -346,7 +346,7 @@ WRONG: dict[str, tuple[dict[str, Any], list[str], str]] = {
         [],
         "strange.yaml: doc_to_text: 'query' is undefined. The data has question, choices, answer, ending, text.",
     ),
-    "strict": ({}, ["--strict"], "tokens, more than --max-length 25, and --strict forbids to cut them."),
+    "strict": ({}, ["--strict"], "tokens, more than --max-length 25, and --strict forbids cutting them."),
     "too long": (
         {"doc_to_choice": ["a" * 60, "b", "c", "d"]},
         [],
@@ -429,7 +429,7 @@ def test_tasks_are_listed_by_patterns(tasks: Path, capfd: pytest.CaptureFixture[
         ["words", "task", "multiple_choice", str(tasks / "words.yaml")]
     ]
     assert run_here(*listing, "hellaswog") == 1
-    assert "no task, group or tag has such a name. Did you mean hellaswag" in capfd.readouterr().err
+    assert "no task, group or tag has this name. Did you mean hellaswag" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(

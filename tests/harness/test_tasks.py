@@ -104,8 +104,8 @@ def test_no_example_is_the_question(
     assert all(len(set(prompt)) == len(prompt) == 6 for prompt in prompts(loaded))
     replaced = loaded.guards["strange"].prompts
     assert 0 < replaced <= 12
-    [said] = [text for text in loaded.notices.lines() if "held the question itself" in text]
-    assert said.startswith(f"Task strange: the examples of {replaced} of 12 prompts held the question itself")
+    [said] = [text for text in loaded.notices.lines() if "contained the question" in text]
+    assert said.startswith(f"Task strange: the examples of {replaced} of 12 prompts contained the question")
 
 
 def test_only_what_held_the_question_is_changed(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,10 +125,10 @@ def test_examples_of_a_split_of_their_own_are_those_of_the_harness(load: Load, m
 
 
 @pytest.mark.parametrize(
-    ("rows", "found"), [(ROWS[:5], "besides the question there are only 4 to draw from"), (ROWS[:4], "only 4")]
+    ("rows", "found"), [(ROWS[:5], "there are only 4 to draw from besides the question"), (ROWS[:4], "only 4")]
 )
 def test_too_few_examples_are_refused(load: Load, rows: list[dict[str, Any]], found: str) -> None:
-    with pytest.raises(DataError, match=rf"Task strange: 5 examples are wanted in front of each .*{found}"):
+    with pytest.raises(DataError, match=rf"Task strange: each question needs 5 examples .*{found}"):
         load({"test": rows}, shots=5)
 
 
@@ -171,7 +171,7 @@ def test_a_folder_without_a_task_is_said(name: str, advice: str, tmp_path: Path,
                 "doc_to_target": "['{{question}}', 'b']",
                 "metric_list": [{"metric": "bleu", "aggregation": "bleu", "higher_is_better": True}],
             },
-            "of which the harness counts 1 if bleu is above 0 for any, else 0.",
+            "The harness counts 1 if bleu is above 0 for any of them, else 0.",
         ),
     ],
 )
@@ -232,8 +232,8 @@ def steps(**options: Any) -> list[dict[str, Any]]:
         ({"test_split": "tset"}, "test_split: the data has no split 'tset', but test."),
         ({"fewshot_split": "trian"}, "fewshot_split: the data has no split 'trian', but test."),
         ({"doc_to_text": "{{query}}"}, "doc_to_text: 'query' is undefined. The data has id, question, answer."),
-        ({"doc_to_text": "{{query"}, "doc_to_text: the template is wrong in line 1: unexpected end of template"),
-        ({"description": "{% if %}"}, "description: the template is wrong in line 1: "),
+        ({"doc_to_text": "{{query"}, "doc_to_text: the template has an error in line 1: unexpected end of template"),
+        ({"description": "{% if %}"}, "description: the template has an error in line 1: "),
         ({"doc_to_target": "answr"}, "doc_to_target: there is no column 'answr'; did you mean answer? The data has id"),
         (
             {"doc_to_choice": "options"},
@@ -251,10 +251,13 @@ def steps(**options: Any) -> list[dict[str, Any]]:
         ),
         (
             {"process_results": "process_results", "metric_list": [{"metric": "own"}]},
-            "metric_list: the metric 'own' has no aggregation of its own, and names none",
+            "metric_list: the metric 'own' has no default aggregation: name one",
         ),
         ({"filter_list": steps(function="regx")}, "filter_list: there is no filter 'regx'; did you mean regex?"),
-        ({"filter_list": steps(function="regex", regex_pattern="(")}, "filter_list: the filter regex cannot be made: "),
+        (
+            {"filter_list": steps(function="regex", regex_pattern="(")},
+            "filter_list: the filter regex cannot be created: ",
+        ),
         ({"filter_list": [{"filter": "regex"}]}, "filter_list: each entry should have a name, and a list `filter`"),
         (
             {"fewshot_config": {"sampler": "first"}},
@@ -304,7 +307,7 @@ def test_samples_are_documents_by_their_numbers(load: Load, tmp_path: Path) -> N
         LoadedTasks.load(options(folder, samples={"strange": [3, 5]})).run(StandInModel())
     with pytest.raises(ConfigError, match=r"there is no document 6 in the task strange, whose 6 doc"):
         LoadedTasks.load(options(folder, samples={"strange": [6]}))
-    with pytest.raises(ConfigError, match="--samples: words is none of the tasks of this run, which are strange"):
+    with pytest.raises(ConfigError, match=r"--samples: words is not among the tasks of this run \(strange\)"):
         LoadedTasks.load(options(folder, samples={"words": [0]}))
 
 
@@ -326,8 +329,8 @@ def test_patterns_name_all_tasks_that_they_match(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"gen_kwargs": {"temperature": 1}}, "None of the tasks generates texts: --gen-kwargs changes nothing."),
-        ({"think_end_token": "</think>"}, "None of the tasks generates texts: --think-end-token changes nothing."),
+        ({"gen_kwargs": {"temperature": 1}}, "None of the tasks generates texts: --gen-kwargs has no effect."),
+        ({"think_end_token": "</think>"}, "None of the tasks generates texts: --think-end-token has no effect."),
         ({"apply_chat_template": True, "num_fewshot": 2}, "The examples before a question are in its message."),
         ({"samples": {"strange": [0]}, "tasks": ["strange", "other"]}, "--samples does not name other: all documents"),
     ],
@@ -364,10 +367,10 @@ def test_what_is_left_out_of_the_metrics_or_counted_as_wrong_is_said(load: Load)
     targets = [0, -1, None, [1], float("nan")]
     samples = [{"doc_id": number, "target": target} for number, target in enumerate(targets)]
     assert after_metrics("strange", task, samples, {"alias": "x", "acc,none": 0.5, "acc_stderr,none": "N/A"}) == [
-        "Task strange names the metric perplexity, for which the harness has no number (output_type: multiple_choice).",
-        "Task strange: 1 of 5 documents have a list of targets, the others a single one; the harness takes all for "
-        "what the first one has.",
-        "Task strange: the target of 3 of 5 documents is missing or below 0, so it is none of their choices; the "
+        "Task strange names the metric perplexity, which the harness did not compute (output_type: multiple_choice).",
+        "Task strange: 1 of 5 documents have a list of targets, the others a single one; the harness treats all "
+        "like the first one.",
+        "Task strange: the target of 3 of 5 documents is missing or below 0, so no choice is right; the "
         "harness counts them as wrong.",
     ]
     assert not after_metrics("strange", task, samples[:1], {"acc,none": 0.5, "perplexity,none": 1})
