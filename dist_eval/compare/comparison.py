@@ -1,7 +1,6 @@
 """Compares runs of any kind: tests, differences with intervals, and p-values adjusted for multiple testing.
 
-What a kind of run adds is how it pairs its samples with those of another run: `evaluations` by the rows of a dataset,
-`tasks` by the documents of tasks.
+Kinds of runs differ in how samples are paired: `evaluations` pairs rows of a dataset, `tasks` documents of tasks.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class GroupedTest:
     p_value: float | None  # two-sided p-value of the difference in the share of correct examples; None if unknown
     reason: str | None  # why there is no p-value
     metric: str  # name of the metric that is that share
-    column: str  # the column that names the groups
+    column: str  # the column with the groups
     count: int  # number of groups
 
 
@@ -44,10 +43,10 @@ class Change:
     """A sample that two runs answer differently."""
 
     index: str  # its position in the dataset, or the task and the number of the document
-    label: str  # what is right
-    before: str  # what the first run answers
-    after: str  # what the other one answers
-    kind: str  # what became of it, such as "gained" or "lost"
+    label: str  # the right answer
+    before: str  # the answer of the first run
+    after: str  # the answer of the other run
+    kind: str  # such as "gained" or "lost"
 
 
 @dataclass(frozen=True)
@@ -62,13 +61,13 @@ class Comparison:
     # test of equal accuracy: McNemar's, or the cluster bootstrap if the runs have groups; None without one
     test: McNemar | GroupedTest | None = None
     test_corrected: float | None = None  # its p-value, adjusted for the number of runs; None if there is none
-    # by name of the metric, the number of samples that both runs have, and that of those that only one has; empty if
-    # the runs have the same
+    # by name of the metric, the number of samples that both runs have, and that only one has; empty if both have the
+    # same samples
     samples: dict[str, tuple[int, int]] = field(default_factory=dict)
-    # by name of the metric, McNemar's test where the values of samples are 0 or 1; empty if `test` says it
+    # by name of the metric, McNemar's test where the values of samples are 0 or 1; empty if `test` covers it
     tests: dict[str, McNemar] = field(default_factory=dict)
-    remarks: Sequence[str] = ()  # what else there is to say
-    facts: dict[str, Any] = field(default_factory=dict)  # the same as JSON-compatible values by name
+    remarks: Sequence[str] = ()  # further sentences
+    facts: dict[str, Any] = field(default_factory=dict)  # the same as JSON values by name
 
     def changes(self) -> Iterator[Change]:
         """Yields the samples that the runs answer differently."""
@@ -89,32 +88,32 @@ class ComparedRun(ABC):
     @classmethod
     @abstractmethod
     def load_metrics(cls, given: Sequence[str], runs: Sequence[Self]) -> tuple[list[str], list[Any]]:
-        """Returns names of metrics, and those that are loaded, because runs do not have them; `given` has both."""
+        """Returns the names of all `given` metrics, and those that had to be loaded because the runs lack them."""
 
     @classmethod
     @abstractmethod
     def prepare(cls, runs: Sequence[Self], custom_metrics: Sequence[Any]) -> list[Self]:
-        """Returns runs on the samples that they have in common, with custom metrics computed from their answers."""
+        """Restricts runs to their common samples, and computes custom metrics from their answers."""
 
     @classmethod
     @abstractmethod
     def choose_metrics(
         cls, pairs: Sequence[tuple[Self, Self]], asked: Sequence[str], custom_metrics: Sequence[Any]
     ) -> list[str]:
-        """Returns the names of the metrics of pairs to compare; raises ConfigError if there is none of a name."""
+        """Returns the names of the metrics to compare; raises ConfigError if there is no such metric."""
 
     @abstractmethod
     def compare_with(self, other: Self, metrics: Sequence[str], confidence: float, resamples: int | None) -> Comparison:
-        """Compares another run with this one, without adjusting p-values; raises RunError if they do not fit."""
+        """Compares another run with this one, without adjusting p-values; raises RunError if they do not match."""
 
     @abstractmethod
     def changes_since(self, first: Self) -> Iterator[Change]:
-        """Yields the samples that this run answers in another way than the first."""
+        """Yields the samples that this run answers differently from the first."""
 
     @classmethod
     @abstractmethod
     def describe_runs(cls, runs: Sequence[Self]) -> str:
-        """Returns which samples runs are compared on."""
+        """Returns on which samples runs are compared."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
@@ -134,7 +133,7 @@ def compare(
 
     Args:
         runs: the runs, at least two.
-        metrics: names of metrics; by default the usual ones. Without `custom_metrics`, also of metrics to load.
+        metrics: names of metrics; by default the usual ones. Unless `custom_metrics` is given, also names to load.
         custom_metrics: further metrics; None to load those of `metrics` that the runs do not have.
         confidence: confidence level of the intervals of differences.
         resamples: for each bootstrap interval; None for as many as take a bounded time.

@@ -1,4 +1,4 @@
-"""Compares evaluations on a dataset, example by example: what they require, differences, and changed predictions."""
+"""Compares evaluations on the same dataset, example by example."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class EvaluationRun(ComparedRun):
 
     @classmethod
     def load_metrics(cls, given: Sequence[str], runs: Sequence[EvaluationRun]) -> tuple[list[str], list[Any]]:
-        """Returns names of metrics, and those that are loaded: files and code that are no metrics of the first run."""
+        """Returns names of metrics, and those that had to be loaded: files and code that the first run lacks."""
         first = runs[0]
         specs = [
             name for name in given if name not in first.metrics and (":" in name or "=" in name or Path(name).exists())
@@ -90,7 +90,7 @@ class EvaluationRun(ComparedRun):
 
     @classmethod
     def prepare(cls, runs: Sequence[EvaluationRun], custom_metrics: Sequence[CustomMetric]) -> list[EvaluationRun]:
-        """Returns runs on the rows that they have in common, with custom metrics computed from their predictions."""
+        """Restricts runs to their common rows, and computes custom metrics from their predictions."""
         first, *others = _on_common_rows(runs)
         others = [other.with_classes_of(first) for other in others]
         for other in others:
@@ -100,7 +100,7 @@ class EvaluationRun(ComparedRun):
     def with_classes_of(self, first: EvaluationRun) -> EvaluationRun:
         """Returns this run with its classes in the order of another run's, if both have the same names.
 
-        Recorded values of custom metrics, which may be about a class by its number, are left out.
+        Drops recorded values of custom metrics, which may refer to classes by number.
         """
         names, rows = first.results.label_names, {row.label: row for row in self.results.per_class}
         own = self.results.label_names
@@ -136,12 +136,12 @@ class EvaluationRun(ComparedRun):
 
     @property
     def rows(self) -> np.ndarray:
-        """The rows of the dataset that the run is about, ascending: those with a prediction, and those that failed."""
+        """The evaluated rows of the dataset, ascending: those with a prediction, and those that failed."""
         failed = np.asarray([failure.index for failure in self.results.failures], dtype=np.int64)
         return np.union1d(self.predictions.index, failed)
 
     def restricted(self, rows: np.ndarray, sampling_fraction: float) -> EvaluationRun:
-        """Returns this run on some rows of the dataset, with metrics and intervals computed from its predictions."""
+        """Restricts this run to some rows of the dataset, and computes their metrics and intervals."""
         places = np.flatnonzero(np.isin(self.predictions.index, rows))
         group = None if self.group is None else renumbered(self.group[places])
         if len(places) == len(self.predictions):
@@ -211,7 +211,7 @@ class EvaluationRun(ComparedRun):
     ) -> Comparison:
         """Compares another run with this one, example by example."""
         is_regression = self.results.problem_type == REGRESSION.name
-        accuracy = next(iter(accuracy_names(self.results.problem_type)), None)  # there is none in a regression
+        accuracy = next(iter(accuracy_names(self.results.problem_type)), None)  # None for a regression
         differences = self._differences(other, {*metrics, *([accuracy] if accuracy else [])}, confidence, resamples)
         changes = Changes.between(self.predictions, other.predictions)
         what, largest = "predictions" if is_regression else "probabilities", self._largest_difference(other)
@@ -255,7 +255,7 @@ class EvaluationRun(ComparedRun):
         return differences
 
     def _test(self, changes: Changes, accuracy: str, difference: PairedDifference) -> McNemar | GroupedTest:
-        """Tests for equal accuracy; `difference` is that of the share of correct examples."""
+        """Tests for equal accuracy, whose difference is given."""
         groups = self.results.groups
         if groups is None:
             return mcnemar(changes.worsened, changes.improved)
@@ -278,7 +278,7 @@ class EvaluationRun(ComparedRun):
 
     @classmethod
     def describe_runs(cls, runs: Sequence[EvaluationRun]) -> str:
-        """Returns which examples runs are compared on."""
+        """Returns on which examples runs are compared."""
         first, is_part = runs[0], any(len(run.predictions) < run.results.coverage.seen for run in runs)
         which = ", those that all of the runs evaluated" if is_part else ""
         return f"{format_count(len(first.predictions), 'example')} of {first.results.data.source}{which}"
@@ -322,9 +322,8 @@ def _require_comparable(first: EvaluationRun, second: EvaluationRun) -> None:
     differing = np.setxor1d(first.predictions.index, second.predictions.index)
     if len(differing):
         raise RunError(
-            f"{pair}: {format_count(len(differing), 'example')}, such as number {differing[0]}, failed in one of "
-            f"them only. Start its "
-            "command again to have them tried again."
+            f"{pair}: {format_count(len(differing), 'example')}, such as number {differing[0]}, failed in only one of "
+            "them. Start its command again to try them again."
         )
     if not np.array_equal(first.predictions.label, second.predictions.label):
         raise RunError(f"{pair}: the data are the same, but not the labels in predictions.parquet. Run both again.")

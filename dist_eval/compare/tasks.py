@@ -31,7 +31,7 @@ class TasksRun(TaskRun, ComparedRun):
 
     @classmethod
     def load_metrics(cls, given: Sequence[str], runs: Sequence[TasksRun]) -> tuple[list[str], list[Any]]:
-        """Returns names of metrics, and those of texts that are loaded; metrics of tasks are the harness' own."""
+        """Returns names of metrics, and those of texts that had to be loaded; metrics of tasks are the harness' own."""
         if runs[0].results.dataset is None:
             return list(given), []
         specs = [name for name in given if not all(run.has(name) for run in runs)]
@@ -41,7 +41,7 @@ class TasksRun(TaskRun, ComparedRun):
 
     @classmethod
     def prepare(cls, runs: Sequence[TasksRun], custom_metrics: Sequence[TextMetric]) -> list[TasksRun]:
-        """Returns runs with equal names for what is the same task, and with metrics computed from their texts."""
+        """Gives equal names to the task of runs on prompts, and computes metrics from their texts."""
         first, *others = runs
         if first.results.dataset is None:
             return list(runs)
@@ -85,7 +85,7 @@ class TasksRun(TaskRun, ComparedRun):
         )
 
     def _with_task_named_as_in(self, first: TasksRun) -> TasksRun:
-        """Returns a run on prompts, each of which is on one dataset, whatever its name, like another one."""
+        """Names the single task of a run on prompts, whose name is the dataset's, as in another run."""
         [name], [task] = first.results.tasks, self.results.tasks.values()
         files = self.results.files.model_copy(
             update={"samples": {name: next(iter(self.results.files.samples.values()))}}
@@ -166,7 +166,7 @@ class TasksRun(TaskRun, ComparedRun):
         comparison.samples[name] = (len(both), len(before) + len(after) - 2 * len(both))
 
     def _groups_in_common(self, other: TasksRun, task: str, documents: Sequence[DocumentKey]) -> np.ndarray | None:
-        """Returns the group of each of some documents, int64 of shape [n]; None if runs on prompts have none."""
+        """Returns the group of each document, int64 of shape [n]; None without groups."""
         runs = (self, other)
         groups = [run.results.dataset.groups if run.results.dataset else None for run in runs]
         numbers: list[np.ndarray | None] = [None, None]
@@ -177,7 +177,7 @@ class TasksRun(TaskRun, ComparedRun):
         return numbers[0]
 
     def changes_since(self, first: TasksRun) -> Iterator[Change]:
-        """Yields the documents of which the first metric that is 0 or 1 in both runs differs."""
+        """Yields the documents whose first metric of 0 or 1 differs between the runs."""
         for task in (name for name in first.results.tasks if name in self.results.tasks):
             common = [metric for metric in first.shares(task) if metric.key in self._metrics(task)]
             for metric in common[:1]:
@@ -200,7 +200,7 @@ class TasksRun(TaskRun, ComparedRun):
 
     @classmethod
     def describe_runs(cls, runs: Sequence[TasksRun]) -> str:
-        """Returns which documents runs are compared on."""
+        """Returns on which documents runs are compared."""
         dataset = runs[0].results.dataset
         return f"texts after the rows of {dataset.source}" if dataset else "tasks of the lm-evaluation-harness"
 
