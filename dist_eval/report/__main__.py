@@ -1,4 +1,4 @@
-"""`python -m dist_eval.report RUN`: a run as a page, a summary, metadata, or in a tracker."""
+"""`python -m dist_eval.report RUN`: shows a run as a page, a summary or metadata, or logs it to a tracker."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ShowOptions(Options):
     dataset: list[str] | None = option(
         None, "current location of the dataset (default: as in the run)", group=_PAGE, metavar="FILE"
     )
-    max_mistakes: Natural = option(1000, "most mistakes to show", group=_PAGE)
+    max_mistakes: Natural = option(1000, "maximum number of mistakes", group=_PAGE)
     max_characters: Natural = option(1000, "longer texts are truncated", group=_PAGE)
     markdown: bool = option(False, "print a summary for a pull request", group=_INSTEAD)
     model_index: bool = option(False, "print metadata for a Hugging Face model card (YAML)", group=_INSTEAD)
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def show(options: ShowOptions) -> int:
-    """Shows the run in one of the ways."""
+    """Shows the run as the options ask."""
     try:
         _show(options)
     except OSError as error:

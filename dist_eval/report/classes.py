@@ -1,4 +1,4 @@
-"""What is shown of classes, labels and outputs: tables of metrics, confusions, each class, calibration."""
+"""Sections about classes, labels and outputs: metrics, confusions, each class, calibration."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _LABEL_WIDTH = 30  # characters of a label on a terminal
 
 
 def metric_table(caption: str, names: Sequence[str], results: CompleteRun, **options: Any) -> Table:
-    """Returns a table of metrics; the options are those of `Table`."""
+    """Returns a table of metrics; `options` are those of `Table`."""
     notes = Footnotes()
     rows: Rows = [[name, metric_number(name, results, notes)] for name in names]
     columns = ["metric", f"value [{100 * results.confidence:g} % interval]"]
@@ -38,7 +38,7 @@ def metric_table(caption: str, names: Sequence[str], results: CompleteRun, **opt
 
 
 def frequent_confusions(results: CompleteRun) -> tuple[list[tuple[int, int, int]], int]:
-    """Returns (true class, predicted class, examples) of the most frequent confusions, and how many kinds there are."""
+    """Returns (true class, predicted class, examples) of the most frequent confusions, and the number of all kinds."""
     if results.problem_type != SINGLE_LABEL.name or results.confusion_matrix is None:
         return [], 0
     cells = confusion_cells(results.confusion_matrix).tocoo()
@@ -48,14 +48,14 @@ def frequent_confusions(results: CompleteRun) -> tuple[list[tuple[int, int, int]
 
 
 def confusion_sections(results: CompleteRun, confusions: Sequence[tuple[int, int, int]], kinds: int) -> list[Section]:
-    """Returns the section about confusions (see `frequent_confusions`); none of a regression."""
+    """Returns the section about confusions (see `frequent_confusions`); none for a regression."""
     matrix, names = results.confusion_matrix, results.label_names
     if results.problem_type == SINGLE_LABEL.name and matrix is not None:
         lines = []
         if len(names) > _CLASSES_IN_MATRIX + 1:
-            lines.append(f"Of {len(names)} classes those {_CLASSES_IN_MATRIX} with the most mistakes are drawn.")
+            lines.append(f"The plot shows the {_CLASSES_IN_MATRIX} of {len(names)} classes with the most mistakes.")
         if omitted := getattr(matrix, "omitted", 0):
-            lines.append(f"Cells with few examples, {omitted} in all, are left out.")
+            lines.append(f"Cells with few examples are left out ({omitted} examples in all).")
         plot = Plot(
             "Confusion matrix: examples by true class (rows) and predicted class (columns)",
             lambda: draw_confusion_matrix(results, _CLASSES_IN_MATRIX),
@@ -77,11 +77,11 @@ def confusion_sections(results: CompleteRun, confusions: Sequence[tuple[int, int
         )
         return [Section("Confusion", [plot, table], lines)]
     if results.problem_type == MULTI_LABEL.name and isinstance(matrix, ConfusionMatrix):
-        line = "Each cell has the number of examples, and its share of those that have the label, or that do not."
-        columns = ["label", "there, found", "there, missed", "not there, predicted", "not there, left out"]
+        line = "Each cell has the number of examples, and its share of those with the label or of those without it."
+        columns = ["label", "present, predicted", "present, missed", "absent, predicted", "absent, not predicted"]
         matrices: Any = matrix.matrix
         table = Table(
-            "What became of each label",
+            "Predictions of each label",
             columns,
             [[name, *_label_counts(counts)] for name, counts in zip(names, matrices, strict=True)],
         )
@@ -118,7 +118,7 @@ def class_sections(results: CompleteRun) -> list[Section]:
 
 
 def _class_number(name: str, row: ClassResults | OutputResults, notes: Footnotes) -> Number:
-    value, interval = getattr(row, name), getattr(row.intervals, name, None)  # the support has none
+    value, interval = getattr(row, name), getattr(row.intervals, name, None)  # None for the support
     text = "-" if value is None else str(value) if name == "support" else format_metric(name, value)
     return Number(text, "" if interval is None else format_interval(name, interval, notes))
 
@@ -138,7 +138,7 @@ def calibration_sections(results: CompleteRun) -> list[Section]:
     if rows:
         numbers: Rows = [[row.label, Number(f"{row.ece:.4f}"), Number(f"{row.brier:.4f}")] for row in rows]
         parts.insert(1, Table("Calibration by label", ["label", "ece", "brier"], numbers))
-    ideal = "a label is there as often as the model says" if rows else "the model is right as often as it says"
+    ideal = "a label is as frequent as the model says" if rows else "the model is right as often as it says"
     return [Section("Calibration", parts, [f"On the dashed line of a diagram, {ideal}."])]
 
 

@@ -1,6 +1,6 @@
-"""What is shown of a run, or of several, whatever the format: sections with tables and plots.
+"""A document about one run or several, in no particular format: sections with tables and plots.
 
-`evaluation` and `tasks` describe runs of their kind as such a document, `html` and `markdown` render any.
+`evaluation` and `tasks` describe runs of their kind as documents; `html`, `markdown` and `text` render them.
 """
 
 from __future__ import annotations
@@ -25,19 +25,18 @@ class Number:
     """A cell with a number."""
 
     text: str  # the number
-    # what follows it, after a space: a confidence interval, the mark of a footnote, a share; or nothing
-    suffix: str = ""
+    suffix: str = ""  # follows it, after a space: a confidence interval, a footnote mark, a share; or nothing
 
 
 @dataclass(frozen=True)
 class Link:
-    """A cell with a name that leads to another page."""
+    """A cell with a name that links to another page."""
 
     text: str  # the name
     address: str  # of the page, relative to this one
 
 
-Cell: TypeAlias = str | Number | Link  # a text may be a name out of the data
+Cell: TypeAlias = str | Number | Link  # a text may be a name from the data
 Rows: TypeAlias = list[list[Cell]]
 
 
@@ -45,18 +44,17 @@ Rows: TypeAlias = list[list[Cell]]
 class Table:
     """A table."""
 
-    caption: str  # what it shows; "" if the heading of its section says it
+    caption: str  # "" if the heading of its section suffices
     columns: Sequence[str]  # names of the columns
     rows: Sequence[Sequence[Cell]]  # the cells of each row
     notes: Sequence[str] = ()  # lines below it, such as footnotes
-    keys: int = 1  # number of columns, at the left, that tell the rows apart
+    keys: int = 1  # number of columns on the left that identify a row
     is_folded: bool = False  # whether a page hides it behind its caption until it is opened
     summary_rows: int = 0  # number of rows in a summary; 0 if it is not part of one
-    # whether rows begin with a label and a prediction, whose mistakes a reader may want to see
-    filters_mistakes: bool = False
+    filters_mistakes: bool = False  # whether rows begin with label and prediction, and can filter the mistakes
     further_rows: int = 0  # number of rows that only results.json has
-    # on a terminal, which is narrow: the caption of the table without what follows its numbers and without notes, ""
-    # if these are shown; and the number of characters after which texts are cut, 0 if they are not
+    # on a terminal, which is narrow: the caption to use when suffixes and notes are left out, "" to show them; and the
+    # number of characters after which texts are cut, 0 for no limit
     values_caption: str = ""
     longest_text: int = 0
 
@@ -66,11 +64,11 @@ class Table:
 
     @property
     def alignments(self) -> list[str]:
-        """How each column is aligned: numbers at the right (">"), all else at the left."""
+        """The alignment of each column: right for numbers (">"), else left ("<")."""
         return [">" if isinstance(cell, Number) else "<" for cell in self.rows[0]]
 
     def omission(self, shown: int) -> list[str]:
-        """Returns a line on the rows after the first ones, which are shown; none if these are all."""
+        """Returns a line about the rows after the first `shown`; none if there are no others."""
         omitted = max(0, len(self.rows) - shown) + self.further_rows
         return [f"{format_count(omitted, 'more is', 'more are')} in results.json."] if omitted else []
 
@@ -79,7 +77,7 @@ class Table:
 class Plot:
     """A plot."""
 
-    description: str  # what it shows, for readers who do not see it
+    description: str  # the alternative text
     draw: Callable[[], Figure]  # draws it
 
 
@@ -89,8 +87,8 @@ class Section:
 
     title: str  # its heading
     parts: Sequence[Table | Plot]  # tables and plots
-    lines: Sequence[str] = ()  # what is said above these
-    notes: Sequence[str] = ()  # what is said below these; they are part of a summary
+    lines: Sequence[str] = ()  # text above them
+    notes: Sequence[str] = ()  # text below them, also in a summary
 
     def summary(self) -> list[Table]:
         """Returns the tables that are part of a summary."""
@@ -99,35 +97,34 @@ class Section:
 
 @dataclass(frozen=True)
 class Mistakes:
-    """A list to search and to filter."""
+    """A list of mistakes that can be searched and filtered."""
 
     title: str  # its heading
-    note: str  # how many there are, and which of them are listed
+    note: str  # says how many there are and which are listed
     rows: Sequence[Sequence[str]]  # position, right label, prediction, score and text of each
-    what_is_right: Literal["true", "label", "target"]  # what a right label is called
+    what_is_right: Literal["true", "label", "target"]  # the word for a right label
 
 
 @dataclass(frozen=True)
 class Document:
-    """A run, or several."""
+    """One run or several."""
 
     title: str  # name of the run
     facts: Sequence[str]  # how much was evaluated, then how fast
-    sections: Sequence[Section]  # the sections, of which the first has the metrics
-    facts_first: bool = False  # whether a terminal shows the facts above the tables, too
-    kind: str = ""  # what kind of evaluation it is
+    sections: Sequence[Section]  # the first one has the metrics
+    facts_first: bool = False  # whether a terminal also shows the facts above the tables
+    kind: str = ""  # kind of evaluation
     model: str = ""  # name of the model
-    data: str = ""  # name of what it was evaluated on
+    data: str = ""  # name of the data
     cards: Sequence[tuple[str, Number]] = ()  # the most important metrics
-    # lists the mistakes, which takes reading all predictions; None if there is nothing to list
-    find_mistakes: Callable[[], Mistakes] | None = None
+    find_mistakes: Callable[[], Mistakes] | None = None  # lists the mistakes, by reading all predictions; or None
     details: Sequence[tuple[str, str]] = ()  # further facts by name
     files: Sequence[str] = ()  # names of the files in the run's folder
 
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """What a report shows of the data."""
+    """How much of the data a report shows."""
 
     texts: bool = False  # whether mistakes are shown with their texts
     dataset: str | Sequence[str] | None = None  # current location of the dataset; None for that of the run
@@ -139,14 +136,14 @@ Results: TypeAlias = CompleteRun | CompleteHarnessRun
 
 
 def metric_number(name: str, results: Results | Slice, notes: Footnotes) -> Number:
-    """Returns a metric with its interval, or a footnote that says why it is undefined or has none."""
+    """Returns a metric with its interval, or with a footnote on why it or the interval is undefined."""
     value, interval, why = results.metrics.get(name), results.intervals.get(name), results.undefined.get(name)
     text = "-" if value is None else format_metric(name, value)
     return Number(text, format_interval(name, interval, notes, why) if interval else notes.mark(why))
 
 
 def metric_card(title: str, name: str, results: Results) -> tuple[str, Number]:
-    """Returns a metric with its interval, or the reason why it is undefined or has none, under a title."""
+    """Returns a metric under a title, with its interval, or the reason why it or the interval is undefined."""
     value, interval = results.metrics.get(name), results.intervals.get(name)
     reason = results.undefined.get(name) or (interval.reason if interval else None) or ""
     return title, Number("-" if value is None else format_metric(name, value), format_limits(name, interval) or reason)
@@ -160,7 +157,7 @@ def format_metric(name: str, value: float) -> str:
 
 
 def format_limits(name: str, interval: Interval | None) -> str:
-    """Returns the suffix of a metric that has its interval; empty if there is none."""
+    """Returns the interval of a metric as a suffix; empty if there is none."""
     if interval is None or interval.limits is None:
         return ""
     low, high = interval.limits
@@ -168,5 +165,5 @@ def format_limits(name: str, interval: Interval | None) -> str:
 
 
 def format_interval(name: str, interval: Interval, notes: Footnotes, why_undefined: str | None = None) -> str:
-    """Returns the suffix of a metric in a table: its interval, or the number of the footnote with the reason."""
+    """Returns the suffix of a metric in a table: its interval, or the number of a footnote with the reason."""
     return format_limits(name, interval) or notes.mark(why_undefined or interval.reason)

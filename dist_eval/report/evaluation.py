@@ -1,4 +1,4 @@
-"""An evaluation on a dataset, as a document: metrics, confusions, classes, calibration, slices, mistakes."""
+"""Describes an evaluation on a dataset: metrics, confusions, classes, calibration, slices, mistakes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from dist_eval.tables import Footnotes, format_count
 _LABELS_SHOWN, _METRICS_OF_A_SLICE = 10, 2
 _AVERAGES = ("macro", "micro", "weighted")
 
-# names of metrics on the hub that differ from those here
+# names of metrics on the hub, where they differ
 _HUB_NAMES = {"mcc": "matthews_correlation", "pearson": "pearsonr", "spearman": "spearmanr"}
 _AVERAGED = ("f1", "precision", "recall", "roc_auc_ovr", "average_precision")
 
@@ -110,8 +110,8 @@ class ShownEvaluation(ShownRun):
     def has_data_of(self, other: ShownRun) -> bool:
         """Returns whether texts, labels and rows are the same.
 
-        A prompt is part of the texts whose digest is recorded, and labels are by their numbers. So with a prompt, and
-        where models have the same classes in another order, the columns decide, and the numbers of examples by class.
+        The recorded digest covers the texts with their prompt, and the labels' numbers. So with a prompt, or if models
+        have the same classes in another order, the digests of columns and the numbers of examples by class decide.
         """
         if not isinstance(other, ShownEvaluation):
             return False
@@ -169,7 +169,7 @@ def _metrics(results: CompleteRun) -> Section:
 
 
 def _averages(results: CompleteRun) -> list[Table]:
-    """Returns the averages over classes or labels; none of the outputs of a regression."""
+    """Returns the averages over classes or labels; none for a regression."""
     if results.problem_type == REGRESSION.name:
         return []
     notes = Footnotes()
@@ -215,7 +215,7 @@ def _details(results: CompleteRun, options: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _prompt(prompt: PromptSummary | None) -> dict[str, str]:
-    """Returns how a language model was asked for the classes."""
+    """Describes the prompt and the label words of a language model."""
     if prompt is None:
         return {}
     return {
@@ -234,12 +234,12 @@ def _backend(options: Mapping[str, Any]) -> str:
 
 
 def _longest(data: DatasetSummary, *, is_given: bool) -> str:
-    words = f"{format_count(data.max_length, 'token')}" + ("" if is_given else " (the option was not given)")
-    return f"{words}; {format_count(data.truncated, 'text') if data.truncated else 'no texts'} had to be cut to it"
+    words = f"{format_count(data.max_length, 'token')}" + ("" if is_given else " (by default)")
+    return f"{words}; {format_count(data.truncated, 'text') if data.truncated else 'no texts'} cut"
 
 
 def _find_mistakes(run: FinishedRun, confusions: Sequence[tuple[int, int]], options: ReportOptions) -> Mistakes:
-    """Lists the worst mistakes of a run, up to a number of each of its most frequent confusions."""
+    """Lists the worst mistakes of a run, including some of each of its most frequent confusions."""
     problem = run.results.problem_type
     is_regression = problem == REGRESSION.name
     of_each_pair = options.most // (2 * max(1, len(confusions)))
@@ -273,7 +273,7 @@ def _note(total: int, shown: int, options: ReportOptions, of_each_pair: int, *, 
     if shown < total:
         which = f"The first {shown}"
         if of_each_pair:
-            which = f"{shown} of them, up to {of_each_pair} of each of the most frequent confusions among them,"
+            which = f"{shown} of them, including up to {of_each_pair} of each of the most frequent confusions,"
         words += f" {which} are in this file, all in predictions.parquet."
     if options.texts:
         return f"{words} Texts are cut after {options.longest} characters."
@@ -285,7 +285,7 @@ def _cut(text: str, longest: int) -> str:
 
 
 def _format_label(label: Any, problem: str, names: Sequence[str]) -> str:
-    """Formats a label or a prediction: an int64, or an array of shape [num_labels] of several labels or outputs."""
+    """Formats a label or a prediction: an int64, or an array of shape [num_labels] for several labels or outputs."""
     if problem == SINGLE_LABEL.name:
         return names[int(label)]
     if problem == MULTI_LABEL.name:

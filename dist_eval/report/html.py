@@ -1,8 +1,8 @@
-"""A document as one self-contained HTML file.
+"""Renders a document as one self-contained HTML file.
 
-Values out of the data are escaped by the template engine, or are in a JSON block that the page's script writes to text
+Values from the data are escaped by the template engine, or are in a JSON block that the page's script writes to text
 nodes; in addition, a Content-Security-Policy allows only the page's own script and style, by their hashes. Plots are
-images, in which nothing can be executed. Output is deterministic.
+images, which cannot execute anything. Output is deterministic.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ def render_html(document: Document) -> str:
 
     Raises:
         RunError: predictions of the run cannot be read.
-        DataError: texts are wanted, but the dataset cannot be read, or is not that of the run.
+        DataError: texts were requested, but the dataset cannot be read or has changed since the run.
     """
     from markupsafe import Markup
 
     environment = _environment()
-    # the source, not a template: the hash must be that of the text in the page
+    # the source, not a rendered template, so that the hash matches the text in the page
     style, script = (environment.loader.get_source(environment, name)[0] for name in ("report.css", "report.js"))
     mistakes = document.find_mistakes() if document.find_mistakes else None
     rows = mistakes.rows if mistakes else []
@@ -45,7 +45,7 @@ def render_html(document: Document) -> str:
 
 
 def render_summary(document: Document) -> str:
-    """Renders what a terminal shows of a document as a part of another page, such as a notebook."""
+    """Renders a document as printed on a terminal, as a part of another page, such as a notebook."""
     return _environment().get_template("summary.html.jinja").render(document=document, most_rows=0)
 
 

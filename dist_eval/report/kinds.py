@@ -1,4 +1,4 @@
-"""The class that shows a run, by its kind. Imports no large library before one is shown."""
+"""Chooses the class that shows a run, by its kind. Imports no large library until then."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def shown_run(results: Results, folder: Path = Path()) -> ShownRun:
-    """Returns a complete run of any kind as it is shown."""
+    """Returns the presentation of a complete run of any kind."""
     from dist_eval.report.evaluation import ShownEvaluation
     from dist_eval.report.tasks import ShownTasks
 

@@ -1,4 +1,4 @@
-"""A document as a summary in Markdown, for a pull request or a CI job."""
+"""Renders a document as a summary in Markdown, for a pull request or a CI job."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def code(text: object) -> str:
 
 
 def _table_blocks(table: Table) -> list[str]:
-    """Returns a table with its notes; below its caption, if any, and then folded if it is long."""
+    """Returns a table with its notes, below its caption if it has one; a long table with a caption is folded."""
     rows = [list(map(_cell, row)) for row in table.summary()]
     head = [code(name) if "|" in name or "`" in name else escape(name) for name in table.columns]
     blocks = [

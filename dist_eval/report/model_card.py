@@ -1,4 +1,4 @@
-"""A run as the `model-index` of a Hugging Face model card. Nothing is uploaded."""
+"""Formats a run as the `model-index` of a Hugging Face model card. Uploads nothing."""
 
 from __future__ import annotations
 
@@ -13,5 +13,5 @@ def model_index(results: Results, model_name: str) -> str:
     """Builds the metadata of a model card."""
     entries = [EvalResult(**entry) for entry in shown_run(results).entries() if entry["metric_value"] is not None]
     if not entries:
-        raise RunError("All metrics of this run are undefined: there is nothing for a model card.")
+        raise RunError("All metrics of this run are undefined, so a model card would be empty.")
     return ModelCardData(model_name=model_name, eval_results=entries).to_yaml() + "\n"

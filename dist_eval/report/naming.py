@@ -1,4 +1,4 @@
-"""Public names of the models, datasets and files of a run: without directories of this machine."""
+"""Public names of the models, datasets and files of a run, without directories of this machine."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _DIRECTORIES = re.compile(r"(?<![\w./~-])/(?:[^\s/'\"]+/)+")
 def name_of(source: str, is_path: bool | None = None) -> str:
     """Returns the public name of a model or dataset."""
     if is_path is None:
-        is_path = source.startswith(("/", ".", "~")) or os.path.exists(source)  # of any name, however long
+        is_path = source.startswith(("/", ".", "~")) or os.path.exists(source)  # Path.exists fails for long names
     return Path(os.path.normpath(source)).name or source if is_path else source
 
 
@@ -30,7 +30,7 @@ def dataset_name(data: DatasetSummary) -> str:
 
 
 def without_directories(message: str) -> str:
-    """Returns a message in which absolute paths have no directories."""
+    """Removes directories from absolute paths in a message."""
     return _DIRECTORIES.sub("", message)
 
 
@@ -53,7 +53,7 @@ def options_of(results: CompleteRun | CompleteHarnessRun) -> dict[str, Any]:
 
 
 def without_folders(options: Mapping[str, Any], are_paths: Mapping[str, bool | None] | None = None) -> dict[str, Any]:
-    """Returns options by name with public names in place of paths; `are_paths` says which are, if that is known."""
+    """Returns options with public names instead of paths; `are_paths` says which are paths, if known."""
     named = {**dict.fromkeys(_SOURCES), **(are_paths or {}), **dict.fromkeys(_FILES, True)}
     shown = {name: _names_of(options[name], is_path) for name, is_path in named.items() if options.get(name)}
     lists = {name: [Path(value).name for value in options[name]] for name in _LISTS if options.get(name)}

@@ -1,4 +1,4 @@
-"""A complete run as a document, its page `report.html`, and what is printed of it."""
+"""Describes a complete run, writes its page `report.html`, and formats its printed results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dist_eval.runs.reading import read_run
 
 
 def describe_run(folder: Path, options: ReportOptions | None = None, results: Results | None = None) -> Document:
-    """Describes a complete run of any kind, whose results are read unless they are given."""
+    """Describes a complete run of any kind; reads its results unless given."""
     return shown_run(results or read_run(folder), folder).describe(options or ReportOptions())
 
 
@@ -43,10 +43,10 @@ def format_run(folder: Path, *, with_speed: bool = True) -> str:
 
 
 def report_on(folder: Path, wanted: str) -> None:
-    """Replaces the report of a run by what `--report` asks for; a failure is reported but does not fail the run."""
+    """Replaces the report of a run as `--report` asks; a failure is printed but does not fail the run."""
     try:
         (folder / REPORT).unlink(missing_ok=True)  # it shows previous results
         if wanted != "none":
             write_report(folder, ReportOptions(texts=wanted == "texts"))
-    except Exception as error:  # a full disk, a dataset that was moved meanwhile
+    except Exception as error:  # such as a full disk, or a dataset that was moved
         print_error(f"{REPORT} could not be written ({one_line(error)}); all numbers are in {RESULTS}.")

@@ -1,4 +1,4 @@
-"""What runs of several kinds show: slices, failures, ranks and servers, and what to be careful about."""
+"""Sections that runs of several kinds share: slices, failures, ranks and servers, and caveats."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SLOW = 1.2  # times the median duration
 
 
 def slice_sections(slices: Sequence[Slice], names: Sequence[str]) -> list[Section]:
-    """Returns a section with the slices by each column; `names` has the metrics, the most important one first."""
+    """Returns a section with the slices by each column; `names` are the metrics, most important first."""
     by_column: dict[str, list[Slice]] = {}
     for part in slices:
         by_column.setdefault(part.by, []).append(part)
@@ -56,7 +56,7 @@ def _why_left_out(name: str, slices: Sequence[Slice]) -> str:
     if all(reason == first for reason in others):
         return f"No slice has {name}: {first}."
     where = f"In {_slice_name(slices[0])!r}"
-    return f"No slice has {name}. {where}: {first}. The reasons of the others are in results.json."
+    return f"No slice has {name}. {where}: {first}. The reasons for the others are in results.json."
 
 
 def _slice_name(part: Slice) -> str:
@@ -65,7 +65,7 @@ def _slice_name(part: Slice) -> str:
 
 
 def failure_sections(failures: Sequence[FailedExample]) -> list[Section]:
-    """Returns a section with the examples that failed; none without any."""
+    """Returns a section with the failed examples; none if there are none."""
     if not failures:
         return []
     rows: Rows = [[f"#{failure.index}", failure.reason] for failure in failures]
@@ -74,13 +74,13 @@ def failure_sections(failures: Sequence[FailedExample]) -> list[Section]:
 
 
 def format_speed(results: Results, unit: str) -> str:
-    """Returns the speed of all ranks together, with what was evaluated in the plural."""
+    """Returns the speed of all ranks together; `unit` is a plural."""
     speed, ranks = results.throughput, format_count(len(results.ranks), "rank")
     return f"{speed.examples_per_second:.1f} {unit}/s, {speed.tokens_per_second:.0f} tokens/s on {ranks}"
 
 
 def work_details(results: Results) -> dict[str, Any]:
-    """Returns where, when and with what a run was made, by name."""
+    """Returns place, time and versions of a run, by name."""
     environment = results.environment
     return {
         "ranks": f"{len(results.ranks)} on {format_count(len({rank.host for rank in results.ranks}), 'host')}",
@@ -93,7 +93,7 @@ def work_details(results: Results) -> dict[str, Any]:
 
 
 def work_section(results: Results, unit: str, *, with_hosts: bool) -> Section:
-    """Returns what each rank and each server did."""
+    """Returns the section about the work of ranks and servers."""
     tables = [_rank_table(results, unit, with_hosts=with_hosts), *_server_tables(results)]
     return Section("Ranks and servers", tables)
 
@@ -120,7 +120,7 @@ def _rank_table(results: Results, unit: str, *, with_hosts: bool) -> Table:
         for rank in results.ranks
     ]
     columns = ["rank", "host", unit, "resumed", "batches", "seconds", "of the slowest", f"{unit}/s", "in flight"]
-    return Table("What each rank did", columns, rows)
+    return Table("Work of each rank", columns, rows)
 
 
 def _server_tables(results: Results) -> list[Table]:
@@ -139,7 +139,7 @@ def _server_tables(results: Results) -> list[Table]:
         ]
         for peer, traffic in sorted(servers.items())
     ]
-    caption = "What servers did for all ranks; the latency is that of the rank that waited longest"
+    caption = "Work of servers for all ranks; latencies are those of the rank that waited longest"
     columns = ["server", "requests", "failed", "wrong answers", "latency, median", "95th percentile"]
     return [Table(caption, columns, rows)] if rows else []
 
@@ -150,7 +150,7 @@ def _longest(seconds: list[float | None]) -> Number:
 
 
 def metrics_shown(scores: Scores) -> list[str]:
-    """Returns the names of the main metrics of the problem type, those that a run has, and of its custom metrics."""
+    """Returns the names of the problem type's main metrics that a run has, and of its custom metrics."""
     return [
         *(name for name in metric_names(scores.problem_type, "table") if name in scores.metrics),
         *scores.custom_metrics,
@@ -158,7 +158,7 @@ def metrics_shown(scores: Scores) -> list[str]:
 
 
 def format_coverage(results: EvaluationResults) -> str:
-    """Returns how many examples were evaluated, and what was odd about their texts and labels."""
+    """Returns how many examples were evaluated, and peculiarities of their texts and labels."""
     coverage, data = results.coverage, results.data
 
     def texts_have(count: int) -> str:
@@ -180,7 +180,7 @@ def format_coverage(results: EvaluationResults) -> str:
 
 
 def format_selection(selection: SelectionSummary | None) -> str:
-    """Returns which rows of the dataset were evaluated; empty if all of them."""
+    """Returns which rows of the dataset were evaluated; empty for all."""
     if selection is None:
         return ""
     what = f"{selection.rows:,} of {selection.population:,} row{'s' if selection.population != 1 else ''}"
@@ -191,7 +191,7 @@ def format_selection(selection: SelectionSummary | None) -> str:
 
 
 def row_caveats(selection: SelectionSummary | None, groups: Groups | None) -> list[str]:
-    """Returns lines on which rows of a dataset were evaluated, and which of them belong together; empty if none do."""
+    """Returns lines on a selection of rows and on groups; empty without either."""
     lines = []
     if selection:
         of_others = ""
@@ -200,7 +200,7 @@ def row_caveats(selection: SelectionSummary | None, groups: Groups | None) -> li
         elif selection.method != "first":
             of_others = f"; the intervals are for the metrics of all {selection.population:,}"
         elif selection.rows < selection.population:
-            of_others = "; no random sample, so the intervals say nothing of the other rows"
+            of_others = "; not a random sample, so the intervals do not apply to the other rows"
         lines.append(f"rows: {format_selection(selection)}{of_others}")
     if groups:
         few = f"; with fewer than {FEW_UNITS} there are none" if groups.count < FEW_UNITS else ""
@@ -212,7 +212,7 @@ def row_caveats(selection: SelectionSummary | None, groups: Groups | None) -> li
 
 
 def caveats(results: EvaluationResults) -> list[str]:
-    """Returns what a reader of the metrics should know: rows, groups, ranks, adapter, precisions, sessions, audit."""
+    """Returns caveats about the metrics: rows, groups, ranks, adapter, precisions, sessions, audit."""
     lines = row_caveats(results.data.selection, results.groups)
     if spread := results.spread:
         lines.append(
@@ -224,18 +224,18 @@ def caveats(results: EvaluationResults) -> list[str]:
     precisions = (results.swarm and results.swarm.precisions) or []
     if len(precisions) > 1:
         computed = f"servers computed in {' and '.join(precisions)}"
-        lines.append(f"{computed}: the figures depend on which of them got which batch")
+        lines.append(f"{computed}: the figures depend on which server got which batch")
     if (sessions := results.sessions) and sessions.fell_back:
         batches = format_count(sessions.batches, "batch was", "batches were")
         lines.append(
-            f"{sessions.fell_back} of {batches} planned for sessions, but sent as plain forwards: the last digits may "
-            "differ from those of other runs"
+            f"{sessions.fell_back} of {batches} planned for sessions but sent as plain forwards: the last digits may "
+            "differ from other runs"
         )
     return lines + audit_lines(results.audit)
 
 
 def audit_lines(audit: Audit | None) -> list[str]:
-    """Returns lines on what an audit found; empty without one."""
+    """Returns lines about the findings of an audit; empty without one."""
     if audit is None:
         return []
     without = audit.alone + audit.unanswered
@@ -250,7 +250,7 @@ def audit_lines(audit: Audit | None) -> list[str]:
             lines.append(f"audit: {server.peer} was outvoted by other servers; its batches were recomputed")
     for dispute in audit.first_disputes[:1]:
         lines.append(
-            f"audit: undecided which of {' and '.join(dispute.peers)} is right ({dispute.why}); the result may be "
-            f"wrong, all disputes are in {RESULTS}"
+            f"audit: undecided whether {' or '.join(dispute.peers)} is right ({dispute.why}); the result may be wrong; "
+            f"all disputes are in {RESULTS}"
         )
     return lines

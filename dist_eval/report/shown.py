@@ -1,4 +1,4 @@
-"""A complete run as reports, summaries and model cards show it; each kind of run adds what is its own."""
+"""Presents a complete run for reports, summaries and model cards; each kind of run adds its own parts."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class ShownRun(ABC):
     """A complete run."""
 
     results: Any
-    kind: str  # what kind of evaluation it is
-    unit: str  # what was evaluated, in the plural
+    kind: str  # kind of evaluation
+    unit: str  # the word for what was evaluated, in the plural
     model: str  # public name of the model
-    data: str  # public name of what it was evaluated on
-    main_metrics: Sequence[str]  # names of the metrics that tables of several runs have
-    slice_metrics: Sequence[str]  # names of the metrics of slices, the most important one first
+    data: str  # public name of the data
+    main_metrics: Sequence[str]  # names of the metrics in tables of several runs
+    slice_metrics: Sequence[str]  # names of the metrics of slices, most important first
     cards: Sequence[tuple[str, str]]  # title and name of the most important metrics
     plots: Sequence[str] = ()  # names of the plots in the run's folder
     weights: str  # digest of the model's weights
@@ -58,7 +58,7 @@ class ShownRun(ABC):
 
     @abstractmethod
     def sections(self) -> list[Section]:
-        """Returns the sections with the metrics, and what else follows from the samples."""
+        """Returns the sections with metrics and everything else computed from the samples."""
 
     @abstractmethod
     def find_mistakes(self, options: ReportOptions) -> Mistakes:
@@ -78,4 +78,4 @@ class ShownRun(ABC):
 
     @abstractmethod
     def entries(self) -> list[dict[str, Any]]:
-        """Returns the metrics as a model card has them: the arguments of `huggingface_hub.EvalResult`."""
+        """Returns the metrics for a model card: the arguments of `huggingface_hub.EvalResult`."""

@@ -1,4 +1,4 @@
-"""A run on tasks of the lm-evaluation-harness, or on prompts, as a document: metrics, and missed documents."""
+"""Describes a run on tasks of the lm-evaluation-harness or on prompts: metrics and missed documents."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CARDS = 4
 
 
 class ShownTasks(ShownRun):
-    """A run on tasks, or on prompts."""
+    """A run on tasks or prompts."""
 
     results: CompleteHarnessRun
     kind = "language modeling"
@@ -46,13 +46,13 @@ class ShownTasks(ShownRun):
             self.unit = "requests" if results.requests.texts else "texts"
         self.main_metrics = results.main_metrics
         names = [metric.metric for task in results.tasks.values() for metric in task.metrics]
-        self.slice_metrics = [name for name in names if name != "exact_match_raw"]  # the stricter one of both
+        self.slice_metrics = [name for name in names if name != "exact_match_raw"]  # exact_match suffices
         firsts = [(name, task.metrics[0].key) for name, task in list(results.tasks.items())[:_CARDS] if task.metrics]
         self.cards = [(f"{task}: {metric}", f"{task}/{metric}") for task, metric in firsts]
         self.weights = results.model.digest
 
     def coverage(self) -> str:
-        """Returns how many requests were answered, and what that took."""
+        """Returns how many requests were answered, and the work for them."""
         coverage, requests, prompts = self.results.coverage, self.results.requests, self.results.prompts
         parts = [f"{coverage.seen} of {format_count(coverage.expected, self.unit[:-1])}, each exactly once"]
         if requests.texts:
@@ -88,7 +88,7 @@ class ShownTasks(ShownRun):
         )
 
     def has_data_of(self, other: ShownRun) -> bool:
-        """Returns whether texts have the same references; a metric of a task has the task's name in its own."""
+        """Returns whether texts have the same references; for tasks, metrics already differ by the task's name."""
         if not isinstance(other, ShownTasks):
             return False
         references = (run.dataset and run.dataset.references_digest for run in (self.results, other.results))
@@ -109,7 +109,7 @@ class ShownTasks(ShownRun):
 
 
 def _tasks_of(name: str, run: CompleteHarnessRun) -> Iterator[TaskResults]:
-    """Yields a task, or the tasks of a group and of the groups in it."""
+    """Yields a task, or the tasks of a group and of its groups."""
     if name in run.tasks:
         yield run.tasks[name]
     elif name in run.groups:
@@ -155,22 +155,22 @@ def _find_missed(run: TaskRun, options: ReportOptions) -> Mistakes:
         for task in run.results.tasks
         for metric, sample in _missed(run, task)
     ]
-    note = "There are none, by a metric that is 0 or 1 for a document."
+    note = "None, by a metric that is 0 or 1 for a document."
     if rows:
         count = format_count(len(rows), "document")
-        note = f"{count}, by the first metric of their task that is 0 or 1 for a document."
+        note = f"{count}, by the task's first metric that is 0 or 1 for a document."
         if len(rows) > options.most:
             file = "predictions.parquet" if run.results.dataset else "samples_*.jsonl"
             note += f" The first {options.most} are in this file, all in {file}."
         if options.texts:
-            note += f" Of longer contexts the last {options.longest} characters are shown."
+            note += f" Contexts are cut to their last {options.longest} characters."
         else:
             note += " Their texts are not in this file: dist-eval report RUN --texts adds them."
     return Mistakes("Missed documents", note, rows[: options.most], "target")
 
 
 def _missed(run: TaskRun, task: str) -> Iterator[tuple[str, Sample]]:
-    """Yields the documents of which the first metric that is 0 or 1 is 0, with that metric."""
+    """Yields the documents whose first metric that is 0 or 1 is 0, with that metric."""
     for share in run.shares(task)[:1]:
         for _, sample in run.samples(task):
             if sample.filter == share.filter and sample.values.get(share.metric) == 0:
@@ -201,13 +201,13 @@ def _details(results: CompleteHarnessRun, options: Mapping[str, Any]) -> dict[st
         "--apply-chat-template": options.get("apply_chat_template"),
         "--confidence": options["confidence"],
         "forwards": requests.texts
-        and f"{requests.forwards} of {format_count(requests.texts, 'context')} with continuations; {requests.saved} "
-        "were equal to another one up to the last token",
+        and f"{requests.forwards} for {format_count(requests.texts, 'context')} with continuations; {requests.saved} "
+        "equal another one up to the last token",
         "prompts": prompts
-        and f"{prompts.texts}, the longest of {prompts.longest} tokens; {prompts.truncated or 'none'} had to be cut",
+        and f"{prompts.texts}, the longest of {prompts.longest} tokens; {prompts.truncated or 'none'} cut",
         "decoding": prompts and "; ".join(_decoding(metric) for metric in prompts.decodings[:_CARDS]),
         "longest": requests.texts
-        and f"{requests.longest} tokens; {requests.truncated or 'none'} had to be cut to {requests.max_length}",
+        and f"{requests.longest} tokens; {requests.truncated or 'none'} cut to {requests.max_length}",
         **work_details(results),
         "digest of the token ids": requests.digest if requests.texts else "",
         "digest of the prompts": prompts and prompts.digest,
@@ -215,7 +215,7 @@ def _details(results: CompleteHarnessRun, options: Mapping[str, Any]) -> dict[st
 
 
 def _decoding(decoding: Decoding) -> str:
-    """Returns how texts were generated."""
+    """Describes how texts were generated."""
     if not decoding.temperature:
         words = "greedy"
     else:

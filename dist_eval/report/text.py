@@ -1,4 +1,4 @@
-"""A document as plain text, for a terminal."""
+"""Renders a document as plain text, for a terminal."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dist_eval.tables import output_width, text_table
 
 
 def render_text(document: Document) -> str:
-    """Renders the summary of a document: its tables, and below them all else that is said.
+    """Renders the summary of a document: its tables, then its facts and notes.
 
-    What is said in sentences may be wider than standard output, so that a command in it can be copied.
+    Sentences may be wider than standard output, so that a command in them can be copied.
     """
     blocks = [_table_lines(table) for section in document.sections for table in section.summary()]
     notes = [line for section in document.sections for line in section.notes]
@@ -36,7 +36,7 @@ def _table_lines(table: Table) -> list[str]:
 
 
 def _format_column(table: Table, cells: Sequence[Cell]) -> list[str]:
-    """Formats the cells of a column: numbers end below each other, and what follows them begins there."""
+    """Formats the cells of a column: numbers are aligned on the right, their suffixes on the left."""
     numbers = [cell for cell in cells if isinstance(cell, Number)]
     suffixes = {id(cell): "" if table.values_caption else cell.suffix for cell in numbers}
     width = max((len(cell.text) for cell in numbers), default=0)

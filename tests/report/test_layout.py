@@ -77,7 +77,7 @@ def test_the_run_says_how_it_was_made(pages: dict[str, Path], visit: Open, tmp_p
     facts = dict(zip(names, values, strict=True))
     assert {
         "backend": "petals: on a swarm, activations sent as float16",
-        "--max-length": "64 tokens; 3 texts had to be cut to it",
+        "--max-length": "64 tokens; 3 texts cut",
         "custom metrics": "own.py:worst, package:best",
         "--confidence": "0.9",
         "--group-column": "document",

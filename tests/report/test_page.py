@@ -416,7 +416,7 @@ def test_many_thousand_mistakes_do_not_choke_a_browser(tmp_path: Path, visit: Vi
     note = page.locator("#mistakes > p").first.inner_text()
     total = int(note.split()[0])
     assert total > 3_500
-    assert "1000 of them, up to 250 of each of the most frequent confusions among them, are in this file" in note
+    assert "1000 of them, including up to 250 of each of the most frequent confusions, are in this file" in note
     assert page.locator("#where").inner_text() == "1 to 25 of 1000"
 
 
