@@ -200,7 +200,7 @@ def row_caveats(selection: SelectionSummary | None, groups: Groups | None) -> li
         elif selection.method != "first":
             of_others = f"; the intervals are for the metrics of all {selection.population:,}"
         elif selection.rows < selection.population:
-            of_others = "; not a random sample, so the intervals do not apply to the other rows"
+            of_others = "; not a random sample, so the intervals do not apply to others"
         lines.append(f"rows: {format_selection(selection)}{of_others}")
     if groups:
         few = f"; with fewer than {FEW_UNITS} there are none" if groups.count < FEW_UNITS else ""

@@ -94,7 +94,7 @@ def test_the_table_shows_what_the_servers_computed_in_if_it_differed(tmp_path: P
         ({"method": "stratified"}, "rows: 1,000 of 67,349 rows, each class in its share, sampled with seed 7; the"),
         (
             {"method": "first", "seed": None},
-            "rows: the first 1,000 of 67,349 rows; not a random sample, so the intervals do not apply to the other rows",
+            "rows: the first 1,000 of 67,349 rows; not a random sample, so the intervals do not apply to others",
         ),
     ],
 )
