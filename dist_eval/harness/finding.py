@@ -28,6 +28,18 @@ SHIPPED = Path(__file__).parent / "shipped_tasks"
 _NAMED = 3
 
 
+def find_tasks(options: HarnessConfig, notices: Notices) -> TaskManager:
+    """Indexes the tasks, without reading their data.
+
+    Raises:
+        ConfigError: `--tasks` names an unknown one.
+    """
+    with reading(options, notices):
+        manager = open_manager(options, notices)
+        names_of(manager, options, notices)
+    return manager
+
+
 def open_manager(options: HarnessConfig, notices: Notices) -> TaskManager:
     """Indexes the tasks; the harness' own, which are thousands of files, only if needed.
 

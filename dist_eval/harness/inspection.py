@@ -31,7 +31,8 @@ def list_tasks(context: Context) -> None:
     rows = matching_tasks(options, notices)
     for path, why in own_skipped(notices, options):
         print(f"notice: The task file {path} cannot be read: {why}.", file=sys.stderr)
-    print("\n".join(text_table([_LISTED, *rows], width=output_width())), flush=True)
+    width = output_width() if sys.stdout.isatty() else None  # a line for each task, for other programs
+    print("\n".join(text_table([_LISTED, *rows], width=width)), flush=True)
 
 
 def check_tasks(context: Context) -> None:

@@ -46,7 +46,12 @@ class HarnessTasks(RequestJob):
         self._undefined: dict[str, dict[str, str]] = {}
 
     def prepare(self) -> None:
+        from dist_eval.harness.finding import find_tasks
+        from dist_eval.harness.notices import Notices
+
         self._tokenizer = self._load_tokenizer()
+        self._notices = Notices()
+        self._manager = find_tasks(self.config, self._notices)
 
     def lead(self, context: Context) -> None:
         """Runs the harness and answers its requests; writes and shows the results."""
@@ -54,7 +59,7 @@ class HarnessTasks(RequestJob):
         from dist_eval.harness.tasks import LoadedTasks, tracker_of
 
         config = self.config
-        self._tasks = LoadedTasks.load(config)
+        self._tasks = LoadedTasks.load(config, self._manager, self._notices)
         model = HarnessModel(
             self._tokenizer,
             list(self._tasks.tasks.values()),

@@ -119,10 +119,18 @@ class LoadedTasks:
     guards: dict[str, ExampleGuard]  # by task; they keep questions out of their examples
 
     @classmethod
-    def load(cls, options: HarnessConfig, manager: TaskManager | None = None) -> LoadedTasks:
-        """Reads the tasks and their data."""
+    def load(
+        cls, options: HarnessConfig, manager: TaskManager | None = None, notices: Notices | None = None
+    ) -> LoadedTasks:
+        """Reads the tasks and their data.
+
+        Args:
+            options: the options of the run.
+            manager: finds the tasks; by default a new one.
+            notices: the warnings so far.
+        """
         loaded: dict[str, Any] = {"tasks": {}, "groups": {}, "group_map": {}}
-        notices = Notices()
+        notices = notices or Notices()
         with reading(options, notices):
             manager = copy.copy(manager) if manager else open_manager(options, notices)
             for name in names_of(manager, options, notices):

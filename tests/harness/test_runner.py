@@ -445,7 +445,12 @@ def test_tasks_are_listed_by_patterns(tasks: Path, capfd: pytest.CaptureFixture[
 def test_unknown_tasks_are_named(
     options: list[str], message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_here(*DIGITS, *LOCAL, *options, "--output", str(tmp_path / "out")) == 1
+    nobody = ("--initial-peers", f"/ip4/127.0.0.1/tcp/9/p2p/Qm{'a' * 44}")  # whom a run does not look for before
+    tasks = () if "--tasks" in options else ("--tasks", "digits")
+    model = ("--model", str(demo.BASE_MODEL))
+    assert (
+        run_here("-m", "dist_eval.harness", *tasks, *model, *nobody, *options, "--output", str(tmp_path / "out")) == 1
+    )
     assert message in capfd.readouterr().err
 
 
