@@ -113,7 +113,7 @@ def test_a_closed_port_is_named(machines: Machines) -> None:
     subprocess.run(["ip", "-n", first.namespace, "rule", "add", *answers, "blackhole"], check=True)
     process, log = machines.start(third, SERVE[2], "--port", "31338")
     try:
-        closed = f"waiting for {machines.address} (no answer: the machine is off, or a firewall drops what is sent"
+        closed = f"waiting for {machines.address} (no answer: the machine is off, or a firewall drops packets"
         assert wait_for(lambda: process.poll() is not None or closed in log.read_text()), log.read_text()
         assert process.poll() is None, log.read_text()
     finally:

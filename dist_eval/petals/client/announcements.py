@@ -1,8 +1,8 @@
-"""What servers announce about themselves: checked before anything else sees it, and compared within a swarm.
+"""Checks and compares the announcements of servers.
 
-Whoever reaches a swarm can write to its DHT, and a server may answer anything. What is implausible is dropped here, so
-that all other modules can rely on types and bounds. The fields are those that servers of Petals 2.2.0 and of its main
-branch write (`petals.data_structures`: `ServerInfo.to_tuple` and `ModelInfo.to_dict`) and answer (`rpc_info` of
+Anyone who can reach a swarm can write to its DHT, and a server may answer anything. Implausible values are dropped
+here, so all other modules can rely on types and bounds. The fields are those that servers of Petals 2.2.0 and of its
+main branch write (`petals.data_structures`: `ServerInfo.to_tuple` and `ModelInfo.to_dict`) and answer (`rpc_info` of
 `petals.server.handler`).
 """
 
@@ -27,13 +27,13 @@ _FASTEST, _SLOWEST = 1e8, 1e-3  # Plausible speeds, in tokens per second through
 
 _MOST_CACHE_TOKENS = 2**40
 _LONGEST_NAME, _LONGEST_IDENTIFIER, _MOST_ADAPTERS, _LONGEST_REASON = 100, 1000, 100, 200
-# Code of hivemind's extension of msgpack for tuples, and how deep they may be nested: each level takes 40 KiB of the
-# decoder's stack, so that 250 of them end a process that follows them
+# Code of hivemind's msgpack extension for tuples, and the most nested ones: each level takes 40 KiB of the decoder's
+# stack, so 250 of them would end the process
 _TUPLE, _MOST_NESTED = 0x40, 4
-_TENSOR = 0x51  # Code of hivemind's extension for the description of a tensor
+_TENSOR = 0x51  # Code of hivemind's msgpack extension for the description of a tensor
 
 State = Literal["offline", "joining", "online"]
-_STATES: tuple[State, ...] = ("offline", "joining", "online")  # As they are numbered on the wire
+_STATES: tuple[State, ...] = ("offline", "joining", "online")  # by their numbers on the wire
 
 
 def _require_printable(text: str) -> str:
@@ -44,34 +44,34 @@ def _require_printable(text: str) -> str:
 
 Identifier = Annotated[
     str, Field(min_length=1, max_length=_LONGEST_IDENTIFIER), AfterValidator(_require_printable)
-]  # of an adapter, a hub name or a path
+]  # an adapter's hub name or path
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.+!-]{1,50}$")]
 Speed = Annotated[float, Field(ge=_SLOWEST, le=_FASTEST)]
 Block = Annotated[int, Field(ge=0, le=MOST_BLOCKS)]
 
 
 class _Announced(BaseModel):
-    """The base of what is announced; fields of other versions are ignored."""
+    """Base of announcements; unknown fields of other versions are ignored."""
 
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore", allow_inf_nan=False)
 
 
 class ServerRecord(_Announced):
-    """What a server announces for a block that it holds."""
+    """A server's announcement for a block that it holds."""
 
-    state: State  # what requests may expect of it
-    # tokens per second, in any unit that its owner likes; 0 if unknown
+    state: State
+    # tokens per second, in any unit that its owner chooses; 0 if unknown
     throughput: Annotated[float, Field(ge=0, le=_FASTEST)]
-    start_block: Block | None = None  # first block that it holds, if it says so
+    start_block: Block | None = None  # first block that it holds, if announced
     end_block: Block | None = None  # one past the last block
-    # of its owner
+    # chosen by its owner
     public_name: Annotated[str, AfterValidator(lambda name: printable(name, _LONGEST_NAME))] | None = None
     version: Word | None = None  # of Petals
-    forward_rps: Speed | None = None  # tokens per second through a block; None if it does not say
-    # LoRA adapters that it holds
+    forward_rps: Speed | None = None  # tokens per second through a block; None if not announced
+    # its LoRA adapters
     adapters: Annotated[tuple[Identifier, ...], Strict(False), Field(max_length=_MOST_ADAPTERS)] = ()
-    torch_dtype: Word | None = None  # in which it computes
-    quant_type: Word | None = None  # how its weights are quantized
+    torch_dtype: Word | None = None  # dtype in which it computes
+    quant_type: Word | None = None  # quantization of its weights
     # free attention cache, in tokens of a text times blocks
     cache_tokens_left: Annotated[int, Field(ge=0, le=_MOST_CACHE_TOKENS)] | None = None
 
@@ -84,7 +84,7 @@ class ServerRecord(_Announced):
         return self
 
     def is_above(self, other: ServerRecord) -> bool:
-        """Whether its state is nearer to being online than that of another record."""
+        """Whether its state is closer to online than that of another record."""
         return _STATES.index(self.state) > _STATES.index(other.state)
 
 
@@ -93,19 +93,19 @@ class _Model(_Announced):
 
 
 class ServerInfo(_Announced):
-    """What a server answers to `rpc_info` for a block."""
+    """A server's answer to `rpc_info` for a block."""
 
     # free attention cache, in tokens of a text times blocks
     cache_tokens_available: Annotated[int, Field(ge=0, le=_MOST_CACHE_TOKENS)]
-    inference_schema: Any = None  # describes the tensors of a step of a session, in any way
+    inference_schema: Any = None  # description of the tensors of a step of a session, unchecked
 
 
 class Implausible(Exception):
-    """A record is dropped; the message says why."""
+    """A record is implausible and must be dropped; the message gives the reason."""
 
 
 def read_server(value: Any, block: int) -> ServerRecord:
-    """Reads what a server announces for a block; raises `Implausible`."""
+    """Reads a server's announcement for a block; raises `Implausible`."""
     match value:
         case (int(state), throughput, *rest) if 0 <= state < len(_STATES) and not isinstance(state, bool):
             fields = rest[0] if rest else {}
@@ -121,19 +121,19 @@ def read_server(value: Any, block: int) -> ServerRecord:
         raise Implausible(reason_of(error)) from error
     start, end = record.start_block, record.end_block
     if start is not None and end is not None and not start <= block < end:
-        raise Implausible("a record of a block is of a server that holds other blocks")
+        raise Implausible("a record of a block names other blocks")
     return record
 
 
 def reason_of(error: ValidationError) -> str:
-    """Returns in one line which field is wrong, and why."""
+    """Describes in one line which field is wrong, and why."""
     first = error.errors(include_url=False)[0]
     where, what = ".".join(map(str, first["loc"])), first["msg"][:1].lower() + first["msg"][1:]
     return printable(f"{where} is {reprlib.repr(first['input'])}: {what}" if where else what, _LONGEST_REASON)
 
 
 def read_model(prefix: Any, value: Any) -> tuple[str, int]:
-    """Reads what a swarm announces of a model; raises `Implausible`."""
+    """Reads the announcement of a model; raises `Implausible`."""
     if not (isinstance(prefix, str) and prefix.isprintable() and 0 < len(prefix) <= _LONGEST_IDENTIFIER):
         raise Implausible("a name of a model is empty, too long, or not printable text")
     try:
@@ -151,7 +151,7 @@ def read_info(packed: bytes) -> ServerInfo:
 
 
 def unpack(packed: bytes, *, extensions: Mapping[int, Any] | None = None) -> Any:
-    """Decodes what hivemind has packed, without following it to any depth."""
+    """Decodes bytes packed by hivemind, to a limited depth; None if they are invalid."""
 
     def decode(packed: bytes, depth: int) -> Any:
         def extension(code: int, data: bytes) -> Any:
@@ -163,17 +163,17 @@ def unpack(packed: bytes, *, extensions: Mapping[int, Any] | None = None) -> Any
 
     try:
         return decode(packed, 0)
-    except Exception:  # whatever msgpack, or a decoder, makes of arbitrary bytes
+    except Exception:  # any error of msgpack or a decoder with arbitrary bytes
         return None
 
 
 def announcement_of(server: Any) -> Announcement:
-    """Returns what a server says of how it computes, for results."""
+    """Returns the part of a server's announcement that results contain."""
     return _announcement(server.torch_dtype, server.quant_type, server.version, tuple(server.adapters or ()))
 
 
 def mixed_precisions(servers: Iterable[Announcement]) -> str:
-    """Says which different precisions servers compute in; empty if it is the same one."""
+    """Names the different precisions of servers; empty if all have the same."""
     names = sorted({server.precision for server in servers})
     if len(names) < 2:
         return ""
@@ -181,7 +181,7 @@ def mixed_precisions(servers: Iterable[Announcement]) -> str:
 
 
 def mixed_versions(servers: Iterable[Announcement]) -> str:
-    """Says which different versions of Petals servers run; empty if it is the same one."""
+    """Names the different versions of Petals of servers; empty if all have the same."""
     names = sorted({server.version or "unknown" for server in servers})
     return f"Servers run different versions of Petals ({', '.join(names)})." if len(names) > 1 else ""
 

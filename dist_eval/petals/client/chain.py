@@ -41,7 +41,7 @@ _MOST_SECONDS, _MOST_ROWS, _LONGEST_REASON = 1e6, 1 << 20, 200
 
 def _require_peer_id(text: str) -> str:
     if not is_peer_id(text):
-        raise ValueError("is no peer id")
+        raise ValueError("is not a peer id")
     return text
 
 
@@ -168,7 +168,7 @@ def read_request(metadata: Mapping[str, Any]) -> ChainRequest | None:
     """Reads the metadata of a request; None if it has no chain.
 
     Raises:
-        ValueError: it is not a valid one.
+        ValueError: they are invalid.
     """
     return ChainRequest.model_validate(metadata) if CHAIN in metadata else None
 

@@ -1,4 +1,4 @@
-"""Joining a swarm as a client, within a time limit, and leaving it gracefully."""
+"""Joins a swarm as a client within a time limit, and leaves it gracefully."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dist_eval.process.logging_setup import forking_without_warnings
 _POLL_SECONDS, _LEAST_PROBE_SECONDS, _PROBE_SECONDS, _PROBES_AT_ONCE = 0.1, 0.1, 5.0, 16
 _RETRY_SECONDS, _LEAVE_SECONDS, _END_SECONDS, _FIRST_ATTEMPT_SECONDS = 0.5, 4.0, 1.0, 15.0
 
-_pinging: set[Any] = set()  # tasks of a node's process: its loop would let those that wait for the daemon be collected
+_pinging: set[Any] = set()  # keeps running tasks of a node's process from being garbage-collected
 
 
 def public_peers() -> list[str]:
@@ -37,13 +37,13 @@ def join_swarm(
     check: Callable[[], None] = lambda: None,
     timeout_option: str = "--swarm-timeout",
 ) -> Any:
-    """Starts this process' DHT node, in client mode.
+    """Starts this process' DHT node in client mode.
 
     hivemind runs it in a forked process, so join before opening connections that must not be inherited.
 
     Args:
         initial_peers: addresses of the swarm; at least one must answer.
-        timeout: seconds, including the start of a swarm that is not up yet.
+        timeout: seconds, including the wait for a swarm that is still starting.
         check: called at every poll; raises when waiting has become pointless.
         timeout_option: the option that sets the timeout, for the message.
 
@@ -73,12 +73,12 @@ def join_swarm(
                 )
             dht.wait_until_ready(within)
             return dht
-        except Exception as error:  # hivemind raises whatever the daemon or the bootstrap raised
+        except Exception as error:  # any error of the daemon or the bootstrap
             reason = one_line(error)
             if dht is not None:
                 _stop_node(dht)
-        # a server that listens already may need a moment more to answer; and the node, being forked, can deadlock on a
-        # lock that another thread of this process held
+        # a server that already listens may need a moment to answer; and the forked node can deadlock on a lock that
+        # another thread of this process held
         wait *= 2
         if time.monotonic() + _RETRY_SECONDS > deadline:
             break
@@ -106,7 +106,7 @@ def wait_until_listening(
 
 
 def rejoin_swarm(dht: Any, initial_peers: Sequence[str]) -> None:
-    """Pings the peers again, without waiting: a node drops those that did not answer for a while.
+    """Pings the peers again without waiting, because a node drops peers that did not answer for a while.
 
     Args:
         dht: this process' node.
@@ -122,7 +122,7 @@ async def _ping(addresses: list[str], dht: Any, node: Any) -> None:
 
     _pinging.add(task := asyncio.current_task())
     for address in addresses:
-        with contextlib.suppress(Exception):  # a peer that is not up yet is pinged next time
+        with contextlib.suppress(Exception):  # a peer that is not up yet is pinged the next time
             location, _, name = address.rpartition("/p2p/")
             peer = PeerID.from_base58(name)
             await node.p2p._client.connect(peer, [Multiaddr(location)])
@@ -132,13 +132,13 @@ async def _ping(addresses: list[str], dht: Any, node: Any) -> None:
 
 
 def leave_swarm(dht: Any, connection: Any = None, stop: Callable[[], Any] = lambda: None) -> None:
-    """Stops this process' DHT node, its p2p daemon, and what used them, even when no peer answers any more.
+    """Stops this process' DHT node, its p2p daemon, and their users, even if no peer answers any more.
 
     Args:
         dht: the node.
-        connection: the `hivemind.P2P` of a model that used the node, if any. It is closed on the loop that opened it:
-            closing it anywhere else prints tracebacks.
-        stop: stops what looks up servers; it may wait for a lookup.
+        connection: the `hivemind.P2P` of a model that used the node, if any. It is closed on the loop that opened it,
+            because closing it elsewhere prints tracebacks.
+        stop: stops the thread that looks up servers; it may wait for a look-up.
     """
     if connection is not None:
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
@@ -157,8 +157,8 @@ def leave_swarm(dht: Any, connection: Any = None, stop: Callable[[], Any] = lamb
 def _stop_node(dht: Any) -> None:
     """Waits briefly for a node's process to exit, then kills it.
 
-    A node that reports a failure does so under a lock that it shares with this process and with all later nodes. If it
-    is killed before it releases the lock, by us or from outside, they would all deadlock: so the lock is released here.
+    A node reports a failure under a lock that it shares with this process and all later nodes. If it is killed before
+    it releases the lock, all of them would deadlock, so the lock is released here.
     """
     from hivemind.utils.mpfuture import MPFuture, SharedBytes
 
@@ -176,7 +176,7 @@ def _run_briefly(action: Callable[[], Any]) -> None:
     thread = threading.Thread(target=action, daemon=True)
     try:
         thread.start()
-    except RuntimeError:  # the interpreter ends, and starts no thread any more
+    except RuntimeError:  # the interpreter is exiting and starts no more threads
         action()
     else:
         thread.join(_LEAVE_SECONDS)

@@ -1,9 +1,9 @@
-"""Reads a swarm's DHT: which servers hold which blocks, and which models there are.
+"""Reads a swarm's DHT: which servers hold which blocks, and which models are served.
 
 A server of Petals (2.2.0 and main, `petals.utils.dht` and `petals.server.server`) stores a record for each of its
-blocks, under the key `PREFIX.BLOCK` and its peer id as subkey; its model is under `_petals.models`, with the prefix as
-subkey. hivemind keeps such a record for whoever sends it, as any bytes under any subkey. So nothing is decoded in ways
-that a record could abuse, and what is implausible is dropped and counted (`announcements`).
+blocks, under the key `PREFIX.BLOCK` with its peer id as subkey; its model is under `_petals.models`, with the prefix as
+subkey. hivemind stores any bytes under any subkey, for anyone. So records are decoded safely, and implausible ones are
+dropped and counted (`announcements`).
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from dist_eval.petals.client.announcements import (
 _MODELS = "_petals.models"
 _DICTIONARY = 0x50  # hivemind's extension of msgpack for a value with subkeys
 _MOST_MODELS, _MOST_SERVERS = 50, 500
-_SHA256, _IDENTITY = b"\x12\x20", 0x00  # what the hash in a peer id is
-_LONGEST_KEY = 42  # bytes of a public key that is in a peer id as it is
+_SHA256, _IDENTITY = b"\x12\x20", 0x00  # kinds of hashes in a peer id
+_LONGEST_KEY = 42  # bytes of a public key that a peer id contains unhashed
 
 
 class AnnouncedSpan(NamedTuple):
@@ -39,20 +39,20 @@ class AnnouncedSpan(NamedTuple):
     peer: str  # the server's peer id
     start: int  # first block
     end: int  # one past the last block
-    server: ServerRecord  # what else it announces
+    server: ServerRecord  # the rest of its announcement
 
 
 class BlockRecords(NamedTuple):
-    """What is announced for a model's blocks."""
+    """The announcements for a model's blocks."""
 
     blocks: Sequence[Mapping[str, ServerRecord]]  # for each block, the records of its servers by peer id
-    dropped: Counter[str]  # why there are more records, which are implausible, and how many
+    dropped: Counter[str]  # how many implausible records were dropped, by reason
 
     def spans(self) -> list[AnnouncedSpan]:
         """Returns the blocks of each server, by first block.
 
-        A server's records may be of different times: those with the highest state count, of these that of its first
-        block, and it says which blocks it holds. One that does not say so holds the blocks that follow.
+        A server's records may be of different ages. The record with the highest state counts, and among these that of
+        the first block. If it does not name the server's blocks, the consecutive blocks with the same state count.
         """
         firsts: dict[str, int] = {}
         for block, records in enumerate(self.blocks):
@@ -72,14 +72,14 @@ class BlockRecords(NamedTuple):
 
 
 class Models(NamedTuple):
-    """What is announced of models."""
+    """The announced models."""
 
     blocks: dict[str, int]  # number of blocks by DHT prefix
-    dropped: Counter[str]  # why there are more records, which are implausible or too many, and how many
+    dropped: Counter[str]  # how many implausible or excess records were dropped, by reason
 
 
 def read_blocks(dht: Any, dht_prefix: str, num_blocks: int, timeout: float) -> BlockRecords:
-    """Reads what is announced for a model's blocks.
+    """Reads the announcements for a model's blocks.
 
     Args:
         dht: a running `hivemind.DHT`.
@@ -96,25 +96,25 @@ def read_blocks(dht: Any, dht_prefix: str, num_blocks: int, timeout: float) -> B
 
 
 def read_block(dht: Any, dht_prefix: str, block: int, timeout: float) -> Mapping[str, ServerRecord]:
-    """Reads what servers announce for one block, by peer id; see `read_blocks`."""
+    """Reads the announcements for one block, by peer id; see `read_blocks`."""
     look = functools.partial(_servers, [f"{dht_prefix}.{block}"], first=block)
     return _look_up(dht, look, timeout, f"which servers hold block {block} of {dht_prefix}").blocks[0]
 
 
 def read_models(dht: Any, timeout: float) -> Models:
-    """Reads which models a swarm serves; servers do not announce those whose prefix begins with `_`."""
+    """Reads which models a swarm serves; models whose prefix begins with `_` are not announced."""
     return _look_up(dht, _models, timeout, "which models it serves")
 
 
 def plausible_servers(found: Sequence[Sequence[tuple[Any, Any]]], first: int = 0) -> BlockRecords:
-    """Sorts out what was found for a model's blocks from the first one on."""
+    """Selects the plausible records of consecutive blocks from `first` on."""
     blocks: list[dict[str, ServerRecord]] = []
     dropped: Counter[str] = Counter()
     for block, values in enumerate(found, first):
         records: dict[str, ServerRecord] = {}
         for peer, value in values:
             if not is_peer_id(peer):
-                dropped["a record is not of a peer id"] += 1
+                dropped["a record has an invalid peer id"] += 1
                 continue
             try:
                 record = read_server(value, block)
@@ -130,7 +130,7 @@ def plausible_servers(found: Sequence[Sequence[tuple[Any, Any]]], first: int = 0
 
 
 def plausible_models(found: Sequence[tuple[Any, Any]]) -> Models:
-    """Sorts out what was found of models."""
+    """Selects the plausible records of models."""
     blocks: dict[str, int] = {}
     dropped: Counter[str] = Counter()
     for prefix, value in found:
@@ -148,7 +148,7 @@ def plausible_models(found: Sequence[tuple[Any, Any]]) -> Models:
 
 @functools.lru_cache(maxsize=10_000)
 def is_peer_id(text: Any) -> bool:
-    """Whether this is a peer id of libp2p, as it is written: in base58, of a SHA-256 hash or a short public key."""
+    """Whether this is a canonical peer id of libp2p: base58 of a SHA-256 hash or a short public key."""
     from hivemind.p2p import PeerID
 
     if not isinstance(text, str) or not 40 <= len(text) <= 64:
@@ -164,22 +164,22 @@ def is_peer_id(text: Any) -> bool:
 
 
 class SafeSerializer:
-    """Takes the place of hivemind's serializer where a node reads what others have stored.
+    """Replaces hivemind's serializer where a node reads what others have stored.
 
-    There, one record that cannot be decoded would have a look-up hang, one that is nested end the process, and subkeys
-    of different types fail as they are compared.
+    With hivemind's, a record that cannot be decoded makes a look-up hang, a deeply nested one ends the process, and
+    comparing subkeys of different types fails.
     """
 
     @staticmethod
     def dumps(value: Any) -> bytes:
-        """Encodes as hivemind does."""
+        """Encodes a value as hivemind does."""
         from hivemind.utils.serializer import MSGPackSerializer
 
         return MSGPackSerializer.dumps(value)
 
     @staticmethod
     def loads(packed: bytes) -> Any:
-        """Decodes a value, or the dictionary of values that a node has for a key; None if it cannot be decoded."""
+        """Decodes a value, or a node's dictionary of values of a key; None if that fails."""
         return unpack(packed, extensions={_DICTIONARY: _dictionary})
 
 
@@ -190,7 +190,7 @@ def _dictionary(packed: bytes) -> Any:
     found = DictionaryDHTValue()
     with found.freeze():
         for subkey, value, expires in items:
-            name = subkey if isinstance(subkey, str) else f"({type(subkey).__name__})"  # is no peer id: dropped later
+            name = subkey if isinstance(subkey, str) else f"({type(subkey).__name__})"  # not a peer id: dropped later
             is_value = isinstance(value, bytes) and isinstance(expires, float) and math.isfinite(expires)
             found.store(name, value if is_value else b"", expires if is_value else 0.0)
     return found
@@ -218,7 +218,7 @@ async def _models(timeout: float, _dht: Any, node: Any) -> Models | None:
 
 
 async def _values(keys: Sequence[str], timeout: float, node: Any) -> list[list[tuple[Any, Any]]] | None:
-    """Runs in the process of a node: returns the subkeys and values of each key, None if there is no answer in time."""
+    """Returns the subkeys and values of each key, None if there is no answer in time. Runs in a node's process."""
     node.protocol.serializer = SafeSerializer
     get = node.get_many(keys, math.inf, num_workers=min(len(keys), node.num_workers))
     try:
@@ -235,5 +235,5 @@ def _entries(found: Any) -> list[tuple[Any, Any]]:
         return []
     values = found.value.items() if isinstance(found.value, dict) else []
     if not values or not all(isinstance(item, ValueWithExpiration) for _, item in values):
-        return [(None, found.value)]  # somebody has stored a value without subkeys, which may be a dictionary, too
+        return [(None, found.value)]  # a value stored without subkeys, which may itself be a dictionary
     return [(subkey, item.value) for subkey, item in values]

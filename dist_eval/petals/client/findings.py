@@ -1,4 +1,4 @@
-"""What an audit finds out about servers."""
+"""What audits find out about servers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Findings:
     """The results of audits.
 
     Attributes:
-        batches: number of batches that were predicted over a second route.
+        batches: number of batches that were recomputed over a second route.
         alone: batches without a second route, because no other server held any of the blocks.
         unanswered: batches without a second answer, because the other servers failed.
-        largest_difference: between logits that count as equal.
+        largest_difference: largest difference between logits that count as equal.
         agreed: number of batches in which a server agreed with another one, by server.
         disagreed: number of batches in which it did not, by server.
         faulty: servers that a majority of others disagrees with.
@@ -54,7 +54,7 @@ class Findings:
         return self != Findings()
 
     def to_record(self) -> dict[str, Any]:
-        """Returns all but the faulty servers for a record of the journal, ready for JSON."""
+        """Returns everything except the faulty servers as a JSON-compatible record of the journal."""
         disputes = [dispute.model_dump() for dispute in self.disputes]
         counts = {"agreed": dict(self.agreed), "disagreed": dict(self.disagreed)}
         record = {**vars(self), **counts, "disputes": disputes}
@@ -63,13 +63,13 @@ class Findings:
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Findings:
-        """Builds findings from what `to_record` returned."""
+        """Builds findings from a record made by `to_record`."""
         disputes = [Dispute(**dispute) for dispute in record["disputes"]]
         counts = {name: Counter(record[name]) for name in ("agreed", "disagreed")}
         return cls(**{**record, **counts, "disputes": disputes})
 
     def of_one_batch(self) -> Findings:
-        """Counts the parts in which a batch was compared as one batch: compared, if a part was."""
+        """Counts all parts of a batch as one batch, which counts as compared if any part was."""
         unanswered = not self.batches and self.unanswered > 0
         return replace(
             self,
@@ -82,7 +82,7 @@ class Findings:
         """Returns the section `audit` of `results.json`.
 
         Args:
-            fraction: share of the batches that were to be audited, 0 to 1.
+            fraction: share of the batches to be audited, 0 to 1.
         """
         return Audit(
             fraction=fraction,

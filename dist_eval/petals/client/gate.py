@@ -1,6 +1,6 @@
-"""Lets requests of this process through to a server, in their order, and batches to the swarm. Does no I/O.
+"""Admits requests of this process to a server in their order, and batches to the swarm. Does no I/O.
 
-Those that wait here cost nothing, and can still go to another server if this one fails.
+Requests that wait here can still go to another server if this one fails.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from dist_eval.petals.client.failures import RequestDisplaced
 from dist_eval.petals.client.unanswered import Ticket
 
 STEPS = 8
-"""Requests at a server at a time that are the next steps of sessions. They have few tokens and take about as long as
-the way; and a server works on a session's steps one after the other, so that more of them are no convoy."""
+"""Most steps of sessions at a server at a time. They have few tokens, take about as long as they travel, and are
+computed one after the other, so several of them do not form a convoy."""
 
-# Seconds after which a gate looks again: another rank may have had an answer, earlier than expected or later
+# Seconds after which a gate checks again, because other ranks may have got answers
 _LONGEST_SLEEP = 0.02
 
 
 class Admission(Protocol):
-    """Decides when a request may be sent to a server: `Pacing`, or `ConcurrencyLimit` a number of them."""
+    """Decides when a request may be sent to a server, such as `Pacing` and `ConcurrencyLimit`."""
 
     def add_waiting(self, work: int) -> None:
-        """Records work that waits before the gate; a negative number is work that does so no longer."""
+        """Records work that waits at the gate; a negative number is work that no longer waits."""
         ...
 
     def admit(self, work: int, now: float) -> Ticket | float:
-        """Lets a request through, or returns the seconds until it may ask again, infinite for after the next answer."""
+        """Admits a request, or returns the seconds until it may ask again; infinity means after the next answer."""
         ...
 
     def answered(self, ticket: Ticket, now: float) -> None:
@@ -44,7 +44,7 @@ class Admission(Protocol):
 
 
 class ConcurrencyLimit:
-    """At most a number of steps of sessions at a time."""
+    """Limits the number of concurrent steps of sessions."""
 
     def __init__(self, limit: int, pacing: Admission) -> None:
         self._room, self._pacing = limit, pacing
@@ -76,7 +76,7 @@ class Gate:
 
     Args:
         admission: decides when a request may be sent.
-        look_again: called every now and then while requests wait; it may displace them.
+        look_again: called repeatedly while requests wait; it may displace them.
     """
 
     def __init__(self, admission: Admission, look_again: Callable[[], None] = lambda: None) -> None:
@@ -85,7 +85,7 @@ class Gate:
         self._timer: asyncio.TimerHandle | None = None
 
     async def enter(self, work: int) -> Ticket:
-        """Waits until a request may be sent; `answered` or `failed` has to follow."""
+        """Waits until a request may be sent; call `answered` or `failed` afterwards."""
         turn: asyncio.Future[Ticket] = asyncio.get_running_loop().create_future()
         self._waiting.append((work, turn))
         self._admission.add_waiting(work)
@@ -93,7 +93,7 @@ class Gate:
         try:
             return await turn
         except asyncio.CancelledError:
-            if not turn.cancelled() and not turn.exception():  # it was let in just before
+            if not turn.cancelled() and not turn.exception():  # it has just been admitted
                 self._admission.failed(turn.result(), time.monotonic())
             self._open()
             raise
@@ -104,12 +104,12 @@ class Gate:
         self._open()
 
     def failed(self, ticket: Ticket, now: float) -> None:
-        """Records that a request got no answer, and displaces all that wait."""
+        """Records that a request got no answer, and displaces all waiting ones."""
         self._admission.failed(ticket, now)
         self.displace("the server failed before this request was sent")
 
     def displace(self, why: str) -> None:
-        """Turns away all that wait: each of them raises `RequestDisplaced`."""
+        """Displaces all waiting requests: each of them raises `RequestDisplaced`."""
         while self._waiting:
             if not (turn := self._next()).cancelled():
                 turn.set_exception(RequestDisplaced(why))
@@ -141,7 +141,7 @@ class Gate:
 
 
 class RateLimiter:
-    """Spaces batches so that no more than a number of tokens is sent in a second. Belongs to one event loop."""
+    """Spaces batches to send at most a number of tokens per second. Belongs to one event loop."""
 
     def __init__(self, tokens_per_second: float = math.inf) -> None:
         self._rate, self._free_at = tokens_per_second, -math.inf

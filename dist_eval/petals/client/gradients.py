@@ -1,8 +1,8 @@
-"""Gradients through a swarm: its blocks as a single `torch.autograd.Function`.
+"""Gradients through a swarm, whose blocks form a single `torch.autograd.Function`.
 
-The forward is that of evaluation (`requests.py`), and keeps the inputs of each server. The backward asks servers for
-gradients, from the last segment to the first. Any server that holds the blocks can answer, since it recomputes their
-forward; where none holds all blocks of a segment any more, the segment is split. So a server may leave at any moment,
+The forward is that of evaluation (`requests.py`) and keeps the inputs of each segment. The backward asks servers for
+gradients, from the last segment to the first. Any server with the blocks can answer, because it recomputes their
+forward; if no server holds all blocks of a segment any more, the segment is split. So a server may leave at any time,
 and the number of retries is bounded.
 """
 
@@ -18,19 +18,19 @@ from dist_eval.petals.client.attempts import Choice, RoutePart, TooLarge
 from dist_eval.petals.client.requests import SwarmRequests, for_all, tokens_in, within
 from dist_eval.petals.client.turns import Request
 
-_BACKWARD_WORK = 3  # Cost of a backward in forwards: it recomputes one, and costs about two itself
+_BACKWARD_WORK = 3  # Cost of a backward in forwards: it recomputes one, and takes as long as two itself
 
 Part = tuple[int, int, torch.Tensor]
 """A segment of the route: its first block, one past its last block, and its inputs."""
 
-Way = tuple[torch.Tensor, list[Part]]
-"""Outputs of the last block for some texts, and the route that they took."""
+Forwarded = tuple[torch.Tensor, list[Part]]
+"""Outputs of the last block for a batch or a part of it, and the route that it took."""
 
 
 def through_swarm(
     requests: SwarmRequests, batches: Sequence[torch.Tensor], prompts: torch.Tensor | None
 ) -> Sequence[torch.Tensor]:
-    """Sends batches of hidden states through all blocks, all at a time; differentiable and thread-safe.
+    """Sends batches of hidden states through all blocks, concurrently; differentiable and thread-safe.
 
     Args:
         requests: sends to the swarm.
@@ -56,11 +56,11 @@ class _ThroughSwarm(torch.autograd.Function):
 
         requests.transport.prompts.use(prompts)
         found = RemoteExpertWorker.run_coroutine(
-            for_all([batch.detach() for batch in batches], lambda batch: _ways_of(requests, batch))
+            for_all([batch.detach() for batch in batches], lambda batch: _forward_all(requests, batch))
         )
         ctx.requests, ctx.prompts = requests, prompts
-        ctx.ways = [[parts for _, parts in ways] for ways in found]  # of each batch
-        outputs = [torch.cat([outputs for outputs, _ in ways]) for ways in found]
+        ctx.routes = [[parts for _, parts in forwarded] for forwarded in found]  # of each batch
+        outputs = [torch.cat([outputs for outputs, _ in forwarded]) for forwarded in found]
         return tuple(output.to(batch) for output, batch in zip(outputs, batches, strict=True))
 
     @staticmethod
@@ -69,12 +69,12 @@ class _ThroughSwarm(torch.autograd.Function):
 
         of_prompts = None
         ctx.requests.transport.prompts.use(ctx.prompts)
-        pairs = [*zip(ctx.ways, gradients, strict=True)]
+        pairs = [*zip(ctx.routes, gradients, strict=True)]
         answers = RemoteExpertWorker.run_coroutine(for_all(pairs, lambda pair: _backward_all(ctx.requests, *pair)))
         if ctx.prompts is not None:
             of_prompts = torch.zeros_like(ctx.prompts, dtype=torch.float32)
             for _, pieces in itertools.chain(*answers):
-                for start, piece in pieces:  # summed over the batch, to which the prompts were broadcast
+                for start, piece in pieces:  # summed over the batch, because prompts were broadcast to it
                     of_prompts[start : start + len(piece)] += piece.to(of_prompts).sum(dim=1)
             of_prompts = of_prompts.to(ctx.prompts)
         by_inputs = [torch.cat([part for part, _ in of_batch]) for of_batch in answers]
@@ -82,19 +82,19 @@ class _ThroughSwarm(torch.autograd.Function):
 
 
 Pieces = list[tuple[int, torch.Tensor]]
-"""Gradients by deep prompts: first block, and a tensor of shape [blocks, batch, pre_seq_len, hidden]."""
+"""Gradients of deep prompts: first block, and a tensor of shape [blocks, batch, pre_seq_len, hidden]."""
 
 
-async def _ways_of(requests: SwarmRequests, hidden: torch.Tensor) -> list[Way]:
-    """Sends a batch; one that is too large for all servers becomes two."""
+async def _forward_all(requests: SwarmRequests, hidden: torch.Tensor) -> list[Forwarded]:
+    """Sends a batch, which is halved if it is too large for all servers."""
     try:
         return [await _forward(requests, hidden)]
     except TooLarge as error:
-        halves = await for_all(requests.halves(hidden, error), lambda half: _ways_of(requests, half))
-        return [way for ways in halves for way in ways]
+        halves = await for_all(requests.halves(hidden, error), lambda half: _forward_all(requests, half))
+        return [forwarded for half in halves for forwarded in half]
 
 
-async def _forward(requests: SwarmRequests, hidden: torch.Tensor) -> Way:
+async def _forward(requests: SwarmRequests, hidden: torch.Tensor) -> Forwarded:
     block, parts = 0, list[Part]()
     await requests.rate_limiter.wait(tokens_in(hidden))
     while block < requests.num_blocks:
@@ -105,10 +105,10 @@ async def _forward(requests: SwarmRequests, hidden: torch.Tensor) -> Way:
 
 
 async def _backward_all(
-    requests: SwarmRequests, ways: list[list[Part]], gradient: torch.Tensor
+    requests: SwarmRequests, routes: list[list[Part]], gradient: torch.Tensor
 ) -> list[tuple[torch.Tensor, Pieces]]:
-    sizes = [len(parts[0][2]) for parts in ways]
-    pairs = [*zip(ways, gradient.split(sizes), strict=True)]
+    sizes = [len(parts[0][2]) for parts in routes]
+    pairs = [*zip(routes, gradient.split(sizes), strict=True)]
     return await for_all(pairs, lambda pair: _backward(requests, *pair))
 
 
@@ -145,5 +145,5 @@ async def _through_part(requests: SwarmRequests, part: Part, gradient: torch.Ten
     if segment.end == end:
         by_inputs, by_prompts = answer
         return by_inputs, [] if by_prompts is None else [(start, by_prompts)]
-    # no server holds the whole segment any more, but the inputs of its rest are known now
+    # no server holds the whole segment any more; the answer has the inputs of its rest
     return await _backward(requests, [(start, segment.end, inputs), (segment.end, end, answer)], gradient)

@@ -1,9 +1,9 @@
-"""Whether something listens at a peer's address, asked before the p2p daemon, hivemind's helper process, dials it.
+"""Checks that something listens at a peer's address before the p2p daemon, hivemind's helper process, dials it.
 
 After a failed dial the daemon does not dial that peer again for 5 s, plus 1 s times the square of the attempts so far,
-up to 5 minutes (libp2p's `DialBackoff`). A server that comes back would stay unreachable for as long. So before a call
-makes the daemon dial a peer that was unreachable just now, the peer's address is probed: if nothing listens, the daemon
-does not dial, and does not back off.
+up to 5 minutes (libp2p's `DialBackoff`). A server that comes back would stay unreachable for that time. So before the
+daemon dials a peer that was recently unreachable, the peer's address is probed: if nothing listens, the daemon does not
+dial, and does not back off.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _TCP_ADDRESS = re.compile(r"^/(?:ip4|ip6|dns|dns4|dns6)/([^/]+)/tcp/([0-9]{1,5})
 _PROBE_SECONDS, _SKIP_PROBE_SECONDS = 0.5, 15.0
 
 CONTACT_SECONDS, BETWEEN_CONTACTS = 12.0, 1.0
-"""How long and how often to try a peer before it counts as unreachable: longer than the daemon does not dial."""
+"""How long and how often to try a peer before it counts as unreachable: longer than the daemon's first back-off."""
 
 Address = tuple[str, int]
 
@@ -34,7 +34,7 @@ class ReachabilityCache:
 
     Attributes:
         addresses: host and port by peer id.
-        failed_at: time of the last failed attempt, for peers that were not reached since.
+        failed_at: time of the last failed attempt, for peers that have not been reached since.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class ReachabilityCache:
     async def require(self, peer: str) -> None:
         """Probes a peer that was unreachable, if its address is known.
 
-        15 s after the last attempt the probe is skipped: the peer may have moved.
+        The probe is skipped 15 s after the last attempt, because the peer may have moved.
         """
         address, tried_at = self.addresses.get(peer), self.failed_at.get(peer)
         if address is None or tried_at is None or time.monotonic() - tried_at > _SKIP_PROBE_SECONDS:
@@ -54,7 +54,7 @@ class ReachabilityCache:
             raise PeerUnreachable(f"nothing listens at {address[0]}:{address[1]}")
 
     def mark_reached(self, peer: str) -> bool:
-        """Records that a peer was reached; returns whether this is the first time, and its address is unknown."""
+        """Records that a peer was reached; returns whether this is the first time and its address is unknown."""
         self.failed_at.pop(peer, None)
         is_new = peer not in self._seen
         self._seen.add(peer)
@@ -75,11 +75,11 @@ class ReachabilityCache:
         return True
 
 
-_reachability = ReachabilityCache()  # Of this process; a DHT node, being forked, starts with a copy
+_reachability = ReachabilityCache()  # of this process; a forked DHT node starts with a copy
 
 
 def probe_before_dialing(peers: Iterable[str]) -> None:
-    """Makes all further calls of this process, and of nodes that it forks, probe a peer before the daemon dials it.
+    """Makes this process, and nodes that it forks, probe a peer before the daemon dials it.
 
     The peers count as unreachable until they are reached.
     """
@@ -108,7 +108,7 @@ def may_listen(text: str, timeout: float) -> bool:
 
 
 def why_unreachable(text: str, timeout: float) -> str:
-    """Returns why nothing seems to listen at a peer's address; empty if `may_listen`."""
+    """Explains why nothing seems to listen at a peer's address; empty if `may_listen`."""
     address = tcp_address(text)
     if address is None:
         return ""
@@ -117,7 +117,7 @@ def why_unreachable(text: str, timeout: float) -> str:
     except ConnectionRefusedError:
         return "nothing listens there"
     except TimeoutError:
-        return "no answer: the machine is off, or a firewall drops what is sent to that port"
+        return "no answer: the machine is off, or a firewall drops packets to that port"
     except (OSError, ValueError) as error:
         return os_reason(error) if isinstance(error, OSError) else str(error)
     return ""
@@ -135,7 +135,7 @@ def _probing(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[A
                 _reachability.mark_unreachable(peer)
             raise
         if _reachability.mark_reached(peer):
-            with contextlib.suppress(Exception):  # it only helps to notice sooner that a peer is back
+            with contextlib.suppress(Exception):  # only serves to notice sooner that a peer is back
                 await _learn_address(client, peer)
         return result
 
@@ -143,7 +143,7 @@ def _probing(method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[A
 
 
 async def _learn_address(client: Any, peer: str) -> None:
-    """Caches the address of a peer; its end of a connection that it opened itself is not a listening address."""
+    """Caches the listening address of a peer; a connection that the peer opened itself has another port."""
     for info in await client.list_peers():
         if str(info.peer_id) == peer:
             for address in filter(None, map(tcp_address, map(str, info.addrs))):

@@ -1,4 +1,4 @@
-"""Records of a swarm: what servers announce, what was sent to them, what audits found. They are parts of JSON files."""
+"""Records of a swarm in JSON files: announcements of servers, traffic, and results of audits."""
 
 from __future__ import annotations
 
@@ -15,73 +15,73 @@ class RouteSegment(NamedTuple):
     peer: str  # the server's peer id
     start: int  # its first block
     end: int  # one past its last block
-    # dtype in which the server computed, and its quantization if any; None if that is unknown
+    # dtype in which the server computed, and its quantization if any; None if unknown
     precision: str | None = None
 
 
 class Announcement(Record):
-    """What a server announces about how it computes; null where it does not."""
+    """How a server computes, as it announces; null if not announced."""
 
     dtype: str | None = None
     """Dtype that it computes in."""
     quantization: str | None = None
-    """How its weights are quantized, none if they are not."""
+    """Quantization of its weights, or none."""
     version: str | None = None
     """Version of Petals."""
     adapters: tuple[str, ...] | None = None
-    """LoRA adapters that it holds."""
+    """Its LoRA adapters."""
 
     @property
     def precision(self) -> str:
-        """Dtype, and quantization if there is any, in words."""
+        """Dtype and quantization, if any, in words."""
         return (self.dtype or "?") + ("" if self.quantization in (None, "none") else f" ({self.quantization})")
 
 
 class ServerTraffic(Record):
-    """What one rank sent to one server."""
+    """Traffic between one rank and one server."""
 
     peer: str
     """The server's peer ID."""
     announced: Announcement
-    """What it announced when it was last used."""
+    """Its announcement when it was last used."""
     requests: Count
-    """Requests that it answered, also those that other servers passed on to it."""
+    """Requests that it answered, including those that other servers passed on to it."""
     failures: Count
     """Requests that it did not answer."""
     wrong_answers: Count
-    """Answers that were no valid outputs."""
+    """Answers that were not valid outputs."""
     token_blocks: Annotated[int | float, Field(ge=0)]
     """Tokens times blocks that it computed."""
     latency_p50: float | None
-    """Seconds from request to answer: the median. Of those that servers passed on, without the time of the others."""
+    """Median seconds from request to answer. For passed requests, without the time of the other servers."""
     latency_p95: float | None
     """Seconds from request to answer: the 95th percentile."""
 
 
 class Traffic(Record):
-    """What a rank sent to a swarm."""
+    """Traffic between a rank and a swarm."""
 
     compression: str
-    """Precision of transferred activations."""
+    """Compression of transferred activations."""
     round_trips: Count
     """Requests that were answered, each by one server or by several that passed it on."""
     retries: Count
     """Requests that were sent again."""
     halved: Count
-    """Requests that were cut in two because a server refused their size."""
+    """Requests that were halved because servers refused their size."""
     bytes_sent: Count
-    """Of tensors."""
+    """Bytes of tensors sent."""
     bytes_received: Count
-    """Of tensors."""
+    """Bytes of tensors received."""
     servers: list[ServerTraffic]
-    """Of each server."""
+    """Traffic with each server."""
 
 
 class ServerSpan(Announcement):
     """A server and the consecutive blocks that it holds."""
 
     peer_id: str
-    """The server's identity."""
+    """The server's peer ID."""
     start: Count
     """First block."""
     end: Count
@@ -89,13 +89,13 @@ class ServerSpan(Announcement):
     state: str
     """online, joining or offline; unfit if its version of Petals does not compute the model."""
     throughput: Number
-    """Requests per second that the server announces."""
+    """Announced requests per second."""
     name: str | None
     """Public name, if any."""
     seconds_per_token: float | None = None
-    """For a token of a forward through all its blocks, as it announces; null if it does not."""
+    """Announced seconds for a token of a forward through all its blocks; null if not announced."""
     free_cache: Count | None = None
-    """Tokens for which its attention cache has room, as it announces; null if it does not."""
+    """Announced tokens for which its attention cache has room; null if not announced."""
 
 
 class Swarm(Record):
@@ -112,10 +112,10 @@ class Swarm(Record):
     servers: list[ServerSpan]
     """All announced servers, by first block."""
     dropped_records: Count
-    """How many records of servers were dropped, because they are implausible."""
+    """Number of implausible records of servers that were dropped."""
     precisions: list[str] | None = None
-    """Dtypes, with the quantization if there is any, in which the servers computed that gave the answers, in all starts
-    of the run; null for a tuning. If there are several, the metrics depend on which server got which batch."""
+    """Dtypes, with the quantization if any, of all servers that answered, in all starts of the run; null for a tuning.
+    If there are several, the metrics depend on which server got which batch."""
 
 
 class AuditedServer(Record):
@@ -128,11 +128,11 @@ class AuditedServer(Record):
     disagreed: Count
     """Batches in which it did not."""
     odd: bool
-    """Whether others agree against it."""
+    """Whether a majority of other servers disagrees with it."""
 
 
 class Dispute(Record):
-    """A difference between servers that no third server could decide."""
+    """A difference between servers that other servers could not decide."""
 
     peers: tuple[str, ...]
     """The servers' peer IDs."""
@@ -145,21 +145,21 @@ class Dispute(Record):
 
 
 class Audit(Record):
-    """What a second opinion about some batches found."""
+    """Results of recomputing some batches on other servers."""
 
     fraction: Annotated[int | float, Field(ge=0, le=1)]
-    """Share of the batches that were to be audited."""
+    """Share of the batches to be audited."""
     batches: Count
-    """That got a second opinion."""
+    """Batches that got a second opinion."""
     alone: Count
-    """For which no other server was there."""
+    """Batches for which there was no other server."""
     unanswered: Count
-    """For which the other server failed."""
+    """Batches for which the other server failed."""
     largest_difference: float
-    """Between logits that count as equal."""
+    """Largest difference between logits that count as equal."""
     servers: list[AuditedServer]
-    """Those that took part, by peer ID."""
+    """Servers that took part, by peer ID."""
     disputes: Count
-    """Differences that nobody can settle."""
+    """Number of undecided differences."""
     first_disputes: list[Dispute]
-    """The first of them."""
+    """The first undecided differences."""

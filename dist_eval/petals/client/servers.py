@@ -1,4 +1,4 @@
-"""The servers of a model that may be asked: online, fit for the model, and not excluded; and waiting for them."""
+"""The usable servers of a model: online, fit for the model, and not excluded. Also waits for them in outages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dist_eval.petals.client.routes import Span
 from dist_eval.petals.client.transport import Transport
 
 _POLL_SECONDS, _REJOIN_SECONDS = 1.0, 3.0
-_NOTICE_SECONDS, _LONGEST_NOTICE_SECONDS = 15.0, 60.0  # until an outage is said again: twice as long each time
+_NOTICE_SECONDS, _LONGEST_NOTICE_SECONDS = 15.0, 60.0  # until an outage is reported again: doubled each time
 
 
 class SwarmServers:
@@ -25,9 +25,9 @@ class SwarmServers:
     Args:
         directory: the list of servers.
         config: the model's `transformers` config.
-        transport: asks them.
+        transport: sends requests to them.
         outage_timeout: seconds to wait for blocks that no reachable server holds.
-        rejoin: called every few seconds while waiting for such servers.
+        rejoin: called every few seconds while waiting for such blocks.
 
     Attributes:
         excluded: peer ids of servers that are no longer used.
@@ -47,8 +47,8 @@ class SwarmServers:
         self.num_blocks = directory.num_blocks
         self.outage_timeout, self.rejoin = outage_timeout, rejoin
         self._outage: tuple[str, float] | None = None
-        self._notice_seconds = 0.0  # until this outage is said again; 0 if it was not said
-        self._has_ended = False  # an outage that was said
+        self._notice_seconds = 0.0  # until this outage is reported again; 0 if it was not reported yet
+        self._has_ended = False  # whether a reported outage has ended
         self._noticed_at = self._rejoined_at = float("-inf")
         self._directory, self._config, self._transport = directory, config, transport
 
@@ -59,12 +59,12 @@ class SwarmServers:
             timeout: seconds to wait for an answer.
 
         Raises:
-            SwarmError: some block has no server, or none whose version of Petals computes the model.
+            SwarmError: no server of some block has a version of Petals that computes the model.
         """
         self._directory.start(timeout)
         prefix = self._directory.dht_prefix
         if not self._hold_all_blocks(self._directory.spans()):
-            raise SwarmError(f"Some blocks of {prefix} have no server that may be asked: start one, and try again.")
+            raise SwarmError(f"Some blocks of {prefix} have no usable server: start one, and try again.")
         if not self._hold_all_blocks(self.spans()):
             raise SwarmError(
                 f"Some blocks of {prefix} are held only by servers whose version of Petals would fail or compute "
@@ -72,7 +72,7 @@ class SwarmServers:
             )
 
     def close(self) -> None:
-        """Stops keeping the list of servers up to date."""
+        """Stops updating the list of servers."""
         self._directory.close()
 
     @property
@@ -81,7 +81,7 @@ class SwarmServers:
         return self._directory.p2p
 
     def spans(self) -> Sequence[Span]:
-        """Returns the blocks that are online, without those of excluded servers and of unfit versions of Petals."""
+        """Returns the online blocks, except those of excluded servers and unfit versions of Petals."""
         return [
             span
             for span in self._directory.spans()
@@ -89,7 +89,7 @@ class SwarmServers:
         ]
 
     def session_spans(self) -> Sequence[Span]:
-        """Returns those of them whose servers have sessions, as far as they were asked."""
+        """Returns those of `spans` whose servers may have sessions: servers that were not asked yet count."""
         return list(filter(self._transport.may_have_sessions, self.spans()))
 
     @property
@@ -98,10 +98,10 @@ class SwarmServers:
         return self._hold_all_blocks(self.session_spans())
 
     def free_cache(self) -> dict[Span, int]:
-        """Asks all servers how much attention cache they have left; after a failed contact again, for a few seconds.
+        """Asks all servers for their free attention cache, for a few seconds again if some cannot be reached.
 
         Returns:
-            Tokens of a text times blocks; 0 for a server that does not answer, or has no sessions.
+            Tokens of a text times blocks; 0 for a server that does not answer or has no sessions.
         """
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
@@ -120,15 +120,15 @@ class SwarmServers:
         return {span: answered.get(span, 0) for span in spans}
 
     def refresh(self) -> None:
-        """Has the list of servers read again: those that left are dropped from it, new ones are added.
+        """Requests an update of the list of servers.
 
         Raises:
-            SwarmError: this process' DHT node is dead: without it all requests would time out one by one.
+            SwarmError: this process' DHT node is dead; without it, all requests would time out one by one.
         """
         node = self._directory.dht
         if not node.is_alive():
             raise SwarmError(
-                f"the hivemind node of this rank (process {node.pid}) was ended from outside, status {node.exitcode}: "
+                f"the hivemind node of this rank (process {node.pid}) was killed, status {node.exitcode}: "
                 "if the host ran out of memory, start fewer ranks on it"
             )
         self._directory.update()
@@ -155,13 +155,13 @@ class SwarmServers:
         await asyncio.sleep(min(_POLL_SECONDS, max(0.0, deadline - now)))
 
     def came_back(self) -> None:
-        """Is called when a request that waited for servers has its answer."""
+        """Records that a request that waited for servers was answered."""
         self._has_ended = self._notice_seconds > 0
 
     def notice(self) -> str:
-        """Returns what requests wait for, in growing intervals, and then once that it is over; empty at other times."""
+        """Describes an outage at growing intervals, and once that it is over; empty at other times."""
         now = time.monotonic()
-        is_over = self._outage is None or now - self._outage[1] > 2 * _POLL_SECONDS  # nobody waits any more
+        is_over = self._outage is None or now - self._outage[1] > 2 * _POLL_SECONDS  # no request waits any more
         if self._has_ended and is_over:
             self._outage, self._notice_seconds, self._has_ended = None, 0.0, False
             return "servers can be reached again, the run goes on"

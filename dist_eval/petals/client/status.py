@@ -55,7 +55,7 @@ COMMAND = Command(
 
 
 def show(arguments: StatusOptions) -> bool:
-    """Prints a swarm's coverage, again and again if that is asked for; returns whether all blocks have servers."""
+    """Prints a swarm's coverage, repeatedly with `--watch`; returns whether all blocks have servers."""
     from dist_eval.petals.client.client import join_swarm, leave_swarm
 
     dht = join_swarm(arguments.initial_peers, arguments.timeout, timeout_option="--timeout")
@@ -74,12 +74,12 @@ def show(arguments: StatusOptions) -> bool:
 
 
 class Status(NamedTuple):
-    """What was found of a swarm."""
+    """The state of a swarm."""
 
     models: list[SwarmCoverage]
-    not_looked_up: list[str]  # models for which there was no time
-    dropped_models: Counter[str]  # why announced models are implausible, and how many
-    asked: frozenset[str] = frozenset()  # identities of the servers that were asked whether they answer this host
+    not_looked_up: list[str]  # models that the time did not suffice for
+    dropped_models: Counter[str]  # how many implausible announcements of models were dropped, by reason
+    asked: frozenset[str] = frozenset()  # peer ids of the servers that this host pinged
 
     @property
     def is_complete(self) -> bool:
@@ -87,10 +87,10 @@ class Status(NamedTuple):
         return not self.not_looked_up and not any(model.missing or model.out_of_reach for model in self.models)
 
     def summary(self) -> dict[str, Any]:
-        """Returns what `--json` prints; a model is as in the section `swarm` of `results.json`.
+        """Returns the output of `--json`; each model is as in the section `swarm` of `results.json`.
 
-        Besides, each server has `reachable`: whether it answered this host, null if it was not asked, because it is not
-        online or there are too many.
+        Each server also has `reachable`: whether it answered this host. It is null if the server was not asked, because
+        it is not online or there are too many servers.
         """
         return {
             "models": [_summary_of(model, self.asked) for model in self.models],
@@ -140,7 +140,7 @@ def _look_up(dht: Any, arguments: StatusOptions) -> Status:
     coverages, unknown = look_up_all(look_up, models, arguments.timeout)
     coverages = [coverage.serving(config) for coverage in coverages]
     online = list(dict.fromkeys(server.peer_id for coverage in coverages for server in coverage.online))
-    answers = measure_distances(dht, online[:_MOST_ASKED], _ASK_AGAIN_SECONDS)  # anybody can announce thousands
+    answers = measure_distances(dht, online[:_MOST_ASKED], _ASK_AGAIN_SECONDS)  # anyone can announce thousands
     unreachable = frozenset(peer for peer, seconds in answers.items() if seconds is None)
     coverages = [replace(coverage, unreachable=unreachable) for coverage in coverages]
     return Status(coverages, unknown, dropped, frozenset(answers))
@@ -149,10 +149,10 @@ def _look_up(dht: Any, arguments: StatusOptions) -> Status:
 def look_up_all(
     look_up: Callable[..., SwarmCoverage], models: Mapping[str, int], timeout: float
 ) -> tuple[list[SwarmCoverage], list[str]]:
-    """Looks up the coverage of models, as many as there is time for: anybody can announce some.
+    """Looks up the coverage of as many models as time permits: anyone can announce models.
 
     Returns:
-        The coverage of each that was looked up, and the names of the others.
+        The coverage of these models, and the names of the others.
     """
     found, unknown, deadline = [], [], time.monotonic() + timeout
     for name, blocks in sorted(models.items()):

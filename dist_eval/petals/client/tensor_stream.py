@@ -1,10 +1,10 @@
-"""Streams of messages with tensors, in the format of hivemind: the same bytes, without copies of what tensors have.
+"""Streams of messages with tensors, byte for byte in hivemind's format, without copying the contents of tensors.
 
 Each message is a marker, the length of the content, and the content: an `ExpertRequest` or `ExpertResponse` with a part
-of a tensor. Another marker precedes an error, which also ends the requests of a stream. Of the protobuf format, only
-the way to the bytes of tensors is read here; all other fields are collected, and left to protobuf.
+of a tensor. Another marker precedes an error, which also ends the requests of a stream. Only the protobuf fields that
+lead to the bytes of tensors are parsed here; all other fields are collected and left to protobuf.
 
-What is read comes from strangers: a stream is limited in bytes, and in all that takes time or memory.
+Strangers may send anything, so a stream is limited in bytes and in everything that takes time or memory.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ MESSAGE, ERROR = b"\x00", b"\x01"
 """Markers, as in `hivemind.P2P`."""
 
 MOST_TENSORS = 8
-"""Of a message, and of a stream."""
+"""Most tensors in a message, and in a stream."""
 
 _LENGTH_BYTES = 8
-_VARINT, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5  # kinds of protobuf fields
-_TENSORS, _BUFFER = 2, 1  # numbers of fields: of a message, and of a tensor
-_MOST_FIELDS, _MOST_FIELD_BYTES = 64, 1 << 17  # of a message, beside tensors
+_VARINT, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5  # wire types of protobuf fields
+_TENSORS, _BUFFER = 2, 1  # field numbers: of tensors in a message, of bytes in a tensor
+_MOST_FIELDS, _MOST_FIELD_BYTES = 64, 1 << 17  # in a message, without tensors
 _MOST_ERROR_BYTES = 1 << 20
 
 
@@ -35,18 +35,18 @@ class MalformedStream(ValueError):
 
 
 class PeerError(Exception):
-    """What a peer has sent instead of a message: why it failed."""
+    """An error that a peer sent instead of a message."""
 
 
 class Arena:
-    """Memory for the tensors of a stream, one behind the other.
+    """Contiguous memory for the tensors of a stream.
 
     Args:
         most: bytes that it may grow to.
-        take: called when the first bytes come, for memory that is used until they are more; it may have none.
+        take: called when the first bytes arrive; returns memory to use until it is full, or None.
 
     Attributes:
-        used: bytes that were taken.
+        used: bytes in use.
     """
 
     def __init__(self, most: int, take: Callable[[], memoryview | None] = lambda: None) -> None:
@@ -54,7 +54,7 @@ class Arena:
         self._memory = np.empty(0, np.uint8).data
 
     def reserve(self, size: int) -> None:
-        """Makes room for some more bytes, or as many as there may be."""
+        """Makes room for `size` more bytes, within the limit."""
         if not self._memory:
             self._memory = self._take() or self._memory
         wanted = min(self._most, self.used + size)
@@ -64,16 +64,16 @@ class Arena:
             self._memory = larger
 
     def take(self, size: int) -> memoryview:
-        """Returns the place of the next bytes."""
+        """Returns the memory of the next bytes."""
         if self.used + size > self._most:
             raise MalformedStream("a stream with more bytes of tensors than it may have")
         if self.used + size > len(self._memory):
-            self.reserve(max(size, self.used))  # at least twice as much, so that many parts are not copied often
+            self.reserve(max(size, self.used))  # at least doubles, so that many parts are rarely copied
         self.used += size
         return self._memory[self.used - size : self.used]
 
     def between(self, start: int, end: int) -> memoryview:
-        """Returns what was received."""
+        """Returns received bytes."""
         return self._memory[start:end]
 
 
@@ -83,13 +83,13 @@ class _Range(NamedTuple):
 
 
 class TensorReader:
-    """Reads the messages of a stream, whose tensors may come in parts.
+    """Reads the messages of a stream, whose tensors may be split into parts.
 
     Args:
         stream: the connection.
-        kind: of the messages, `runtime_pb2.ExpertRequest` or `ExpertResponse`.
-        arena: where the bytes of tensors are put.
-        allow: called with the length of each message before it is read; raises if that is too long.
+        kind: class of the messages, `runtime_pb2.ExpertRequest` or `ExpertResponse`.
+        arena: memory for the bytes of tensors.
+        allow: called with the length of each message before it is read; raises if it is too long.
     """
 
     def __init__(self, stream: RawStream, kind: Any, arena: Arena, allow: Callable[[int], None]) -> None:
@@ -99,7 +99,7 @@ class TensorReader:
 
     @property
     def payloads(self) -> list[Payload]:
-        """The tensors that were received so far."""
+        """The tensors received so far."""
         starts = [one.start for one in self._ranges]
         ends = [*starts, self._arena.used][1:]
         parts = zip(self._ranges, ends, strict=True)
@@ -109,18 +109,18 @@ class TensorReader:
         """Reads a message.
 
         Returns:
-            It without tensors; None at the end of the stream, if that is where a message would begin.
+            The message without tensors; None at the end of the stream.
 
         Raises:
-            PeerError: the peer has sent an error; without a text, it ends its requests.
-            MalformedStream: what comes is no message.
+            PeerError: the peer sent an error; without text, it ends its requests.
+            MalformedStream: the bytes are not a message.
             EOFError: the stream ends within a message.
-            Exception: any of `allow`, or the connection.
+            Exception: any error of `allow` or the connection.
         """
         return None if await self.begin() is None else await self.rest()
 
     async def begin(self) -> int | None:
-        """Reads the begin of a message, and returns how many bytes follow; see `next`."""
+        """Reads the beginning of a message, and returns how many bytes follow; see `next`."""
         if await self._stream.at_end():
             return None
         self._marker = await self._stream.read(len(MESSAGE))
@@ -152,14 +152,14 @@ class TensorReader:
         has_bytes = False
         while (size := await fields.skip_to(_BUFFER)) is not None:
             if has_bytes:
-                raise MalformedStream("a tensor that has its bytes twice")
+                raise MalformedStream("a tensor with two buffers")
             has_bytes = True
             await self._stream.read_into(self._arena.take(size))
         head = _parsed(runtime_pb2.Tensor, bytes(fields.collected))
-        if head.dtype or not self._ranges:  # only the first part of a tensor has it
+        if head.dtype or not self._ranges:  # only the first part of a tensor has a dtype
             if len(self._ranges) == MOST_TENSORS:
                 raise MalformedStream("a stream of too many tensors")
-            head.ClearField("chunks")  # which nobody reads
+            head.ClearField("chunks")  # not needed
             self._ranges.append(_Range(head, start))
             self._arena.reserve(Payload.size_of(head) - (self._arena.used - start))
 
@@ -172,7 +172,7 @@ class _Fields:
         self._stream, self._end = stream, end
 
     async def skip_to(self, number: int) -> int | None:
-        """Collects fields up to the next one of a number, which has bytes; returns its length, None at the end."""
+        """Collects fields up to the next bytes field of a number; returns its length, None at the end."""
         while self._stream.position < self._end:
             tag = await self._varint()
             kind = tag & 7
@@ -190,7 +190,7 @@ class _Fields:
             else:
                 raise MalformedStream("a message that cannot be read")
             if self._count > _MOST_FIELDS or len(self.collected) + self._within(length) > _MOST_FIELD_BYTES:
-                raise MalformedStream("a message with too much beside its tensors")
+                raise MalformedStream("a message with too much besides its tensors")
             self.collected += await self._stream.read(length)
         return None
 
@@ -211,7 +211,7 @@ class _Fields:
 
 
 def varint(value: int) -> bytes:
-    """Returns a number as protobuf writes it."""
+    """Encodes a number as protobuf does."""
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)
@@ -223,19 +223,19 @@ def varint(value: int) -> bytes:
 def _parsed(kind: Any, content: bytes) -> Any:
     try:
         return kind.FromString(content)
-    except Exception as error:  # of protobuf
+    except Exception as error:  # any error of protobuf
         raise MalformedStream("a message that cannot be read") from error
 
 
 async def write_tensors(
     stream: RawStream, payloads: Sequence[Payload], fields: Callable[[bool], tuple[bytes, bytes]], part_bytes: int
 ) -> None:
-    """Writes tensors in parts, each in a message; they may not change meanwhile.
+    """Writes tensors in parts, one per message; they must not change meanwhile.
 
     Args:
         stream: the connection.
         payloads: the tensors.
-        fields: what a message has before and behind its part, the first message or a further one.
+        fields: returns a message's bytes before and after its part, given whether it is the first message.
         part_bytes: most bytes of a part.
     """
     is_first = True
@@ -251,7 +251,7 @@ async def write_tensors(
 
 
 async def write_error(stream: RawStream, message: str | None = None) -> None:
-    """Writes an error; without a text, it ends the requests of a stream."""
+    """Writes an error; without text, it ends the requests of a stream."""
     from hivemind.proto.p2pd_pb2 import RPCError
 
     await write_content(stream, ERROR, RPCError(message=message).SerializeToString())
@@ -263,7 +263,7 @@ async def write_content(stream: RawStream, marker: bytes, content: bytes) -> Non
 
 
 def field_begin(number: int, length: int) -> bytes:
-    """Returns what stands before the bytes of a protobuf field."""
+    """Returns the tag and length before the bytes of a protobuf field."""
     return varint(number << 3 | _BYTES) + varint(length)
 
 

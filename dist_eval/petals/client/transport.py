@@ -1,7 +1,7 @@
-"""One request to one server: serializing, sending, and validating the answer.
+"""Serializes and sends a request to a server, and validates the answer.
 
-Tensors are sent in the dtype that the server computes in. Servers cast their inputs to it before anything else, so this
-changes no bit of the result.
+Tensors are sent in the dtype that the server computes in. Servers cast their inputs to it first, so this changes no bit
+of the result.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from dist_eval.petals.client.streams import Answer, call_stream
 Result = TypeVar("Result")
 
 NO_ORDER = torch.empty(0, dtype=torch.int64)
-"""Sent in place of an order of the rows of a session."""
+"""Sent in a session if its rows keep their order."""
 
 _FORWARD, _BACKWARD, _INFERENCE = "rpc_forward", "rpc_backward", "rpc_inference"
 _STREAM_OPEN_SECONDS = 5.0
 _COMPRESSION = {"none": "NONE", "float16": "FLOAT16"}
 _PLAIN = 0  # `CompressionType.NONE`, which is imported late
-_FEW = 1 << 15  # numbers for which going to a thread and back would take longer than what it does
+_FEW = 1 << 15  # numbers for which switching to a thread would take longer than the work
 
 
 class Connection(Protocol):
-    """What requests go through; a `ServerDirectory` is one."""
+    """The connection that requests use; a `ServerDirectory` is one."""
 
     @property
     def p2p(self) -> Any:
@@ -50,14 +50,14 @@ class Connection(Protocol):
 
     @property
     def adapter(self) -> str | None:
-        """The LoRA adapter to compute with."""
+        """The LoRA adapter that servers should use."""
 
 
 class ChainOutputs(NamedTuple):
-    """What a chain of servers has answered."""
+    """The answer of a chain of servers."""
 
-    # as for a single server; of shape [rows, hidden] if the chain came to its end. Those of several steps of a session
-    # are a list, or None if servers have lost it
+    # as for a single server; of shape [rows, hidden] if the chain reached its end. For several steps of a session a
+    # list, or None if servers have lost the session
     outputs: Any
     answer: ChainAnswer
 
@@ -67,8 +67,8 @@ class Transport:
 
     Attributes:
         prompts: deep prompts that are sent with all requests.
-        bytes_sent: of all tensors so far.
-        bytes_received: of all tensors so far.
+        bytes_sent: bytes of all tensors sent so far.
+        bytes_received: bytes of all tensors received so far.
     """
 
     def __init__(self, directory: Connection, *, timeout: float, compression: str = "none") -> None:
@@ -98,7 +98,7 @@ class Transport:
 
         Raises:
             WrongAnswer: see `read_answer`.
-            Exception: any of the daemon, the connection or the server (see `failures.classify`).
+            Exception: any error of the daemon, the connection or the server (see `failures.classify`).
         """
         compression = self._compression_for(segment)
         packed = await asyncio.to_thread(self.pack, hidden, segment.dtype, compression)
@@ -111,12 +111,12 @@ class Transport:
     async def send_chain(
         self, chain: Sequence[Span], patience: Sequence[float], inputs: Inputs, rows: torch.Tensor | None = None
     ) -> ChainOutputs:
-        """Sends a batch through blocks of several servers, which pass it on from one to the next.
+        """Sends a batch through a chain of servers.
 
         Args:
             chain: the servers and their blocks. All compute in the same dtype.
             patience: seconds to wait for each server and those after it.
-            inputs: of the first block. If they can be made of token ids, these are sent.
+            inputs: inputs of the first block; token ids are sent if they have any.
             rows: positions in batch x length whose outputs are needed, int64 of shape [rows], if the last server runs
                 the model's last block; None for all.
 
@@ -125,7 +125,7 @@ class Transport:
 
         Raises:
             WrongAnswer: see `read_answer` and `read_chain_answer`.
-            Exception: any of the daemon, the connection or the first server (see `failures.classify`).
+            Exception: any error of the daemon, the connection or the first server (see `failures.classify`).
         """
         first, tokens = chain[0], inputs.tokens
         prompts = self.prompts.packed(replace(first, end=chain[-1].end))
@@ -156,13 +156,13 @@ class Transport:
     async def call_chain(
         self, segment: Span, tensors: Sequence[Payload], request: ChainRequest, largest_answer: int, timeout: float
     ) -> Answer:
-        """Sends serialized tensors to the first server of a chain; returns what comes back as it is.
+        """Sends serialized tensors to the first server of a chain; returns the answer unchanged.
 
         Args:
             segment: the first server and its blocks.
             tensors: see `chain`.
             request: the rest of the chain.
-            largest_answer: in bytes.
+            largest_answer: most bytes of the answer.
             timeout: seconds to wait for the answer.
         """
         return await self._call(_FORWARD, segment, tensors, largest_answer, request.packed(), timeout)
@@ -175,7 +175,7 @@ class Transport:
         Gradients are never compressed: small ones would underflow in float16.
 
         Returns:
-            The gradient with respect to the inputs, of shape [batch, length, hidden], and to the deep prompts of these
+            The gradients with respect to the inputs, of shape [batch, length, hidden], and to the deep prompts of these
             blocks, of shape [blocks, batch, pre_seq_len, hidden] (None without any), in the dtype that the server sent.
         """
         packed = [await asyncio.to_thread(self.pack, tensor, segment.dtype, _PLAIN) for tensor in (inputs, gradient)]
@@ -191,25 +191,25 @@ class Transport:
     async def open_inference(
         self, segment: Span, requests: AsyncIterator[Any], allowance: Allowance
     ) -> AsyncIterator[Any]:
-        """Opens a stream to a `ServerCache`; returns the answers."""
+        """Opens the stream of a `ServerCache`; returns the answers."""
         opening = self._stub(segment, allowance).rpc_inference(requests)
         answers: AsyncIterator[Any] = await asyncio.wait_for(opening, _STREAM_OPEN_SECONDS)
         return answers
 
     def inference_head(self, segment: Span, metadata: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns what the first request of `open_inference` needs besides tensors."""
+        """Returns the fields of the first request of `open_inference`, besides tensors."""
         return self._head(_INFERENCE, segment, metadata)
 
     async def inference_tensors(
         self, segment: Span, inputs: Inputs, prompts: torch.Tensor | None, order: torch.Tensor, *, ids: bool
     ) -> list[Any]:
-        """Serializes what a request of `open_inference` has.
+        """Serializes the tensors of a request of `open_inference`.
 
         Args:
             segment: the server and its blocks.
-            inputs: of the first of them.
-            prompts: deep prompts of the blocks that it is for, of shape [blocks, 1, pre_seq_len, hidden], or None.
-            order: which row each one continues, int64 of shape [rows]; empty if each continues itself.
+            inputs: inputs of the first of these blocks.
+            prompts: deep prompts of all blocks of the request, of shape [blocks, 1, pre_seq_len, hidden], or None.
+            order: which row each row continues, int64 of shape [rows]; empty if each continues itself.
             ids: whether to send token ids.
         """
         packed = [
@@ -233,7 +233,7 @@ class Transport:
         return (await _away_from_loop(shape.numel(), read_answer, payloads, [shape]))[0]
 
     async def free_cache(self, segment: Span) -> int:
-        """Asks a server how much attention cache it has left, in tokens of a text times blocks; 0 without sessions."""
+        """Asks a server for its free attention cache, in tokens of a text times blocks; 0 without sessions."""
         from hivemind.proto import runtime_pb2
 
         from dist_eval.petals.client.protocol import block_uid
@@ -245,7 +245,7 @@ class Transport:
         return info.cache_tokens_available if self._has_sessions[segment.peer] else 0
 
     async def has_sessions(self, segment: Span) -> bool:
-        """Whether a server's sessions are those of Petals; it is asked if it was not before."""
+        """Whether a server's sessions are those of Petals; asks it the first time."""
         if can_chain_sessions(segment.announced.version):
             return True
         if segment.peer not in self._has_sessions:
@@ -253,7 +253,7 @@ class Transport:
         return self._has_sessions[segment.peer]
 
     def may_have_sessions(self, segment: Span) -> bool:
-        """Whether a server's sessions are those of Petals, or it was not asked yet."""
+        """Whether a server's sessions are those of Petals, or the server was not asked yet."""
         return self._has_sessions.get(segment.peer, True)
 
     def _stub(self, segment: Span, allowance: Allowance) -> Any:
@@ -272,7 +272,7 @@ class Transport:
         }
 
     def _compression_for(self, segment: Span) -> int:
-        """Returns how hidden states travel: in 16 bits they are small enough, and hivemind compresses no bfloat16."""
+        """Returns the compression of hidden states: none in 16 bits, and hivemind cannot compress bfloat16."""
         return _PLAIN if segment.dtype in ("bfloat16", "float16") else self._compression
 
     async def _call(
@@ -311,19 +311,19 @@ class Transport:
 
     @staticmethod
     def pack(tensor: torch.Tensor, dtype: str | None, compression: int) -> Payload:
-        """Serializes a tensor in a dtype; in its own if the name is None or unknown.
+        """Serializes a tensor in a dtype, or in its own if the name is None or unknown.
 
-        The tensor may not change until it is sent.
+        The tensor must not change until it is sent.
         """
         from hivemind.compression.serialization import serialize_torch_tensor
 
         if compression != _PLAIN:
             tensor = tensor.detach().to("cpu", torch.float32).contiguous()
             return Payload.of_message(serialize_torch_tensor(tensor, compression))
-        # a dtype unknown here is left to the server to cast to
+        # the server casts to a dtype that is unknown here
         return Payload.of(tensor.to("cpu", DTYPES.get(dtype or "", tensor.dtype)))
 
 
 async def _away_from_loop(size: int, call: Callable[..., Result], *arguments: Any) -> Result:
-    """Calls a function in a thread if it has so many numbers to work on that the event loop would stand still."""
+    """Calls a function in a thread if it has so many numbers to process that it would block the event loop."""
     return call(*arguments) if size <= _FEW else await asyncio.to_thread(call, *arguments)

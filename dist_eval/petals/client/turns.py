@@ -1,4 +1,4 @@
-"""Sends requests to servers, each in its turn, and records how that went: times and failures of each server."""
+"""Sends requests to servers, each in its turn, and records the times and failures of each server."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from dist_eval.petals.client.router import Router
 from dist_eval.petals.client.routes import Span
 from dist_eval.petals.client.transport import ChainOutputs
 
-# Seconds between two looks at the speeds that other ranks have measured
+# Seconds between checks of the speeds that other ranks have measured
 _LOOK_SECONDS = 0.05
 
 
 class Request(NamedTuple):
     """A request to one server."""
 
-    send: Callable[[float], Awaitable[Any]]  # called in its turn, with the seconds to wait for a message's answer
+    send: Callable[[float], Awaitable[Any]]  # called in its turn, with the seconds to wait for each answer
     work: int  # tokens times blocks
 
 
 class Turns:
-    """The gates before servers, and before chains of them. Belongs to one event loop.
+    """The gates of servers and chains. Belongs to one event loop.
 
     Args:
         router: has the statistics of the servers.
-        online: returns the blocks that are online.
+        online: returns the online blocks.
 
     Attributes:
         answers: number of requests that were answered.
@@ -47,8 +47,8 @@ class Turns:
         """Sends a request when its server can use it, and returns the answer.
 
         Raises:
-            RequestDisplaced: it may choose another server.
-            Exception: any of the daemon, the connection or the server (see `failures.classify`).
+            RequestDisplaced: the request may choose another server.
+            Exception: any error of the daemon, the connection or the server (see `failures.classify`).
         """
         spans = choice.servers
         for span in spans:
@@ -82,12 +82,12 @@ class Turns:
         return answer
 
     def _look_again(self) -> None:
-        """Does what answers would, while this rank has none: other ranks may have had some."""
+        """Checks the speeds while this rank gets no answers, because other ranks may have measured some."""
         if time.monotonic() >= self._look_at:
             self._choose_again()
 
     def _choose_again(self) -> None:
-        """Has requests that wait choose again, if servers are faster or slower than expected when they chose."""
+        """Makes waiting requests choose again if servers are faster or slower than expected when they chose."""
         self._look_at = time.monotonic() + _LOOK_SECONDS
         if self._router.speeds_changed(self._online()):
             for (_, is_for_steps), waiting in self._gates.items():
@@ -95,13 +95,13 @@ class Turns:
                     waiting.displace("servers are faster or slower than expected")
 
     def _displace(self, peer: Any, why: str) -> None:
-        """Has requests choose again that wait for a chain in which a server is not the first one."""
+        """Makes requests choose again that wait for a chain with a server after its first one."""
         for (spans, _), waiting in self._gates.items():
             if any(span.peer == peer for span in spans[1:]):
                 waiting.displace(why)
 
     def _gate(self, choice: Choice) -> Gate:
-        """Returns the gate before a server, for forwards or steps of sessions, or before a chain of servers."""
+        """Returns the gate of a server, for forwards or steps of sessions, or of a chain."""
         spans = tuple(Span(span.peer, span.start, span.end) for span in choice.chain)
         key = spans or (Span(choice.segment.peer, 0, 0),), choice.has_cache
         if key not in self._gates:

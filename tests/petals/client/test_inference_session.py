@@ -69,7 +69,7 @@ def test_pieces_of_a_text_give_the_outputs_of_a_forward(backbone: SwarmBackbone,
         assert close_to(torch.cat(pieces, dim=1), whole)
         again = session.step(ids[:, 10:], start=10)  # rolled back, or sent anew
         assert close_to(again, whole[:, 10:])
-        with pytest.raises(ValueError, match=r"2 tokens at position \d+ of a session of at most"):
+        with pytest.raises(ValueError, match=r"2 tokens at position \d+ do not fit into a session of at most"):
             session.step(ids[:, :2], start=23)
     route = RouteRecord()
     with closing(backbone.session(ROWS, LENGTH)) as session:
