@@ -383,7 +383,7 @@ KINDS = (
     ),
     Kind(
         "examples from the dataset itself",
-        "is the dataset that is evaluated: draw examples from other data.",
+        "is also the evaluated dataset: draw examples from other data.",
         lambda s: s.prompt(
             *("--prompt", "{text}", "--label-words", "<0>", "<1>", "--few-shot", "1"),
             *("--few-shot-from", str(s.folder / "data.csv")),
@@ -399,7 +399,7 @@ KINDS = (
     Kind("no swarm", "No swarm was named. Give --initial-peers ADDRESS...", lambda s: [*s.data(), *SWARM], 2),
     Kind(
         "an address that is none",
-        "'10.0.0.5:31337' is no peer address. It should look like",
+        "'10.0.0.5:31337' is not a peer address. It should look like",
         lambda s: [*s.data(), *SWARM, "--initial-peers", "10.0.0.5:31337"],
         2,
     ),

@@ -1,12 +1,12 @@
-"""A client, servers and models of Petals for today's transformers. Knows nothing of evaluation.
+"""A client, servers and models of Petals for today's transformers, independent of evaluation.
 
     from dist_eval.petals import AutoDistributedModelForCausalLM, PrivateSwarm
 
     with PrivateSwarm("models/llama") as swarm:
         model = AutoDistributedModelForCausalLM.from_pretrained("models/llama", initial_peers=swarm.initial_peers)
 
-`base_model` reads what is on disk: config, architecture, weights. `client` joins a swarm and sends requests, `server`
-computes blocks, `model` is transformers' own class with its layers on a swarm. `__main__` is the command
+`base_model` reads config, architecture and weights from disk. `client` joins a swarm and sends requests, `server`
+computes blocks, and `model` is transformers' own class with its layers on a swarm. `__main__` is the command
 `dist-eval swarm`. The names below are imported on first use.
 """
 

@@ -80,8 +80,8 @@ def test_a_prompt_that_cannot_be_used_is_refused(options: dict[str, Any], words:
     [
         ({"limit": 5, "sample": 5}, "--limit and --sample contradict each other: give one of them."),
         ({"sample": 5, "precision": 0.1}, "--sample and --precision contradict each other"),
-        ({"stratify": True, "limit": 5}, "--stratify belongs to --sample or --precision, and neither is given."),
-        ({"sample_seed": 1}, "--sample-seed belongs to --sample or --precision"),
+        ({"stratify": True, "limit": 5}, "--stratify needs --sample or --precision."),
+        ({"sample_seed": 1}, "--sample-seed needs --sample or --precision"),
         ({"precision": 0.1, "group_column": "doc"}, "independent of each other, which --group-column denies"),
     ],
 )
@@ -97,9 +97,9 @@ def test_a_selection_of_rows_that_cannot_be_is_refused(options: dict[str, Any], 
         ({"prompt": None, "checkpoint": "tuned"}, "--generate continues a --prompt, which is missing"),
         ({"generate": False}, "Or give --generate, and it writes a text after it."),
         ({"generate": False, "label_words": ["no", "yes"], "stop": ["."]}, "--stop: --generate is missing"),
-        ({"labels": "names"}, "--labels: --generate evaluates texts, not classes"),
-        ({"sample": 5, "stratify": True}, "--stratify: --generate evaluates texts, not classes"),
-        ({"answer_pattern": "("}, "--answer-pattern '(' is no regular expression of Python: missing )"),
+        ({"labels": "names"}, "--labels is for classes, but --generate writes texts"),
+        ({"sample": 5, "stratify": True}, "--stratify is for classes, but --generate writes texts"),
+        ({"answer_pattern": "("}, "--answer-pattern '(' is not a Python regular expression: missing )"),
         ({"generate": False, "label_words": ["no", "yes"], "answer_pattern": "."}, "--answer-pattern: --generate is"),
     ],
 )
@@ -170,7 +170,7 @@ def test_peers_can_stand_in_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(None, "cannot be read"), ("\n# nobody yet\n", "holds no address"), ("10.0.0.5:31337\n", "is no peer address")],
+    [(None, "cannot be read"), ("\n# nobody yet\n", "holds no address"), ("10.0.0.5:31337\n", "is not a peer address")],
 )
 def test_a_file_without_peers_is_one_clear_message(content: str | None, words: str, tmp_path: Path) -> None:
     file = tmp_path / "peers.txt"

@@ -1,23 +1,24 @@
-"""A client of a Petals swarm: joining one, querying its coverage, and sending requests through it.
+"""A client of a Petals swarm: joins one, shows its coverage, and sends requests through it.
 
-`client` joins a swarm, `coverage` queries it, by what `dht_records` finds in its DHT and `announcements` believes
-of it, and `status` shows it. `requests` sends a batch to the `servers` of a model, one after the other, by `routes`
-that `router` chooses: `attempts` decides whom to ask and what follows a failure, which `failures` classifies,
-`turns` sends it when a `gate` lets it through, because the server can use it by its `pacing`, given the requests
-`held` there, and `transport` sends its `inputs` in the words of `protocol`, and checks the `outputs`; a large one
-goes by `streams`, whose `tensor_stream` writes each `payload` to a `raw_stream` from where it is, and reads answers
-into their place. Servers pass it on to each other in a `chain`, and `chain_pacing` says how many requests it may
-hold. `gradients` does so backwards. `limited_p2p` limits what servers may answer; `findings` are those of audits.
-`inference_session` sends texts in chunks, to a `server_cache` on each server of its route; `session_room` decides
-how many of them a run may hold. `petals_version` knows which models the versions of Petals compute,
-`hivemind_compat` makes it run on a current hivemind, `reachability` knows which peers listen, `peers` reads their
-addresses. `records` are what JSON files keep of a swarm.
+- Swarm: `client` joins a swarm, whose addresses `peers` reads, and `reachability` checks which peers listen.
+  `dht_records` reads its DHT and `announcements` checks the contents. `coverage` and `status` show them, and
+  `directory` keeps the list of servers current.
+- Requests: `requests` sends a batch through the `servers` of a model, on `routes` that `router` chooses. `attempts`
+  decides which server to ask and what to do after a failure, which `failures` classifies. `turns` sends requests when
+  a `gate` admits them by the server's `pacing`, given its `unanswered` requests. `gradients` sends them backwards.
+- Transport: `transport` sends `inputs` by the `protocol` and checks the `outputs`; `limited_p2p` limits answers. Large
+  requests go through `streams`, where `tensor_stream` writes each `payload` to a `raw_stream` without copies.
+- Chains: servers pass a `chain` on to each other, with `deep_prompts` kept there; `chain_pacing` limits its requests.
+- Sessions: `inference_session` sends texts in chunks, in segments (`session_segment`) with a `server_cache` each;
+  `session_room` decides how many sessions a run may open.
+- `petals_version` knows which models the versions of Petals compute, and `hivemind_compat` adapts Petals to a current
+  hivemind. `findings` are those of audits, and `records` the contents of JSON files.
 """
 
 import os
 import warnings
 
 # By default hivemind shares tensors between processes through named files, which a killed process leaves in /dev/shm.
-# It reads this variable once, when it is first imported, which only this package does.
+# hivemind reads this variable when it is first imported, which only happens in this package.
 os.environ.setdefault("HIVEMIND_MEMORY_SHARING_STRATEGY", "file_descriptor")
-warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", FutureWarning)  # it uses that when it is imported
+warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", FutureWarning)  # used when hivemind is imported

@@ -1,9 +1,8 @@
-"""When a chain of servers can use a further request. Does no I/O but for the state that the ranks of a host share.
+"""Decides when a chain of servers can use another request. Does no I/O except on the state that a host's ranks share.
 
-A chain holds as many requests as keep its slowest server busy, and one more: the time of a passage, when nothing
-waits, divided by the time of that server (Little's law). Both follow from the times that servers report, which leave
-out what a request waits on its way. What each server is sent, and how long it took, is recorded for it, too, because
-routes are chosen by that.
+A chain gets as many requests as keep its slowest server busy, plus one: the time of a passage without waiting, divided
+by the time of that server (Little's law). Both follow from the times that servers report, without a request's waiting
+times. The work and time of each server are also recorded in its own pacing, by which routes are chosen.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ from dist_eval.petals.client.pacing import Pacing
 from dist_eval.petals.client.unanswered import Ticket, Unanswered, UnansweredRequests, settle
 from dist_eval.process.shared_state import SharedStates
 
-_LATEST = 100  # Answers that the least times are taken from; older ones may reflect other conditions
-_LEAST_SECONDS = 1e-3  # that a server takes for a request
-_LOOK_AGAIN_SECONDS = 1.0  # Another rank may have an answer sooner; a gate looks more often than that
+_LATEST = 100  # Answers over which least times are taken; older ones may reflect other conditions
+_LEAST_SECONDS = 1e-3  # least time of a server for a request
+_LOOK_AGAIN_SECONDS = 1.0  # Another rank may get an answer sooner; a gate checks more often anyway
 
 
 @dataclass(frozen=True)
 class ChainTicket(Ticket):
     """A request that was let through to a chain."""
 
-    parts: Sequence[Ticket] = ()  # of each server
-    # of each server that computed it, once it is answered: when it got it and was done, and its own seconds
+    parts: Sequence[Ticket] = ()  # one for each server
+    # for each server that computed it, once answered: when it got the request and finished, and its own seconds
     times: Sequence[tuple[float, float]] = ()
     own: Sequence[float] = ()
 
@@ -38,7 +37,7 @@ class ChainPacing(UnansweredRequests[Unanswered]):
     Args:
         parts: the pacing of each server, and the number of its blocks.
         shared: shares the state with the other ranks of this host.
-        name: of the chain.
+        name: name of the chain.
         period: seconds after which requests are forgotten.
     """
 
@@ -51,7 +50,7 @@ class ChainPacing(UnansweredRequests[Unanswered]):
     ) -> None:
         super().__init__(Unanswered, shared, name, period)
         self._parts, self._blocks = parts, sum(blocks for _, blocks in parts)
-        self._most = len(parts) + 1  # requests that it may hold
+        self._most = len(parts) + 1  # most unanswered requests
         self._latest: deque[list[float]] = deque(maxlen=_LATEST)
 
     def add_waiting(self, work: int) -> None:
@@ -101,5 +100,5 @@ class ChainPacing(UnansweredRequests[Unanswered]):
         self._most = math.ceil((way + sum(rates) * ticket.work) / max(slowest, _LEAST_SECONDS)) + 1
 
     def _shares(self, work: int) -> list[int]:
-        """Returns the work of each server; `work` is so many tokens times all blocks."""
+        """Splits work, in tokens times all blocks, into that of each server."""
         return [work * blocks // self._blocks for _, blocks in self._parts]

@@ -1,7 +1,7 @@
-"""Deep prompts of requests: servers keep them for a while, so that a digest of each block's prompts stands for them.
+"""Deep prompts of requests: servers keep them for a while, so a digest of each block's prompts can replace them.
 
-A client sends prompts to a server until one request with them was answered, and then their digests alone. A server that
-does not have them any more refuses the request in words that clients know (`failures.py`), and is sent them again.
+A client sends prompts to a server until a request with them has been answered, and only their digests after that. A
+server that has dropped them refuses the request in words that clients know (`failures.py`), and gets them again.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from dist_eval.petals.client.payload import Payload
 from dist_eval.petals.client.routes import Span
 
 KEPT_TOKENS = 1024
-"""Most tokens of deep prompts that a server keeps for each of its blocks. Those of Petals' recipes have 16, so there is
-room for 64 tunings; it is 1 % of the weights of a block of Llama 3 70B."""
+"""Most tokens of deep prompts that a server keeps for each of its blocks. Petals' recipes have 16, so there is room for
+64 tunings, in 1 % of the size of the weights of a block of Llama 3 70B."""
 
 NO_TENSOR = torch.empty(0)
-"""Sent in place of prompts that a request has not, or that digests stand for."""
+"""Sent if a request has no prompts, or digests replace them."""
 
 
 def digests_of(prompts: torch.Tensor) -> list[bytes]:
-    """Returns the SHA-256 of each block's prompts: of their bytes, shape and dtype.
+    """Returns the SHA-256 of each block's prompts, over their bytes, shape and dtype.
 
     Args:
-        prompts: of shape [blocks, rows, pre_seq_len, hidden].
+        prompts: tensor of shape [blocks, rows, pre_seq_len, hidden].
     """
     digests = []
     for of_block in prompts.detach().cpu():
@@ -40,13 +40,13 @@ def digests_of(prompts: torch.Tensor) -> list[bytes]:
 
 
 class Packed:
-    """Deep prompts of some blocks, as they are sent.
+    """Serialized deep prompts of some blocks.
 
     Args:
-        tensor: of shape [blocks, 1, pre_seq_len, hidden], on the CPU; empty if there are none.
+        tensor: the prompts, of shape [blocks, 1, pre_seq_len, hidden], on the CPU; empty if there are none.
 
     Attributes:
-        payload: all of them.
+        payload: the serialized tensor.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:
@@ -54,27 +54,27 @@ class Packed:
 
     @functools.cached_property
     def digests(self) -> list[bytes]:
-        """The digest of each block's; empty if there are none, or if they are too long to be kept."""
+        """The digest of each block's prompts; empty if there are none or they are too long to be kept."""
         return digests_of(self._tensor) if self._tensor.numel() and self._tensor.shape[2] <= KEPT_TOKENS else []
 
     def of(self, chain: Sequence[Span]) -> Iterator[tuple[Span, list[bytes]]]:
-        """Yields the servers of a chain that has these blocks, each with the digests of its own."""
+        """Yields each server of a chain with these blocks, and the digests of its own blocks."""
         for span in chain:
             yield span, self.digests[span.start - chain[0].start : span.end - chain[0].start]
 
 
 class DeepPrompts:
-    """The deep prompts that a client sends: serialized and hashed once, and which servers keep them.
+    """Serializes and hashes the deep prompts of a client once, and remembers which servers keep them.
 
     Attributes:
-        tensor: of shape [blocks, pre_seq_len, hidden]; None if there are none.
+        tensor: the prompts, of shape [blocks, pre_seq_len, hidden]; None if there are none.
     """
 
     def __init__(self) -> None:
         self.tensor: torch.Tensor | None = None
         self._version: Any = None
         self._packed: dict[tuple[int, int, str | None], Packed] = {}
-        self._kept: set[tuple[Any, bytes]] = set()  # servers, and what they were sent
+        self._kept: set[tuple[Any, bytes]] = set()  # servers and the digests of the prompts that they keep
 
     def use(self, prompts: torch.Tensor | None) -> None:
         """Sets the prompts of all further requests, of shape [blocks, pre_seq_len, hidden].
@@ -101,7 +101,7 @@ class DeepPrompts:
         return bool(prompts.digests) and all(one in self._kept for one in sent)
 
     def answered(self, chain: Sequence[Span], prompts: Packed, end: int) -> None:
-        """Notes that servers have answered up to a block; those after it are sent the prompts again."""
+        """Records that servers answered up to a block; those after it get the prompts again."""
         for span, own in prompts.of(chain):
             sent = [(span.peer, digest) for digest in own]
             (self._kept.update if span.end <= end else self._kept.difference_update)(sent)
@@ -109,6 +109,6 @@ class DeepPrompts:
     def _pack(self, segment: Span) -> Packed:
         if self.tensor is None:
             return Packed(NO_TENSOR)
-        # a batch of 1, which the server broadcasts; a dtype unknown here is left to the server to cast to
+        # the server broadcasts a batch of 1, and casts to a dtype that is unknown here
         prompts = self.tensor[segment.start : segment.end].unsqueeze(1).detach()
         return Packed(prompts.to("cpu", DTYPES.get(segment.dtype or "", prompts.dtype)))

@@ -1,4 +1,4 @@
-"""Classification of failed requests: whether to try another server, to wait, or to give up. Does no I/O.
+"""Classifies failed requests, to decide whether to try another server, wait, or give up. Does no I/O.
 
 Servers report errors as text; all other errors come from the transport. The texts are those of Petals 2.2.0
 (`petals.server.task_pool`, `petals.server.handler`).
@@ -13,11 +13,11 @@ from enum import Enum
 
 _TOO_LARGE = ("greater than max_batch_size", "Message size exceeds", "message too large", "too large")
 _NO_CACHE = ("Could not allocate", "attention cache is full", "Cannot allocate KV cache")
-_TOO_LONG = "Cannot allocate KV cache"  # the server takes shorter sessions only
-_NEVER_ROOM = ("max cache size", _TOO_LONG)  # not even if nobody else had a session
+_TOO_LONG = "Cannot allocate KV cache"  # the server accepts only shorter sessions
+_NEVER_ROOM = ("max cache size", _TOO_LONG)  # not even without other sessions
 _BUSY = ("TimeoutError", "CancelledError", "deadline exceeded", "busy: ")
 LACKS_PROMPTS = "the deep prompts of this request are not here any more"
-"""What servers of ours answer that are sent digests of prompts without the prompts."""
+"""The answer of our servers to digests of prompts that they do not have."""
 
 _DAEMON_ERRORS = ("P2PDaemonError", "ControlFailure", "DispatchFailure")
 
@@ -44,7 +44,7 @@ class PeerUnreachable(ConnectionError):
 
 
 class RequestDisplaced(Exception):
-    """A request was not computed, because another one failed or servers' speeds changed: others may be better now."""
+    """A request was not computed, because another one failed or servers' speeds changed; it may choose again."""
 
 
 def classify(error: BaseException) -> Failure:
@@ -69,31 +69,31 @@ def classify(error: BaseException) -> Failure:
 
 
 def stated_limit(error: BaseException) -> int | None:
-    """Returns the most tokens that a server says it takes in a request; None if it does not say."""
+    """Returns the most tokens that a server says it accepts in a request; None if it does not say."""
     match = re.search(r"max_batch_size \((\d{1,9})\)", str(error))
     return int(match[1]) if match else None
 
 
 def lacks_prompts(error: BaseException | str) -> bool:
-    """Whether a server would have computed a request, had it had the deep prompts that digests stood for."""
+    """Whether a server only lacked the deep prompts of digests."""
     return LACKS_PROMPTS in str(error)
 
 
 def may_have_room_later(error: BaseException) -> bool:
-    """Whether a server that has no room for a session has as much, or sessions as long, at other times."""
+    """Whether a server without room for a session may have room at other times."""
     return not any(words in str(error) for words in _NEVER_ROOM)
 
 
 def can_have_more_room(error: BaseException) -> bool:
-    """Whether a server that has no room for a session would have it with a larger cache."""
+    """Whether a server without room for a session would have room with a larger cache."""
     return _TOO_LONG not in str(error)
 
 
 def drop_traceback(error: BaseException) -> None:
-    """Lets go of what the calls that failed with an error held, such as the tensors of a request.
+    """Frees what the frames of an error's traceback refer to, such as the tensors of a request.
 
-    A task and its exception refer to each other by way of the traceback: what is in its frames would stay until the
-    garbage collector looks at everything, a quarter of an hour later, and one dead server fails hundreds of requests.
+    A task and its exception refer to each other through the traceback, so its frames would stay in memory until a full
+    garbage collection, a quarter of an hour later, and one dead server fails hundreds of requests.
     """
     cause: BaseException | None = error
     while cause is not None:

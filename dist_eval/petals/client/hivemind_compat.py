@@ -1,7 +1,7 @@
 """Makes Petals' server run on a current hivemind; import this before `petals` or `hivemind`.
 
 hivemind 1.1.12 no longer re-exports some names that Petals imports from its top level. They still exist in their
-modules, so they are put back. The p2p daemon, hivemind's helper process, ends with the process that starts it.
+modules, and are restored here. The p2p daemon, hivemind's helper process, ends with the process that starts it.
 """
 
 from __future__ import annotations
@@ -29,16 +29,15 @@ _MOVED = {
     ),
 }
 
-# Cores for each thread of the daemon that runs Go code: with one for each of two cores, it spends 40 % of its time on
-# switching between them
+# Cores per Go thread of the daemon: with one thread for each of two cores, it spends 40 % of its time on switching
 _CORES_PER_THREAD = 4
 
 
 def prepare_hivemind(*, sockets: Path) -> None:
-    """Puts the missing names back, and the daemon's sockets into a given folder.
+    """Restores the missing names, and configures the p2p daemon of this process.
 
     Args:
-        sockets: folder in which the p2p daemon of this process and its clients create their Unix sockets.
+        sockets: folder for the Unix sockets of the daemon and its clients.
     """
     import hivemind
 
@@ -47,16 +46,16 @@ def prepare_hivemind(*, sockets: Path) -> None:
         for name in names:
             if not hasattr(hivemind, name):
                 setattr(hivemind, name, getattr(module, name))
-    if "USE_LEGACY_BFLOAT16" not in os.environ:  # servers of Petals send two bytes, not four
+    if "USE_LEGACY_BFLOAT16" not in os.environ:  # Petals' servers send two bytes, not four
         compression: Any = importlib.import_module("hivemind.compression.base")
         compression.USE_LEGACY_BFLOAT16 = False
     _patch_p2p_daemon(sockets)
 
 
 def _patch_p2p_daemon(sockets: Path) -> None:
-    """Sets the daemon's socket folder, ties its lifetime to its parent process, and sets its Go runtime.
+    """Sets the daemon's socket folder, ties its lifetime to its parent process, and tunes its Go runtime.
 
-    A daemon that holds little and forwards megabytes spent half of its CPU time on garbage collection.
+    By default, a daemon that keeps little and forwards megabytes spends half of its CPU time on garbage collection.
     """
     from hivemind.p2p import p2p_daemon
 
@@ -76,6 +75,6 @@ def _patch_p2p_daemon(sockets: Path) -> None:
 
 
 def _go_settings() -> dict[str, str]:
-    """Returns settings of the daemon's Go runtime: when it collects garbage (percent, size), and its threads."""
+    """Returns settings of the daemon's Go runtime: garbage collection (percent, size) and threads."""
     threads = max(1, len(os.sched_getaffinity(0)) // _CORES_PER_THREAD)
     return {"GOGC": "1600", "GOMEMLIMIT": "256MiB", "GOMAXPROCS": str(threads)}

@@ -1,4 +1,4 @@
-"""What is sent for a batch: inputs of a block, or the token ids of which those of the first block are made."""
+"""Inputs of a block for a batch: hidden states, or the token ids from which those of the first block are computed."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 
 @dataclass
 class TokenIds:
-    """A batch as token ids, from which the server of the first block, or this process, computes its inputs."""
+    """A batch as token ids, from which the first block's server, or this process, computes the inputs."""
 
     ids: torch.Tensor  # int64 of shape [batch, length]
     prompts: torch.Tensor | None  # soft prompts before each text, float32 of shape [pre_seq_len, hidden], or None
     # computes the first block's inputs, float32 of shape [batch, pre_seq_len + length, hidden]
     embed: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
-    width: int  # of hidden states
+    width: int  # width of hidden states
 
 
 @dataclass
@@ -25,10 +25,10 @@ class Inputs:
     """Inputs of a block for a batch.
 
     Attributes:
-        tokens: of what they are made, if they are those of the first block and servers may be sent ids.
+        tokens: the token ids, if these are the first block's inputs and servers may get ids.
         batch: number of texts.
-        length: tokens of each, with padding and prompts.
-        width: of hidden states.
+        length: tokens of each text, including padding and prompts.
+        width: width of hidden states.
     """
 
     tokens: TokenIds | None
@@ -40,7 +40,7 @@ class Inputs:
 
     @classmethod
     def of(cls, given: torch.Tensor | TokenIds) -> Inputs:
-        """Returns those that hidden states, of shape [batch, length, hidden], or token ids stand for."""
+        """Wraps hidden states, of shape [batch, length, hidden], or token ids."""
         if isinstance(given, TokenIds):
             batch, length = given.ids.shape
             return cls(given, batch, length + (0 if given.prompts is None else len(given.prompts)), given.width)
@@ -49,7 +49,7 @@ class Inputs:
 
     @property
     def size(self) -> int:
-        """Tokens, counting padding and prompts."""
+        """Number of tokens, including padding and prompts."""
         return self.batch * self.length
 
     @property
@@ -74,7 +74,7 @@ class Inputs:
         return Inputs.of(replace(self.tokens, ids=self.tokens.ids[:, : length - before]))
 
     def chunks(self, length: int) -> Sequence[Inputs]:
-        """Splits each text into parts of so many tokens."""
+        """Splits each text into parts of `length` tokens."""
         before = self.length - self._own_tokens
         if self.tokens is None or not before < min(length, self.length):  # ids follow prompts
             return [Inputs.of(part) for part in self.hidden().split(length, dim=1)] if self.length else []
@@ -84,12 +84,12 @@ class Inputs:
         return list(map(Inputs.of, [replace(self.tokens, ids=ids[0]), *further]))
 
     def restored(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Returns outputs in the dtype and on the device of the hidden states, or on that of the ids."""
+        """Moves outputs to the dtype and device of the hidden states, or to float32 and the device of the ids."""
         return outputs.to(self.hidden()) if self.tokens is None else outputs.to(self.tokens.ids.device, torch.float32)
 
     @staticmethod
     def joined(parts: Sequence[Inputs]) -> Inputs:
-        """Returns texts of which these are the consecutive tokens, without prompts."""
+        """Joins consecutive parts of texts, without prompts."""
         tokens = [part.tokens for part in parts if part.tokens is not None and part.tokens.prompts is None]
         if len(tokens) < len(parts):
             return Inputs.of(torch.cat([part.hidden() for part in parts], dim=1))
@@ -97,7 +97,7 @@ class Inputs:
 
     @property
     def _own_tokens(self) -> int:
-        """How many of the tokens of a text are ids."""
+        """How many tokens of a text are ids, not prompts."""
         return 0 if self.tokens is None else self.tokens.ids.shape[1]
 
     def tensor_split(self, parts: int) -> Sequence[Inputs]:

@@ -1,4 +1,4 @@
-"""Calls to peers whose answers are limited: streams in bytes, errors in length, and those in what they are made of."""
+"""Calls to peers with limited answers: streams in bytes, and errors in length and to printable characters."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from dist_eval.petals.client.failures import WrongAnswer
 from dist_eval.printable import printable
 
 LONGEST_ERROR = 500
-"""Characters that are kept of what a peer says about a failure."""
+"""Most characters kept of a peer's error message."""
 
 _SPARE_BYTES = 2**20
-_LEAST_MESSAGE_BYTES = 2**10  # counted for a shorter message, so that empty ones come to an end, too
+_LEAST_MESSAGE_BYTES = 2**10  # counted for shorter messages, which limits the number of empty ones
 
 
 class Allowance:
-    """What a peer may still send in a stream.
+    """Limits the bytes that a peer may send in a stream.
 
     Attributes:
-        left: bytes.
+        left: bytes that it may still send.
     """
 
     def __init__(self, expected: int = 0) -> None:
@@ -29,31 +29,31 @@ class Allowance:
         self.expect(expected)
 
     def expect(self, size: int) -> None:
-        """Allows a number of bytes more, and some for what is around the tensors."""
+        """Allows more bytes of tensors, and some for the rest of their messages."""
         self.left += size + size // 4
 
     def take(self, size: int) -> None:
-        """Records that a message of some bytes begins."""
+        """Counts the bytes of the next message."""
         self.left -= max(size, _LEAST_MESSAGE_BYTES)
         if self.left < 0:
             raise WrongAnswer("a stream that is longer than any answer")
 
 
 class LimitedP2P:
-    """Takes the place of hivemind's `P2P` for the stub of one peer."""
+    """Replaces hivemind's `P2P` for the stub of one peer."""
 
     def __init__(self, p2p: Any, allowance: Allowance) -> None:
         self._p2p, self._allowance = p2p, allowance
 
     async def call_protobuf_handler(self, peer: Any, name: str, request: Any, answer_type: Any) -> Any:
-        """Sends a message, and returns the answer; see `P2P.call_protobuf_handler`."""
+        """Sends a message and returns the answer; see `P2P.call_protobuf_handler`."""
         with printable_errors():
             return await self._p2p.call_protobuf_handler(peer, name, request, answer_type)
 
     async def iterate_protobuf_handler(
         self, peer: Any, name: str, requests: AsyncIterator[Any], answer_type: Any
     ) -> AsyncIterator[Any]:
-        """Opens a stream of requests, and returns that of the answers; see `P2P.iterate_protobuf_handler`."""
+        """Opens a stream of requests, and returns the stream of answers; see `P2P.iterate_protobuf_handler`."""
         with printable_errors():
             _, reader, writer = await self._p2p.call_binary_stream_handler(peer, name)
         return self._answers(requests, answer_type, reader, writer)
@@ -61,7 +61,7 @@ class LimitedP2P:
     async def _answers(
         self, requests: AsyncIterator[Any], answer_type: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> AsyncIterator[Any]:
-        """Yields what comes in messages of a marker, the length, and the content (`P2P.send_protobuf`)."""
+        """Yields received messages: a marker, the length, and the content of each (`P2P.send_protobuf`)."""
         from hivemind.p2p import P2P, P2PHandlerError
         from hivemind.proto.p2pd_pb2 import RPCError
 
@@ -89,7 +89,7 @@ class LimitedP2P:
 
 @contextlib.contextmanager
 def printable_errors() -> Iterator[None]:
-    """Cuts and cleans what a peer, or the daemon about it, gives as the reason of a failure."""
+    """Truncates and cleans the error messages of a peer, or of the daemon about it."""
     from hivemind.p2p import P2PDaemonError, P2PHandlerError
 
     try:

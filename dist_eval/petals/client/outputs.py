@@ -1,4 +1,4 @@
-"""What counts as an answer of a server, which chooses its dtype, compression and shape."""
+"""Validates answers of servers, which may have any dtype, compression and shape."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from dist_eval.petals.client.failures import WrongAnswer
 from dist_eval.petals.client.payload import Payload
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
-"""Those that servers compute in, by the names that they announce."""
+"""Dtypes that servers compute in, by their announced names."""
 
 _FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
 def read_answer(tensors: Sequence[Payload], shapes: Sequence[torch.Size]) -> list[torch.Tensor]:
-    """Deserializes a server's answer, in a dtype that servers compute in.
+    """Deserializes and validates a server's answer.
 
     Raises:
         WrongAnswer: the tensors cannot be read, have other shapes or dtypes, or are not finite.
     """
     try:
         outputs = [tensor.tensor().detach() for tensor in tensors]
-    except Exception as error:  # of numpy and torch, whatever the server has sent
+    except Exception as error:  # any error of numpy and torch with arbitrary bytes
         raise WrongAnswer(f"tensors that cannot be read ({one_line(error)})") from error
     found = [tensor.shape for tensor in outputs]
     if found != list(shapes):
@@ -37,19 +37,19 @@ def read_answer(tensors: Sequence[Payload], shapes: Sequence[torch.Size]) -> lis
 
 
 def require_usable(outputs: torch.Tensor) -> None:
-    """Checks that the next block can compute with a block's outputs.
+    """Checks that the next block can use a block's outputs.
 
     Raises:
         WrongAnswer: it cannot.
     """
-    # the next block squares them for its norm: with larger values its server, though honest, would fail
+    # the next block squares them for its norm: larger values would make an honest server fail
     if not (_largest(outputs) ** 2 * outputs.numel() < _FLOAT32_MAX or _norm_is_finite(outputs)):
         finite = torch.isfinite(outputs).all()
         raise WrongAnswer("values too large to be squared" if finite else "values that are not finite")
 
 
 def _largest(tensor: torch.Tensor) -> float:
-    """Returns the largest absolute value, twenty times as fast as a norm of bfloat16; NaN if one of them is."""
+    """Returns the largest absolute value, NaN if there is one; twenty times as fast as a norm in bfloat16."""
     return float(torch.stack(torch.aminmax(tensor)).abs().max()) if tensor.numel() else 0.0
 
 

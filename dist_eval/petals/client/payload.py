@@ -1,4 +1,4 @@
-"""Serialized tensors whose bytes stay where they are: those of a tensor that is sent, or where they were received."""
+"""Serialized tensors that refer to existing bytes: those of a tensor to send, or those received."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ class Payload:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Payload:
-        """Returns a tensor as it is, without copying it if it is contiguous; it must not change until it is sent."""
+        """Serializes a tensor, without a copy if it is contiguous; it must not change until it is sent."""
         from hivemind.proto import runtime_pb2
 
         tensor = tensor.detach().cpu().contiguous()
-        # hivemind sends bfloat16 as float32 for the sake of old versions; all that serve Petals 2.2 read two bytes
+        # hivemind sends bfloat16 as float32 for old versions, but all servers of Petals 2.2 read two bytes
         head = runtime_pb2.Tensor(size=tensor.shape, dtype=str(tensor.dtype).removeprefix("torch."))
         return cls(head, tensor.reshape(-1).view(torch.uint8).numpy().data)
 
     @classmethod
     def of_message(cls, message: Any) -> Payload:
-        """Returns a `runtime_pb2.Tensor`."""
+        """Wraps a `runtime_pb2.Tensor`."""
         from hivemind.proto import runtime_pb2
 
         head = runtime_pb2.Tensor(
@@ -55,13 +55,13 @@ class Payload:
 
     @property
     def size(self) -> Sequence[int]:
-        """Its shape, by the name that it has in a message."""
+        """Its shape; messages call it `size`."""
         size: Sequence[int] = self.head.size
         return size
 
     @staticmethod
     def size_of(head: Any) -> int:
-        """Returns how many bytes belong to a head, if nothing compresses them; 0 if that is not known."""
+        """Returns the number of bytes that belong to a head; 0 if they are compressed or it is unknown."""
         dtype = _READ_IN_PLACE.get(head.dtype)
         return 0 if dtype is None or head.compression else math.prod(head.size) * dtype.itemsize
 
@@ -74,10 +74,10 @@ class Payload:
         return message
 
     def tensor(self) -> torch.Tensor:
-        """Deserializes it; the tensor takes the place of the bytes if they may be written and nothing compresses them.
+        """Deserializes it; the tensor shares memory with the bytes if they are writable and not compressed.
 
         Raises:
-            Exception: any of numpy and torch, whatever the bytes are.
+            Exception: any error of numpy and torch if the bytes are invalid.
         """
         from hivemind.compression.serialization import deserialize_torch_tensor
 

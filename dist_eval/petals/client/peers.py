@@ -1,4 +1,4 @@
-"""Addresses of a swarm's peers, as `--initial-peers` and `--peers-file` give them."""
+"""Reads addresses of a swarm's peers from `--initial-peers` and `--peers-file`."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _PEER_ADDRESS = re.compile(
 
 
 def all_peers(initial_peers: Sequence[str], peers_file: str | None) -> list[str]:
-    """Returns the addresses that `--initial-peers` and `--peers-file` give.
+    """Returns the addresses of `--initial-peers` and `--peers-file`.
 
     Raises:
-        ConfigError: one is no address of a peer, or the file cannot be read, or holds none.
+        ConfigError: one is not an address of a peer, or the file cannot be read or has none.
     """
     peers = list(initial_peers)
     if peers_file is not None:
@@ -29,10 +29,10 @@ def all_peers(initial_peers: Sequence[str], peers_file: str | None) -> list[str]
 
 
 def read_peers(path: Path) -> list[str]:
-    """Reads peer addresses from a file: one per line; blank lines, and lines that begin with #, are ignored.
+    """Reads peer addresses from a file, one per line; blank lines and lines that begin with # are ignored.
 
     Raises:
-        ConfigError: the file cannot be read, or holds no address.
+        ConfigError: the file cannot be read or has no address.
     """
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
@@ -48,12 +48,12 @@ def require_peer_addresses(texts: Sequence[str]) -> None:
     """Checks the addresses of `--initial-peers`.
 
     Raises:
-        ConfigError: one of them is no address of a peer.
+        ConfigError: one of them is not an address of a peer.
     """
     for text in texts:
         if not _PEER_ADDRESS.fullmatch(text):
             raise ConfigError(
-                f"--initial-peers: {text!r} is no peer address. "
+                f"--initial-peers: {text!r} is not a peer address. "
                 "It should look like /ip4/10.0.0.5/tcp/31337/p2p/QmPeerIdentity."
             )
 

@@ -1,13 +1,13 @@
-"""What Petals' servers accept over the network, so that a client needs nothing of Petals itself.
+"""The network protocol of Petals' servers, so that a client does not need Petals itself.
 
 Source: `petals.server.handler`, `petals.data_structures` and `petals.utils.packaging` of Petals 2.2.0.post1; main
-(2.3.0.dev2) speaks the same.
+(2.3.0.dev2) uses the same protocol.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, AsyncIterator  # noqa: UP035 (hivemind knows a stream by this one only)
+from typing import Any, AsyncIterator  # noqa: UP035 (hivemind recognizes a stream only by this one)
 
 from hivemind.p2p import P2PContext, ServicerBase
 from hivemind.proto import runtime_pb2
@@ -20,11 +20,11 @@ PUBLIC_PEERS = (
     "/ip4/159.89.214.152/tcp/31337/p2p/QmedTaZXmULqwspJXz44SsPZyTNKxhnnFvYRajfH7MGhCY",
     "/ip4/159.203.156.48/tcp/31338/p2p/QmQGTqmM7NKjV6ggU1ZCap8zWiyKR89RViDXiqehSiCpY5",
 )
-"""Of the public swarm (`petals.constants`)."""
+"""Peers of the public swarm (`petals.constants`)."""
 
 ROLLS_BACK = "rolls_back"
-"""In the metadata of a session's first step: false if no later one will be before the end of the texts. Blocks with
-sliding windows then keep their windows only. No client of Petals says so."""
+"""Metadata key of a session's first step: false if no later step will go back. Blocks with sliding windows then keep
+only their windows. Petals' clients never send it."""
 
 
 def block_uid(dht_prefix: str, block: int) -> str:
@@ -38,16 +38,16 @@ def chain_uid(dht_prefix: str, start: int, end: int) -> str:
 
 
 def request_metadata(num_tensors: int, adapter: str | None) -> dict[str, Any]:
-    """Returns the metadata that each request has."""
+    """Returns the metadata of each request."""
     arguments = tuple(b"__T%d" % number for number in range(num_tensors))
     return {"points": 0.0, "active_adapter": adapter, "args_structure": (arguments, {})}
 
 
 class TransformerConnectionHandler(ServicerBase):  # type: ignore[misc]
-    """The methods of a server. hivemind finds them by the names of the class and its methods, and by their types."""
+    """The methods of a server. hivemind uses the names of the class and its methods, and their type annotations."""
 
     async def rpc_info(self, request: runtime_pb2.ExpertUID, context: P2PContext) -> runtime_pb2.ExpertInfo:
-        """Says what a server has."""
+        """Describes a server."""
         raise NotImplementedError
 
     async def rpc_forward(self, request: runtime_pb2.ExpertRequest, context: P2PContext) -> runtime_pb2.ExpertResponse:
@@ -78,7 +78,7 @@ class TransformerConnectionHandler(ServicerBase):  # type: ignore[misc]
 
 
 async def ping(peers: Sequence[Any], seconds: float, dht: Any, node: Any) -> dict[str, float]:
-    """Measures round trips to peers, all at once; runs in the process of the DHT's node (`dht.run_coroutine`)."""
+    """Measures round trips to all peers at once; runs in the process of the DHT's node (`dht.run_coroutine`)."""
     import asyncio
     import time
 
@@ -89,8 +89,8 @@ async def ping(peers: Sequence[Any], seconds: float, dht: Any, node: Any) -> dic
         try:
             request = dht_pb2.PingRequest(peer=node.protocol.node_info)
             await node.protocol.get_stub(peer).rpc_ping(request, timeout=seconds)
-        except Exception as error:  # any of the daemon or the connection
-            if str(error) != "protocol not supported":  # a server behind a relay answers, if only this
+        except Exception as error:  # any error of the daemon or the connection
+            if str(error) != "protocol not supported":  # this is the answer of a server behind a relay
                 return None
         return time.perf_counter() - start
 

@@ -1,6 +1,6 @@
-"""A connection to the p2p daemon whose bytes go from and to memory that the caller names, without copies between.
+"""A connection to the p2p daemon that reads into, and writes from, memory of the caller without copies.
 
-asyncio's streams copy what they read twice and what they write once; the daemon's connections are taken from them.
+asyncio's streams copy bytes twice when reading and once when writing, so connections are taken over from them.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import os
 import socket
 from typing import Any
 
-_AHEAD_BYTES = 1 << 12  # that are read at once where small fields are expected
+_AHEAD_BYTES = 1 << 12  # read at once where small fields are expected
 
 
 class RawStream:
-    """A connection; nothing is read before it is asked for. Belongs to one event loop.
+    """A connection that reads only on request. Belongs to one event loop.
 
     Args:
-        connection: a socket, which must not block.
-        received: what was already read from it.
+        connection: a non-blocking socket.
+        received: bytes that were already read from it.
 
     Attributes:
-        position: how many bytes were read so far.
+        position: number of bytes read so far.
     """
 
     def __init__(self, connection: socket.socket, received: bytes = b"") -> None:
@@ -32,11 +32,11 @@ class RawStream:
 
     @classmethod
     async def take(cls, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> RawStream:
-        """Takes a connection from asyncio's streams, which are closed. Nothing may be left to be written."""
+        """Takes a connection over from asyncio's streams and closes them. All writes must be complete."""
         transport: Any = writer.transport
         try:
             transport.pause_reading()
-            reader.feed_eof()  # so that `read` returns what has come so far, at once
+            reader.feed_eof()  # makes `read` return at once with the bytes received so far
             received = await reader.read()
             transport.pause_reading()  # `read` may have resumed it
             connection = socket.socket(fileno=os.dup(writer.get_extra_info("socket").fileno()))
@@ -46,10 +46,10 @@ class RawStream:
         return cls(connection, received)
 
     async def read_into(self, place: memoryview) -> None:
-        """Fills a place with the next bytes.
+        """Fills memory with the next bytes.
 
         Raises:
-            EOFError: the stream ends before.
+            EOFError: the stream ends too early.
         """
         count = min(len(place), len(self._ahead))
         place[:count] = self._ahead[:count]
@@ -62,7 +62,7 @@ class RawStream:
         """Returns the next bytes, which should be few.
 
         Raises:
-            EOFError: the stream ends before.
+            EOFError: the stream ends too early.
         """
         while size > len(self._ahead) <= len(self._place) // 2:
             kept = len(self._ahead)
@@ -74,7 +74,7 @@ class RawStream:
         return bytes(place)
 
     async def at_end(self) -> bool:
-        """Waits for another byte, or the end of the stream; whether it has ended."""
+        """Waits for another byte or the end of the stream; returns whether it has ended."""
         try:
             if not self._ahead:
                 self._ahead = self._place[: await self._receive(self._place)]
@@ -83,7 +83,7 @@ class RawStream:
         return False
 
     async def discard(self) -> None:
-        """Reads until the stream ends, and forgets what comes."""
+        """Reads until the stream ends, and discards the bytes."""
         with contextlib.suppress(EOFError):
             while True:
                 await self._receive(self._place)
@@ -94,7 +94,7 @@ class RawStream:
             await self._loop.sock_sendall(self._connection, piece)
 
     def close(self) -> None:
-        """Closes the connection, which nothing may be waiting for."""
+        """Closes the connection; no read or write may be pending."""
         self._connection.close()
 
     async def _receive(self, place: memoryview) -> int:

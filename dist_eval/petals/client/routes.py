@@ -1,4 +1,4 @@
-"""Routes of requests: the blocks that servers hold, what constrains a batch's route, and what is recorded of it."""
+"""Routes of requests: the blocks of servers, segments to avoid, and the record of a batch's route."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 from dist_eval.petals.client.findings import Findings
 from dist_eval.petals.client.records import Announcement, RouteSegment
 
-# Bounds of the speeds that servers announce, beyond which a time would not be finite, or no time at all
+# Bounds of announced speeds, beyond which times would be infinite or zero
 _LEAST_RPS, _MOST_RPS = 1e-3, 1e12
 
 UNKNOWN = Announcement()
-"""That of a server of which nothing is known."""
+"""Announcement of an unknown server."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Span:
         start: its first block.
         end: one past its last block.
         announced: how it computes.
-        forward_rps: tokens per second through one block, as it announces; None if it does not.
+        forward_rps: announced tokens per second through one block; None if not announced.
     """
 
     peer: Any
@@ -37,12 +37,12 @@ class Span:
 
     @property
     def dtype(self) -> str | None:
-        """Name of the dtype that it computes in, or None if unknown."""
+        """Name of the dtype that it computes in; None if unknown."""
         return self.announced.dtype
 
     @property
     def seconds_per_work(self) -> float | None:
-        """Seconds for one token through one block, as it announces; None if it does not, or no such number."""
+        """Announced seconds for one token through one block; None if not announced or not positive."""
         rps = self.forward_rps
         return 1.0 / min(max(rps, _LEAST_RPS), _MOST_RPS) if rps is not None and rps > 0 else None
 
@@ -53,8 +53,8 @@ class RouteRecord:
 
     Attributes:
         route: the servers that computed it, filled in as they answer.
-        fell_back: whether it took plain forwards, although its texts were to share a beginning.
-        findings: of the audit.
+        fell_back: whether it took plain forwards although a shared prefix was planned.
+        findings: results of the audit.
     """
 
     route: list[RouteSegment] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Requests to servers that are too large for one message, as streams without copies (see `tensor_stream`)."""
+"""Streams requests to servers that are too large for one message, without copies (see `tensor_stream`)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OPEN_SECONDS = 5.0
 
 
 class Answer(NamedTuple):
-    """What a server has answered, as it was sent."""
+    """A server's answer, still serialized."""
 
     tensors: Sequence[Payload]
     metadata: bytes
@@ -54,17 +54,17 @@ async def call_stream(
     Args:
         p2p: the `hivemind.P2P`.
         peer: the server.
-        name: of the method.
+        name: name of the method.
         request: `runtime_pb2.ExpertRequest` without tensors.
-        payloads: its tensors, which may not change until the answer is here.
-        largest_answer: bytes of tensors that the server may answer with.
+        payloads: its tensors, which must not change until the answer arrives.
+        largest_answer: most bytes of tensors in the answer.
         timeout: seconds to wait for each message of the answer.
 
     Raises:
-        WrongAnswer: what comes is not an answer, or larger than any.
-        EOFError, OSError: the stream has ended too early.
-        asyncio.TimeoutError: nothing came in time.
-        P2PHandlerError: the server has answered with an error.
+        WrongAnswer: the answer is malformed or too large.
+        EOFError, OSError: the stream ended too early.
+        asyncio.TimeoutError: a message did not arrive in time.
+        P2PHandlerError: the server answered with an error.
         P2PDaemonError: there is no connection.
     """
     with printable_errors():
@@ -79,7 +79,7 @@ async def call_stream(
         await sending
         return answer
     finally:
-        await end_tasks(sending)  # before the connection that they wait for
+        await end_tasks(sending)  # before closing the connection that it uses
         stream.close()
 
 
@@ -96,7 +96,7 @@ async def send_request(
 
 
 async def send_answer(stream: RawStream, answer: Answer, part_bytes: int = PART_BYTES) -> None:
-    """Writes an answer; its tensors may not change meanwhile."""
+    """Writes an answer; its tensors must not change meanwhile."""
     from hivemind.proto import runtime_pb2
 
     metadata = runtime_pb2.ExpertResponse(metadata=answer.metadata).SerializeToString()
@@ -131,4 +131,4 @@ async def end_tasks(*tasks: asyncio.Task[Any]) -> None:
     await asyncio.wait(tasks)
     for task in tasks:
         if not task.cancelled():
-            task.exception()  # which nobody needs to know of
+            task.exception()  # retrieved, so that asyncio does not report it

@@ -48,7 +48,7 @@ def models(family_swarms: dict[str, PrivateSwarm]) -> Iterator[Any]:
     ("options", "error", "message"),
     [
         ({"initial_peers": None}, ConfigError, "Name the swarm"),
-        ({"initial_peers": ["127.0.0.1:31337"]}, ConfigError, "is no peer address"),
+        ({"initial_peers": ["127.0.0.1:31337"]}, ConfigError, "is not a peer address"),
         ({"tuning_mode": "ptune"}, ConfigError, "pre_seq_len=0: give both"),
         ({"pre_seq_len": 3}, ConfigError, "tuning_mode=None with pre_seq_len=3"),
         ({"tuning_mode": "lora", "pre_seq_len": 3}, ConfigError, "must be 'ptune' or 'deep_ptune'"),

@@ -140,7 +140,7 @@ def identities(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"--host": ""}, "--host: give the address at which the others reach this machine, which has "),
         ({"--port": "0"}, "--port must be between 1 and 65535"),
         ({"--port": "TAKEN"}, " of 127.0.0.1 cannot be listened at: Address already in use. Choose another."),
-        ({"--initial-peers": "10.0.0.1"}, "--initial-peers: '10.0.0.1' is no peer address"),
+        ({"--initial-peers": "10.0.0.1"}, "--initial-peers: '10.0.0.1' is not a peer address"),
         ({"--number": "-1"}, "--number must be at least 0"),
         ({"--servers": "9"}, "9 servers cannot share 4 blocks"),
         ({"--blocks": "automatic"}, "'automatic' is not a span of blocks"),
