@@ -123,7 +123,7 @@ class Network:
         """Writes each host's /etc/hosts, for programs that are started from now on.
 
         Args:
-            awkward: hosts whose own name leads to 127.0.1.1 on themselves, as Debian installs it.
+            awkward: hosts whose own name resolves to 127.0.1.1 on themselves, as Debian installs it.
         """
         for host in self.hosts:
             lines = ["127.0.0.1 localhost", *([f"127.0.1.1 {host.name}"] if host in awkward else [])]

@@ -367,7 +367,7 @@ KINDS = (
     ),
     Kind(
         "a prompt that has the labels",
-        "--prompt shows the model the labels, the column 'label'.",
+        "--prompt shows the model the labels: leave out the column 'label'.",
         lambda s: s.prompt("--prompt", "{text}{label}", "--label-words", "<0>", "<1>"),
         2,
     ),
@@ -405,7 +405,7 @@ KINDS = (
     ),
     Kind(
         "an audit without a swarm",
-        "--backend local uses no servers that --audit could compare",
+        "--backend local uses no servers for --audit to compare",
         lambda s: [*s.data(), "--audit", "0.1"],
         2,
     ),

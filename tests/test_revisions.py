@@ -114,8 +114,8 @@ print(*(batch.to_pylist() for batch in open_rows("org/rows", ["text", "label"], 
     ("options", "words"),
     [
         (["--model", "MODEL", "--revision", "v1"], "no name on a hub"),
-        (["--revision", "v1"], "--revision v1 is one of --model on a hub: name it."),
-        (["--dataset-revision", "v1"], "--dataset-revision v1: FILE is no name on a hub"),
+        (["--revision", "v1"], "--revision v1 needs --model with a name on a hub."),
+        (["--dataset-revision", "v1"], "--dataset-revision v1: FILE is not a name on a hub"),
     ],
 )
 def test_only_what_is_on_a_hub_has_revisions(options: list[str], words: str, tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
-"""Checks before a run its hosts, its group of ranks, its inputs and its swarm: `dist-eval doctor`.
+"""`dist-eval doctor`: checks hosts, ranks, inputs and swarm before a run.
 
-Every rank runs the same checks: `checks` has those of one rank, `examination` those among ranks, and their order.
-`findings` has what a check finds, and brings together those of all ranks.
+Every rank runs the same checks: `checks` has those of one rank, `examination` those among ranks, and the order of all.
+`findings` merges the findings of all ranks.
 """

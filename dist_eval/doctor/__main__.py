@@ -1,4 +1,4 @@
-"""`torchrun --nproc_per_node=N -m dist_eval.doctor`: is a run with these options going to work, here and now?"""
+"""`torchrun --nproc_per_node=N -m dist_eval.doctor`: checks whether a run with these options would work."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""The checks of one rank, which need no other one.
+"""The checks of a single rank.
 
-Each returns what it found, or raises a `Fault`, or whatever error the thing itself raises; `Equal` has values that
-should be equal on all ranks.
+Each returns its finding, or raises a `Fault` or the original error; `Equal` has values that must be equal on all ranks.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class Equal(NamedTuple):
 
 
 def check_versions() -> Equal:
-    """Finds the versions of what results depend on."""
+    """Finds the software versions that results depend on."""
     found = environment()
     versions = {"python": found.python, **{name: str(version) for name, version in found.packages.items()}}
     shown = ", ".join(f"{name} {versions[name]}" for name in ("python", "torch", "petals"))
@@ -50,7 +49,7 @@ def check_versions() -> Equal:
 
 
 def file_digest(*paths: Path) -> str:
-    """Returns a SHA-256 of files' sizes and samples: reading all of a large file takes longer than a check may."""
+    """Returns a SHA-256 of files' sizes and samples, because reading a large file takes too long for a check."""
     digest = hashlib.sha256()
     for path in paths:
         for sample in samples_of(path):
@@ -67,33 +66,34 @@ def check_space(output: Path) -> str:
         if size < _LEAST_FREE:
             raise Fault(
                 f"Only {size >> 20} MiB are free in {folder}.",
-                "Free some, or name another place: with --output for results, with TMPDIR for temporary files. Docker "
-                "gives a container more shared memory with --shm-size.",
+                "Free some, or choose another place: --output for results, TMPDIR for temporary files. Docker gives a "
+                "container more shared memory with --shm-size.",
             )
     return f"at least {min(free.values()) / (1 << 30):.1f} GiB free for results, temporary files and shared memory"
 
 
 def check_names(topology: Topology) -> str:
-    """Looks for names that keep ranks on several hosts from finding each other: they lead to loopback, or nowhere."""
+    """Checks that host names do not resolve to loopback, or not at all, which would isolate ranks on other hosts."""
     head, local = os.environ.get("MASTER_ADDR", ""), interfaces()
     if not os.environ.get("GLOO_SOCKET_IFNAME") and all(map(is_loopback, resolve(topology.host))):
         address = address_among(head, local) or "ADDRESS"
         raise Fault(
-            f"The host's own name {_leads(topology.host)}: others cannot reach it at the address that it announces.",
-            f"There export GLOO_SOCKET_IFNAME={interface_of(address, local) or 'INTERFACE'}, and start torchrun with "
+            f"The host's own name {_resolution(topology.host)}: others cannot reach it at the address that it "
+            "announces.",
+            f"There, export GLOO_SOCKET_IFNAME={interface_of(address, local) or 'INTERFACE'}, and start torchrun with "
             f"--local-addr={address}.",
         )
     if all(map(is_loopback, resolve(head))):
         raise Fault(
-            f"The rendezvous of the ranks, MASTER_ADDR={head}, {_leads(head)}.",
+            f"The rendezvous of the ranks, MASTER_ADDR={head}, {_resolution(head)}.",
             "Name the first host by its IP address.",
         )
     return f"{topology.host} has {', '.join(a for addresses in local.values() for a in addresses)}"
 
 
-def _leads(name: str) -> str:
+def _resolution(name: str) -> str:
     addresses = resolve(name)
-    return f"leads to {addresses[0]}" if addresses else "is unknown"
+    return f"resolves to {addresses[0]}" if addresses else "is unknown"
 
 
 def _pin(config: DoctorConfig, kind: HubKind) -> None:
@@ -103,12 +103,12 @@ def _pin(config: DoctorConfig, kind: HubKind) -> None:
 
 
 def read_model(config: DoctorConfig) -> tuple[BaseModelSpec, EvalTarget | CausalModel]:
-    """Reads the files of base model and checkpoint, which must fit together."""
+    """Reads the files of base model and checkpoint, and checks that they fit together."""
     _pin(config, "model")
     target = CausalModel.read(str(config.model)) if config.generate else target_of(config)
     base = BaseModelSpec.read(config.select(ModelOptions), target)
     if isinstance(target, CausalModel):
-        GenerationTask(config, base, target)  # reads the examples of --few-shot, too
+        GenerationTask(config, base, target)  # also reads the examples of --few-shot
     return base, target
 
 
@@ -122,7 +122,7 @@ def check_model(config: DoctorConfig, base: BaseModelSpec, target: EvalTarget | 
 
 
 def check_dataset(config: DoctorConfig) -> Equal:
-    """Opens the dataset and its columns, and finds its hash."""
+    """Opens the dataset and its columns, and hashes it."""
     _pin(config, "dataset")
     asked_for = columns_asked_for(config.slice_by, config.group_column)
     columns = dict.fromkeys([*config.text_column, config.label_column, *asked_for])
@@ -136,7 +136,7 @@ def check_swarm(config: DoctorConfig, topology: Topology, base: BaseModelSpec, s
     """Joins the swarm, checks that servers hold all blocks and answer this rank, and leaves it."""
     if not config.initial_peers and config.swarm != "public":
         if topology.hosts == 1:
-            return "the run starts its own on this host"
+            return "the run starts its own swarm on this host"
         raise Fault(
             "--swarm embedded starts servers that other hosts cannot reach.",
             "Start one with `dist-eval swarm --host ADDRESS`, and name it with --initial-peers.",
@@ -169,16 +169,16 @@ def check_swarm(config: DoctorConfig, topology: Topology, base: BaseModelSpec, s
     for server in coverage.online:
         if seconds[server.peer_id] is None:
             raise Fault(
-                f"Server ...{server.peer_id[-8:]} (blocks {server.start}:{server.end}) announces itself, and does not "
+                f"Server ...{server.peer_id[-8:]} (blocks {server.start}:{server.end}) is announced but does not "
                 "answer.",
-                "See at what address it announces itself, and whether this host reaches that.",
+                "Check which address it announces, and whether this host reaches it.",
             )
     if mixed := mixed_precisions(coverage.online) or mixed_versions(coverage.online):
-        raise Fault(mixed, "Start all servers alike, if you can.", "warning")
+        raise Fault(mixed, "Start all servers with the same options and versions, if you can.", "warning")
     single = sum(count == 1 for count in coverage.replicas)
     return (
         f"{format_count(len(coverage.online), 'server holds', 'servers hold')} all {format_count(blocks, 'block')} of "
         f"{base.dht_prefix}"
-        + (f" ({format_count(single, 'block has', 'blocks have')} one server only)" if single else "")
+        + (f" ({format_count(single, 'block has', 'blocks have')} only one server)" if single else "")
         + f"; they answer within {1000 * max(filter(None, seconds.values())):.0f} ms"
     )

@@ -25,8 +25,8 @@ class DoctorConfig(EvaluationConfig):
 DOCTOR = Command(
     program=PROGRAM,
     config=DoctorConfig,
-    description="Checks what a run depends on, and sends no data: the hosts, the group of ranks, the output folder, "
-    "the inputs and the swarm. It takes the options of the run.",
+    description="Checks the requirements of a run without sending data: the hosts, the group of ranks, the output "
+    "folder, the inputs and the swarm. It takes the options of the run.",
     examples=f"""\
 examples:
   {PROGRAM} --nproc-per-node 4 --checkpoint TUNED --dataset test.csv \\
@@ -35,8 +35,8 @@ examples:
 """,
     usage=f"--checkpoint TUNED --dataset FILE\n{WHERE} [options]",
     nothing_asked=f"""\
-The doctor takes the options of the run that it is to check:
+The doctor takes the options of the run to check:
   {PROGRAM} --model MODEL --checkpoint TUNED --dataset FILE --initial-peers ADDRESS...
-Or, to check hosts and group alone: {PROGRAM} --demo --backend local   (all options: --help)""",
+Or, to check only hosts and group: {PROGRAM} --demo --backend local   (all options: --help)""",
     is_run=True,
 )

@@ -1,7 +1,7 @@
 """Runs one rank's part of the doctor, from the first check to the verdict.
 
 Every wait has a limit. Each check runs in its own thread, which is abandoned when its time is up, even if a system call
-never returns (a dead network folder, a lost host); the caller has to end the process with `os._exit`.
+never returns (a dead network folder, a lost host). So the caller must end the process with `os._exit`.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from dist_eval.runs.outcome import read_outcome
 PROBE_PREFIX = ".doctor-"
 _POLL_SECONDS, _CLEANUP_SECONDS = 0.1, 5.0
 _SWARM_SECONDS = 30.0  # for everything but the wait for a swarm: importing Petals, asking the servers, leaving
-_CHECKS_APART = 5  # a rank may be this many times a check's limit behind another one
-_FOLDER_SECONDS = 10.0  # that a new file may take to show on another host: network folders cache missing names
+_CHECKS_APART = 5  # a rank may lag behind another one by this multiple of a check's limit
+_FOLDER_SECONDS = 10.0  # until a new file appears on another host: network folders cache missing names
 _SHOWN = 10
 _SCHEDULER_HOSTS = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES", "PET_NNODES")
 _START_ALIKE = "Start torchrun on each host with the same --nnodes, --master-addr and --master-port, and --node-rank."
 _FAILURES = {
     "group": (
         "The ranks do not come together: ",
-        "They connect to each other directly, at ports that the system chooses: a firewall between the hosts must let "
-        "them pass.",
+        "They connect to each other directly, at ports that the system chooses: a firewall between the hosts must "
+        "allow this.",
     ),
     "output folder": ("It cannot be used: ", "Choose another --output, or fix its permissions or its mount."),
 }
 
 
 def examine_run(config: DoctorConfig, scratch_dir: Path, probe: Path) -> int:
-    """Checks what a run depends on; every rank calls it, and rank 0 prints the findings."""
+    """Checks the requirements of a run; every rank calls it, and rank 0 prints the findings."""
     try:
         topology = Topology.from_environment()
     except RunError as error:
@@ -69,11 +69,11 @@ class Examination:
         self.report = Report(topology.rank, topology.host)
 
     def run(self) -> int:
-        """Runs the checks, and on rank 0 reports what all ranks found; returns the exit status."""
+        """Runs the checks, reports the findings of all ranks on rank 0, and returns the exit status."""
         topology, limit = self.topology, self.limit
         self.check("versions", checks.check_versions)
         self.check("space", partial(checks.check_space, self.config.output_folder))
-        stack = ExitStack()  # closed within a limit too; what an abandoned thread leaves, the workspace removes
+        stack = ExitStack()  # also closed within a limit; the workspace removes what an abandoned thread leaves
         probe = self.attempt("output folder", lambda: stack.enter_context(written_probe(self.probe)))
         hello = json.dumps([topology.host, probe])
         answers = self.attempt("group", lambda: self.gather("hello", hello, limit), 3 * limit)
@@ -85,7 +85,7 @@ class Examination:
                 probes = {rank: name for rank, (_, name) in present.items() if name is not None}
                 self.check("output folder", partial(self.check_folder, probes), limit + _FOLDER_SECONDS)
             self.check_inputs()
-        if topology.rank in present:  # joining the swarm forks (see `join_swarm`): the group opens when all are done
+        if topology.rank in present:  # joining the swarm forks (see `join_swarm`), so the group opens when all are done
             ready = self.attempt("group", lambda: self.gather("ready", "", late, present), 3 * late) or ()
         hosts = {rank: present[rank][0] for rank in ready}
         come_together = bool(hosts) and self.check("group", partial(self.check_group, hosts))
@@ -119,7 +119,7 @@ class Examination:
             self.check("swarm", swarm, 2 * self.limit + _SWARM_SECONDS)
 
     def check(self, subject: str, action: Callable[[], str | checks.Equal], limit: float | None = None) -> bool:
-        """Adds what a check finds (see `attempt`); returns whether it ended without a fault."""
+        """Adds the finding of a check (see `attempt`); returns whether it ended without a fault."""
         found = self.attempt(subject, action, limit)
         if found is not None:
             message, equal = (found, {}) if isinstance(found, str) else found
@@ -127,7 +127,7 @@ class Examination:
         return found is not None
 
     def attempt(self, subject: str, action: Callable[[], Any], limit: float | None = None) -> Any:
-        """Returns what an action returns; None, and a finding is added, if it fails or takes longer than the limit."""
+        """Returns the result of an action; if it fails or exceeds the limit, adds a finding and returns None."""
         seconds, answers = limit or self.limit, []
         what, advice = _FAILURES.get(subject, ("", ""))
         faults = [Fault(f"{what}no answer within {seconds:g} s", advice)]
@@ -148,26 +148,26 @@ class Examination:
         return None
 
     def check_group(self, hosts: Mapping[int, str]) -> str:
-        """Checks that all ranks are there, given the hosts of those that are, and come together in a process group."""
+        """Checks that all ranks are present and can form a process group; `hosts` has those that are present."""
         topology = self.topology
         if topology.rank not in hosts:
             raise Fault(
                 f"Rank {topology.rank} on {topology.host} came after rank 0 had stopped waiting for it.",
-                "See what delays it, or give a longer --check-timeout.",
+                "Find out what delays it, or give a longer --check-timeout.",
             )
         missing = [str(rank) for rank in range(topology.world_size) if rank not in hosts]
         if missing:
             raise Fault(
                 f"No report from {'ranks' if len(missing) > 1 else 'rank'} {', '.join(missing[:_SHOWN])} within "
                 f"{self.limit:g} s; the others are on {', '.join(sorted(set(hosts.values()))[:_SHOWN])}.",
-                "Look at the log of the host that is missing, and whether it reaches "
+                "Check the log of the missing host, and whether it reaches "
                 f"{os.environ.get('MASTER_ADDR', 'the first host')}.",
             )
         given = [int(os.environ[name]) for name in _SCHEDULER_HOSTS if os.environ.get(name, "").isdigit()]
         expected = self.config.expect_hosts or (given[0] if given else topology.hosts)
         if expected != topology.hosts:
             source = "--expect-hosts says" if self.config.expect_hosts else "The scheduler gave"
-            split = ": each host may have made a group of its own, and would evaluate everything"
+            split = ": each host may have formed its own group, and would evaluate everything"
             raise Fault(
                 f"{source} {expected} hosts, but this group has {topology.hosts}{split * (topology.hosts == 1)}.",
                 _START_ALIKE,
@@ -183,38 +183,37 @@ class Examination:
         return f"{topology.world_size} ranks ({places}) come together in {seconds:.1f} s"
 
     def check_folder(self, probes: Mapping[int, str]) -> str:
-        """Checks that the output folder shows the files that all ranks have written there, and is free."""
+        """Checks that the output folder shows the files of all ranks, and is not in use."""
         folder = self.config.output_folder.absolute()
         unseen = unseen_probes(folder, probes)
         if unseen:
             raise Fault(
-                f"It is not the same on all hosts: what rank {unseen[0]} wrote to {folder} does not show. Results will "
-                "be on the first host only, and a run that is started again finds what is finished only if it has the "
-                "same hosts.",
-                "Give an --output on a folder that all hosts share, by its full path.",
+                f"Hosts do not share it: a file that rank {unseen[0]} wrote to {folder} does not appear. Results will "
+                "be only on the first host, and a run can be resumed only on the same hosts.",
+                "Give the full path of a folder that all hosts share as --output.",
                 "warning",
             )
         others = {path.name for path in folder.glob(f"{PROBE_PREFIX}*")} - {self.probe.name, *probes.values()}
         if len(probes) == self.topology.world_size and any(is_locked(folder / name) for name in others):
             raise Fault(
-                f"Another group checks {folder} right now: hosts that were to be one group may have made one each.",
+                f"Another group checks {folder} right now: the hosts may have formed separate groups.",
                 _START_ALIKE,
             )
         if is_locked(folder / JOURNAL / LOCK_FILE):
             message = f"{folder} is in use by another run ({last_holder(folder) or 'an unknown process'})."
-            raise Fault(message, "Wait for its end, or choose another --output.")
+            raise Fault(message, "Wait until it ends, or choose another --output.")
         status = "missing" if self.config.overwrite else read_outcome(folder).status
         if status == "complete":
             raise Fault(
-                f"{folder} holds a complete run: the same command only shows its results, another one is refused.",
+                f"{folder} holds a complete run: the same command only shows its results, other runs are refused.",
                 "Choose another --output, or replace them with --overwrite.",
                 "warning",
             )
-        held = "" if status == "missing" else f"; it holds a run that is {status}, which the same command resumes"
-        return f"{folder} can be written{f', seen by all {len(probes)} ranks' * (len(probes) > 1)}{held}"
+        earlier = "" if status == "missing" else f"; it holds a run ({status}), which the same command resumes"
+        return f"{folder} can be written{f', seen by all {len(probes)} ranks' * (len(probes) > 1)}{earlier}"
 
     def gather(self, name: str, value: str, timeout: float, ranks: Iterable[int] = ()) -> dict[int, str]:
-        """Gathers a value from each of the ranks (by default all) on all of them, without those that are late."""
+        """Gathers the values of ranks (by default all) on all of them, except those that are late."""
         self.rank_store.publish(f"{name}/{self.topology.rank}", value)
         if not self.topology.is_leader:
             values = json.loads(self.rank_store.wait_for(f"{name}/all", 2 * timeout))
@@ -224,7 +223,7 @@ class Examination:
         return found
 
     def collect(self, name: str, ranks: Iterable[int], timeout: float) -> dict[int, str]:
-        """Waits for the values of ranks; returns those that were published in time."""
+        """Waits for the values of ranks; returns those published in time."""
         deadline, keys = time.monotonic() + timeout, {f"{name}/{rank}": rank for rank in ranks}
         with self.rank_store.connect() as store:
             while time.monotonic() < deadline and not store.check(list(keys)):
@@ -232,7 +231,7 @@ class Examination:
             return {rank: store.get(key).decode() for key, rank in keys.items() if store.check([key])}
 
     def finish(self, reports: list[Report]) -> int:
-        """Prints and writes what ranks have found, on rank 0 or a rank on its own; returns the exit status."""
+        """Prints and writes the findings, on rank 0 or an isolated rank; returns the exit status."""
         findings = conclude(reports)
         status = int(has_errors(findings))
         if not self.topology.is_leader and reports != [self.report]:
@@ -256,7 +255,7 @@ def _reason(error: Exception) -> str:
 
 @contextmanager
 def written_probe(path: Path) -> Iterator[str]:
-    """Writes and locks a file for the time of the context, as a run does in its folder; yields its name."""
+    """Writes and locks a file during the context, as a run does in its folder; yields its name."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
         with path.open("x") as file:
@@ -267,7 +266,7 @@ def written_probe(path: Path) -> Iterator[str]:
 
 
 def unseen_probes(folder: Path, probes: Mapping[int, str]) -> list[int]:
-    """Returns the ranks whose probes do not show in a folder, also after a while."""
+    """Returns the ranks whose probes do not appear in a folder within some seconds."""
     deadline = time.monotonic() + _FOLDER_SECONDS
     while True:
         there = set(os.listdir(folder))
@@ -278,10 +277,10 @@ def unseen_probes(folder: Path, probes: Mapping[int, str]) -> list[int]:
 
 
 def is_locked(path: Path) -> bool:
-    """Returns whether another process has locked a file for itself alone."""
+    """Returns whether another process has an exclusive lock on a file."""
     with suppress(FileNotFoundError), path.open() as file:
         try:
-            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # other ranks may look at the same time
+            fcntl.lockf(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared, because other ranks may check at the same time
         except (BlockingIOError, PermissionError):
             return True
     return False

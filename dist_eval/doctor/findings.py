@@ -1,4 +1,4 @@
-"""What checks find: on each rank, then brought together for all ranks, printed and written."""
+"""The findings of checks: collected on each rank, merged for all ranks, printed and written."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Level = Literal["error", "warning", "fine"]
 
 
 class Fault(Exception):
-    """What a check raises: a message, and what to do about it."""
+    """Raised by a check: a message, and advice."""
 
     def __init__(self, message: str, advice: str = "", level: Level = "error") -> None:
         super().__init__(message)
@@ -30,19 +30,18 @@ class Fault(Exception):
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found."""
+    """The result of a check."""
 
-    level: Level  # "error" if the run will fail, or will not be the run that was meant; "warning", or "fine"
-    subject: str  # what it is about, a word or two
-    message: str  # what was found
+    level: Level  # "error" if the run will fail or not be the intended one; "warning", or "fine"
+    subject: str  # the subject, one or two words
+    message: str  # the finding
     advice: str = ""  # what to do about it; empty if nothing
-    # values by name, such as versions and hashes, that should be equal on all ranks
-    equal: dict[str, str] = field(default_factory=dict)
+    equal: dict[str, str] = field(default_factory=dict)  # by name, values that must be equal on all ranks, like hashes
 
 
 @dataclass
 class Report:
-    """What one rank found, one finding for each subject."""
+    """The findings of one rank, one for each subject."""
 
     rank: int
     host: str
@@ -61,7 +60,7 @@ class Report:
 
 
 def conclude(reports: Sequence[Report]) -> list[Finding]:
-    """Brings together what ranks found: each fault once, with the ranks that have it, then what is fine."""
+    """Merges the findings of ranks: each fault once, with the ranks that have it, then the successful checks."""
     concluded: list[Finding] = []
     for subject in dict.fromkeys(finding.subject for report in reports for finding in report.findings):
         found = [(report, finding) for report in reports for finding in report.findings if finding.subject == subject]
@@ -76,7 +75,7 @@ def conclude(reports: Sequence[Report]) -> list[Finding]:
         differing = _differences(found)
         if differing:
             message = f"Ranks differ in {differing}: a prediction would depend on the rank that computes it."
-            advice = "Give all hosts the same environment and files, best on a folder that they share."
+            advice = "Give all hosts the same environment and files, preferably in a shared folder."
             concluded.append(Finding("error", subject, message, advice))
         elif not faults:
             concluded.append(replace(found[0][1], equal={}))
@@ -98,18 +97,18 @@ def _differences(found: Sequence[tuple[Report, Finding]]) -> str:
 
 
 def has_errors(findings: Sequence[Finding]) -> bool:
-    """Returns whether something will make the run fail."""
+    """Returns whether the run would fail."""
     return any(finding.level == "error" for finding in findings)
 
 
 def describe(findings: Sequence[Finding]) -> str:
-    """Formats findings for people, one on each line, and the verdict."""
+    """Formats findings for people, one per line, and the verdict."""
     lines = []
     for finding in findings:
         advice = f" → {finding.advice}" if finding.advice else ""
         lines.append(f"{finding.level:<8}{finding.subject:<14}{finding.message}{advice}")
     errors, warnings = (sum(finding.level == level for finding in findings) for level in _LEVELS[:2])
-    verdict = "The run would fail" if errors else "Nothing stands in the way of the run"
+    verdict = "The run would fail" if errors else "The run can start"
     lines.append(f"{verdict}: {format_count(errors, 'error')}, {format_count(warnings, 'warning')}.")
     return printable_lines("\n".join(lines))
 

@@ -1,4 +1,4 @@
-"""What a run is asked to do: options in `groups`, made into a `config`.
+"""The options of runs: `groups` of options, combined into a `config`.
 
-`prompts` has those of language models, `harness` those of a harness' tasks.
+`prompts` has the options of language models, `harness` those of the harness' tasks.
 """

@@ -1,4 +1,4 @@
-"""The configuration of a run: all options of a command, made of groups.
+"""The configuration of a run: all options of a command, combined from groups.
 
 Everything that can be checked without reading data or contacting the swarm is checked on construction.
 `commandline.py` parses the command line into a configuration. `RunConfig` has the options of every kind of run,
@@ -37,7 +37,7 @@ PROGRAM = "dist-eval run"
 # a part of a command's usage: one of these options is required
 WHERE = " " * 7 + "(--initial-peers ADDRESS... | --swarm embedded | --backend local)"
 
-# what --generate does not go with
+# options that contradict --generate
 _OF_CLASSIFIERS = ("label_delimiter", "length_normalization", "labels", "stratify")
 _DEMO_HINT = " (--demo needs no other option.)"
 
@@ -59,13 +59,13 @@ class RunConfig(OutputOptions, RankOptions, ModelOptions, SwarmOptions):
             option_name = "--model" if kind == "model" else "--dataset"
             flag_name = "--revision" if kind == "model" else "--dataset-revision"
             if not name:
-                raise ConfigError(f"{flag_name} {revision} is one of {option_name} on a hub: name it.")
+                raise ConfigError(f"{flag_name} {revision} needs {option_name} with a name on a hub.")
             if Path(name).exists() or name.startswith((".", "/", "~")):
-                raise ConfigError(f"{flag_name} {revision}: {name} is no name on a hub, only there are revisions.")
+                raise ConfigError(f"{flag_name} {revision}: {name} is not a name on a hub. Leave out {flag_name}.")
 
     @property
     def revisions(self) -> dict[HubKind, tuple[str, str]]:
-        """Of what a revision on a hub is given: the name of the model or dataset, and the revision."""
+        """Names of the model and dataset that have a revision on a hub, each with the revision."""
         return {"model": (self.model or "", self.revision)} if self.revision else {}
 
     @property
@@ -83,11 +83,11 @@ class RunConfig(OutputOptions, RankOptions, ModelOptions, SwarmOptions):
         return dataclasses.asdict(self)
 
     def recorded(self) -> dict[str, Any]:
-        """Returns all options as a run's results record them: without the addresses of the peers."""
+        """Returns all options as recorded in results, without peers' addresses."""
         return {**self.to_dict(), "initial_peers": f"{len(self.initial_peers)} addresses, not recorded"}
 
     def without_temporary_names(self, message: str) -> str:
-        """Returns an error message in which no file is named that ends with the run."""
+        """Returns an error message without names of temporary files."""
         return message
 
     def _require(self, value: Any, name: str, what: str, hint: str = "") -> None:
@@ -125,13 +125,13 @@ class DatasetRunConfig(RunConfig, DataOptions):
         return {**super().revisions, **({"dataset": of_dataset} if self.dataset_revision else {})}
 
     def recorded(self) -> dict[str, Any]:
-        """Returns all options as results record them; data in memory are named by what they hold."""
+        """Returns all options as recorded in results; data in memory are named by their contents."""
         from dist_eval.data.in_memory import name_in_memory  # pyarrow takes a while to import
 
         return {**super().recorded(), "dataset": name_in_memory(self.dataset or ()) or self.dataset}
 
     def without_temporary_names(self, message: str) -> str:
-        """Returns an error message in which the file of data in memory is named after their type."""
+        """Returns an error message in which data in memory are named by their type."""
         from dist_eval.data.in_memory import name_in_memory
 
         file = self.dataset or ""
@@ -143,7 +143,7 @@ class DatasetRunConfig(RunConfig, DataOptions):
 
     @property
     def run_name(self) -> str:
-        """The dataset's name: that of its file or folder, or what the names of its files begin with."""
+        """The dataset's name: that of its file or folder, or the common prefix of its files' names."""
         names = names_of(self.dataset or "")
         if len(names) == 1 and not is_pattern(names[0]):
             return Path(names[0]).stem
@@ -193,7 +193,7 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions, Genera
     )
     report: Literal["numbers", "texts", "none"] = option(
         "numbers",
-        "what report.html shows of mistakes: positions and labels, also the texts; or write no report",
+        "show mistakes in report.html with positions and labels (numbers), or also with texts; or write no report",
         group="output",
     )
     audit: Share = option(
@@ -208,7 +208,7 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions, Genera
         "stop", "if an example gets no prediction: stop the run, or count it and leave it out", group="failures"
     )
     max_failed: Natural = option(
-        100, "most examples that --on-error skip may leave out", group="failures", metavar="EXAMPLES"
+        100, "maximum number of examples that --on-error skip leaves out", group="failures", metavar="EXAMPLES"
     )
 
     def _validate(self) -> None:
@@ -220,11 +220,11 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions, Genera
                 self._require(self.model, "--model", "the language model that --prompt is for")
                 if self.checkpoint:
                     raise ConfigError(
-                        "--checkpoint and --prompt contradict each other: the one has a tuned head, the other asks the "
-                        "language model itself. Leave out one of them, and compare both runs with `dist-eval compare`."
+                        "--checkpoint and --prompt contradict each other: a checkpoint has a tuned head, a prompt uses "
+                        "the language model's own. Leave out one; `dist-eval compare` compares two runs."
                     )
             elif self.backend == "local" and not self.checkpoint:
-                what = "a classifier, or what was tuned of one"
+                what = "a classifier, or a tuned checkpoint"
                 self._require(self.model, "--model or --checkpoint", what, _DEMO_HINT)
             else:
                 self._require(self.checkpoint, "--checkpoint", "the tuned head and prompts", _DEMO_HINT)
@@ -234,8 +234,7 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions, Genera
         self._check_generation()
         if self.precision is not None and self.group_column is not None:
             raise ConfigError(
-                "--precision counts on rows that are independent of each other, which --group-column denies: give "
-                "--sample instead."
+                "--precision needs independent rows, so it contradicts --group-column: give --sample instead."
             )
 
     @property
@@ -244,7 +243,7 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions, Genera
         return "demo" if self.demo else super().run_name
 
     def _check_text_columns(self) -> None:
-        if self.prompt is None:  # which takes any number
+        if self.prompt is None:  # a prompt takes any number of columns
             super()._check_text_columns()
 
     def _take_columns_of(self, prompt: str) -> None:
@@ -252,12 +251,10 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions, Genera
         if self.text_column not in (["text"], columns):
             raise ConfigError("--prompt names the columns of the texts itself: leave out --text-column.")
         if self.label_column in columns:
-            raise ConfigError(f"--prompt shows the model the labels, the column {self.label_column!r}.")
+            raise ConfigError(f"--prompt shows the model the labels: leave out the column {self.label_column!r}.")
         shared = shared_file(self.few_shot_from, self.dataset or ()) if self.few_shot_from else None
         if shared:
-            raise ConfigError(
-                f"--few-shot-from {shared} is the dataset that is evaluated: draw examples from other data."
-            )
+            raise ConfigError(f"--few-shot-from {shared} is also the evaluated dataset: draw examples from other data.")
         self.text_column = columns
 
     def _check_generation(self) -> None:
@@ -268,8 +265,8 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions, Genera
         }
         for name, given in is_given.items():
             if given and self.generate == (name in _OF_CLASSIFIERS):
-                what = "evaluates texts, not classes" if self.generate else "is missing, which it is for"
-                raise ConfigError(f"{flag(name)}: --generate {what}. Leave {flag(name)} out.")
+                problem = "is for classes, but --generate writes texts" if self.generate else "needs --generate"
+                raise ConfigError(f"{flag(name)} {problem}. Leave out {flag(name)}.")
 
     def _become_demo(self) -> None:
         from dist_eval import demo
@@ -288,15 +285,15 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions, Genera
 
     def _check_where(self) -> None:
         if self.backend == "local" and self.audit:
-            raise ConfigError("--backend local uses no servers that --audit could compare: leave it out.")
-        if self.initial_peers or self.swarm or not self.demo:  # the demo has a swarm of its own
+            raise ConfigError("--backend local uses no servers for --audit to compare: leave out --audit.")
+        if self.initial_peers or self.swarm or not self.demo:  # the demo starts its own swarm
             super()._check_where()
 
 
 EVALUATION = Command(
     program=PROGRAM,
     config=EvaluationConfig,
-    description="Evaluates a tuned classifier or a language model whose blocks live on a Petals swarm: exactly, on any "
+    description="Evaluates a tuned classifier or a language model whose blocks run on a Petals swarm: exactly, on any "
     "number of processes.",
     examples=f"""\
 examples:
@@ -314,6 +311,6 @@ examples:
     nothing_asked=f"""\
 dist_eval needs a base model and a tuned checkpoint, labelled data, and a swarm:
   {PROGRAM} --model MODEL --checkpoint TUNED --dataset FILE --initial-peers ADDRESS...
-Or see it work on a private swarm of its own: {PROGRAM} --demo   (all options: --help)""",
+Or try it on its own private swarm: {PROGRAM} --demo   (all options: --help)""",
     is_run=True,
 )

@@ -1,7 +1,7 @@
 """Groups of options: each is a dataclass, the single source of its options' names, types, defaults, help and limits.
 
-A configuration (see `dist_eval.options.config`) inherits from the groups that its command has. The packages that do
-the work are given the groups that they need.
+A configuration (see `dist_eval.options.config`) inherits from the groups of its command. Other packages get only the
+groups that they need.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dist_eval.errors import ConfigError
 from dist_eval.petals.client.peers import PeerOptions
 from dist_eval.tracking import TrackerName
 
-# most tokens in one request: Petals' client splits anything larger into requests of this size (its
+# maximum tokens of a request: Petals' client splits larger ones into requests of this size (its
 # `MAX_TOKENS_IN_BATCH`), which would send the deep prompts more than once
 MAX_TOKEN_BUDGET = 1024
 
@@ -79,9 +79,7 @@ class SwarmOptions(PeerOptions):
     )
     swarm_timeout: Seconds = option(120.0, "longest wait for missing blocks", group="failures", metavar="SECONDS")
     request_timeout: Seconds = option(60.0, "longest wait for a server's answer", group="failures", metavar="SECONDS")
-    max_retries: Natural = option(
-        4, "how often a part of a request is sent again before the run stops", group="failures"
-    )
+    max_retries: Natural = option(4, "how often to resend a part of a request before the run stops", group="failures")
 
 
 @dataclass(kw_only=True)
@@ -110,7 +108,7 @@ class ModelOptions(Options):
         "petals", "where the blocks run: on a swarm, or in each rank's own process", group="swarm"
     )
     token_budget: Annotated[int, Limits(least=1, most=MAX_TOKEN_BUDGET)] = option(
-        MAX_TOKEN_BUDGET, "most tokens in one request, padding and prompts included", group="speed", metavar="TOKENS"
+        MAX_TOKEN_BUDGET, "maximum tokens of a request, with padding and prompts", group="speed", metavar="TOKENS"
     )
     compression: Literal["none", "float16"] = option(
         "none",
@@ -139,7 +137,7 @@ class RankOptions(Options):
 
 @dataclass(kw_only=True)
 class OutputOptions(Options):
-    """Where the results go, and what is shown meanwhile."""
+    """Where the results go, and what a run shows."""
 
     output: str | None = option(
         None, "folder for the results (default: runs/ and the dataset's name)", group="output", metavar="FOLDER"
@@ -173,4 +171,4 @@ class SelectionOptions(Options):
         self._refuse_together("limit", "sample", "precision")
         if (self.sample_seed or self.stratify) and self.sample is None and self.precision is None:
             name = "--stratify" if self.stratify else "--sample-seed"
-            raise ConfigError(f"{name} belongs to --sample or --precision, and neither is given.")
+            raise ConfigError(f"{name} needs --sample or --precision.")

@@ -17,7 +17,7 @@ from dist_eval.process.files import is_utf8
 
 PROGRAM = "dist-eval harness"
 
-# What changes prompts or the metrics of answers; runs without them have the same fingerprints as before they existed
+# options that change prompts or the metrics of answers; runs without them keep the fingerprints of older versions
 _OF_RESULTS = (
     *("gen_kwargs", "system_instruction", "fewshot_as_multiturn", "samples", "metadata"),
     *("think_end_token", "enable_thinking", "chat_template"),
@@ -33,7 +33,7 @@ def key_values(text: str) -> Any:
 
     try:
         return dict(key_val_to_dict(text))
-    except (ValueError, TypeError, RecursionError, MemoryError) as error:  # of what its values are evaluated by
+    except (ValueError, TypeError, RecursionError, MemoryError) as error:  # from the evaluation of values
         raise ValueError(one_line(error)) from error
 
 
@@ -51,7 +51,7 @@ def require_harness() -> None:
 
 
 def _require_recordable(name: str, mapping: dict[Any, Any]) -> None:
-    """Checks that results can record an option, as JSON."""
+    """Checks that results can record an option as JSON."""
     try:
         text = json.dumps(mapping, allow_nan=False, ensure_ascii=False)
     except (TypeError, ValueError) as error:
@@ -131,14 +131,15 @@ class HarnessConfig(RunConfig):
     confidence: Level = option(0.95, "confidence level of intervals", group="metrics", metavar="LEVEL")
     report: Literal["numbers", "texts", "none"] = option(
         "numbers",
-        "what report.html shows of missed documents: numbers and answers, also the texts; or write no report",
+        "show missed documents in report.html with numbers and answers (numbers), or also with texts; or write no "
+        "report",
         group="output",
     )
 
     def _validate(self) -> None:
         self.tasks = [name for names in self.tasks for name in names.split(",") if name]
         if self.check:
-            self._require(self.tasks or self.include_path, "--tasks", "what --check is to look at, or --include-path")
+            self._require(self.tasks or self.include_path, "--tasks", "the tasks to check, or --include-path")
         elif self.is_run:
             self._require(self.model, "--model", "the language model to evaluate")
             self._require(self.tasks, "--tasks", "names of tasks, such as hellaswag", " --list shows them.")
@@ -160,17 +161,17 @@ class HarnessConfig(RunConfig):
                 raise ConfigError(
                     f"--samples: {task} should have a list of numbers of documents, from 0, not {numbers!r:.40}."
                 )
-        # in the order of the data, in which the harness takes them; it would name them in the order that is given
+        # sorted, because the harness evaluates them in the data's order but would name them in the given order
         self.samples = {task: sorted(set(numbers)) for task, numbers in self.samples.items()}
 
     def _check_conversation(self) -> None:
         for name in ("fewshot_as_multiturn", "enable_thinking", "chat_template"):
             if getattr(self, name) and not self.apply_chat_template:
-                raise ConfigError(f"{flag(name)} is about chat templates: it needs --apply-chat-template.")
+                raise ConfigError(f"{flag(name)} needs --apply-chat-template.")
         if self.enable_thinking and not self.think_end_token:
             raise ConfigError(
-                "--enable-thinking needs --think-end-token, such as '</think>': the model's thoughts would be taken "
-                "for its answers."
+                "--enable-thinking needs --think-end-token, such as '</think>': otherwise the model's thoughts would "
+                "count as its answers."
             )
 
     @property
@@ -180,24 +181,24 @@ class HarnessConfig(RunConfig):
 
     @property
     def think_end(self) -> str | int | None:
-        """What ends the model's thinking: a text, or the id of a token."""
+        """The end of the model's thinking: a text, or the id of a token."""
         token = self.think_end_token or None
         return int(token) if token is not None and token.isdecimal() else token
 
     @property
     def model_args(self) -> dict[str, Any]:
-        """What the harness calls the model's arguments, for its tasks and its own files."""
+        """The model's arguments, as the harness calls them, for its tasks and its own files."""
         model = {"pretrained": str(self.model)} if self.model else {}
         thinking = {"think_end_token": self.think_end} if self.think_end_token else {}
         return {**model, **thinking, **self.template_options}
 
     @property
     def template_options(self) -> dict[str, Any]:
-        """What the chat template is told besides the conversation."""
+        """Arguments of the chat template besides the conversation."""
         return {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
 
     def of_results(self) -> dict[str, str]:
-        """Returns options that results depend on, as texts, by their names on the command line."""
+        """Returns the options that results depend on, as texts by flag."""
         always = ("num_fewshot", "limit", "apply_chat_template")
         given = {name: getattr(self, name) for name in _OF_RESULTS}
         given["fewshot_as_multiturn"] = self.fewshot_as_multiturn or None
@@ -216,31 +217,31 @@ class HarnessConfig(RunConfig):
         return re.sub(r"[*?\[\]]", "", "-".join(names)) or "tasks"
 
 
-_AS_LARGE = "requests are as large as servers take them (--token-budget)."
-_OF_SERVERS = "where a model's blocks run, and in which dtype, is up to the servers; --backend local runs it here."
-_RESUMED = "answers are kept in the journal: start the same command again to go on, or to score a complete run anew."
+_AS_LARGE = "requests are as large as servers accept (--token-budget)."
+_OF_SERVERS = "servers choose the device and dtype of a model's blocks; --backend local runs it here."
+_RESUMED = "answers stay in the journal: start the same command again to resume, or to score a complete run again."
 
-# Options of the lm-evaluation-harness that have no counterpart, or another one
+# options of the lm-evaluation-harness without a counterpart, or with one of another name
 _TRACKED = "--tracker wandb logs a run."
 _GENERATED = "it is one of --gen-kwargs, such as temperature=0.7,do_sample=true,max_gen_toks=64,top_p=0.9."
 
 _OF_LM_EVAL = {
-    "--model-args": "give its parts as options: --model, --max-length, --adapter, --think-end-token and so on.",
+    "--model-args": "give its parts as options, such as --model, --max-length, --adapter, --think-end-token.",
     "--batch-size": _AS_LARGE,
     "--max-batch-size": _AS_LARGE,
     "--device": _OF_SERVERS,
     "--output-path": "the folder of the run is --output.",
-    "--log-samples": "they always are, in samples_TASK_DATE.jsonl.",
+    "--log-samples": "samples are always written, to samples_TASK_DATE.jsonl.",
     "--use-cache": _RESUMED,
-    "--cache-requests": "requests are made anew, and answers are kept in the journal.",
-    "--check-integrity": "--check tries all of a task but the model.",
+    "--cache-requests": "requests are built again, and answers stay in the journal.",
+    "--check-integrity": "--check tries everything of a task except the model.",
     "--write-out": "--check shows the first request of each task, and samples_TASK_DATE.jsonl has all of them.",
     "--show-config": "results_DATE.json has the configuration of each task.",
     "--predict-only": "generated texts are in samples_TASK_DATE.jsonl, beside their metrics.",
     "--wandb-args": _TRACKED,
     "--wandb-config-args": _TRACKED,
     "--verbosity": "--verbose shows what the harness prints.",
-    "--trust-remote-code": "no code of a hub is run; code in task files of yours (!function) is.",
+    "--trust-remote-code": "code of a hub is never run; code in your own task files (!function) is.",
 }
 
 _OF_INSPECT = {
@@ -249,8 +250,8 @@ _OF_INSPECT = {
     "--top-p": _GENERATED,
     "--system-message": "it is --system-instruction.",
     "--sample-id": "--samples names documents by their numbers, from 0.",
-    "--epochs": "repeats: N in a task file, of texts that are drawn.",
-    "--max-connections": "the number of requests in flight is found out; --in-flight sets it.",
+    "--epochs": "repeats: N in a task file, for drawn texts.",
+    "--max-connections": "the number of requests in flight adapts to the swarm; --in-flight sets it.",
     "--timeout": "it is --request-timeout.",
     "--log-dir": "the folder of the run is --output.",
 }
@@ -258,8 +259,8 @@ _OF_INSPECT = {
 HARNESS = Command(
     program=PROGRAM,
     config=HarnessConfig,
-    description="Evaluates a language model that lives on a Petals swarm on tasks of the lm-evaluation-harness, "
-    "exactly, on any number of processes.",
+    description="Evaluates a language model on a Petals swarm on tasks of the lm-evaluation-harness, exactly, on any "
+    "number of processes.",
     examples=f"""\
 examples:
   {PROGRAM} --nproc-per-node 2 --tasks digits --model dist_eval/demo/base --swarm embedded

@@ -1,4 +1,4 @@
-"""Options of language models: what they are asked, and how they generate texts."""
+"""Options of language models: prompts, and how they generate texts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dist_eval.errors import ConfigError, os_reason
 
 @dataclass(kw_only=True)
 class PromptOptions(Options):
-    """A prompt, and label words, by which a language model is a classifier without a tuned head, or `--generate`."""
+    """A prompt with label words, which make a language model a classifier without a tuned head, or `--generate`."""
 
     prompt: EscapedText | None = option(
         None,
@@ -25,7 +25,7 @@ class PromptOptions(Options):
     prompt_file: str | None = option(None, "file with such a template", group="prompts", metavar="FILE")
     label_words: list[str] = option(
         [],
-        "what may follow the prompt: the name of each class, in the order of their numbers, or NAME=WORD",
+        "words that may follow the prompt: the name of each class, in the order of their numbers, or NAME=WORD",
         group="prompts",
         metavar="WORD",
     )
@@ -63,24 +63,24 @@ class PromptOptions(Options):
             self.prompt, self.prompt_file = _read_prompt(Path(self.prompt_file)), None
         if self.generate and self.label_words:
             raise ConfigError(
-                "--generate and --label-words contradict each other: a language model writes a text after the prompt, "
-                "or it chooses a word."
+                "--generate and --label-words contradict each other: the model either writes a text or chooses a word. "
+                "Leave out one of them."
             )
         if self.generate and self.prompt is None:
-            raise ConfigError("--generate continues a --prompt, which is missing.")
+            raise ConfigError("--generate needs a --prompt to continue.")
         if (self.prompt is None) != (not self.label_words and not self.generate):
             raise ConfigError(
-                "--prompt and --label-words belong together: a language model chooses the word after the prompt. Or "
-                "give --generate, and it writes a text after it."
+                "--prompt and --label-words belong together: the model chooses the word after the prompt. Or give "
+                "--prompt and --generate to have it write a text."
             )
         if self.prompt is None and self.few_shot:
-            raise ConfigError("--few-shot puts examples before a --prompt, which is missing.")
+            raise ConfigError("--few-shot needs a --prompt.")
         if self.prompt is None and self.apply_chat_template:
-            raise ConfigError("--apply-chat-template puts a --prompt into a conversation, which is missing.")
+            raise ConfigError("--apply-chat-template needs a --prompt.")
         if self.prompt is None and self.system_instruction:
-            raise ConfigError("--system-instruction stands before a --prompt, which is missing.")
+            raise ConfigError("--system-instruction needs a --prompt.")
         if len(self.label_words) == 1:
-            raise ConfigError(f"--label-words names only {self.label_words[0]!r}: there is nothing to choose from.")
+            raise ConfigError(f"--label-words names only {self.label_words[0]!r}: name at least two.")
         if bool(self.few_shot) != bool(self.few_shot_from):
             raise ConfigError("--few-shot K and --few-shot-from FILE belong together: leave out both, or give both.")
 
@@ -96,9 +96,9 @@ def _read_prompt(path: Path) -> str:
 class GenerationOptions(Options):
     """How texts are generated."""
 
-    max_new_tokens: Count = option(64, "most tokens of a text", group="generation")
+    max_new_tokens: Count = option(64, "maximum tokens of a text", group="generation")
     stop: list[EscapedText] = option(
-        [], r"strings that end a text, such as '\n'; the model's own end tokens do so as well", group="generation"
+        [], r"strings that end a text, such as '\n', in addition to the model's end tokens", group="generation"
     )
     temperature: NonNegative = option(0.0, "temperature of the draws; 0 takes the likeliest token", group="generation")
     top_k: Natural = option(0, "draw from this number of the likeliest tokens; 0 for all", group="generation")
@@ -123,5 +123,5 @@ class GenerationOptions(Options):
                 re.compile(self.answer_pattern)
             except re.error as error:
                 raise ConfigError(
-                    f"--answer-pattern {self.answer_pattern!r} is no regular expression of Python: {error}."
+                    f"--answer-pattern {self.answer_pattern!r} is not a Python regular expression: {error}."
                 ) from error

@@ -1,5 +1,5 @@
-"""`dist-eval plan`: what a run would send and how long it would take, before a night is spent on it.
+"""`dist-eval plan`: predicts what a run would send and how long it would take.
 
-`probe` sends a few batches as the run would, and computes from their answers how long all of them will take. `record`
-has what `--json` prints, `table` formats it for a terminal, `runner` does all of it in order.
+`probe` sends a few batches as the run would, and estimates the time of the run from their answers. `record` defines the
+output of `--json`, `table` formats it for a terminal, `runner` runs all steps.
 """

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def load(config: PlanConfig) -> tuple[program.RunFunction, type[NoFolder]]:
-    """Imports what a plan needs (see `dist_eval.cli.program.Load`)."""
+    """Imports the run function and the folder of a plan (see `dist_eval.cli.program.Load`)."""
     from dist_eval.planning.runner import plan_run
     from dist_eval.runs.run_folder import NoFolder
 

@@ -28,8 +28,8 @@ class PlanConfig(EvaluationConfig):
 PLAN = Command(
     program=PROGRAM,
     config=PlanConfig,
-    description="Says what a run with these options would send, what would be cut, and which labels occur; and "
-    "estimates its time from a probe: a few batches, whose answers are thrown away. It takes the options of the run.",
+    description="Reports what a run with these options would send and cut, and which labels occur; and estimates its "
+    "time from a probe: a few batches, whose answers are discarded. It takes the options of the run.",
     examples=f"""\
 examples:
   {PROGRAM} --nproc-per-node 4 --model MODEL --checkpoint TUNED --dataset test.csv \\
@@ -39,8 +39,8 @@ examples:
 """,
     usage=f"--checkpoint TUNED --dataset FILE\n{WHERE} [options]",
     nothing_asked=f"""\
-A plan takes the options of the run that it is about:
+A plan takes the options of the run:
   {PROGRAM} --model MODEL --checkpoint TUNED --dataset FILE --initial-peers ADDRESS...
-Or, without a swarm and without the expected time: {PROGRAM} ... --no-probe   (all options: --help)""",
+Or, without a swarm and an expected time: {PROGRAM} ... --no-probe   (all options: --help)""",
     is_run=True,
 )

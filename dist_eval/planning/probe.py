@@ -1,15 +1,15 @@
-"""The probe: a few batches through the swarm, as the run would send them, and from their answers the time of the run.
+"""The probe: sends a few batches through the swarm as the run would, and estimates the run's time from their answers.
 
-A pipeline that is kept full works at the speed of its slowest stage, so the time for a number of tokens is a line: what
-the start takes (the first passage, and the growth of the windows), and then so many seconds for each token, to the very
-end. These are the two parameters of R. W. Hockney and C. R. Jesshope (1981), "Parallel Computers", 1.3.2: half-
-performance length and asymptotic rate. The probe runs through its start, too, so the run is taken to go like the probe
-until half of the probe's answers are there, and on at the speed of the other half.
+A full pipeline works at the speed of its slowest stage, so time is linear in tokens: the start (the first passage, and
+the growth of the windows), then a constant number of seconds per token to the end. These are the two parameters of
+R. W. Hockney and C. R. Jesshope (1981), "Parallel Computers", 1.3.2: half-performance length and asymptotic rate. The
+probe has the same start, so the run is expected to take as long as the probe up to half of the probe's answers, and
+then to continue at the speed of the other half.
 
 The probe's batches are spread evenly over the lengths, as a systematic sample of the plan, and seconds per token are
 estimated as a ratio of sums (W. G. Cochran (1977), "Sampling Techniques", chapters 6 and 8). Its standard error is
 that of batch means (B. Schmeiser (1982), "Batch size effects in the analysis of simulation output", Operations
-Research 30, 556-568): consecutive answers depend on each other, sums over groups of them hardly do.
+Research 30, 556-568): consecutive answers depend on each other, but sums over groups of them hardly do.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from dist_eval.inference.forward import TextModel, Texts, predict_batches
 from dist_eval.inference.in_flight import Window
 from dist_eval.planning.record import TimeEstimate
 
-# answers to wait for, of all ranks together, or for each of many: windows grow in the first half, and the second one
-# is measured
+# answers to wait for: of all ranks together, and per rank if there are many. Windows grow in the first half; the second
+# half is measured
 _MOST_ANSWERS, _FEWEST_ANSWERS, _ANSWERS_OF_A_RANK = 96, 24, 4
-_SHARE_OF_PLAN = 0.25  # of a short run's batches: for its time, fewer answers are enough
+_SHARE_OF_PLAN = 0.25  # of a short run's batches, whose time needs fewer answers
 _ANSWERS_FOR_A_SPEED = 2
 _GROUPS, _FEWEST_GROUPS = 8, 3
 
 
 @dataclass
 class Probed:
-    """What a rank found; times are seconds since the start of the probe."""
+    """The measurements of a rank; times are seconds since the start of the probe."""
 
-    seconds: np.ndarray  # when each batch was answered, ascending, float64 of shape [n]
+    seconds: np.ndarray  # time of each answer, ascending, float64 of shape [n]
     tokens: np.ndarray  # of each batch, with prompts and padding, int64 of shape [n]
-    stopped: float = math.inf  # when it stopped sending; infinite if it has sent all batches of its shard
+    stopped: float = math.inf  # when it stopped sending; infinite if it sent all batches of its shard
 
 
 def probe(
@@ -58,11 +58,11 @@ def probe(
 ) -> Probed:
     """Sends batches of this rank's shard, spread over its lengths; all ranks call it at the same time.
 
-    It ends as soon as all ranks together have enough answers. Batches that are in flight then are dropped, so that all
-    that count were answered while the window was full.
+    It ends once all ranks together have enough answers. Batches still in flight are dropped, so that all counted ones
+    were answered while the window was full.
 
-    `count` adds to the answers of all ranks, and returns how many they are. After `longest` seconds no further answers
-    are waited for, unless there are too few for any speed. `predict_batches` describes the other arguments.
+    `count` adds to the number of all ranks' answers and returns it. The probe ends after `longest` seconds, unless
+    there are too few answers to measure a speed. `predict_batches` describes the other arguments.
     """
     start, stopped, counted = time.monotonic(), math.inf, 0
     enough = answers_wanted(len(plan), topology.world_size)
@@ -90,15 +90,15 @@ def probe(
 
 
 def answers_wanted(batches: int, ranks: int) -> int:
-    """Returns how many answers are enough, of all ranks together, for a run with so many batches."""
+    """Returns how many answers of all ranks together are enough for a run with this number of batches."""
     of_plan = math.ceil(_SHARE_OF_PLAN * batches)
     return max(min(_MOST_ANSWERS, max(_FEWEST_ANSWERS, of_plan)), _ANSWERS_OF_A_RANK * ranks)
 
 
 def spread_order(count: int) -> np.ndarray:
-    """Orders 0 to count - 1 such that the first ones, however many, are spread evenly over all.
+    """Orders 0 to count - 1 such that any number of first ones is spread evenly over all.
 
-    It is the sequence of J. G. van der Corput (1935): numbers whose bits are read from the other end.
+    This is the sequence of J. G. van der Corput (1935): numbers sorted by their reversed bits.
     """
     bits = count.bit_length()
     return np.asarray(sorted(range(count), key=lambda number: f"{number:0{bits}b}"[::-1]), dtype=np.int64)
@@ -108,7 +108,7 @@ def expected_time(
     ranks: Sequence[Probed], tokens: int, *, confidence: float = 0.95, start_up: float = 0.0
 ) -> TimeEstimate:
     """Estimates how long all ranks together take for all batches of a run."""
-    end = min(rank.stopped for rank in ranks)  # from then on the others have the servers to themselves
+    end = min(rank.stopped for rank in ranks)  # afterwards the other ranks have the servers to themselves
     seconds, sizes = np.concatenate([rank.seconds for rank in ranks]), np.concatenate([rank.tokens for rank in ranks])
     order = np.argsort(seconds, kind="stable")
     order = order[: max(1, np.searchsorted(seconds[order], end, side="right"))]
@@ -117,7 +117,7 @@ def expected_time(
     start, left = (float(seconds[half - 1]), tokens - int(sizes[:half].sum())) if half else (0.0, tokens)
     times, amounts = np.diff(seconds[half:], prepend=start), sizes[half:]
     per_token = times.sum() / amounts.sum()
-    if not per_token > 0:  # all came at the same time
+    if not per_token > 0:  # all arrived at the same time
         start, left, per_token = 0.0, tokens, seconds[-1] / sizes.sum()
     error = _standard_error(times, amounts)
     low = high = None

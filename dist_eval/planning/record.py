@@ -1,4 +1,4 @@
-"""What `dist-eval plan --json` prints, as typed records, and what of these is in a tokenized dataset."""
+"""The output of `dist-eval plan --json` as typed records, and those computed from a tokenized dataset."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dist_eval.results.inputs import DatasetSummary, PlanSummary, PromptsSummary
 
 
 class TextLengths(Record):
-    """Tokens of the texts as they are sent, without soft prompts; with --generate of the prompts."""
+    """Tokens of the texts as sent, without soft prompts; with --generate, of the prompts."""
 
     shortest: Count
     median: float
@@ -26,10 +26,10 @@ class CutTexts(Record):
     """Texts longer than the limit."""
 
     texts: Count
-    tokens: Count  # that they lose together
+    tokens: Count  # lost by all of them together
     share: Share  # of the tokens of all texts
-    median: float  # half of the texts that are cut lose at most so many
-    most: Count  # that one of them loses
+    median: float  # tokens lost by a cut text
+    most: Count  # maximum of tokens lost by a text
 
 
 class LabelCount(Record):
@@ -50,24 +50,24 @@ class TargetRange(Record):
 
 
 class HopValues(Record):
-    """Numbers that are sent to each server on the batches' route, each of 2 or 4 bytes by the server's dtype."""
+    """Numbers sent to each server on the batches' route, of 2 or 4 bytes each depending on the server's dtype."""
 
-    activations: Count  # of all batches, in one direction: the server returns as many
+    activations: Count  # of all batches, in one direction; the server returns as many
     prompts: Count  # deep prompts of one block, once for each batch
 
 
 class TimeEstimate(Record):
-    """The time that the forwards of a run are expected to take, if the swarm remains as it was in the probe."""
+    """The expected time of a run's forwards, if the swarm stays as it was during the probe."""
 
     seconds: float  # of the slowest rank, from the first batch sent to the last answer
     low: float | None  # limits of the interval, null if there were too few answers
     high: float | None
     confidence: float  # level of the interval
     start_up: float  # seconds from the start of the command to the first batch: imports, data, swarm and model
-    probe_batches: Count  # that were answered in the probe
+    probe_batches: Count  # answered in the probe
     probe_seconds: float
     tokens_per_second: float  # in the second half of the probe, with prompts and padding
-    first_answer: float  # seconds until the first answer, which had the servers to itself
+    first_answer: float  # seconds until the first answer, while servers had no other work
 
 
 class PlannedRun(Record):
@@ -79,15 +79,15 @@ class PlannedRun(Record):
     prompts: PromptsSummary | None = None  # with --generate, else null
     confidence: Share  # level of the run's intervals
     half_width: float | None
-    """Half of the width that the interval of an accuracy of 1/2 will have: that of any other is narrower. Null for a
-    regression, and with groups."""
+    """Half of the width of the interval for an accuracy of 1/2, the widest one. Null for a regression, and with
+    groups."""
     lengths: TextLengths
-    cut: CutTexts | None = None  # null with --generate, where `prompts` says it
+    cut: CutTexts | None = None  # null with --generate (see `prompts`)
     labels: list[LabelCount] = Field(
         default_factory=list
     )  # of the head, in its order; empty for a regression, and with --generate
     targets: list[TargetRange] = Field(default_factory=list)  # of a regression's head, else empty
-    plan: PlanSummary  # with --generate, of prompts with the longest texts that may follow
+    plan: PlanSummary  # with --generate, of prompts with the longest possible texts
     hop: HopValues | None  # null without a swarm
     time: TimeEstimate | None  # null without a probe
 
@@ -98,7 +98,7 @@ def text_lengths(lengths: np.ndarray) -> TextLengths:
 
 
 def cut_texts(data: TokenizedDataset) -> CutTexts:
-    """Summarizes what texts that are too long have lost."""
+    """Summarizes the tokens that too long texts lost."""
     lost, kept = int(data.cut.sum()), int(data.lengths.sum(dtype=np.int64))
     return CutTexts(
         texts=len(data.cut),

@@ -1,4 +1,4 @@
-"""One plan, from its configuration to what it prints."""
+"""Runs a plan, from its configuration to its output."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ PlanContext = RunContext[PlanConfig, NoFolder]
 
 
 def plan_run(context: PlanContext) -> PlannedRun | None:
-    """Describes a run, and estimates its time from a probe; every rank calls it."""
+    """Describes a run and estimates its time from a probe; every rank calls it."""
     with context:
         config, is_leader = context.config, context.topology.is_leader
         if not config.probe and not is_leader:
@@ -97,7 +97,7 @@ def _of_texts(job: Generation, data: Requests) -> dict[str, Any]:
 def _planned(
     context: PlanContext, plan: BatchPlan, base: BaseModelSpec, *, deep: int = 0, **sections: Any
 ) -> PlannedRun:
-    """Returns a plan, given what depends on the kind of run, and the number of deep prompts."""
+    """Returns a plan, given the sections of its kind of run and the number of deep prompts."""
     hop, width = None, base.config.hidden_size
     if context.config.backend == "petals":
         hop = HopValues(activations=int(plan.tokens.sum()) * width, prompts=len(plan) * deep * width)
@@ -111,7 +111,7 @@ def _planned(
 
 
 def _estimate(context: PlanContext, job: Job[Any, Any]) -> TimeEstimate:
-    """Probes with all ranks, and estimates the time of all batches."""
+    """Probes with all ranks and estimates the time of all batches."""
     config, model = context.config, context.load_model(job.base, job.target)
     with context.process_group():
         job.fetch(context)
@@ -145,6 +145,6 @@ def _half_width(config: PlanConfig, examples: int, selection: SelectionSummary |
 
 
 def _seconds_since_launch() -> float:
-    """Returns how long ago this command was started: its only process, or the agent that started the ranks."""
+    """Returns the seconds since this command started: its only process, or the agent that started the ranks."""
     process = psutil.Process(os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None)
     return time.time() - process.create_time()

@@ -20,7 +20,7 @@ def format_plan(planned: PlannedRun) -> str:
     if planned.half_width is not None:
         lines.append(
             f"precision: the {100 * planned.confidence:g}% interval of an accuracy of one half is ±"
-            f"{100 * planned.half_width:.2g} points, that of any other less"
+            f"{100 * planned.half_width:.2g} points, that of any other is narrower"
         )
     if isinstance(data, DatasetSummary):
         lines += _text_lines(data, planned.lengths, planned.cut)
@@ -31,7 +31,7 @@ def format_plan(planned: PlannedRun) -> str:
     most = "at most " if planned.prompts else ""
     each = f", up to {-(-plan.batches // ranks)} for each of {ranks} ranks" if ranks > 1 else ""
     lines += [
-        f"tokens: {most}{plan.padded_tokens} to be sent, of them {of_these}",
+        f"tokens: {most}{plan.padded_tokens} to send, including {of_these}",
         f"batches: {plan.batches}{each}",
         *_traffic_lines(planned.hop, most),
         "",
@@ -58,13 +58,13 @@ def _text_lines(data: DatasetSummary, lengths: TextLengths, cut: CutTexts | None
     if cut and cut.texts:
         lines.append(
             f"cut: {format_count(cut.texts, 'text')} to {limit}, which loses {format_count(cut.tokens, 'token')} "
-            f"({cut.share:.1%}); half of these texts lose at most {cut.median:g}, the longest {cut.most} of "
+            f"({cut.share:.1%}); the median loss of these texts is {cut.median:g}, the longest loses {cut.most} of "
             f"{data.longest}"
         )
     else:
         lines.append(f"cut: none, at most {limit} fit")
     kinds = {
-        "of several lines": data.multiline,
+        "with several lines": data.multiline,
         "without a token of its own": data.blank,
         "without a token that the tokenizer knows": data.unknown,
         "beginning with the tokenizer's BOS": data.with_begin,
@@ -77,7 +77,7 @@ def _text_lines(data: DatasetSummary, lengths: TextLengths, cut: CutTexts | None
 
 
 def _range_of(lengths: TextLengths) -> str:
-    return f"{lengths.shortest} to {format_count(lengths.longest, 'token')}, half of them at most {lengths.median:g}"
+    return f"{lengths.shortest} to {format_count(lengths.longest, 'token')}, median {lengths.median:g}"
 
 
 def _traffic_lines(hop: HopValues | None, most: str) -> list[str]:
@@ -85,7 +85,7 @@ def _traffic_lines(hop: HopValues | None, most: str) -> list[str]:
         return []
     deep = f", and {format_bytes(2 * hop.prompts)} of deep prompts for each of its blocks" if hop.prompts else ""
     small = most + format_bytes(2 * hop.activations)
-    return [f"bytes: {small} to and from each server on the way{deep}; in float32 without --compression twice that"]
+    return [f"bytes: {small} to and from each server on the way{deep}; twice that in float32 without --compression"]
 
 
 def _label_lines(labels: list[LabelCount]) -> list[str]:
@@ -124,7 +124,7 @@ def _time_lines(time: TimeEstimate | None, ranks: int) -> list[str]:
         f"{in_words(time.start_up)} of start-up",
         f"probe: {format_count(time.probe_batches, 'batch', 'batches')} in {time.probe_seconds:.1f} s on "
         f"{format_count(ranks, 'rank')}, the first in "
-        f"{time.first_answer:.2f} s; {time.tokens_per_second:.0f} tokens/s in its later half",
+        f"{time.first_answer:.2f} s; {time.tokens_per_second:.0f} tokens/s in its second half",
     ]
 
 

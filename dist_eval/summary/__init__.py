@@ -1,5 +1,5 @@
 """Many runs in one table: `dist-eval summary`.
 
-`document` says what is known of each run, and which options differ; `__main__` prints and writes it. Differences
-between runs are tested by `dist_eval.compare`.
+`document` describes each run and the options that differ; `__main__` prints and writes the table. `dist_eval.compare`
+tests differences between runs.
 """

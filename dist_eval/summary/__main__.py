@@ -1,7 +1,7 @@
 """`python -m dist_eval.summary RUN [RUN ...]`: status and metrics of many runs, in one table.
 
-Names the runs that failed or are incomplete, and those on other data than the first, and sets an exit status for
-scripts. It does not test differences between runs; `dist_eval.compare` does.
+Names runs that failed or are incomplete, and those on other data than the first, and sets an exit status for scripts.
+`dist_eval.compare` tests differences between runs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _KINDS = (".csv", ".html", ".json", ".md")
 
 @dataclass(kw_only=True)
 class TableOptions(Options):
-    """Which files a table is written to."""
+    """The files to write a table to."""
 
     write: list[Path] = option([], "also write the table: .csv, .html, .json or .md", metavar="FILE")
 
@@ -44,11 +44,11 @@ class TableOptions(Options):
 class SummaryOptions(TableOptions):
     """The options of `dist-eval summary`."""
 
-    runs: Paths = argument("output folder of a run; with --list the one folder above them", "RUN")
-    list: Path | None = option(None, "list of a job array (see dist-eval job); runs that left nothing are missing")
+    runs: Paths = argument("output folder of a run; with --list, the one folder above them", "RUN")
+    list: Path | None = option(None, "list of a job array (see dist-eval job); shows runs without a folder as missing")
     metric: Words = option([], "metrics to show (default: the usual ones)", metavar="NAME")
     sort: str | None = option(
-        None, "show the best run by this metric first; of a custom metric the largest value", metavar="NAME"
+        None, "show the best run by this metric first; for a custom metric, the largest value", metavar="NAME"
     )
     options: bool = option(False, "also show the options that differ between the runs")
 
@@ -106,7 +106,7 @@ def _render(kind: str, outcomes: Sequence[Outcome], metrics: Sequence[str], fold
     from dist_eval.report.text import render_text
 
     names = {outcome.folder: str(outcome.folder) for outcome in outcomes}
-    if kind == ".html":  # is shared: no directories of this machine
+    if kind == ".html":  # pages are shared, so without directories of this machine
         names = dict(zip(names, distinct_ends([path.resolve() for path in names]), strict=True))
         outcomes = [replace(outcome, reason=without_directories(outcome.reason)) for outcome in outcomes]
     document = describe_summary(outcomes, names, metrics, with_options=with_options, folder=folder)

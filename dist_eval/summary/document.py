@@ -1,4 +1,4 @@
-"""A summary of runs, as records, or as a document: a table of all of them, and what a reader should know beside it."""
+"""A summary of runs as records, or as a document: a table of all runs, with remarks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _measured(outcome: Outcome) -> Results | None:
 
 
 def _coverage_of(outcome: Outcome) -> Coverage | None:
-    """Returns how many examples a run has evaluated, if that is known."""
+    """Returns how many examples a run has evaluated; None if unknown."""
     results = outcome.results
     return None if results is None or isinstance(results, RunningRun) else results.coverage
 
@@ -62,7 +62,7 @@ def _on_other_data(outcomes: Sequence[Outcome]) -> tuple[Outcome | None, list[Ou
 
 
 def choose_metrics(outcomes: Sequence[Outcome], asked: Sequence[str], sort: str | None) -> list[str]:
-    """Returns the names of the metrics to show, by default the usual ones; raises ConfigError if no run has one."""
+    """Returns the metrics to show, by default the usual ones; raises `ConfigError` if no run has one of them."""
     runs = [run for run in map(_measured, outcomes) if run]
     known = {name for run in runs for name in run.metrics}
     for name in [*asked, *([sort] if sort else [])]:
@@ -73,7 +73,7 @@ def choose_metrics(outcomes: Sequence[Outcome], asked: Sequence[str], sort: str 
 
 
 def best_first(outcomes: Sequence[Outcome], metric: str) -> list[Outcome]:
-    """Sorts runs by a metric; those without it come last, in their order."""
+    """Sorts runs by a metric, best first; those without it come last, in their order."""
 
     def place(outcome: Outcome) -> tuple[bool, float]:
         run = _measured(outcome)
@@ -86,7 +86,7 @@ def best_first(outcomes: Sequence[Outcome], metric: str) -> list[Outcome]:
 
 
 def to_records(outcomes: Sequence[Outcome], metrics: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns one record for each run, for JSON and CSV; what is unknown or undefined is None.
+    """Returns one record for each run, for JSON and CSV; unknown and undefined values are None.
 
     `other_data_than` is the first complete run if this one is complete and has other texts or labels.
     """
@@ -151,7 +151,7 @@ def _cells(outcome: Outcome, metrics: Sequence[str], folder: Path, names: Mappin
 
 
 def _remarks(outcomes: Sequence[Outcome], names: Mapping[Path, str]) -> list[str]:
-    """Returns why runs are not complete, the best epoch of tunings, and cautions about metrics that mislead."""
+    """Returns why runs are not complete, the best epoch of tunings, and cautions about metrics."""
     remarks = [f"{names[outcome.folder]}: {outcome.problem}" for outcome in outcomes if outcome.problem]
     for outcome in outcomes:
         tuning = outcome.results
@@ -184,7 +184,7 @@ def _remarks(outcomes: Sequence[Outcome], names: Mapping[Path, str]) -> list[str
 def differing_options(runs: Sequence[Results]) -> dict[str, list[str]]:
     """Returns the options that differ, by name, with their value in each run.
 
-    Where the model's options are all alike, but not its weights, the digests of the weights are among them.
+    If the model's options are equal but its weights differ, the weights' digests are included.
     """
     names = dict.fromkeys(name for run in runs for name in run.config if name not in _OF_A_FOLDER)
     public = [options_of(run) for run in runs]
@@ -200,7 +200,7 @@ def differing_options(runs: Sequence[Results]) -> dict[str, list[str]]:
 
 
 def _format_values(values: Sequence[Any], public: Sequence[Any]) -> list[str]:
-    """Formats values: of paths that end alike, as much as tells them apart."""
+    """Formats values; of paths with equal names, as many parts as distinguish them."""
     formatted = [_format_value(value) for value in public]
     are_texts = all(isinstance(value, str | None) for value in values)
     if are_texts and len(set(formatted)) < len({str(value) for value in values}):

@@ -22,7 +22,7 @@ BestMetric: TypeAlias = Annotated[str, OneOf(metric_names("single_label_classifi
 
 @dataclass(kw_only=True)
 class LearningOptions(Options):
-    """What is tuned, and how it learns."""
+    """The tensors to tune, and how they learn."""
 
     tuning_mode: Literal["ptune", "deep_ptune"] = option(
         "deep_ptune",

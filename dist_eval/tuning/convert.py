@@ -16,7 +16,7 @@ from dist_eval.tables import format_count
 class ConvertOptions(Options):
     """The options of `dist-eval convert`."""
 
-    files: list[Path] = argument("what torch.save wrote", "FILE")
+    files: list[Path] = argument("files written by torch.save", "FILE")
     model: str = option(REQUIRED, "base model: folder or hub name", metavar="MODEL")
     output: Path = option(REQUIRED, "the checkpoint; must not exist", metavar="FOLDER")
     label_names: list[str] | None = option(None, "names of the classes (default: LABEL_0, ...)", metavar="NAME")

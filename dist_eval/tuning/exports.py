@@ -146,8 +146,8 @@ def _checkpoint(
     for name, tensor in tensors.items():
         if tuple(tensor.shape) != shapes[name]:
             raise CheckpointError(
-                f"{name} has shape {list(tensor.shape)}, but {model} needs {list(shapes[name])}. Is it another base "
-                "model's?"
+                f"{name} has shape {list(tensor.shape)}, but {model} needs {list(shapes[name])}. Name the base model "
+                "that it was tuned for."
             )
         if not torch.isfinite(tensor).all():
             raise CheckpointError(f"{name} contains values that are not finite.")

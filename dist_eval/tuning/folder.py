@@ -1,6 +1,6 @@
 """A tuning's folder: checkpoints, the state that a resumed run continues from, and `tuning.json`.
 
-tuning.json    options, versions, epochs, and how the tuning ended (see `dist_eval.results.tuning`)
+tuning.json    options, versions, epochs, and status (see `dist_eval.results.tuning`)
 best/          the checkpoint of the best epoch, only with evaluation data
 last/          the checkpoint of the last finished epoch
 journal/       state.safetensors and fingerprint.json, which a resumed run reads

@@ -25,9 +25,8 @@ from dist_eval.model.classifier import Classifier
 from dist_eval.petals.model.checkpoint import ARCHITECTURE, TunedCheckpoint
 from dist_eval.tuning.config import LearningOptions
 
-_MOST_SKIPPED = (
-    20  # Maximum number of consecutive updates without a finite gradient; beyond it, the scale is not the cause
-)
+# maximum number of consecutive updates without a finite gradient; beyond it, the scale is not the cause
+_MOST_SKIPPED = 20
 
 _SPREAD = 0.02
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}

@@ -1,4 +1,4 @@
-"""One tuning run, from its configuration to its checkpoints."""
+"""A tuning run, from its configuration to its checkpoints."""
 
 from __future__ import annotations
 

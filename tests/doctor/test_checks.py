@@ -35,7 +35,7 @@ def config_of(where: str, **more: Any) -> DoctorConfig:
 def test_an_embedded_swarm_is_for_one_host(tmp_path: Path) -> None:
     config = config_of("embedded")
     base = checks.read_model(config)[0]
-    assert checks.check_swarm(config, Topology(), base, tmp_path) == "the run starts its own on this host"
+    assert checks.check_swarm(config, Topology(), base, tmp_path) == "the run starts its own swarm on this host"
     with pytest.raises(Fault, match="servers that other hosts cannot reach"):
         checks.check_swarm(config, Topology(hosts=2, world_size=2), base, tmp_path)
 
@@ -80,13 +80,13 @@ def test_a_name_on_loopback_is_a_fault_unless_an_interface_is_named(monkeypatch:
     topology = Topology(host="localhost", hosts=2)
     monkeypatch.setenv("MASTER_ADDR", "192.0.2.1")
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
-    with pytest.raises(Fault, match="own name leads to") as caught:
+    with pytest.raises(Fault, match="own name resolves to") as caught:
         checks.check_names(topology)
     assert "export GLOO_SOCKET_IFNAME=" in caught.value.advice and "--local-addr=" in caught.value.advice
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth7")
     checks.check_names(topology)
     monkeypatch.setenv("MASTER_ADDR", "localhost")
-    with pytest.raises(Fault, match="MASTER_ADDR=localhost, leads to"):
+    with pytest.raises(Fault, match="MASTER_ADDR=localhost, resolves to"):
         checks.check_names(topology)
 
 

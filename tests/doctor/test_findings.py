@@ -24,7 +24,7 @@ def test_what_is_fine_on_all_ranks_is_one_line() -> None:
     found = conclude(reports([fine("rows.csv can be read")], [fine()], [fine()]))
     assert describe(found).splitlines() == [
         "fine    dataset       rows.csv can be read",
-        "Nothing stands in the way of the run: 0 errors, 0 warnings.",
+        "The run can start: 0 errors, 0 warnings.",
     ]
 
 

@@ -39,7 +39,7 @@ def test_a_healthy_run_is_found_fine_and_nothing_else_is_left_in_its_folder(
     options += ["--initial-peers", *demo_swarm.initial_peers, "--output", str(output), "--expect-hosts", "1"]
     done = launcher.run("-m", "dist_eval.doctor", *options, ranks=2)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "Nothing stands in the way of the run: 0 errors, 0 warnings." in done.stdout
+    assert "The run can start: 0 errors, 0 warnings." in done.stdout
     assert [path.name for path in output.iterdir()] == ["doctor.json"]
     found = " | ".join(messages(output, "fine"))
     assert "2 ranks (2 on" in found
@@ -98,7 +98,7 @@ def test_a_missing_rank_is_named_within_the_time_limit(rank_of_two: Any, tmp_pat
     assert done.returncode == 1
     assert any("No report from rank 1 within 3 s" in message for message in messages(tmp_path / "out", "error"))
     assert any(
-        "MASTER_ADDR=127.0.0.1, leads to 127.0.0.1" in message for message in messages(tmp_path / "out", "error")
+        "MASTER_ADDR=127.0.0.1, resolves to 127.0.0.1" in message for message in messages(tmp_path / "out", "error")
     )
 
 

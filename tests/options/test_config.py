@@ -35,7 +35,7 @@ def test_a_token_budget_that_petals_would_split_is_refused() -> None:
 
 
 def test_a_local_run_has_no_servers_to_compare() -> None:
-    with pytest.raises(ConfigError, match="--backend local uses no servers that --audit"):
+    with pytest.raises(ConfigError, match="--backend local uses no servers for --audit"):
         EvaluationConfig(**LOCAL, audit=0.1)
 
 
@@ -94,13 +94,13 @@ def test_a_selection_of_rows_that_cannot_be_is_refused(options: dict[str, Any], 
     ("options", "words"),
     [
         ({"label_words": ["no", "yes"]}, "--generate and --label-words contradict each other"),
-        ({"prompt": None, "checkpoint": "tuned"}, "--generate continues a --prompt, which is missing"),
-        ({"generate": False}, "Or give --generate, and it writes a text after it."),
-        ({"generate": False, "label_words": ["no", "yes"], "stop": ["."]}, "--stop: --generate is missing"),
+        ({"prompt": None, "checkpoint": "tuned"}, "--generate needs a --prompt to continue"),
+        ({"generate": False}, "Or give --prompt and --generate to have it write a text."),
+        ({"generate": False, "label_words": ["no", "yes"], "stop": ["."]}, "--stop needs --generate"),
         ({"labels": "names"}, "--labels is for classes, but --generate writes texts"),
         ({"sample": 5, "stratify": True}, "--stratify is for classes, but --generate writes texts"),
         ({"answer_pattern": "("}, "--answer-pattern '(' is not a Python regular expression: missing )"),
-        ({"generate": False, "label_words": ["no", "yes"], "answer_pattern": "."}, "--answer-pattern: --generate is"),
+        ({"generate": False, "label_words": ["no", "yes"], "answer_pattern": "."}, "--answer-pattern needs --generate"),
     ],
 )
 def test_texts_that_cannot_be_generated_are_refused(options: dict[str, Any], words: str) -> None:

@@ -110,7 +110,7 @@ def test_listing_and_checking_need_neither_a_model_nor_a_swarm() -> None:
     assert listing.list_tasks == "*" and not listing.is_run
     assert parse_args(["--list", "arc*"], HARNESS).list_tasks == "arc*"
     assert parse_args(["--check", "--include-path", "mine"], HARNESS).check
-    with pytest.raises(ConfigError, match="--tasks is missing: what --check is to look at, or --include-path"):
+    with pytest.raises(ConfigError, match="--tasks is missing: the tasks to check, or --include-path"):
         parse_args(["--check"], HARNESS)
 
 
@@ -126,7 +126,7 @@ def test_listing_and_checking_need_neither_a_model_nor_a_swarm() -> None:
         ({"samples": {"a": []}}, "--samples: a should have a list of numbers of documents, from 0, not []."),
         ({"samples": {"a": [-1]}}, "--samples: a should have a list of numbers of documents, from 0, not [-1]."),
         ({"metadata": {1: 2}}, "--metadata {1: 2} has a key that is not text"),
-        ({"fewshot_as_multiturn": True}, "--fewshot-as-multiturn is about chat templates: it needs --apply-chat-"),
+        ({"fewshot_as_multiturn": True}, "--fewshot-as-multiturn needs --apply-chat-"),
         ({"apply_chat_template": True, "enable_thinking": True}, "--enable-thinking needs --think-end-token"),
     ],
 )

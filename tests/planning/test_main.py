@@ -63,10 +63,10 @@ def test_without_a_probe_no_swarm_is_named_and_nothing_is_sent(
     for words in (
         "data: 5 examples of rows.csv",
         "cut: 3 texts to 30 tokens, which loses 33 tokens (25.8%)",
-        "half of these texts lose at most 11, the longest 11 of 41",
-        "unusual: 1 text of several lines, 1 text without a token of its own",
+        "the median loss of these texts is 11, the longest loses 11 of 41",
+        "unusual: 1 text with several lines, 1 text without a token of its own",
         "without any example: 1, 2, 4, 5, 6, 8, 9",
-        "of deep prompts for each of its blocks; in float32 without --compression twice that",
+        "of deep prompts for each of its blocks; twice that in float32 without --compression",
         "time: unknown without a probe",
     ):
         assert words in said
@@ -91,9 +91,9 @@ def test_generated_texts_are_probed_as_the_run_would_generate_them(
     assert status == 0
     for words in (
         "data: 3 examples of rows.csv (the first 3 of",
-        "prompts: 33 to 33 tokens, half of them at most 33; after each a text of at most 4 tokens",
+        "prompts: 33 to 33 tokens, median 33; after each a text of at most 4 tokens",
         "cut: 3 prompts from the left, the longest of 41 tokens",
-        "tokens: at most 108 to be sent",
+        "tokens: at most 108 to send",
         "time: unknown without a probe",
     ):
         assert words in said

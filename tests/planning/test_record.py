@@ -79,7 +79,7 @@ def test_the_text_has_time_and_traffic() -> None:
     assert (
         "time: about 3 h 3 min (95% interval 2 h 47 min to 3 h 25 min, if the swarm stays as it is), after 14 s" in said
     )
-    assert "probe: 96 batches in 31.0 s on 3 ranks, the first in 1.25 s; 3120 tokens/s in its later half" in said
+    assert "probe: 96 batches in 31.0 s on 3 ranks, the first in 1.25 s; 3120 tokens/s in its second half" in said
     few = format_plan(planned(time=TIME.model_copy(update={"low": None, "high": None})))
     assert "time: about 3 h 3 min (too few answers for an interval, if" in few
 
