@@ -211,7 +211,7 @@ class Hostile(NamedTuple):
         Hostile("many tensors", message(tensor_field(b"") * 1000), b"", "too many tensors"),
         Hostile("many tensors in messages", b"", message(tensor_field(b"\x22\x01x")), "too many tensors"),
         Hostile("many fields", message(b"\x28\x01" * 1000), b"", "too much beside"),
-        Hostile("bytes twice", message(tensor_field(b"\x0a\x01a" * 2)), b"", "twice"),
+        Hostile("bytes twice", message(tensor_field(b"\x0a\x01a" * 2)), b"", "two buffers"),
         Hostile("an endless number", message(b"\x12" + b"\xff" * 50), b"", "cannot be read"),
         Hostile("a group", message(b"\x0b\x0c"), b"", "cannot be read"),
         Hostile("a dtype that is not text", message(tensor_field(b"\x22\x01\xff")), b"", "cannot be read"),
