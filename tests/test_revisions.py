@@ -113,7 +113,7 @@ print(*(batch.to_pylist() for batch in open_rows("org/rows", ["text", "label"], 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--model", "MODEL", "--revision", "v1"], "no name on a hub"),
+        (["--model", "MODEL", "--revision", "v1"], "not a name on a hub"),
         (["--revision", "v1"], "--revision v1 needs --model with a name on a hub."),
         (["--dataset-revision", "v1"], "--dataset-revision v1: FILE is not a name on a hub"),
     ],

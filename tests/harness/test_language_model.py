@@ -204,7 +204,7 @@ def test_a_chat_template_may_leave_the_answer_open() -> None:
     assert model.apply_chat_template(chat) == "[user] river [end][assistant]"
     assert model.apply_chat_template(chat, add_generation_prompt=False) == "[user] river"
     tokenizer.chat_template = "{{ messages[0].content | upper }}"
-    with pytest.raises(ConfigError, match="changes how an answer begins"):
+    with pytest.raises(ConfigError, match="changes the beginning of an answer"):
         model.apply_chat_template(chat, add_generation_prompt=False)
     for template in ("{{ raise_exception('no such role') }}", "{{ 1 / 0 }}"):
         tokenizer.chat_template = template

@@ -331,7 +331,7 @@ def test_patterns_name_all_tasks_that_they_match(tmp_path: Path) -> None:
     [
         ({"gen_kwargs": {"temperature": 1}}, "None of the tasks generates texts: --gen-kwargs has no effect."),
         ({"think_end_token": "</think>"}, "None of the tasks generates texts: --think-end-token has no effect."),
-        ({"apply_chat_template": True, "num_fewshot": 2}, "The examples before a question are in its message."),
+        ({"apply_chat_template": True, "num_fewshot": 2}, "The examples before a question are part of its message."),
         ({"samples": {"strange": [0]}, "tasks": ["strange", "other"]}, "--samples does not name other: all documents"),
     ],
 )
@@ -345,7 +345,7 @@ def test_what_options_do_not_do_is_said(tmp_path: Path, changes: dict[str, Any],
 
 def test_thinking_is_for_tasks_that_generate(load: Load, tmp_path: Path) -> None:
     thinking = {"apply_chat_template": True, "enable_thinking": True, "think_end_token": "x"}
-    with pytest.raises(ConfigError, match="--enable-thinking: the task strange asks for log-likelihoods"):
+    with pytest.raises(ConfigError, match="--enable-thinking: the task strange needs log-likelihoods"):
         LoadedTasks.load(options(write(tmp_path / "tasks", {"test": ROWS}), **thinking))
 
 

@@ -169,7 +169,7 @@ def test_the_doctor_names_awkward_hosts_and_finds_the_script_fine(
     assert statuses == [1, 1], said
     for host in network.hosts:
         assert f"on {host.name}: The host's own name resolves to 127.0.1.1" in said
-        cure = f"There export GLOO_SOCKET_IFNAME={INTERFACE}, and start torchrun with --local-addr="
+        cure = f"There, export GLOO_SOCKET_IFNAME={INTERFACE}, and start torchrun with --local-addr="
         assert cure + host.address in said
     assert "The ranks do not come together: " in said
     assert "fine swarm 2 servers hold all 4 blocks of base" in said

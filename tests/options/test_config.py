@@ -65,9 +65,9 @@ UNPROMPTED = {"prompt": None, "label_words": [], "checkpoint": "tuned"}
         ({"prompt": "{a} {b}", "text_column": ["c"]}, "--prompt names the columns of the texts itself"),
         (
             {**UNPROMPTED, "apply_chat_template": True},
-            "--apply-chat-template puts a --prompt into a conversation, which",
+            "--apply-chat-template needs a --prompt",
         ),
-        ({**UNPROMPTED, "system_instruction": "Be brief."}, "--system-instruction stands before a --prompt, which is"),
+        ({**UNPROMPTED, "system_instruction": "Be brief."}, "--system-instruction needs a --prompt"),
     ],
 )
 def test_a_prompt_that_cannot_be_used_is_refused(options: dict[str, Any], words: str) -> None:
@@ -82,7 +82,7 @@ def test_a_prompt_that_cannot_be_used_is_refused(options: dict[str, Any], words:
         ({"sample": 5, "precision": 0.1}, "--sample and --precision contradict each other"),
         ({"stratify": True, "limit": 5}, "--stratify needs --sample or --precision."),
         ({"sample_seed": 1}, "--sample-seed needs --sample or --precision"),
-        ({"precision": 0.1, "group_column": "doc"}, "independent of each other, which --group-column denies"),
+        ({"precision": 0.1, "group_column": "doc"}, "needs independent rows, so it contradicts --group-column"),
     ],
 )
 def test_a_selection_of_rows_that_cannot_be_is_refused(options: dict[str, Any], words: str) -> None:

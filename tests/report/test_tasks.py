@@ -28,7 +28,7 @@ def test_it_lists_tasks_and_missed_documents(options: list[str], folder: Path) -
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "0.7500" in page and "[0.5981, 0.8581]" in page, "the accuracy of words"
     assert "it is not a function of a mean over documents" in page
-    assert "10 documents, by the first metric of their task" in page
+    assert "10 documents, by the task&#39;s first metric" in page
     assert "words #30" in page and "words #29" not in page
     assert "likelier by 0.5 nats" in page
     assert ("words question 30" in page) == ("south" in page) == bool(options)

@@ -358,6 +358,6 @@ def test_how_batches_were_planned_is_not_guessed(tmp_path: Path, content: str) -
     (tmp_path / JOURNAL / RECORDED_PLAN).write_text(content)
     assert recorded_cache_tokens(tmp_path) is None
     write(tmp_path, whole(0))
-    with pytest.raises(RunError, match=r"sessions\.json, which says how .* is damaged .*--overwrite"):
+    with pytest.raises(RunError, match=r"sessions\.json, the plan of the finished batches, is damaged .*--overwrite"):
         recorded_cache_tokens(tmp_path)
     assert has_batches(tmp_path)

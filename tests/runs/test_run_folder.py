@@ -397,7 +397,7 @@ def test_a_journal_elsewhere_is_used_only_if_nobody_else_can_have_put_it_there(t
     run.chmod(mode)
     if mode & 0o022:
         for open_folder in (EvaluationFolder.open, EvaluationFolder.open_on_host):
-            with pytest.raises(RunError, match=r"journal is a link .*others may write to.*--output.*chmod go-w"):
+            with pytest.raises(RunError, match=r"journal is a symbolic link .*other users.*--output.*chmod go-w"):
                 open_folder(folder_of(config_for(run, overwrite=True)))
         assert list(disk.iterdir()) == []
     else:
