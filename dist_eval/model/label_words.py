@@ -88,6 +88,11 @@ class LabelWords:
         """Forwards that a text needs: words that differ only in their last token share one."""
         return len({tuple(tokens[:-1]) for tokens in self.tokens})
 
+    @property
+    def outputs_per_text(self) -> int:
+        """Positions whose outputs a text needs, at most: one for each token of a word."""
+        return sum(map(len, self.tokens)) if self.extra_tokens else 1
+
     def digest(self) -> str:
         """Returns a hash of everything that the answers depend on besides model and dataset."""
         return hashlib.sha256(self.summary().model_dump_json().encode()).hexdigest()

@@ -49,7 +49,7 @@ class PretrainedClassifier:
 
     tuning_mode = None
     pre_seq_len = extra_tokens = 0
-    forwards_per_text = 1
+    forwards_per_text = outputs_per_text = 1
 
     @classmethod
     def from_config(cls, name: str, config: Any) -> PretrainedClassifier:

@@ -49,11 +49,14 @@ class TargetRange(Record):
     highest: float
 
 
-class HopValues(Record):
-    """Numbers sent to each server on the batches' route, of 2 or 4 bytes each depending on the server's dtype."""
+class NetworkValues(Record):
+    """What crosses the network if servers pass requests on: ids of 8 bytes, and numbers of 2 or 4, by the dtype."""
 
-    activations: Count  # of all batches, in one direction; the server returns as many
-    prompts: Count  # deep prompts of one block, once for each batch
+    ids: Count  # that ranks send
+    prompts: Count  # numbers of soft prompts that ranks send, with each batch
+    deep_prompts: Count  # numbers of deep prompts that ranks send, each rank once
+    outputs: Count  # numbers that ranks receive
+    activations: Count  # numbers that each server passes on to the next
 
 
 class TimeEstimate(Record):
@@ -88,7 +91,7 @@ class PlannedRun(Record):
     )  # of the head, in its order; empty for a regression, and with --generate
     targets: list[TargetRange] = Field(default_factory=list)  # of a regression's head, else empty
     plan: PlanSummary  # with --generate, of prompts with the longest possible texts
-    hop: HopValues | None  # null without a swarm
+    network: NetworkValues | None  # null without a swarm
     time: TimeEstimate | None  # null without a probe
 
 

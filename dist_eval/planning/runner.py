@@ -25,7 +25,7 @@ from dist_eval.petals.base_model.problem_types import REGRESSION
 from dist_eval.planning.config import PlanConfig
 from dist_eval.planning.probe import expected_time, probe
 from dist_eval.planning.record import (
-    HopValues,
+    NetworkValues,
     PlannedRun,
     TimeEstimate,
     cut_texts,
@@ -80,7 +80,10 @@ def _of_classes(job: Any, data: TokenizedDataset) -> dict[str, Any]:
         "cut": cut_texts(data),
         "labels": label_counts(*of_labels),
         "targets": target_ranges(*of_labels),
-        "deep": target.pre_seq_len if target.tuning_mode == "deep_ptune" else 0,
+        "outputs": len(data) * target.outputs_per_text,
+        "prompt_tokens": target.pre_seq_len,
+        "forwards": len(data) * target.forwards_per_text,
+        "is_deep": target.tuning_mode == "deep_ptune",
     }
 
 
@@ -91,21 +94,37 @@ def _of_texts(job: Generation, data: Requests) -> dict[str, Any]:
         "prompts": data.prompts.facts,
         "half_width": _half_width(job.config, len(data), rows.selection),
         "lengths": text_lengths(rows.lengths),
+        "outputs": len(data) * job.task.decoding.max_new_tokens,
     }
 
 
 def _planned(
-    context: PlanContext, plan: BatchPlan, base: BaseModelSpec, *, deep: int = 0, **sections: Any
+    context: PlanContext,
+    plan: BatchPlan,
+    base: BaseModelSpec,
+    *,
+    outputs: int,
+    prompt_tokens: int = 0,
+    forwards: int = 0,
+    is_deep: bool = False,
+    **sections: Any,
 ) -> PlannedRun:
-    """Returns a plan, given the sections of its kind of run and the number of deep prompts."""
-    hop, width = None, base.config.hidden_size
+    """Returns a plan, given the sections and numbers of its kind of run."""
+    network, width = None, base.config.hidden_size
+    ranks, tokens = context.topology.world_size, int(plan.tokens.sum())
     if context.config.backend == "petals":
-        hop = HopValues(activations=int(plan.tokens.sum()) * width, prompts=len(plan) * deep * width)
+        network = NetworkValues(
+            ids=tokens - prompt_tokens * forwards,
+            prompts=len(plan) * prompt_tokens * width,
+            deep_prompts=is_deep * ranks * base.config.num_hidden_layers * prompt_tokens * width,
+            outputs=outputs * width,
+            activations=tokens * width,
+        )
     return PlannedRun(
-        ranks=context.topology.world_size,
+        ranks=ranks,
         confidence=context.config.confidence,
         plan=plan.summary(),
-        hop=hop,
+        network=network,
         **sections,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dist_eval.distributed.display import in_words
-from dist_eval.planning.record import CutTexts, HopValues, LabelCount, PlannedRun, TextLengths, TimeEstimate
+from dist_eval.planning.record import CutTexts, LabelCount, NetworkValues, PlannedRun, TextLengths, TimeEstimate
 from dist_eval.printable import printable_lines
 from dist_eval.report.sections import format_selection
 from dist_eval.results.inputs import DatasetSummary, PromptsSummary
@@ -33,7 +33,7 @@ def format_plan(planned: PlannedRun) -> str:
     lines += [
         f"tokens: {most}{plan.padded_tokens} to send, including {of_these}",
         f"batches: {plan.batches}{each}",
-        *_traffic_lines(planned.hop, most),
+        *_traffic_lines(planned.network, most),
         "",
         *_label_lines(planned.labels),
         *_target_lines(planned),
@@ -80,12 +80,13 @@ def _range_of(lengths: TextLengths) -> str:
     return f"{lengths.shortest} to {format_count(lengths.longest, 'token')}, median {lengths.median:g}"
 
 
-def _traffic_lines(hop: HopValues | None, most: str) -> list[str]:
-    if hop is None:
+def _traffic_lines(network: NetworkValues | None, most: str) -> list[str]:
+    if network is None:
         return []
-    deep = f", and {format_bytes(2 * hop.prompts)} of deep prompts for each of its blocks" if hop.prompts else ""
-    small = most + format_bytes(2 * hop.activations)
-    return [f"bytes: {small} to and from each server on the way{deep}; twice that in float32 without --compression"]
+    sent = format_bytes(8 * network.ids + 2 * (network.prompts + network.deep_prompts))
+    received, passed = format_bytes(2 * network.outputs), format_bytes(2 * network.activations)
+    where = f"{sent} to the swarm, {received} back, {passed} from each server to the next"
+    return [f"bytes: {most}{where}; up to twice that if servers compute in float32"]
 
 
 def _label_lines(labels: list[LabelCount]) -> list[str]:

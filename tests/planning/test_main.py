@@ -36,7 +36,11 @@ def test_ranks_probe_a_swarm_together_and_leave_nothing(
     planned = PlannedRun.model_validate_json(done.stdout)
     assert (planned.ranks, planned.data.examples, planned.cut.texts) == (2, 596, 0)
     assert {one.label: one.examples for one in planned.labels}["3"] == 61
-    assert planned.hop is not None and planned.hop.activations == planned.plan.padded_tokens * 96
+    assert planned.network is not None
+    numbers = {name: count // 96 for name, count in planned.network.model_dump().items() if name != "ids"}
+    tokens, batches = planned.plan.padded_tokens, planned.plan.batches
+    assert planned.network.ids == tokens - 596 * 16
+    assert numbers == {"prompts": batches * 16, "deep_prompts": 2 * 4 * 16, "outputs": 596, "activations": tokens}
     assert planned.time is not None
     assert planned.time.probe_batches >= 20, "24 are wanted, and one rank's last may come when the other has ended"
     assert 0 < planned.time.first_answer < planned.time.seconds
@@ -66,7 +70,7 @@ def test_without_a_probe_no_swarm_is_named_and_nothing_is_sent(
         "the median loss of these texts is 11, the longest loses 11 of 41",
         "unusual: 1 text with several lines, 1 text without a token of its own",
         "without any example: 1, 2, 4, 5, 6, 8, 9",
-        "of deep prompts for each of its blocks; twice that in float32 without --compression",
+        " from each server to the next; up to twice that if servers compute in float32",
         "time: unknown without a probe",
     ):
         assert words in said
@@ -79,7 +83,7 @@ def test_a_model_in_this_process_is_probed_without_any_traffic(
     status, said, _ = plan_here(capsys, *rows, "--backend", "local", "--json")
     planned = json.loads(said)
     assert status == 0
-    assert planned["hop"] is None
+    assert planned["network"] is None
     assert planned["time"]["seconds"] > 0
 
 
@@ -99,7 +103,7 @@ def test_generated_texts_are_probed_as_the_run_would_generate_them(
         assert words in said
     status, said, _ = plan_here(capsys, *prompts, "--backend", "local", "--limit", "3", "--json")
     planned = PlannedRun.model_validate_json(said)
-    assert (status, planned.examples, planned.labels, planned.hop) == (0, 3, [], None)
+    assert (status, planned.examples, planned.labels, planned.network) == (0, 3, [], None)
     assert planned.time is not None and planned.time.seconds > 0
 
 

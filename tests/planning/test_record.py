@@ -10,8 +10,8 @@ from samples import FACTS, tokenized_digits
 
 from dist_eval.petals.base_model.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from dist_eval.planning.record import (
-    HopValues,
     LabelCount,
+    NetworkValues,
     PlannedRun,
     TargetRange,
     TimeEstimate,
@@ -41,7 +41,7 @@ def planned(**changes: Any) -> PlannedRun:
     cut = {"texts": 0, "tokens": 0, "share": 0.0, "median": 0.0, "most": 0}
     known = {"ranks": 3, "data": FACTS["data"], "lengths": lengths, "cut": cut, "labels": [], "targets": []}
     known |= {"examples": 5, "prompts": None, "confidence": 0.95, "half_width": 0.0982}
-    return PlannedRun(**{**known, "plan": FACTS["plan"], "hop": None, "time": TIME, **changes})
+    return PlannedRun(**{**known, "plan": FACTS["plan"], "network": None, "time": TIME, **changes})
 
 
 def test_what_texts_have_lost_is_known(tmp_path: Path) -> None:
@@ -73,9 +73,10 @@ def test_every_class_of_the_head_is_counted() -> None:
 
 
 def test_the_text_has_time_and_traffic() -> None:
-    said = format_plan(planned(hop=HopValues(activations=2_500_000, prompts=1)))
+    network = NetworkValues(ids=1000, prompts=10, deep_prompts=90, outputs=500, activations=2_500_000)
+    said = format_plan(planned(network=network))
     assert "batches: 2, up to 1 for each of 3 ranks" in said
-    assert "bytes: 5 MB to and from each server on the way, and 2 B of deep prompts for each of its blocks;" in said
+    assert "bytes: 8.2 kB to the swarm, 1 kB back, 5 MB from each server to the next;" in said
     assert (
         "time: about 3 h 3 min (95% interval 2 h 47 min to 3 h 25 min, if the swarm stays as it is), after 14 s" in said
     )

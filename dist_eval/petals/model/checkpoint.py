@@ -88,6 +88,7 @@ class TunedCheckpoint:
         folder: where it was loaded from.
         config: the content of its `config.json`, for what it says about the base model.
         forwards_per_text: forwards that a text needs: one.
+        outputs_per_text: positions whose outputs a text needs: one.
     """
 
     head: torch.Tensor
@@ -102,7 +103,7 @@ class TunedCheckpoint:
     folder: Path | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
 
-    forwards_per_text = 1
+    forwards_per_text = outputs_per_text = 1
 
     @property
     def tuning_mode(self) -> str | None:
