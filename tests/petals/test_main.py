@@ -79,7 +79,7 @@ ELSEWHERE = ["--host", "203.0.113.7"]
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--host", "0.0.0.0"], "--host 0.0.0.0 is not an address to reach this host at"),
+        (["--host", "0.0.0.0"], "--host 0.0.0.0 is not an address at which this host can be reached"),
         (["--peers-file", "/nowhere/peers.txt"], "--peers-file /nowhere/peers.txt cannot be written"),
         (["--peers-file", __file__], "exists: another swarm may be using it"),
         (["--blocks", "0-4"], "'0-4' is not a span of blocks"),

@@ -1,4 +1,4 @@
-"""How much memory a server's blocks take, known before they are read: from the model's config alone."""
+"""Predicts the memory of a server's blocks from the model's config alone."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from dist_eval.errors import ConfigError
 from dist_eval.petals.base_model.architecture import Architecture
 from dist_eval.tables import format_count
 
-# Of a weight of a linear layer, as bitsandbytes stores it: in NF4 half a byte, and for each 64 of them a scale in 8
-# bits, of which 256 share one in 32 bits; in INT8 a byte, and a scale in 32 bits for each row
+# Size of a weight of a linear layer in bitsandbytes. NF4: half a byte, an 8-bit scale per 64 weights, and a 32-bit
+# scale per 256 of those scales. INT8: a byte, and a 32-bit scale per row
 _NF4_BYTES, _INT8_BYTES, _INT8_ROW_BYTES = 0.5 + 1 / 64 + 4 / (64 * 256), 1.0, 4
 _EXPERTS_NDIM, _CONVOLUTIONS = 3, (nn.Conv1d, nn.Conv2d)
-_WORK_BYTES = (2 << 30) / 14336  # for each number of a hidden state: of a backward pass, as Petals estimates it
+_WORK_BYTES = (2 << 30) / 14336  # of a backward pass, per number of a hidden state, as Petals estimates it
 
 
 def block_bytes(architecture: Architecture, dtype: torch.dtype, quantization: str = "") -> list[int]:
-    """Returns how much memory each block of a model takes, to about a percent; experts included.
+    """Predicts the memory of each block of a model to about a percent, including experts.
 
     Args:
-        architecture: of the model.
-        dtype: of the weights on the server.
-        quantization: "int8" of linear layers, "nf4" of these and of fused experts; "" for none.
+        architecture: the model's architecture.
+        dtype: dtype of the weights on the server.
+        quantization: "int8" for linear layers, "nf4" for these and fused experts; "" for none.
 
     Returns:
         Bytes of each block.
@@ -43,7 +43,7 @@ def layers_of(architecture: Architecture) -> list[nn.Module]:
 
 
 def fused_experts(module: nn.Module) -> list[tuple[nn.Module, str]]:
-    """Returns the parameters that have all experts of a layer in one: the module of each, and its name there."""
+    """Returns the parameters that contain all experts of a layer: the module of each, and its name there."""
     return [
         (owner, name)
         for owner in module.modules()
@@ -68,13 +68,13 @@ def _layer_bytes(layer: nn.Module, dtype: torch.dtype, quantization: str) -> int
 
 @dataclass(frozen=True)
 class BlockMemory:
-    """The memory of a server beside what blocks take of it, all in bytes.
+    """The memory of a server, in bytes except for `hidden_size`.
 
     Attributes:
-        sizes: of each block of the model.
-        cache: that sessions and kept prompts may take for a block.
-        hidden_size: of the model.
-        free: of the device.
+        sizes: memory of each block of the model.
+        cache: memory of sessions and kept prompts per block.
+        hidden_size: width of the model's hidden states.
+        free: free memory of the device.
     """
 
     sizes: Sequence[int]
@@ -83,16 +83,16 @@ class BlockMemory:
     free: int
 
     def blocks_that_fit(self) -> int:
-        """Returns how many blocks fit, whichever they are, beside their sessions, prompts and a backward pass.
+        """Returns how many blocks fit, whichever they are, with their sessions, prompts and a backward pass.
 
         Raises:
-            ConfigError: not a single one does.
+            ConfigError: not a single one fits.
         """
         largest = max(self.sizes)
         fit = int((self.free - _WORK_BYTES * self.hidden_size) // (largest + self.cache))
         if fit < 1:
             raise ConfigError(
-                f"No block fits into the {format_bytes(self.free)} that are free: each takes up to "
+                f"No block fits into the {format_bytes(self.free)} of free memory: each takes up to "
                 f"{format_bytes(largest)}, its sessions and prompts {format_bytes(self.cache)}, and a backward pass "
                 f"{format_bytes(int(_WORK_BYTES * self.hidden_size))}."
             )
@@ -102,7 +102,7 @@ class BlockMemory:
         """Checks that the weights of some blocks fit.
 
         Raises:
-            ConfigError: they do not; the message says how many would.
+            ConfigError: they do not fit; the message says how many would.
         """
         needed = sum(self.sizes[start:end])
         if needed > self.free:
@@ -113,7 +113,7 @@ class BlockMemory:
 
 
 def format_bytes(size: int) -> str:
-    """Returns a size for people.
+    """Formats a number of bytes.
 
     Examples:
         >>> format_bytes(3 << 29), format_bytes(5 << 20)

@@ -1,9 +1,8 @@
-"""Blocks of any decoder that transformers computes: one layer of transformers' own base model, inside that model.
+"""Blocks of any decoder in transformers: a single layer of transformers' own base model, inside that model.
 
 A server computes a block by running the base model with a single layer. Masks, rotary embeddings, sliding windows and
-experts are transformers' own, so nothing here depends on a model's family. What the base model computes before its
-first layer and after its last one belongs to the client: the layer is handed the hidden states as they came, and its
-outputs are taken from it directly.
+experts are transformers' own, so nothing here depends on a model's family. The client computes what comes before the
+first layer and after the last one: hooks pass the received hidden states to the layer, and take its outputs.
 """
 
 from __future__ import annotations
@@ -25,14 +24,14 @@ if TYPE_CHECKING:
 
 
 class Block(nn.Module):
-    """One block: hidden states of shape [batch, length, hidden] → a tuple with those after it, of the same shape."""
+    """One block: hidden states of shape [batch, length, hidden] → a tuple of its outputs, of the same shape."""
 
     def __init__(self, model: nn.Module, layers: str, num_heads: int) -> None:
         super().__init__()
         self.model = model
         self.num_heads = num_heads  # read by Petals
-        self.kept: BlockCache | None = None  # of a text in a session; set by servers
-        # transformers 5.24 has renamed it
+        self.kept: BlockCache | None = None  # shapes of its cache; set by servers
+        # renamed in transformers 5.24
         parameters = inspect.signature(model.forward).parameters
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"
         self._inputs: torch.Tensor | None = None
@@ -47,10 +46,10 @@ class Block(nn.Module):
         return self.model.get_submodule(f"{self.layers}.0")
 
     def forward(self, hidden_states: torch.Tensor, cache: Any = None) -> tuple[torch.Tensor]:
-        """Runs the block, with attention to what a cache of transformers holds, if one is given."""
+        """Runs the block, with a cache of transformers if given."""
         self._inputs = hidden_states
         try:
-            # what comes before the layer is not used, and may work in place
+            # the computation before the layer is not used, and may change its inputs in place
             self.model(
                 inputs_embeds=torch.zeros_like(hidden_states), use_cache=cache is not None, **{self._cache_name: cache}
             )
@@ -87,9 +86,9 @@ def load_block(architecture: Architecture, weights: ModelWeights, index: int, dt
 
 
 def _unmap_unless_all_are(model: nn.Module, mapped: Iterable[torch.Tensor]) -> None:
-    """Copies the weights that are mapped from files, if others were read and converted, such as experts.
+    """Copies the weights that are mapped from files, if others were converted, such as experts.
 
-    As long as any is mapped, what was read of its file stays resident, beside what became of it.
+    As long as any weight is mapped, all pages read from its file stay resident in addition to the converted weights.
     """
     places = {tensor.untyped_storage().data_ptr() for tensor in mapped}
     still: list[tuple[nn.Module, str, torch.Tensor]] = []
@@ -103,17 +102,17 @@ def _unmap_unless_all_are(model: nn.Module, mapped: Iterable[torch.Tensor]) -> N
     if not others:
         return
     for module, name, weight in still:
-        copied = weight.detach().clone()  # `weight.data` of a buffer that is a view would keep what it is a view of
+        copied = weight.detach().clone()  # assigning `weight.data` would keep the base of a view
         setattr(module, name, nn.Parameter(copied) if isinstance(weight, nn.Parameter) else copied)
-    return_freed_memory()  # parts of experts
+    return_freed_memory()  # of parts of experts
 
 
 def keep_layer(model: nn.Module, architecture: Architecture, layer: Any, index: int) -> None:
-    """Leaves a base model with a single layer, the one at an index."""
+    """Removes all layers of a base model except the one at an index."""
     replace_module(model, architecture.layers, nn.ModuleList([layer]))
     for module in layer.modules():
         if hasattr(module, "layer_idx"):
-            module.layer_idx = 0  # its place in a cache of one layer
+            module.layer_idx = 0  # its index in a cache of one layer
     for path in architecture.norms:
         replace_module(model, path, nn.Identity())
     replace_module(model, architecture.embeddings, None)
@@ -121,7 +120,7 @@ def keep_layer(model: nn.Module, architecture: Architecture, layer: Any, index: 
 
 
 def _one_layer_class(architecture: Architecture, index: int) -> Any:
-    """Returns the base model's class with one layer left."""
+    """Returns the base model's class with only one layer."""
     base = architecture.base_class
 
     def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:

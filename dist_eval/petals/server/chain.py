@@ -1,9 +1,8 @@
 """Passes requests on to the server of the next blocks (see `petals.client.chain`); runs in a server's handlers.
 
-Whatever prevents it, a server answers with its own outputs, from which the client goes on. So a request can have no
-server compute for nothing, and a client depends on no server that it did not choose. Only peers are called that the
-swarm's DHT names as servers of the next blocks, and as such that pass requests on; a bounded number of requests wait
-for others at a time, each for a bounded time.
+If that fails, a server answers with its own outputs, and the client continues from there. So no computation is wasted,
+and a client depends only on servers that it chose. A server calls only peers that the swarm's DHT names as servers of
+the next blocks with support for chains. The number of waiting requests and their waiting time are bounded.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ from dist_eval.petals.server.embedding import Embedder
 from dist_eval.petals.server.server_tasks import run_forward
 from dist_eval.printable import printable
 
-_MOST_PASSED_ON, _SLOT_SECONDS = 16, 5.0  # at a time, by each handler; and how long a request waits to be one of them
-_READ_SECONDS, _READ_AGAIN_SECONDS = 60.0, 3.0  # how old announcements may be: those that name a server, and do not
+_MOST_PASSED_ON, _SLOT_SECONDS = 16, 5.0  # concurrently, by each handler; and how long a request waits for a slot
+_READ_SECONDS, _READ_AGAIN_SECONDS = 60.0, 3.0  # longest age of announcements that contain a server, and that do not
 _LOOK_UP_SECONDS = 5.0
 LONGEST_REASON = 200
-"""Characters of why a request was not passed on."""
+"""Most characters of the reason why a request was not passed on."""
 _PLAIN = 0  # `CompressionType.NONE`
 
 
@@ -45,7 +44,7 @@ class CannotPassOn(Exception):
 
 @dataclass(frozen=True)
 class Connection:
-    """What this server calls others through."""
+    """This server's connection to others."""
 
     p2p: Any
     dht_prefix: str
@@ -53,9 +52,9 @@ class Connection:
 
 
 class Computed(NamedTuple):
-    """What a server has computed for a request."""
+    """A server's results for a request."""
 
-    outputs: torch.Tensor  # of shape [batch, length, hidden]; [1, rows, hidden] if only some are needed
+    outputs: torch.Tensor  # shape [batch, length, hidden], or [1, rows, hidden] if only some are needed
     deep: torch.Tensor  # deep prompts for the servers after it; empty if there are none
 
 
@@ -64,7 +63,7 @@ class ChainHandler:
 
     Args:
         handler: Petals' handler, which computes.
-        embedder: makes inputs of token ids; None if this server cannot.
+        embedder: embeds token ids; None if this server cannot.
     """
 
     def __init__(self, handler: Any, embedder: Embedder | None) -> None:
@@ -75,32 +74,32 @@ class ChainHandler:
     async def answer(
         self, uid: str, tensors: Sequence[torch.Tensor], request: ChainRequest, metadata: Mapping[str, Any]
     ) -> Answer:
-        """Computes this server's blocks, and has the servers after it compute theirs; a `Guard` has let it in.
+        """Computes this server's blocks, and passes the request on; a `Guard` has admitted it.
 
         Args:
-            uid: names of this server's blocks, as in any request.
+            uid: names of this server's blocks.
             tensors: see `dist_eval.petals.client.chain`.
             request: where to pass it on.
-            metadata: all of a request.
+            metadata: all metadata of the request.
 
         Returns:
             The last server's answer, or this one's.
 
         Raises:
-            ValueError: the request is not a valid one.
+            ValueError: the request is invalid.
         """
         began = time.monotonic()
         backends = [self._handler.module_backends[one] for one in self._handler._check_uids(uid)]
         adapter = self._handler._get_active_adapter(metadata)
         end = int(backends[-1].name.rpartition(".")[2]) + 1
         if request.chain and request.chain[0].start != end:
-            raise ValueError(f"Received a chain that goes on with block {request.chain[0].start}, not {end}")
+            raise ValueError(f"Received a chain that continues at block {request.chain[0].start}, not {end}")
         computed = await self._compute(backends, tensors, request, adapter)
         own, why = HopTimes(own=time.monotonic() - began), ""
         if request.chain:
             try:
                 return await self._pass_on(computed, request, adapter, own)
-            except Exception as error:  # any of the DHT, the daemon, the connection or the next server
+            except Exception as error:  # any error of the DHT, the daemon, the connection or the next server
                 why = printable(one_line(error), LONGEST_REASON)
                 own = own.model_copy(update={"call": time.monotonic() - began - own.own})
         return Answer([Payload.of(computed.outputs)], pack_answer(ChainAnswer(end=end, hops=[own], why=why)))
@@ -111,13 +110,13 @@ class ChainHandler:
         hidden, deep, *further = tensors
         if request.ids:
             if self._embedder is None or not backends[0].name.endswith(".0"):
-                raise ValueError("Received token ids, of which only the server of the first block makes inputs")
+                raise ValueError("Received token ids, which only the server of the first block can embed")
             (soft,) = further
             hidden = await asyncio.to_thread(self._embedder.embedded, hidden, soft)
         rows = torch.tensor(request.rows, dtype=torch.int64) if request.rows is not None and not request.chain else None
         own, digests = deep[: len(backends)], (request.prompts or [])[: len(backends)]
         if digests and own.numel() and await asyncio.to_thread(digests_of, own) != digests:
-            raise ValueError("Received deep prompts with the digests of others")
+            raise ValueError("Received deep prompts that do not match their digests")
         outputs = await run_forward(
             hidden,
             own,
@@ -134,7 +133,7 @@ class ChainHandler:
         try:
             await asyncio.wait_for(self._slots.acquire(), _SLOT_SECONDS)
         except asyncio.TimeoutError as error:
-            raise CannotPassOn("this server passes on as many requests as it may") from error
+            raise CannotPassOn("this server already passes on as many requests as it may") from error
         try:
             require_usable(computed.outputs)
             segment = await self.servers.named(hop, adapter)
@@ -158,7 +157,7 @@ class ChainHandler:
 
 
 class AnnouncedServers:
-    """The servers that the swarm's DHT names, as they are needed."""
+    """Looks up servers in the swarm's DHT when they are needed."""
 
     def __init__(self, dht: Any, dht_prefix: str) -> None:
         self._dht, self._dht_prefix = dht, dht_prefix
@@ -166,10 +165,10 @@ class AnnouncedServers:
         self._lock = asyncio.Lock()
 
     async def named(self, hop: Hop, adapter: str, *, in_session: bool = False) -> Span:
-        """Returns a server as it announces itself.
+        """Returns a server with its announcement.
 
         Raises:
-            CannotPassOn: it is none that holds the blocks and passes requests on.
+            CannotPassOn: it is not announced as a server of the blocks that passes requests on.
         """
         async with self._lock:
             read_at, servers = self._read.get(hop.start, (float("-inf"), {}))

@@ -1,8 +1,8 @@
 """Passes the steps of a session on to the server of the next blocks, as `ChainHandler` does with single requests.
 
-What a client sends becomes steps as Petals knows them, for this server's blocks alone. Their outputs are sent on while
-the next steps are computed. Whatever prevents that ends the session with the next server, and from then on this one
-answers with its own outputs. The session with the next server ends with this one, however it ends.
+A client's steps are converted to Petals' steps for this server's blocks. Their outputs are sent on while the next steps
+are computed. Any failure ends the session with the next server, and from then on this server answers with its own
+outputs. The session with the next server always ends with this one.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from dist_eval.petals.server.metadata import Refused, read_metadata
 from dist_eval.petals.server.request import Request
 from dist_eval.printable import printable
 
-_AHEAD = 3  # steps that the next server has not answered yet
+_AHEAD = 3  # most steps that the next server has not answered yet
 
 
 @dataclass(frozen=True)
 class _Step:
-    """What a client has sent, but for the inputs."""
+    """A step of a client, without its inputs."""
 
     request: ChainRequest
     came_at: float
-    position: int | None  # where it starts, if it does not follow the step before
+    position: int | None  # where it starts, if it does not follow the previous step
     order: torch.Tensor
     deep: torch.Tensor  # deep prompts for the servers after this one; empty if there are none
 
@@ -59,11 +59,11 @@ class ChainedSession:
 
     Args:
         handler: Petals' handler, which computes.
-        servers: those that steps may be passed on to.
-        embedder: makes inputs of token ids; None if this server cannot.
+        servers: servers that steps may be passed on to.
+        embedder: embeds token ids; None if this server cannot.
         uid: names of this server's blocks.
         opening: where to pass the steps on.
-        metadata: all of the first step.
+        metadata: all metadata of the first step.
     """
 
     def __init__(
@@ -80,31 +80,31 @@ class ChainedSession:
         self._start, self._end = (int(self._backends[place].name.rpartition(".")[2]) for place in (0, -1))
         self._end += 1
         if opening.chain and opening.chain[0].start != self._end:
-            raise Refused(f"a chain that goes on with block {opening.chain[0].start}, not {self._end}")
+            raise Refused(f"a chain that continues at block {opening.chain[0].start}, not {self._end}")
         self._adapter: str = handler._get_active_adapter(metadata) or ""
         self._max_length, self._rolls_back = metadata["max_length"], metadata.get(ROLLS_BACK) is not False
         self._steps: deque[_Step] = deque()
         self._has_begun = False
         self._next: ServerCache | None = None  # the session with the next server
-        self._why = ""  # why there is none any more
+        self._why = ""  # why that session has ended
 
     async def own_step(self, received: Request, request: ChainRequest | None) -> Request:
-        """Makes a step for this server alone of one that a `Guard` has let in.
+        """Converts a step that a `Guard` has admitted to one for this server alone.
 
         Raises:
-            Refused: it goes another way than the first one, has token ids of which this server makes no inputs, or has
-                prompts, which come with the first one.
+            Refused: it has another route than the first step, token ids that this server cannot embed, or prompts
+                after the first step.
         """
         from hivemind import MSGPackSerializer
 
         came_at = time.monotonic()
         if request is None or request.servers != self._opening.servers[: len(request.servers)]:
-            raise Refused("a step that goes another way than the first one of its session")
+            raise Refused("a step with another route than the first one of its session")
         metadata = read_metadata(received.metadata)
         inputs, prompts, order, *soft = received.tensors
         if request.ids:
             if self._embedder is None or self._start:
-                raise Refused("token ids, of which only the server of the first block makes inputs")
+                raise Refused("token ids, which only the server of the first block can embed")
             ids, before = (payload.tensor() for payload in (inputs, *soft))
             hidden = await asyncio.to_thread(self._embedder.embedded, ids, before)
             inputs = Payload.of(hidden.to(self._backends[0].dtype))
@@ -144,25 +144,25 @@ class ChainedSession:
             await asyncio.wait([computing])
 
     async def _compute(self, own: AsyncGenerator[Any, None], computed: asyncio.Queue[Any]) -> None:
-        """Has this server's own outputs computed, and passed on."""
+        """Computes this server's own outputs and passes them on."""
         try:
             async with aclosing(own):
                 async for answer in own:
                     step = self._steps.popleft()
                     times = HopTimes(own=time.monotonic() - step.came_at)
                     await computed.put((answer, step, times, await self._pass_on(answer, step)))
-        except Exception as error:  # of the guard, of Petals or of a block
+        except Exception as error:  # any error of the guard, of Petals or of a block
             await computed.put(error)
         else:
             await computed.put(None)
 
     async def _pass_on(self, answer: Any, step: _Step) -> _Passed | None:
-        """Sends this server's outputs to the next one, if that has all that was sent before."""
+        """Sends this server's outputs to the next one, if that server has all earlier ones."""
         if self._why or not self._opening.chain:
             return None
         try:
             if not step.request.chain:
-                raise Refused("the client leaves it out")
+                raise Refused("the client's step leaves the next server out")
             hidden = Payload.of_message(answer.tensors[0]).tensor()
             require_usable(hidden)
             if self._next is None:
@@ -171,7 +171,7 @@ class ChainedSession:
             sent_at = time.monotonic()
             sent = await self._next.send(Inputs.of(hidden), position, step.request.after_first(), step.order)
             return _Passed(self._next, sent, sent_at)
-        except Exception as error:  # any of the DHT, the daemon, the connection or the next server
+        except Exception as error:  # any error of the DHT, the daemon, the connection or the next server
             await self._leave_next(error)
             return None
 
@@ -196,7 +196,7 @@ class ChainedSession:
                 found = read_chain_answer(theirs.metadata, [hop.end for hop in hops])
                 own = times.model_copy(update={"call": time.monotonic() - passed.sent_at})
                 return {"tensors": theirs.tensors, "metadata": pack_answer(found.behind(own))}
-            except Exception as error:  # any of the daemon, the connection or the next server
+            except Exception as error:  # any error of the daemon, the connection or the next server
                 await self._leave_next(error)
         chain = ChainAnswer(end=self._end, hops=[times], why=self._why)
         return {"tensors": answer.tensors, "metadata": pack_answer(chain)}

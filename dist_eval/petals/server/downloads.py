@@ -1,4 +1,4 @@
-"""What servers need of a model on a hub: the files that hold their blocks, downloaded by the hub's own client."""
+"""Downloads the files of a hub's model that contain a server's blocks, with the hub's own client."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from dist_eval.tables import format_count
 def download_blocks(
     model: str, revision: str | None, blocks: Collection[int], say: Callable[[str], None] = print
 ) -> str | None:
-    """Downloads the files that hold blocks of a model, several at a time, with a progress bar on a terminal.
+    """Downloads the files with some blocks of a model, several at a time, with a progress bar on a terminal.
 
-    Files that are in the hub's cache are kept, those of an interrupted download, too.
+    Files in the hub's cache are kept, also those of an interrupted download.
 
     Args:
         model: folder or hub name.
         revision: branch, tag or commit; by default the main branch.
-        blocks: their indices.
-        say: is told how much there is to download, if there is anything.
+        blocks: indices of the blocks.
+        say: called with a line about the size of the download, if anything is missing.
 
     Returns:
         The commit, by which servers find the files without asking the hub; None for a folder.
 
     Raises:
         CheckpointError: there is no such model or revision, its files cannot be downloaded, or it has no safetensors.
-        ConfigError: the model is a folder, and has no revisions.
+        ConfigError: a revision was given for a folder.
     """
     if Path(model).exists():
         if revision:
-            raise ConfigError(f"--revision {revision} is one of a model on a hub, but {model} is a folder.")
+            raise ConfigError(f"--revision {revision} applies only to models on a hub, but {model} is a folder.")
         return None
     commit = Path(_snapshot(model, revision, ["config.json", INDEX_FILE])).name
     architecture = Architecture(read_base_config(model, commit), model)
     weights = ModelWeights(model, architecture, commit)
     paths = [f"{architecture.layers}.{index}." for index in blocks]
-    if 0 in blocks:  # this server makes its inputs of token ids
+    if 0 in blocks:  # this server embeds token ids
         paths += [f"{path}." for path in (architecture.embeddings, *architecture.norms)]
     files = sorted({file for path in paths for file in weights.files(path)})
     missing = [file for file in _snapshot(model, commit, files, dry_run=True) if file.will_download]
@@ -57,7 +57,7 @@ def download_blocks(
 
 
 def _snapshot(model: str, revision: str | None, files: list[str], *, shown: bool = False, dry_run: bool = False) -> Any:
-    """Returns the folder of a model's files, which are downloaded if need be; with `dry_run` what would be."""
+    """Returns the folder of a model's files, downloading missing ones; with `dry_run`, what would be downloaded."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 

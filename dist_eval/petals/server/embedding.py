@@ -1,7 +1,7 @@
-"""Embeds token ids on the server of a model's first block, with the bits that its clients compute.
+"""Embeds token ids on the server of a model's first block, with the same bits as its clients.
 
-The table stays in its file, in the dtype that it has there: a request reads the rows of its ids. All that a family does
-beside is transformers' own, in float32.
+The table stays in its file, in its own dtype: a request reads only the rows of its ids. All other computation is
+transformers' own, in float32.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dist_eval.petals.base_model.weights import ModelWeights
 
 
 class Embedder:
-    """Computes the inputs of a model's first block. The model has to have an `Architecture.has_lookup`."""
+    """Computes the inputs of a model's first block, if its `Architecture.has_lookup` is true."""
 
     def __init__(self, architecture: Architecture, weights: ModelWeights, revision: str | None) -> None:
         self._architecture = architecture
@@ -25,7 +25,7 @@ class Embedder:
         self._words = self._model.get_submodule(architecture.embeddings)
         self._one_at_a_time = threading.Lock()
 
-    @torch.no_grad()  # not inference mode: deep prompts are added in place
+    @torch.no_grad()  # not inference mode, because deep prompts are added in place
     def embedded(self, ids: torch.Tensor, prompts: torch.Tensor) -> torch.Tensor:
         """Computes the inputs.
 
@@ -37,7 +37,7 @@ class Embedder:
             Float32 of shape [batch, pre_seq_len + length, hidden].
 
         Raises:
-            ValueError: these are no ids of the model, or no soft prompts for it.
+            ValueError: the ids or soft prompts do not fit the model.
         """
         if ids.dtype != torch.int64 or ids.ndim != 2:
             raise ValueError(f"Received token ids as {ids.dtype} of {ids.ndim} dimensions")
@@ -54,5 +54,5 @@ class Embedder:
 
 
 def table_bytes(architecture: Architecture, weights: ModelWeights) -> int:
-    """Returns how much memory the table of a model's token embeddings takes, in the dtype that it is stored in."""
+    """Returns the bytes of a model's token embeddings, in their stored dtype."""
     return sum(tensor.nbytes for tensor in weights.tensors(f"{architecture.embeddings}.").values())

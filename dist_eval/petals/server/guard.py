@@ -1,8 +1,8 @@
-"""What a server lets in: each message of a client is checked here, before Petals or a block sees it.
+"""Checks each message of a client before Petals or a block sees it.
 
-A server answers whoever reaches it, and its handlers serve all clients. So a message is bounded in every number that it
-states, and those have to agree with each other and with the bytes that were sent. Values are checked where they are
-read (`server_tasks.py`), and streams, bytes and time-outs where they arrive (`guarded_p2p.py`).
+A server answers anyone who can reach it, and its handlers serve all clients. So every number in a message is bounded,
+and all must agree with each other and with the bytes received. Values are checked where they are read
+(`server_tasks.py`), and streams, bytes and timeouts on arrival (`guarded_p2p.py`).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from dist_eval.petals.client.payload import Payload
 from dist_eval.petals.server.metadata import METADATA_BYTES, Refused, checked_metadata, is_int, shown
 from dist_eval.petals.server.request import Request
 
-_SPARE_BYTES = METADATA_BYTES + (1 << 16)  # of a message, beside its tensors
+_SPARE_BYTES = METADATA_BYTES + (1 << 16)  # of a message, besides its tensors
 _MOST_TENSORS = 4
 _ITEM_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int64": 8}
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
-_PLAIN, _FLOAT16 = 0, 2  # of `CompressionType`: the others are decoded by code that trusts their sizes
+_PLAIN, _FLOAT16 = 0, 2  # of `CompressionType`; decoders of the others trust the sizes in a message
 _PLACEHOLDER = b"__T"
 
 
@@ -34,11 +34,11 @@ class Guard:
     """Checks the messages to one server.
 
     Attributes:
-        uids: names of its blocks, in their order.
-        width: of hidden states.
-        tokens: most tokens of a message, padding included; also the most rows.
+        uids: names of its blocks, in order.
+        width: width of hidden states.
+        tokens: most tokens of a message, including padding; also the most rows.
         positions: most tokens of a text in a session.
-        adapters: names of those that may be asked for.
+        adapters: names of available adapters.
     """
 
     uids: Sequence[str]
@@ -49,17 +49,17 @@ class Guard:
 
     @property
     def request_bytes(self) -> int:
-        """Largest request: hidden states and their gradient in float32, and as much of prompts for each block."""
+        """Largest request: hidden states and their gradient in float32, and prompts of the same size for each block."""
         return _SPARE_BYTES + 4 * self.width * self.tokens * (2 + len(self.uids))
 
     def forward(self, request: Request) -> ChainRequest | None:
-        """Checks a forward: hidden states and deep prompts, or what servers pass on (see `petals.client.chain`).
+        """Checks a forward: hidden states and deep prompts, or a chained request (see `petals.client.chain`).
 
         Returns:
             Where to pass it on; None for a request to this server alone.
 
         Raises:
-            Refused: it is not one.
+            Refused: it is invalid.
         """
         chained, _, _ = self._inputs(request, self._blocks(request.uid), self._metadata(request))
         return chained
@@ -67,14 +67,14 @@ class Guard:
     def _inputs(
         self, request: Request, blocks: int, metadata: Mapping[str, Any], *names: str, may_be_empty: bool = False
     ) -> tuple[ChainRequest | None, tuple[int, int], list[Any]]:
-        """Checks hidden states or token ids, and prompts; `names` are those of further tensors after these.
+        """Checks hidden states or token ids, prompts, and further tensors with the given names.
 
         Returns:
-            Where to pass them on, if to any; rows and tokens; the further tensors.
+            Where to pass them on, if anywhere; rows and tokens; the further tensors.
         """
         chained = _chain_in(metadata)
         if chained is not None:
-            metadata = {}  # whose tensors always come in this order
+            metadata = {}  # their tensors always have this order
         if chained is not None and chained.ids:
             ids, prompts, *further, soft = _arguments(request, metadata, "token ids", "prompts", *names, "soft prompts")
             shape = self._token_ids(ids, soft)
@@ -84,11 +84,11 @@ class Guard:
         if chained is not None:
             blocks += sum(hop.end - hop.start for hop in chained.chain)
             if (last := max(chained.rows or (), default=-1)) >= math.prod(shape):
-                raise Refused(f"outputs are wanted of positions up to {last}, of {math.prod(shape)}")
+                raise Refused(f"outputs of positions up to {last} are requested, but there are {math.prod(shape)}")
         self._prompts(prompts, blocks, shape)
         if chained is not None and chained.prompts is not None:
             if names:
-                raise Refused("digests stand for the deep prompts of forwards only, not for those of sessions")
+                raise Refused("digests can replace deep prompts in forwards only, not in sessions")
             _require_digests(chained.prompts, blocks, prompts)
         return chained, shape, further
 
@@ -96,7 +96,7 @@ class Guard:
         """Checks a backward: inputs, the gradient of the outputs, and deep prompts.
 
         Raises:
-            Refused: it is not one.
+            Refused: it is invalid.
         """
         blocks = self._blocks(request.uid)
         names = "hidden states", "gradient", "prompts"
@@ -107,18 +107,18 @@ class Guard:
         self._prompts(prompts, blocks, shape)
 
     def opening(self, request: Request) -> tuple[Mapping[str, Any], ChainRequest | None]:
-        """Checks the first message of a session, which has the fields of a step, too.
+        """Checks the first message of a session, which is also its first step.
 
         Returns:
             Its metadata, and where to pass the steps on; None for a session with this server alone.
 
         Raises:
-            Refused: it does not open one.
+            Refused: it is invalid.
         """
         metadata = self._metadata(request)
         length: Any = metadata.get("max_length")
         if not is_int(length):
-            raise Refused(f"max_length has to be a whole number, not {shown(length)}")
+            raise Refused(f"max_length must be an integer, not {shown(length)}")
         if not 0 <= length <= self.positions:
             raise Refused(f"Cannot allocate KV cache for {length} tokens, max = {self.positions}")
         blocks = self._blocks(request.uid)
@@ -126,21 +126,21 @@ class Guard:
             raise Refused("the first message of a session has no tensors")
         chained = self.step(request, blocks)
         if chained is not None and metadata.get("session_id") is not None:
-            raise Refused("a session whose steps are passed on has no session_id, into which others push steps")
+            raise Refused("a session whose steps are passed on cannot have a session_id, to which others push steps")
         return metadata, chained
 
     def step(self, request: Request, blocks: int) -> ChainRequest | None:
-        """Checks a step of a session: hidden states, deep prompts and an order of the rows; none of them ends it.
+        """Checks a step of a session: hidden states, deep prompts and an order of the rows; no tensors end the session.
 
         Args:
             request: the message.
-            blocks: how many the session has.
+            blocks: number of blocks of the session.
 
         Returns:
             Where to pass it on; None for a step of this server alone, and for the end of a session.
 
         Raises:
-            Refused: it is not one.
+            Refused: it is invalid.
         """
         metadata = self._metadata(request)
         if not request.tensors:
@@ -153,23 +153,23 @@ class Guard:
         """Checks a step of a session that another server sends.
 
         Raises:
-            Refused: it is not one.
+            Refused: it is invalid.
         """
         if not isinstance(self._metadata(request).get("session_id"), str):
-            raise Refused("a step that is pushed has to name its session_id")
+            raise Refused("a pushed step must name its session_id")
         self.step(request, self._blocks(request.uid))
 
     def info(self, uid: str) -> None:
-        """Checks what a client asks about: a block, or the server.
+        """Checks a question about a block, or about the server.
 
         Raises:
-            Refused: there is no such block.
+            Refused: the server does not have this block.
         """
         if uid and uid not in self.uids:
             raise Refused(f"this server does not serve {shown(uid)}")
 
     def _blocks(self, uid: str) -> int:
-        """Checks which blocks a request names; returns how many."""
+        """Checks the blocks that a request names, and counts them."""
         names = uid.split(" ", len(self.uids))
         start = self.uids.index(names[0]) if names[0] in self.uids else 0
         if names != list(self.uids[start : start + len(names)]):
@@ -197,7 +197,7 @@ class Guard:
         return rows, length
 
     def _token_ids(self, ids: Payload, soft: Payload) -> tuple[int, int]:
-        """Checks token ids, of shape [rows, n], and soft prompts; returns rows and tokens of what is made of them."""
+        """Checks token ids, of shape [rows, n], and soft prompts; returns rows and tokens of the resulting inputs."""
         _require_whole(ids, "token ids", ("int64",))
         _require_whole(soft, "soft prompts", _FLOATS)
         if len(ids.size) != 2 or 0 in ids.size:
@@ -212,11 +212,11 @@ class Guard:
         return rows, length
 
     def _require_room(self, size: int) -> None:
-        if size > self.tokens:  # in the words of Petals, which clients read
+        if size > self.tokens:  # in Petals' words, which clients recognize
             raise Refused(f"Task size {size} is greater than max_batch_size ({self.tokens}), it can't be processed")
 
     def _prompts(self, tensor: Payload | None, blocks: int, shape: tuple[int, int]) -> None:
-        """Checks deep prompts, of shape [blocks, rows or 1, pre_seq_len, width]; none are an empty tensor."""
+        """Checks deep prompts, of shape [blocks, rows or 1, pre_seq_len, width], or an empty tensor."""
         if tensor is None:
             return
         _require_whole(tensor, "prompts", _FLOATS)
@@ -230,9 +230,9 @@ class Guard:
 
 
 def _require_digests(digests: Sequence[bytes], blocks: int, prompts: Any) -> None:
-    """Checks digests of deep prompts, beside which the prompts may be sent, or an empty tensor."""
+    """Checks digests of deep prompts, and the prompts, which may be an empty tensor."""
     if len(digests) != blocks:
-        raise Refused(f"there are digests of the prompts of {len(digests)} blocks, of {blocks}")
+        raise Refused(f"there are digests of the prompts of {len(digests)} blocks instead of {blocks}")
     if prompts is not None and 0 not in prompts.size and (prompts.size[1] != 1 or prompts.size[2] > KEPT_TOKENS):
         raise Refused(f"prompts of size {_sizes(prompts)} are not kept: at most [{blocks}, 1, {KEPT_TOKENS}, ...]")
 
@@ -245,12 +245,12 @@ def _chain_in(metadata: Mapping[str, Any]) -> ChainRequest | None:
 
 
 def _arguments(request: Request, metadata: Mapping[str, Any], *names: str) -> list[Any]:
-    """Returns the tensors of a message in the order of what they are; None for one that was left out."""
+    """Returns the tensors of a message in the order of `names`; None for omitted prompts."""
     tensors = request.tensors
     if len(tensors) > _MOST_TENSORS:
         raise Refused(f"a request has at most {_MOST_TENSORS} tensors, not {len(tensors)}")
     for tensor in tensors:
-        tensor.head.requires_grad = False  # of no use here, and blocks change their inputs in place
+        tensor.head.requires_grad = False  # not needed, and blocks change their inputs in place
     found = list(tensors)
     if (structure := metadata.get("args_structure")) is not None:
         found = _in_order(found, structure)
@@ -266,7 +266,7 @@ def _arguments(request: Request, metadata: Mapping[str, Any], *names: str) -> li
 
 
 def _in_order(tensors: Sequence[Payload], structure: Any) -> list[Any]:
-    """Returns the arguments that stand in a structure of placeholders (`petals.utils.packaging`)."""
+    """Resolves the arguments in a structure of placeholders (`petals.utils.packaging`)."""
     places = {_PLACEHOLDER + str(index).encode(): tensor for index, tensor in enumerate(tensors)} | {None: None}
     arguments, named = structure if len(structure) == 2 else ((), None)
     are_few = named == {} and isinstance(arguments, (list, tuple)) and len(arguments) <= _MOST_TENSORS
@@ -276,12 +276,12 @@ def _in_order(tensors: Sequence[Payload], structure: Any) -> list[Any]:
 
 
 def _require_whole(tensor: Payload, name: str, dtypes: Collection[str]) -> None:
-    """Checks that a serialized tensor has the bytes that its size and dtype need."""
+    """Checks that a serialized tensor has the bytes that its size and dtype require."""
     dtype: str = tensor.head.dtype
     if dtype not in dtypes:
         raise Refused(f"the dtype of the {name} is {shown(dtype)} instead of {' or '.join(dtypes)}")
     if len(tensor.size) > 4:
-        raise Refused(f"the {name} come in {len(tensor.size)} dimensions")
+        raise Refused(f"the {name} have {len(tensor.size)} dimensions")
     numbers, found = math.prod(tensor.size), len(tensor.data)
     compression = tensor.head.compression
     if compression == _FLOAT16 and dtype not in ("bfloat16", "int64"):
@@ -289,13 +289,13 @@ def _require_whole(tensor: Payload, name: str, dtypes: Collection[str]) -> None:
     elif compression == _PLAIN:  # hivemind may send bfloat16 as float32
         widths = (2, 4) if dtype == "bfloat16" else (_ITEM_BYTES[dtype],)
     else:
-        raise Refused(f"the {name} came in a compression that this server does not read ({compression})")
+        raise Refused(f"the {name} have a compression that this server does not support ({compression})")
     if found not in [numbers * width for width in widths]:
-        raise Refused(f"the {name} came in {found} bytes, which do not make size {_sizes(tensor)} of {dtype}")
+        raise Refused(f"the {name} have {found} bytes, which does not match size {_sizes(tensor)} of {dtype}")
 
 
 def _require_order(tensor: Payload, rows: int) -> None:
-    """Checks the order that rows of a session are put into: empty, or for each row which one it continues."""
+    """Checks the order of a session's rows: empty, or for each row the one that it continues."""
     import numpy as np
 
     _require_whole(tensor, "order", ("int64",))

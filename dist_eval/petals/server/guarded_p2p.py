@@ -1,7 +1,7 @@
-"""Where requests arrive at a server: how many there may be at once, how large, and how long one may take to come.
+"""Receives requests at a server, and bounds their number, size and time.
 
-hivemind bounds none of these for streams: a message is as long as it says, and one that never ends is waited for.
-Whatever fails here is one sentence in the server's log, and the same one for the client.
+hivemind bounds none of these for streams: it accepts any length, and waits for a message that never ends. A failure
+here is one sentence in the server's log, and the same one for the client.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ REQUESTS_OF_A_PEER, REQUESTS = 128, 512
 """Most requests and sessions at a handler at once, of one client and of all."""
 
 FIRST_MESSAGE_SECONDS, IDLE_SECONDS = 30.0, 300.0
-"""How long a stream may say nothing: before its first message, and later."""
+"""How long a stream may be silent: before its first message, and later."""
 
 MESSAGE_SECONDS, SLOWEST = 30.0, 1 << 16
-"""How long a message or an answer may take once it has begun: this, and a second for so many bytes."""
+"""How long a message or an answer may take once it has begun: seconds, plus one for each of so many bytes."""
 
 REQUEST_SECONDS = 180.0
 """How long a request in several messages may take."""
 
-_LEAST_MESSAGE_BYTES = 1 << 10  # counted for a shorter one, so that empty ones come to an end, too
+_LEAST_MESSAGE_BYTES = 1 << 10  # counted for shorter messages, which limits the number of empty ones
 _LONGEST_ERROR = 500
 _CANCEL_SECONDS, _DISCARD_SECONDS = 0.1, 2.0
 
@@ -42,17 +42,17 @@ logger = logging.getLogger(__name__)
 
 
 class GuardedP2P:
-    """Takes the place of hivemind's `P2P` where a handler registers its methods.
+    """Replaces hivemind's `P2P` where a handler registers its methods.
 
-    A method of one message gets a `Request`, if that is what comes, and returns an `Answer` or a message. One of a
-    stream does, too: the stream is that of a single large request, and of its answer. Only a session has many: it gets
-    an iterator of `Request`, and yields messages.
+    A unary method gets a `Request`, or another message as it is, and returns an `Answer` or a message. So does a
+    streaming method, because its stream is a single large request or answer. Only `rpc_inference` has many messages: it
+    gets an iterator of `Request`s, and yields messages.
 
     Args:
-        p2p: hivemind's.
+        p2p: hivemind's `P2P`.
         request_bytes: largest request, which may be a message of a session or a whole stream of another kind.
-        total_bytes: of all requests that are being received or computed.
-        memory: into which streams are read.
+        total_bytes: most bytes of all requests that are being received or computed.
+        memory: memory into which streams are read.
     """
 
     def __init__(self, p2p: Any, request_bytes: int, total_bytes: int, memory: SharedMemory) -> None:
@@ -100,7 +100,7 @@ class GuardedP2P:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
-        """Answers a stream until it ends, fails or is given up."""
+        """Answers a stream until it ends, fails or is abandoned."""
         with closing(await RawStream.take(reader, writer)) as stream:
             try:
                 with self._reported(name, info.peer_id), self._admitted(info.peer_id), self._held(0) as hold:
@@ -110,21 +110,21 @@ class GuardedP2P:
                 _forget_frames(error)
             except Exception as error:
                 _forget_frames(error)
-                with contextlib.suppress(Exception):  # nobody may be there any more
+                with contextlib.suppress(Exception):  # the client may be gone
                     await asyncio.wait_for(write_error(stream, str(error) or type(error).__name__), MESSAGE_SECONDS)
-                    # a client may not read why it was refused if the connection is cut before
+                    # if the connection closes too early, a client may not read why it was refused
                     await asyncio.wait_for(stream.discard(), _DISCARD_SECONDS)
 
     async def _answer_one(
         self, handler: Callable[[Request], Coroutine[Any, Any, Answer]], stream: RawStream, hold: Callable[[int], None]
     ) -> None:
-        request = await _in_time(self._whole(stream, hold), REQUEST_SECONDS, "a request that comes too slowly")
+        request = await _in_time(self._whole(stream, hold), REQUEST_SECONDS, "waited for a complete request")
         answer = await _while_there(handler(request), _require_silence(stream))
         seconds = _seconds_for(sum(len(tensor.data) for tensor in answer.tensors))
-        await _in_time(send_answer(stream, answer), seconds, "an answer that was not taken")
+        await _in_time(send_answer(stream, answer), seconds, "waited for the client to read an answer")
 
     async def _whole(self, stream: RawStream, hold: Callable[[int], None]) -> Request:
-        """Reads a request whose tensors may come in parts."""
+        """Reads a request whose tensors may be split into parts."""
         reader = self._reader(stream, hold, self._memory.take)
         first, _ = await _next(reader, FIRST_MESSAGE_SECONDS)
         if first is None:
@@ -156,15 +156,15 @@ class GuardedP2P:
                 async for response in responses:
                     content = response.SerializeToString()
                     sending = write_content(stream, MESSAGE, content)
-                    await _in_time(sending, _seconds_for(len(content)), "an answer that was not taken")
+                    await _in_time(sending, _seconds_for(len(content)), "waited for the client to read an answer")
 
         async def read() -> NoReturn:
             limit = FIRST_MESSAGE_SECONDS
             while True:
-                if await _in_time(stream.at_end(), limit, "a stream that says nothing"):
+                if await _in_time(stream.at_end(), limit, "waited for data"):
                     raise EOFError("the client is gone")
                 await wanted.acquire()
-                # not into shared memory: Petals keeps a message until the next one comes, which may take long
+                # not into shared memory: Petals keeps a message until the next one arrives, which may take long
                 reader = self._reader(stream, hold, lambda: None)
                 message, counted = await _next(reader, MESSAGE_SECONDS)
                 if message is None:
@@ -190,15 +190,15 @@ class GuardedP2P:
 
     @contextmanager
     def _admitted(self, peer: Any) -> Iterator[None]:
-        """Counts a request while it is here.
+        """Counts a request within the context.
 
         Raises:
             Refused: there are too many.
         """
         if self._peers[peer] >= REQUESTS_OF_A_PEER:
-            raise Refused(f"busy: {REQUESTS_OF_A_PEER} requests of this client are here, the most at once")
+            raise Refused(f"busy: this client already has {REQUESTS_OF_A_PEER} requests here, the most at once")
         if self._peers.total() >= REQUESTS:
-            raise Refused(f"busy: {REQUESTS} requests are here, the most at once")
+            raise Refused(f"busy: there are already {REQUESTS} requests, the most at once")
         self._peers[peer] += 1
         try:
             yield
@@ -209,7 +209,7 @@ class GuardedP2P:
 
     @contextmanager
     def _held(self, size: int) -> Iterator[Callable[[int], None]]:
-        """Counts the bytes of a request while it is here; yields what adds to them, or takes off.
+        """Counts the bytes of a request within the context; yields a function that changes their number.
 
         Raises:
             Refused: there are too many, also when some are added.
@@ -221,7 +221,7 @@ class GuardedP2P:
             if held + more > self._request_bytes:
                 raise Refused(f"a request is too large: at most {self._request_bytes} bytes are read")
             if more > self._bytes_left:
-                raise Refused("busy: the requests that are here take all the memory that there is for them")
+                raise Refused("busy: other requests take all memory that is reserved for requests")
             held += more
             self._bytes_left -= more
 
@@ -233,7 +233,7 @@ class GuardedP2P:
 
     @contextmanager
     def _reported(self, name: str, peer: Any) -> Iterator[None]:
-        """Logs what a request fails with, in one sentence, to which its text is cut for the client, too."""
+        """Logs the error of a request in one sentence, and shortens its text for the client as well."""
         try:
             yield
         except (ConnectionError, EOFError):  # the client is gone
@@ -247,7 +247,7 @@ class GuardedP2P:
 
 
 async def _next(reader: TensorReader, limit: float) -> tuple[Any, int]:
-    """Reads a message without its tensors, None for the end of them; returns also how many bytes were counted."""
+    """Reads a message without its tensors, None at the end of requests; also returns how many bytes were counted."""
 
     async def rest() -> Any:
         try:
@@ -255,21 +255,21 @@ async def _next(reader: TensorReader, limit: float) -> tuple[Any, int]:
         except PeerError:
             return None
 
-    size = await _in_time(reader.begin(), limit, "a stream that says nothing")
+    size = await _in_time(reader.begin(), limit, "waited for data")
     if size is None:
         raise EOFError("the client is gone")
-    return await _in_time(rest(), _seconds_for(size), "a message that comes too slowly"), _counted(size)
+    return await _in_time(rest(), _seconds_for(size), "waited for a complete message"), _counted(size)
 
 
 async def _require_silence(stream: RawStream) -> NoReturn:
-    """Waits until a client goes, which has sent all that it had to."""
+    """Waits until a client that has sent everything disconnects."""
     if await stream.at_end():
         raise EOFError("the client is gone")
-    raise Refused("a stream that goes on after its end")
+    raise Refused("a stream that continues after its end")
 
 
 async def _while_there(work: Coroutine[Any, Any, Any], client: Coroutine[Any, Any, NoReturn]) -> Any:
-    """Returns what some work comes to, unless what reads from the client fails before."""
+    """Returns the result of some work, unless reading from the client fails first."""
     tasks = [asyncio.create_task(work), asyncio.create_task(client)]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -279,18 +279,18 @@ async def _while_there(work: Coroutine[Any, Any, Any], client: Coroutine[Any, An
 
 
 async def _end(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancels tasks again until they have ended: `asyncio.wait_for` may miss it, up to Python 3.11."""
+    """Cancels tasks repeatedly until they end, because `asyncio.wait_for` may miss it up to Python 3.11."""
     while running := [task for task in tasks if not task.done()]:
         for task in running:
             task.cancel()
         await asyncio.wait(running, timeout=_CANCEL_SECONDS)
     for task in tasks:
         if not task.cancelled():
-            task.exception()  # which nobody needs to know of
+            task.exception()  # retrieved, so that asyncio does not report it
 
 
 def _forget_frames(error: BaseException | None) -> None:
-    """Frees what the frames of an error refer to, which otherwise garbage collection does: tasks refer to errors."""
+    """Frees what an error's frames refer to without waiting for garbage collection, since tasks refer to errors."""
     while error is not None:
         error.__traceback__ = None
         error = error.__cause__ or error.__context__

@@ -1,4 +1,4 @@
-"""Petals' handler of requests, behind a guard: what it is given was checked, whoever has sent it."""
+"""Petals' handler of requests behind a guard, which checks everything that a client sends."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from dist_eval.petals.server.server_tasks import run_backward, run_forward
 from dist_eval.printable import printable
 
 rolls_back = ContextVar("rolls_back", default=True)
-"""Whether the session that is opened may be rolled back."""
+"""Whether the session that is being opened may be rolled back."""
 
-_SHARE_OF_REQUESTS = 4  # all that are received or computed take at most this part of a host's memory
-_MOST_PUSHED = 8  # steps of a session that wait
+_SHARE_OF_REQUESTS = 4  # requests that are received or computed take at most 1/4 of a host's memory
+_MOST_PUSHED = 8  # waiting steps of a session
 _LONGEST_RECORD = 500  # characters of a line in the log
 _PLAIN = 0  # `CompressionType.NONE`
 
 
 def log_in_one_line() -> None:
-    """Has what requests fail with logged without tracebacks."""
+    """Logs errors of requests without tracebacks."""
     for name in ("petals.server.handler", "hivemind.moe.server.runtime", "asyncio"):
         logging.getLogger(name).addFilter(_OneLine())
 
 
 def request_memory() -> int:
-    """Returns how many bytes the requests of a server may take."""
+    """Returns the most bytes that the requests of a server may take."""
     return psutil.virtual_memory().total // _SHARE_OF_REQUESTS
 
 
@@ -54,9 +54,9 @@ def handler_class() -> Any:
     petals_handler = handler.TransformerConnectionHandler
 
     class TransformerConnectionHandler(petals_handler):  # type: ignore[misc, valid-type]
-        """Petals' handler, by whose name it is called, behind a guard; sessions keep no more than they need."""
+        """Petals' handler behind a guard; it has the same name, by which clients call it."""
 
-        embedder: Embedder | None = None  # of a server with the first block
+        embedder: Embedder | None = None  # on a server with the first block
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
@@ -77,7 +77,7 @@ def handler_class() -> Any:
             guarded = GuardedP2P(p2p, self._guard.request_bytes, request_memory() // handlers, memory)
             await super().add_p2p_handlers(guarded, *args, **kwargs)
 
-        # hivemind reads names and annotations of arguments; what these methods get, and return, is in `GuardedP2P`
+        # hivemind reads names and annotations of arguments; `GuardedP2P` describes what these methods really get
 
         @functools.wraps(petals_handler.rpc_forward)
         async def rpc_forward(self, request: Request, context: Any) -> Answer:
@@ -109,7 +109,7 @@ def handler_class() -> Any:
                 return await self._computed(run_backward, request, "rpc_backward", context)
 
         async def _computed(self, run: Callable[..., Any], request: Request, name: str, context: Any) -> Answer:
-            """Has this server's blocks compute what a client of Petals asks for."""
+            """Computes a request of Petals' clients with this server's blocks."""
             uids, metadata = self._check_uids(request.uid), read_metadata(request.metadata)
             self._log_request(name, uids, context)
             backends = [self.module_backends[uid] for uid in uids]
@@ -124,7 +124,7 @@ def handler_class() -> Any:
             outputs = [outputs] if isinstance(outputs, torch.Tensor) else outputs
             kinds = metadata.get("output_compression") or [_PLAIN] * len(outputs)
             if len(kinds) != len(outputs):
-                raise Refused(f"output_compression has to name {len(outputs)} tensors, not {len(kinds)}")
+                raise Refused(f"output_compression must have {len(outputs)} values, not {len(kinds)}")
             return Answer([_packed(tensor, kind) for tensor, kind in zip(outputs, kinds, strict=True)], b"")
 
         @functools.wraps(petals_handler.rpc_inference)
@@ -146,9 +146,9 @@ def handler_class() -> Any:
                     if session is not None and request.tensors:
                         request = await session.own_step(request, step)
                     elif step is not None:
-                        raise Refused("a step that is to be passed on, in a session that is not")
+                        raise Refused("a step to be passed on, in a session that is not passed on")
                     yield request
-                yield Request()  # which ends the session, if the client has not said so
+                yield Request()  # ends the session, if the client has not done so
 
             own = super().rpc_inference(all_requests(), context)
             async with contextlib.aclosing(own if session is None else session.answers(own)) as answers:
@@ -191,7 +191,7 @@ def _packed(tensor: torch.Tensor, compression: int) -> Payload:
 
 
 class _Pushed(asyncio.Queue[Any]):
-    """Steps of a session that other servers have sent; those that are too many come from the client, anyway."""
+    """Steps of a session that other servers push; excess ones are dropped, because the client sends them anyway."""
 
     def put_nowait(self, item: Any) -> None:
         if item is None or self.qsize() < _MOST_PUSHED:
@@ -199,7 +199,7 @@ class _Pushed(asyncio.Queue[Any]):
 
 
 class _OneLine(logging.Filter):
-    """Makes one line of each record, and leaves out what `GuardedP2P` says, too, or Petals of any session."""
+    """Formats records as one line, and drops those that `GuardedP2P` also logs or that Petals logs for each session."""
 
     _LEFT_OUT = "rpc_inference._iterate_inference_steps()", "Task was destroyed but it is pending"
 

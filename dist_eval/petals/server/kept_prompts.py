@@ -1,4 +1,4 @@
-"""Deep prompts that clients have sent, and that digests stand for from then on (see `deep_prompts` of the client)."""
+"""Keeps clients' deep prompts, which later requests replace by digests (see `deep_prompts` of the client)."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import torch
 
 
 class KeptPrompts:
-    """The prompts of blocks, on their device and in their dtype; the least recently used ones are forgotten first.
+    """The prompts of blocks, on their device and in their dtype; the least recently used ones are dropped first.
 
     Args:
-        tokens: most tokens of all of them.
+        tokens: most tokens of all prompts.
     """
 
     def __init__(self, tokens: int) -> None:
         self._left, self._kept = tokens, OrderedDict[bytes, torch.Tensor]()
 
     def exchange(self, digests: Sequence[bytes], prompts: Sequence[torch.Tensor | None]) -> list[torch.Tensor] | None:
-        """Keeps prompts, each of shape [1, pre_seq_len, hidden]; where there are none, finds those that are kept.
+        """Keeps prompts, each of shape [1, pre_seq_len, hidden], and finds the kept ones for each None.
 
         Returns:
-            Those of all blocks; None if one of them is not here.
+            The prompts of all blocks; None if any is missing.
         """
         found: list[torch.Tensor] = []
         for digest, prompt in zip(digests, prompts, strict=True):
@@ -36,7 +36,7 @@ class KeptPrompts:
         return found
 
     def _keep(self, digest: bytes, prompt: torch.Tensor) -> None:
-        self._kept[digest] = prompt.clone()  # what came from a handler lies in memory that it shares
+        self._kept[digest] = prompt.clone()  # the handler's tensor is in shared memory
         self._left -= prompt.shape[1]
         while self._left < 0:
             self._left += self._kept.popitem(last=False)[1].shape[1]

@@ -1,4 +1,4 @@
-"""LoRA adapters on a server's blocks: of PEFT's folders, safetensors only, added by hooks where a request asks for one.
+"""LoRA adapters on a server's blocks: read from PEFT's folders (safetensors only), and applied by hooks on request.
 
 Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (2021), as `peft.tuners.lora` computes it:
 outputs + (inputs @ A.T @ B.T) * alpha / r, in float32 whatever the dtype of the block and of the adapter's file.
@@ -21,8 +21,8 @@ from dist_eval.petals.base_model.weights import file_of
 from dist_eval.process.parsing import read_json
 
 _CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-# Keys of a config that are read below, or that only say where an adapter is and how it was trained: others belong to
-# variants that compute something else
+# Keys of a config that are read below, or that only describe where an adapter applies and how it was trained. Others
+# belong to variants that compute something else
 _KEYS = frozenset(
     (
         *("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "bias", "init_lora_weights", "peft_type"),
@@ -32,17 +32,17 @@ _KEYS = frozenset(
         *("megatron_config", "megatron_core", "runtime_config"),
     )
 )
-# Initial values that leave the model's weights as they are; others, such as PiSSA's, are subtracted from them
+# Initializations that leave the model's weights unchanged; others, such as PiSSA's, are subtracted from them
 _INITIAL = (True, False, None, "gaussian", "eva", "orthogonal")
 
 _SCALES = ("r", "rank_pattern"), ("lora_alpha", "alpha_pattern")
 
-_active: str | None = None  # Of the block that runs: a server runs one at a time
+_active: str | None = None  # adapter of the running block; a server runs one at a time
 
 
 @contextlib.contextmanager
 def using_adapter(name: str | None) -> Iterator[None]:
-    """Has blocks run with an adapter; without one if it is None or empty."""
+    """Applies an adapter to the blocks within this context, or none if it is None or empty."""
     global _active
     before, _active = _active, name or None
     try:
@@ -56,7 +56,7 @@ def read_adapter(name: str) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
     """Reads an adapter.
 
     Returns:
-        The scale of what each pair of tensors adds, by the name of A, and all tensors by their names in the file.
+        The scale of each pair of tensors, by the name of A, and all tensors by their names in the file.
     """
     from safetensors.torch import load_file
 
@@ -78,7 +78,7 @@ def read_adapter(name: str) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
         )
     pairs = {key: key.replace(".lora_A.", ".lora_B.") for key in tensors if key.endswith(".lora_A.weight")}
     if others := sorted(set(tensors) ^ {*pairs, *pairs.values()}):
-        raise CheckpointError(f"The adapter {name} is not a plain LoRA adapter: {others[0]} is no half of a pair.")
+        raise CheckpointError(f"The adapter {name} is not a plain LoRA adapter: {others[0]} is not part of a pair.")
     scales = {}
     for key in pairs:
         try:
@@ -97,14 +97,14 @@ def read_adapter(name: str) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
 
 
 def _setting(config: dict[str, Any], field: str, pattern_field: str, key: str) -> Any:
-    """Returns a field of an adapter's config, or what it has instead for a layer, as `get_pattern_key` of peft does."""
+    """Returns a field of an adapter's config, or its value for a layer, as `get_pattern_key` of peft does."""
     path = key.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
     patterns = config.get(pattern_field) or {}
     return next((patterns[one] for one in patterns if re.match(rf"(.*\.)?({one})$", path)), config.get(field))
 
 
 def add_adapter(layer: nn.Module, layers: str, index: int, name: str) -> None:
-    """Adds an adapter to a layer, for requests that ask for it."""
+    """Adds an adapter to a layer, for requests that use it."""
     scales, tensors = read_adapter(name)
     for key in tensors:
         found = _place(key, layers)
@@ -124,7 +124,7 @@ def add_adapter(layer: nn.Module, layers: str, index: int, name: str) -> None:
 
 
 def adapter_bytes(name: str, layers: str, index: int) -> int:
-    """Returns how much memory an adapter takes in a block."""
+    """Returns the bytes of an adapter in a block."""
     scales, tensors = read_adapter(name)
     places = ((key, _place(key, layers)) for key in scales)
     pairs = [(key, key.replace(".lora_A.", ".lora_B.")) for key, place in places if place and int(place[1]) == index]
@@ -132,7 +132,7 @@ def adapter_bytes(name: str, layers: str, index: int) -> int:
 
 
 def _place(key: str, layers: str) -> re.Match[str] | None:
-    """Finds the block (group 1), and the path of the linear layer in it (group 2), that a tensor belongs to."""
+    """Finds the block (group 1) of a tensor, and the path of its linear layer there (group 2)."""
     return re.fullmatch(rf"(?:.*\.)?{re.escape(layers)}\.(\d+)\.(.+)\.lora_A\.weight", key)
 
 

@@ -1,9 +1,9 @@
 """One server of a swarm that spans several hosts, and the servers' identities.
 
-A server must be the same peer after a restart, at the address that others know: its identity is a key file, created
-once. The addresses of all servers are in one file, which servers and clients read (`--peers-file`), or are given one by
-one (`--initial-peers`). Which server starts the swarm is fixed as well, or two that start at the same time would each
-start one: only the first in the list may, and only if no other is up.
+After a restart, a server must be the same peer at the same address, so its identity is a key file that is created only
+once. Servers and clients read the addresses of all servers from one file (`--peers-file`), or get them one by one
+(`--initial-peers`). Only the first server in the list may start the swarm, and only if no other is up; otherwise two
+servers that start at the same time would each start one.
 """
 
 from __future__ import annotations
@@ -42,14 +42,12 @@ class ServerOptions(Options):
         "none", "how to store weights of linear layers: in less memory, which changes outputs a little"
     )
     adapters: list[str] = option(
-        [], "LoRA adapters that a request may ask for: folders or hub names, with safetensors", metavar="NAME"
+        [], "LoRA adapters that requests may use: folders or hub names, with safetensors", metavar="NAME"
     )
     cache_tokens: int | None = option(
         None, "tokens of sessions that a server can hold (default: 4096, or 16384 with grouped-query attention)"
     )
-    gpus: list[int] = option(
-        [], "the GPU of each server, counted from 0; with more servers than GPUs they begin again (default: all GPUs)"
-    )
+    gpus: list[int] = option([], "GPUs to assign to the servers in turn, counted from 0 (default: all GPUs)")
     verbose: bool = option(False, "show the output of servers", aliases=["-v"])
 
 
@@ -57,36 +55,36 @@ class ServerOptions(Options):
 class ServeOptions(ServerOptions, PeerOptions):
     """The options of `dist-eval swarm serve`."""
 
-    servers: int = option(1, "shares that the blocks are cut into")
+    servers: int = option(1, "number of equal shares to split the blocks into")
     blocks: list[str] | None = option(
         None,
-        "the shares instead of equal ones, also overlapping; `auto` for as many blocks as this server has memory for, "
-        "where the swarm needs them most",
+        "other shares, which may overlap; `auto` takes as many blocks as fit into memory, where the swarm needs them "
+        "most",
         metavar="A:B",
     )
     number: Natural = option(
-        0, "which share is this server's, from 0; with more servers than shares they begin again", metavar="K"
+        0, "this server's share, counted from 0; more servers than shares start again at the first", metavar="K"
     )
     identity: Path | None = option(
         None, "key created by `identities` (default: swarm-HOST-PORT.key in the current folder, created if missing)"
     )
     host: str | None = option(
         None,
-        "IP address of this host to listen on and to announce (default: the one from which it reaches the first of the "
+        "IP address of this host to listen on and to announce (default: the one that reaches the first of the "
         "--initial-peers)",
         metavar="ADDRESS",
     )
     port: Annotated[int, Limits(least=1, most=65535)] = option(31337, "port to listen on", metavar="PORT")
     initial_peers: list[str] = option(
         [],
-        "addresses of servers whose swarm to join, as they print them; with this server's own as the first one it "
-        "starts a swarm if no other is up",
+        "addresses of servers whose swarm to join, as they print them; if the first is this server's own, it starts a "
+        "swarm when no other is up",
         metavar="ADDRESS",
     )
     peers_file: str | None = option(
         None,
-        "addresses of the swarm's servers, one a line; the first one starts the swarm if no other is up (default: this "
-        "server is the only one)",
+        "file with the addresses of the swarm's servers, one per line; the first one starts the swarm if no other is "
+        "up (default: this server is the only one)",
         metavar="FILE",
     )
 
@@ -102,11 +100,11 @@ SERVE = Command(
 class IdentitiesOptions(Options):
     """The options of `dist-eval swarm identities`."""
 
-    servers: int = option(REQUIRED, "how many identities")
+    servers: int = option(REQUIRED, "number of identities")
     address: str = option(
-        REQUIRED, "where server {} will listen, {} being its number: /dns4/swarm-{}.swarm/tcp/31337", metavar="ADDRESS"
+        REQUIRED, "address of server number {}, such as /dns4/swarm-{}.swarm/tcp/31337", metavar="ADDRESS"
     )
-    folder: Path = option(REQUIRED, f"where the keys (swarm-0.key, ...) and {PEERS} are written", metavar="FOLDER")
+    folder: Path = option(REQUIRED, f"folder for the keys (swarm-0.key, ...) and {PEERS}", metavar="FOLDER")
     verbose: bool = option(False, "show the output of libraries", aliases=["-v"])
 
 
@@ -138,7 +136,7 @@ def serve(arguments: ServeOptions) -> None:
     name = peer_name(identity)
     listed = read_peers(Path(arguments.peers_file)) if arguments.peers_file else []
     if listed and not any(peer.endswith(f"/p2p/{name}") for peer in listed):
-        raise ConfigError(f"--peers-file {arguments.peers_file} does not name {name}, whose --identity this is.")
+        raise ConfigError(f"--peers-file {arguments.peers_file} does not contain {name}, the peer of --identity.")
     peers = list(dict.fromkeys([*listed, *arguments.initial_peers]))
     gpus = existing_gpus(arguments.gpus)
     config = read_base_config(arguments.model, arguments.revision)
@@ -187,7 +185,7 @@ def _own_address(peers: Sequence[str]) -> str:
     targets = resolve(head[0]) if head else []
     if targets and (address := address_towards(targets[0])) is not None:
         return address
-    raise ConfigError(f"--host: give the address at which the others reach this machine, which has {_addresses()}.")
+    raise ConfigError(f"--host: give the address at which others reach this machine. It has {_addresses()}.")
 
 
 def _addresses() -> str:
@@ -202,13 +200,13 @@ def _require_bindable(host: str, port: int) -> None:
             return
     except OSError as error:
         if error.errno == errno.EADDRNOTAVAIL:
-            raise ConfigError(f"--host {host} is none of this machine's addresses: it has {_addresses()}.") from error
+            raise ConfigError(f"--host {host} is not an address of this machine, which has {_addresses()}.") from error
         reason = os.strerror(error.errno or 0)
-        raise ConfigError(f"--port {port} of {host} cannot be listened at: {reason}. Choose another.") from error
+        raise ConfigError(f"--port {port}: cannot listen at {host}: {reason}. Choose another port.") from error
 
 
 def _own_identity(host: str, port: int) -> Path:
-    """Returns the key of the server at an address, in the current folder; a missing one is created."""
+    """Returns the key file of the server at an address, in the current folder, and creates it if missing."""
     identity = Path(f"swarm-{host}-{port}.key")
     if not identity.exists():
         try:
@@ -219,13 +217,13 @@ def _own_identity(host: str, port: int) -> Path:
 
 
 def print_lines(lines: list[str]) -> None:
-    """Prints what servers have said."""
+    """Prints lines of servers' logs."""
     for line in lines:
         print(line, flush=True)
 
 
 def peers_to_join(peers: list[str], name: str, wait: float = _BOOTSTRAP_SECONDS) -> list[str]:
-    """Returns the peers that a server joins the swarm by; none if it is the one that starts it."""
+    """Returns the peers through which a server joins the swarm; none if it starts the swarm."""
     from dist_eval.petals.client.client import wait_until_listening
 
     others = [peer for peer in peers if not peer.endswith(f"/p2p/{name}")]
@@ -237,7 +235,7 @@ def peers_to_join(peers: list[str], name: str, wait: float = _BOOTSTRAP_SECONDS)
 def make_identities(arguments: IdentitiesOptions) -> None:
     """Creates the missing keys of a swarm's servers, and writes and prints their addresses."""
     if arguments.servers < 1 or "{}" not in arguments.address:
-        raise ConfigError("Give --servers of at least 1, and an --address in which {} stands for a server's number.")
+        raise ConfigError("Give --servers of at least 1, and an --address that contains {} for the server's number.")
     addresses = []
     try:
         arguments.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -261,7 +259,7 @@ def _make_key(file: Path) -> None:
 
 
 def peer_name(identity: Path) -> str:
-    """Returns the peer id that belongs to a key."""
+    """Returns the peer id of a key."""
     from hivemind.p2p import PeerID
 
     try:

@@ -1,4 +1,4 @@
-"""Metadata of a request: read within bounds, and checked field by field."""
+"""Reads metadata of requests within bounds, and checks each field."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from dist_eval.petals.client.protocol import ROLLS_BACK
 from dist_eval.printable import printable
 
 METADATA_BYTES, METADATA_DEPTH = 1 << 16, 8
-"""Largest metadata of a message, and how deep its lists and maps may be nested."""
+"""Largest metadata of a message, and deepest nesting of its lists and maps."""
 
 _LONGEST_NAME, _SHOWN = 256, 60
-_MOST_SERVERS, _MOST_BLOCKS = 1024, 1 << 14  # of those that a session's outputs are to be pushed to
+_MOST_SERVERS, _MOST_BLOCKS = 1024, 1 << 14  # of the servers to push a session's outputs to
 _TUPLE = 0x40  # hivemind's type code of a tuple
 _PLAIN, _FLOAT16 = 0, 2  # of `CompressionType`
 
 
 class Refused(ValueError):
-    """A message that no honest client sends, or that is too much."""
+    """A message that no honest client sends, or that exceeds a bound."""
 
 
 def checked_metadata(data: bytes) -> dict[str, Any]:
-    """Reads the metadata of a message; fields that a server does not know may be anything.
+    """Reads the metadata of a message; unknown fields may have any value.
 
     Raises:
-        Refused: see `read_metadata`; or a field has a value that it cannot have.
+        Refused: see `read_metadata`; or a field has an invalid value.
     """
     metadata = read_metadata(data)
     for name, is_valid in FIELDS.items():
@@ -45,13 +45,13 @@ def read_metadata(data: bytes) -> dict[str, Any]:
         raise Refused(f"metadata of {len(data)} bytes: at most {METADATA_BYTES} are read")
     value = _loaded(data, METADATA_DEPTH) if data else {}
     if not isinstance(value, dict):
-        raise Refused(f"metadata has to be a map, not {shown(value)}")
+        raise Refused(f"metadata must be a map, not {shown(value)}")
     _require_shallow(value, METADATA_DEPTH)
     return value
 
 
 def _loaded(data: bytes, depth: int) -> Any:
-    """Reads a value; each tuple is one of its own, and was read by recursion until the stack ended."""
+    """Reads a value with limited depth: each tuple is a nested message, decoded by recursion."""
     import msgpack
 
     def tuple_of(code: int, content: bytes) -> Any:
@@ -63,7 +63,7 @@ def _loaded(data: bytes, depth: int) -> Any:
         return msgpack.unpackb(data, ext_hook=tuple_of, raw=False)
     except Refused:
         raise
-    except Exception as error:  # of msgpack, whatever was sent
+    except Exception as error:  # any error of msgpack with arbitrary bytes
         raise Refused(f"metadata that cannot be read ({type(error).__name__})") from None
 
 
@@ -76,7 +76,7 @@ def _require_shallow(value: Any, depth: int) -> None:
 
 
 def is_int(value: Any) -> bool:
-    """Whether this is a whole number, and not a truth value."""
+    """Whether this is an integer and not a bool."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -93,7 +93,7 @@ def _is_list(value: Any, most: int, is_valid: Callable[[Any], bool]) -> bool:
 
 
 def _is_server(value: Any) -> bool:
-    """Whether this is a peer with its session, and the first and one-past-last of its blocks."""
+    """Whether this is a peer with its session, and its first and one-past-last blocks."""
     if not isinstance(value, (list, tuple)) or len(value) != 4:
         return False
     peer, session, start, end = value
@@ -113,9 +113,9 @@ FIELDS: dict[str, Callable[[Any], bool]] = {
     "start_from_position": is_int,
     ROLLS_BACK: lambda value: isinstance(value, bool),
 }
-"""Of those fields that a server reads, whether a value is one that they can have."""
+"""For each field that a server reads, a function that checks its value."""
 
 
 def shown(value: Any) -> str:
-    """Returns a value that a client has sent for an error message."""
+    """Formats a client's value for an error message."""
     return printable(repr(value[:_SHOWN] if isinstance(value, (str, bytes, list, tuple)) else value), _SHOWN)

@@ -1,11 +1,10 @@
-"""Petals' server on current packages: what of it computes models is replaced before it is imported.
+"""Petals' server on current packages: the parts that compute models are replaced before it is imported.
 
-Petals 2.2 ties itself to the transformers of 2023 in four modules only: the package itself (its models), the reading
-of configs, the reading of weights, and LoRA. They are replaced here, and so are the tasks that a request is made
-of (`server_tasks.py`), the way of their tensors (`task_pool.py`), and what it knows of the memory that blocks take
-(`block_memory.py`) and sessions (`session_cache.py`, `session_memory.py`). Its handlers stand behind a guard
-(`handler.py`); its announcements are used as they are. Blocks and their attention caches are transformers' own
-(`blocks.py`).
+Petals 2.2 depends on the transformers of 2023 in only four modules: the package itself (its models), the readers of
+configs and of weights, and LoRA. They are replaced here, and so are the tasks of requests (`server_tasks.py`), the
+transfer of their tensors (`task_pool.py`), and the memory of blocks (`block_memory.py`) and sessions
+(`session_cache.py`, `session_memory.py`). A guard precedes its handlers (`handler.py`); its announcements are
+unchanged. Blocks and their attention caches are transformers' own (`blocks.py`).
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ _UNLIMITED = 1 << 31
 
 
 def import_server() -> Any:
-    """Imports Petals' server with what computes models replaced; nothing of Petals may be imported before."""
+    """Imports Petals' server with replaced models; nothing of Petals may be imported before."""
     if "petals.cli.run_server" in sys.modules:
         return sys.modules["petals.cli.run_server"]
     require_petals()
@@ -54,7 +53,7 @@ def import_server() -> Any:
     package.__path__ = list(spec.submodule_search_locations or ())
     package.__spec__, package.__version__ = spec, ANNOUNCED  # type: ignore[attr-defined]
     sys.modules["petals"] = package
-    # `petals.utils` imports the models, too, and nothing reads what it exports
+    # `petals.utils` also imports the models, and its exports are not used
     utils = _module("petals.utils")
     utils.__path__ = [str(Path(path) / "utils") for path in package.__path__]
     _module("petals.utils.auto_config", AutoDistributedConfig=_Config)
@@ -77,7 +76,7 @@ def import_server() -> Any:
     log_in_one_line()
     server.convert_block = converting_experts(server.convert_block, server.QuantType.NF4)
     handler.iterate_rpc_inference = iterate_inference
-    # a libp2p daemon by which a server tells others whether they can be reached, which ours do not ask
+    # it starts a libp2p daemon that tells others whether they can be reached, which our servers do not ask
     server.ReachabilityProtocol.attach_to_dht = lambda dht: None
     return run_server
 
@@ -133,21 +132,21 @@ def _server_class() -> Any:
     from petals.server import server
 
     class Announcer(server.ModuleAnnouncerThread):  # type: ignore[misc]
-        """Announces what a server holds, and how many tokens of sessions it has room for."""
+        """Announces a server's blocks, and how many tokens of sessions it has room for."""
 
         cache_bytes_per_token = 1  # of a block of this server
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            self.bytes_per_token = self.cache_bytes_per_token  # Petals counts half of what its own models take
+            self.bytes_per_token = self.cache_bytes_per_token  # Petals counts half of the real size
 
     server.ModuleAnnouncerThread = Announcer
 
     class BlockServer(server.Server):  # type: ignore[misc]
-        """Petals' server, which knows what its blocks and their sessions will take of memory, and says what they have.
+        """Petals' server, which predicts the memory of its blocks and their sessions, and reports the actual one.
 
-        Sessions may be as long as the model has positions for. Petals' `attn_cache_tokens` are tokens indeed, in the
-        shapes in which its blocks keep them.
+        Sessions may be as long as the model's maximum position. Unlike in Petals, `attn_cache_tokens` are actual tokens
+        in the shapes in which the blocks keep them.
         """
 
         def __init__(
@@ -176,14 +175,14 @@ def _server_class() -> Any:
             chosen: Sequence[int] = super()._choose_blocks()
             memory, device = self._memory(), self.device
             start, end = chosen[0], chosen[-1] + 1
-            if device.type == "cuda":  # on a CPU weights may be mapped, and more than its memory
+            if device.type == "cuda":  # on a CPU, weights may be mapped and exceed the memory
                 memory.require_room(start, end)
             if self._quantization:
-                importlib.import_module("bitsandbytes")  # which takes memory, too
+                importlib.import_module("bitsandbytes")  # takes memory that does not belong to blocks
             before = _taken_bytes(device)
             caches = self._cache_bytes_per_token()[start:end]
             self.attn_cache_bytes = self._cache_tokens * sum(caches)
-            # rounded up, so that a session for whatever is announced fits
+            # rounded up, so that a session of the announced size fits
             Announcer.cache_bytes_per_token = per_token = -(-sum(caches) // len(caches))
 
             def merge_and_say(backends: Any) -> None:
@@ -192,7 +191,7 @@ def _server_class() -> Any:
                     server.TransformerConnectionHandler.embedder = self._embedder()
                 keep_freed_memory()  # before the handlers are forked
                 for backend in backends.values():
-                    backend.cache_bytes_per_token = {device: per_token}  # what `rpc_info` divides by
+                    backend.cache_bytes_per_token = {device: per_token}  # `rpc_info` divides by it
                 kind = " and ".join(filter(None, (self.server_info.torch_dtype, self._quantization)))
                 taken, estimate = _taken_bytes(device) - before, sum(memory.sizes[start:end])
                 print(
@@ -206,7 +205,7 @@ def _server_class() -> Any:
 
         def _shared_memory(self, backends: Any) -> SharedMemory:
             backend = next(iter(backends.values()))
-            # as many hidden states as a request may have, in float32, and as much again for prompts or a gradient
+            # the largest hidden states of a request in float32, and the same again for prompts or a gradient
             slot = 2 * 4 * backend.config.hidden_size * backend.forward_pool.max_batch_size
             return SharedMemory(slot, request_memory(), self.num_handlers)
 
@@ -241,20 +240,20 @@ def _server_class() -> Any:
 
 
 def _positions(config: Any) -> int:
-    """Returns how many tokens a text of the model may have."""
+    """Returns the most tokens of a text."""
     positions = getattr(config, "max_position_embeddings", None) or 0
     return positions if positions > 0 else _UNLIMITED  # some families say -1, or nothing
 
 
 def _free_bytes(device: torch.device) -> int:
-    """Returns how much memory of a device nobody uses."""
+    """Returns the free memory of a device in bytes."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return int(psutil.virtual_memory().available)
 
 
 def _taken_bytes(device: torch.device) -> int:
-    """Returns what this process takes of a device's memory; on a CPU with what is mapped from files and was read."""
+    """Returns the bytes that this process uses on a device; on a CPU including pages mapped from files and read."""
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
     return int(psutil.Process().memory_info().rss)
@@ -265,11 +264,11 @@ def _backend_class() -> Any:
     from petals.server.backend import TransformerBackend
 
     class BlockBackend(TransformerBackend):  # type: ignore[misc]
-        """A block with its pools of tasks, whose attention caches have the shapes that the block itself makes."""
+        """A block with its pools of tasks, whose attention caches have the block's own shapes."""
 
         @property
         def kept(self) -> BlockCache | None:
-            """What the block keeps of a text; None for a recurrent block."""
+            """The shapes of the block's cache; None for a recurrent block."""
             (shard,) = self.module.module_shards
             return shard.kept
 

@@ -27,30 +27,29 @@ PYTHON = [sys.executable]
 """The interpreter that servers run in."""
 
 LOADED = "loaded blocks "
-"""What the line in a server's log begins with by which it says how much memory its blocks take."""
+"""Beginning of the line in a server's log that reports the memory of its blocks."""
 
-_ANNOUNCED_THROUGHPUT = "1"  # In requests per second; "auto" would measure for a minute and call out to the network
+_ANNOUNCED_THROUGHPUT = "1"  # requests per second; "auto" would measure for a minute and access the internet
 
 
 class PrivateSwarm:
     """A private swarm, used as a context manager.
 
-    The addresses are known before the servers are up, so that others can start to join at once.
+    The addresses are known before the servers are up, so others can start to join at once.
 
     Args:
         model: folder or hub name of the base model.
         num_blocks: blocks of the model.
         dht_prefix: name under which to announce them.
-        spans: first and one-past-last block of each server; None where it chooses those that it has memory for and that
-            the swarm needs most.
-        revision: branch, tag or commit of a hub's model.
+        spans: first and one-past-last block of each server; None for a server that takes as many blocks as fit, where
+            the swarm needs them most.
+        revision: branch, tag or commit of a model on a hub.
         torch_dtype: dtype of the weights and of the computation.
         quant_type: quantization of the weights: "none", "int8" or "nf4".
-        adapters: LoRA adapters that all servers hold: folders or hub names.
+        adapters: LoRA adapters of all servers: folders or hub names.
         cache_tokens: tokens of sessions that each server has room for; by default 4096, or 16384 with grouped-query
             attention.
-        gpus: index of the GPU that each server computes on; with more servers than GPUs they begin again with the
-            first. By default all that torch sees.
+        gpus: GPUs to assign to the servers in turn, by index; by default all that torch sees.
         threads: threads of each server; by default the cores are divided among them.
         echo: forward the servers' output to this process' stderr.
         host: address to listen on.
@@ -62,7 +61,7 @@ class PrivateSwarm:
 
     Attributes:
         servers: the servers' processes, once started.
-        addresses: of the servers, with the identities of their peers.
+        addresses: addresses of the servers, with their peer ids.
 
     Raises:
         ConfigError: Petals is not installed or cannot hold an adapter, a span is outside the model, or there would be
@@ -126,14 +125,14 @@ class PrivateSwarm:
 
     @property
     def initial_peers(self) -> list[str]:
-        """Addresses of all servers: one would do, but on a busy host it may fail to answer."""
+        """Addresses of all servers; one would suffice, but may not answer on a busy host."""
         return list(self.addresses)
 
     def require_alive(self) -> None:
         """Checks that no server has ended.
 
         Raises:
-            SwarmError: one has; the message has its blocks and the end of its log.
+            SwarmError: one has; the message contains its blocks and the end of its log.
         """
         for number, server in enumerate(self.servers):
             if server.poll() is not None:
@@ -144,7 +143,7 @@ class PrivateSwarm:
                 raise SwarmError(f"Server {number} of the private swarm ({blocks} of {self.model}) {how}")
 
     def newly_loaded(self) -> list[str]:
-        """Returns what servers have said since the last call about the memory that their blocks take."""
+        """Returns the servers' reports of the memory of their blocks since the last call."""
         lines: list[str] = []
         for number in range(len(self.servers)):
             with self._log(number).open("rb") as log:
@@ -166,7 +165,7 @@ class PrivateSwarm:
             for i, (address, server) in enumerate(zip(self.addresses, self.servers, strict=False))
             if i != number and server.poll() is None
         ]
-        if number < len(self.servers):  # a restart: two that are down must not wait for each other, and one may be busy
+        if number < len(self.servers):  # a restart: two dead servers must not wait for each other, and one may be busy
             others = [address for address in others if may_listen(address, _PROBE_SECONDS)]
         else:
             others = others[:1]
@@ -194,7 +193,7 @@ class PrivateSwarm:
                     "OMP_NUM_THREADS": str(self.threads),
                     "TMPDIR": str(self.folder),
                     "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1",  # Petals reads pickles of hub models, too
-                    "USE_LEGACY_BFLOAT16": "0",  # else hivemind sends bfloat16 as float32
+                    "USE_LEGACY_BFLOAT16": "0",  # otherwise hivemind sends bfloat16 as float32
                 },
             )
         self.servers[number : number + 1] = [server]
@@ -213,7 +212,7 @@ class PrivateSwarm:
             self.start_server(number)
 
     def _end_servers(self) -> None:
-        # SIGKILL: a server has no state to save, and after a graceful end its helpers would go on answering the swarm
+        # SIGKILL: a server has no state to save, and after a graceful end its helpers would still answer the swarm
         for number in range(len(self.servers)):
             self.kill_server(number)
 
@@ -226,7 +225,7 @@ class PrivateSwarm:
 
 
 def split_blocks(num_blocks: int, servers: int) -> list[tuple[int, int]]:
-    """Splits blocks evenly over servers, in order.
+    """Splits blocks evenly among servers, in order.
 
     Args:
         num_blocks: blocks of the model.
@@ -245,7 +244,7 @@ def split_blocks(num_blocks: int, servers: int) -> list[tuple[int, int]]:
 
 
 def shares_of_blocks(num_blocks: int, servers: int, texts: Sequence[str] | None) -> list[tuple[int, int]]:
-    """Returns the blocks of each server of a swarm, from command line options."""
+    """Returns the blocks of each server of a swarm, from options of the command line."""
     if not texts:
         return split_blocks(num_blocks, servers)
     spans = []
@@ -261,7 +260,7 @@ def shares_of_blocks(num_blocks: int, servers: int, texts: Sequence[str] | None)
 
 
 def format_span(span: tuple[int, int] | None) -> str:
-    """Returns the blocks of a server for people.
+    """Describes the blocks of a server.
 
     Examples:
         >>> format_span((0, 16)), format_span(None)
@@ -271,7 +270,7 @@ def format_span(span: tuple[int, int] | None) -> str:
 
 
 def existing_gpus(gpus: Sequence[int]) -> list[int]:
-    """Returns these GPUs, or all that torch sees if there are none.
+    """Returns these GPUs, or all that torch sees if none are given.
 
     Raises:
         ConfigError: one of them does not exist.
@@ -295,7 +294,7 @@ def _require_adapters(adapters: Sequence[str]) -> None:
         if "." in name:
             raise ConfigError(
                 f"Petals cannot hold the adapter {name!r}, because its name has a dot: copy it to a folder without "
-                "one, and name it by that folder's full path."
+                "one, and give that folder's full path."
             )
 
 
@@ -306,11 +305,11 @@ def require_address(host: str) -> None:
     except ValueError as error:
         raise ConfigError(f"--host {host!r} is not an IP address.") from error
     if address.is_unspecified:
-        raise ConfigError(f"--host {host} is not an address to reach this host at: give the one that others use.")
+        raise ConfigError(f"--host {host} is not an address at which this host can be reached: give another.")
 
 
 def _server_environment() -> dict[str, str]:
-    # torchrun's variables are not meant for servers, and the threads are set per server
+    # torchrun's variables must not affect servers, and the threads are set per server
     dropped = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "HIVEMIND_LOGLEVEL")
     return {k: v for k, v in os.environ.items() if k not in dropped and not k.startswith("TORCHELASTIC_")}
 

@@ -1,7 +1,7 @@
-"""Weights in 8 or 4 bits. Petals quantizes linear layers, by bitsandbytes; what it does not know are fused experts.
+"""Weights in 8 or 4 bits. Petals quantizes linear layers with bitsandbytes, but not fused experts.
 
-transformers keeps the experts of a layer in one parameter of three dimensions. bitsandbytes stores these in NF4, and
-unpacks those of a layer for each of its forwards; it has no such thing for INT8.
+transformers keeps the experts of a layer in one three-dimensional parameter. bitsandbytes stores it in NF4, and unpacks
+it for each forward of the layer; it does not support this for INT8.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def require_quantizable(model: str, config: Any, dtype: str, quantization: str) 
 
     Args:
         model: folder or hub name, for the message.
-        config: of the model.
-        dtype: of the weights that stay as they are, such as "bfloat16".
+        config: config of the model.
+        dtype: dtype of the other weights, such as "bfloat16".
         quantization: "none", "int8" or "nf4".
 
     Raises:
-        ConfigError: they cannot; the message says why, and what the blocks would take.
+        ConfigError: they cannot be quantized; the message says why, and the memory that the blocks would take.
     """
     if quantization != "int8":
         return
@@ -39,13 +39,13 @@ def require_quantizable(model: str, config: Any, dtype: str, quantization: str) 
     whole, int8, nf4 = map(format_bytes, sizes)
     raise ConfigError(
         f"--quantization int8: the experts of {model} are kept in one tensor for each layer, which bitsandbytes does "
-        f"not store in INT8. All blocks together would take {int8} instead of {whole}: --quantization nf4, which is "
-        f"for experts, too, takes {nf4}."
+        f"not store in INT8. All blocks together would take {int8} instead of {whole}. Use --quantization nf4, which "
+        f"includes experts and takes {nf4}."
     )
 
 
 def quantize_experts(module: nn.Module) -> None:
-    """Stores the fused experts of a block in NF4, on the device where they are."""
+    """Stores the fused experts of a block in NF4, on their device."""
     from bitsandbytes.nn.parametrize import replace_parameter_4bit
 
     for owner, name in fused_experts(module):
@@ -53,7 +53,7 @@ def quantize_experts(module: nn.Module) -> None:
 
 
 def converting_experts(convert_block: Any, nf4: Any) -> Any:
-    """Wraps Petals' `convert_block`, so that it quantizes experts, too, once they are on their device."""
+    """Wraps Petals' `convert_block` to also quantize experts once they are on their device."""
 
     def convert(block: Any, index: int, config: Any, devices: Any, output: Any, quant_type: Any, **options: Any) -> Any:
         converted = convert_block(block, index, config, devices, output, quant_type, **options)

@@ -1,4 +1,4 @@
-"""A request as a server has received it: its tensors are still serialized."""
+"""A request as a server receives it, with serialized tensors."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from dist_eval.petals.client.payload import Payload
 
 @dataclass(frozen=True)
 class Request:
-    """What `runtime_pb2.ExpertRequest` has.
+    """The contents of a `runtime_pb2.ExpertRequest`.
 
     Attributes:
         uid: names of blocks.
-        tensors: whose bytes are where they were received.
-        metadata: packed.
+        tensors: serialized tensors, whose bytes are not copied.
+        metadata: packed metadata.
     """
 
     uid: str = ""
@@ -25,7 +25,7 @@ class Request:
 
     @classmethod
     def of(cls, message: Any) -> Request:
-        """Returns what an `ExpertRequest` says."""
+        """Converts an `ExpertRequest`."""
         return cls(message.uid, list(map(Payload.of_message, message.tensors)), message.metadata)
 
     @property

@@ -1,8 +1,8 @@
 """One Petals server as a process: `python -m dist_eval.petals.server.server WORKSPACE [petals.cli.run_server options]`.
 
-It is Petals' server with a few changes: hivemind's missing names are put back, no package index is asked for a newer
-version, a first peer that is itself just starting is waited for, and the server ends with the process that started it.
-Its blocks are those of transformers (`petals_server.py`).
+It is Petals' server with a few changes: it restores hivemind's missing names, asks no package index for newer versions,
+waits for a first peer that is still starting, and ends with the process that started it. Its blocks are those of
+transformers (`petals_server.py`).
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ def main() -> None:
             try:
                 return run_server.main()
             except P2PDaemonError as error:
-                # the first peer listens a moment before it answers
+                # the first peer starts to listen a moment before it answers
                 if "bootstrap" not in str(error):
                     raise
                 if time.monotonic() > deadline:
                     sys.exit(
-                        f"What listens at {', '.join(peers)} is no such peer: give addresses as servers print them."
+                        f"No server at {', '.join(peers)} has this identity: give addresses as servers print them."
                     )
                 time.sleep(_RETRY_SECONDS)
 
 
 def _wait_for_peers(deadline: float) -> list[str]:
-    """Waits for the peers to join, and leaves those of them on the command line that listen."""
+    """Waits for the peers to join, and keeps only listening ones on the command line."""
     from dist_eval.petals.client.client import wait_until_listening
     from dist_eval.petals.client.reachability import why_unreachable
 
@@ -60,7 +60,7 @@ def _wait_for_peers(deadline: float) -> list[str]:
     sys.argv[begin:end] = listening = wait_until_listening(peers, deadline)
     if not listening:
         why = why_unreachable(peers[0], _PROBE_SECONDS) or "nothing listened there"
-        sys.exit(f"None of the peers to join was there within {WAIT_SECONDS:g} s ({why}): {', '.join(peers)}.")
+        sys.exit(f"None of the peers to join answered within {WAIT_SECONDS:g} s ({why}): {', '.join(peers)}.")
     return peers
 
 

@@ -1,9 +1,9 @@
-"""What a server does with a request: a task for as many of its blocks as take a quarter of a second.
+"""Splits requests into tasks of as many blocks as a server computes in a quarter of a second.
 
-Petals makes a task of each block, after which the activations go from the GPU to the process of the handler and back.
-They are large (16 MiB for 1024 tokens of a model of 70B in bfloat16), so here they stay where they are while several
-blocks are computed. Tasks stay short, because a server does not interrupt one: steps of sessions go first between two
-of them, and of a request that was given up no further one is made.
+Petals makes a task of each block, and copies the activations from the GPU to the handler's process and back after each.
+They are large (16 MiB for 1024 tokens of a 70B model in bfloat16), so here they stay on the GPU for several blocks.
+Tasks are short because a server does not interrupt them: steps of sessions go first between tasks, and an abandoned
+request starts no further task.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from dist_eval.petals.server.shared_memory import SharedMemory
 from dist_eval.petals.server.task_pool import task_pool_class
 
 TASK_SECONDS = 0.25
-"""What a task should take at most, if it has more than one block."""
+"""Longest time of a task with more than one block."""
 
-_seconds_per_work: dict[str, float] = {}  # of one token in one block, as in the latest task of a kind
+_seconds_per_work: dict[str, float] = {}  # of one token in one block, measured in the latest task of each kind
 
 
 def merge_pools(backends: Mapping[str, Any], memory: SharedMemory) -> None:
@@ -34,7 +34,7 @@ def merge_pools(backends: Mapping[str, Any], memory: SharedMemory) -> None:
 
     Args:
         backends: Petals' `TransformerBackend` for each block's uid.
-        memory: by which tensors get to the blocks and back.
+        memory: shared memory for the tensors of handlers and blocks.
     """
     first, chain, pool_class = next(iter(backends.values())), _Chain(backends), task_pool_class()
     size, device = first.forward_pool.max_batch_size, first.forward_pool.device
@@ -48,7 +48,7 @@ def merge_pools(backends: Mapping[str, Any], memory: SharedMemory) -> None:
 
 
 class _Chain:
-    """Blocks one after the other; its methods run in the process of the blocks, and return the seconds at the end."""
+    """Consecutive blocks; its methods run in the process of the blocks, and return the seconds as last value."""
 
     def __init__(self, backends: Mapping[str, Any]) -> None:
         self._backends = backends
@@ -63,10 +63,10 @@ class _Chain:
         digests: Sequence[bytes],
         *prompts: Any,
     ) -> tuple[Any, ...]:
-        """Runs blocks forward; prompts are of shape [batch or 1, pre_seq_len, hidden], or None.
+        """Runs blocks forward; prompts have shape [batch or 1, pre_seq_len, hidden], or are None.
 
-        With digests, prompts are kept, or those that are kept stand for None. The outputs are of the same shape as
-        `hidden`, or [1, rows, hidden] at positions in batch x length; empty if there are no prompts of a digest.
+        With digests, prompts are kept, or replaced by kept ones if None. The outputs have the shape of `hidden`, or [1,
+        rows, hidden] at positions in batch x length. They are empty if the prompts of a digest are missing.
         """
         start = time.monotonic()
         if digests:
@@ -85,7 +85,7 @@ class _Chain:
     def backward(
         self, hidden: torch.Tensor, gradient: torch.Tensor, adapter: str, uids: Sequence[str], *prompts: Any
     ) -> tuple[Any, ...]:
-        """Returns the gradients of the inputs, and of the prompts if there are any; each forward is run twice."""
+        """Returns the gradients of the inputs, and of the prompts if any; each forward is run twice."""
         start = time.monotonic()
         inputs = [_with_prompt(hidden, prompts[0])]
         for uid, prompt in zip(uids[:-1], prompts[1:], strict=True):
@@ -103,7 +103,7 @@ class _Chain:
     def inference(
         self, hidden: torch.Tensor, order: torch.Tensor, steps: Any, rows: torch.Tensor | None, *prompts: Any
     ) -> tuple[Any, ...]:
-        """Runs a step of a session; `steps` has Petals' `InferenceMetadata` for each block. See `forward` for rows."""
+        """Runs a step of a session; `steps` are Petals' `InferenceMetadata` of each block. See `forward` for rows."""
         start = time.monotonic()
         for step, prompt in zip(steps, prompts, strict=True):
             (hidden,) = self._backends[step.uid].inference_step(_with_prompt(hidden, prompt), order, step)
@@ -134,13 +134,13 @@ async def run_forward(
     rows: torch.Tensor | None = None,
     digests: Sequence[bytes] = (),
 ) -> torch.Tensor:
-    """Runs blocks forward; takes and returns what `petals.server.block_functions.run_rpc_forward` does.
+    """Runs blocks forward, with the interface of `petals.server.block_functions.run_rpc_forward`.
 
     With `rows`, positions in batch x length, only their outputs are returned, of shape [1, rows, hidden]. With digests
-    of each block's prompts, these are kept, or taken from those that were kept if they are empty.
+    of each block's prompts, these are kept, or replaced by kept ones if they are empty.
 
     Raises:
-        ValueError: prompts of a digest are not kept, among other things that a client may do wrong.
+        ValueError: the client's tensors are invalid, or the prompts of a digest are missing.
     """
     hidden, prompts, *_ = _unpacked(tensors, args_structure)
     hidden = _as_hidden(hidden, requested_backends)
@@ -162,7 +162,7 @@ async def run_backward(
     points: int = 0,
     args_structure: Any = None,
 ) -> Sequence[torch.Tensor]:
-    """Runs blocks backward; takes and returns what `petals.server.block_functions.run_rpc_backward` does."""
+    """Runs blocks backward, with the interface of `petals.server.block_functions.run_rpc_backward`."""
     hidden, gradient, prompts, *_ = _unpacked(tensors, args_structure)
     hidden, gradient = (_as_hidden(tensor, requested_backends) for tensor in (hidden, gradient))
     deep = _prompt_of_each(prompts, requested_backends)
@@ -201,7 +201,7 @@ async def _forward(
 
 
 def _tasks(kind: str, hidden: torch.Tensor, count: int) -> Iterator[slice]:
-    """Yields the blocks of each task of a request, as many as the tasks before show that there is time for."""
+    """Yields the blocks of each task of a request, as many as fit into the time, judging by earlier tasks."""
     start = 0
     while start < count:
         seconds = _seconds_per_work.get(kind, float("inf")) * _tokens(hidden)
@@ -211,7 +211,7 @@ def _tasks(kind: str, hidden: torch.Tensor, count: int) -> Iterator[slice]:
 
 
 def _note(kind: str, seconds: float, hidden: torch.Tensor, count: int) -> None:
-    """Notes what a task of a number of blocks took."""
+    """Records the time of a task of several blocks."""
     _seconds_per_work[kind] = max(1e-12, seconds / (_tokens(hidden) * count))
 
 
@@ -220,14 +220,14 @@ def _tokens(hidden: torch.Tensor) -> int:
 
 
 def _as_hidden(tensor: torch.Tensor, backends: Sequence[Any]) -> torch.Tensor:
-    """Returns what a client sent as hidden states, in the dtype of the blocks."""
+    """Returns a client's hidden states in the dtype of the blocks."""
     if tensor.ndim != 3:
         raise ValueError(f"Received hidden states of {tensor.ndim} dimensions instead of 3")
     return _finite(tensor.to(backends[0].dtype), "hidden states")
 
 
 def _finite(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """Returns numbers that a client sent, and with which all others computed from them are numbers, too."""
+    """Returns a client's tensor, which must be finite."""
     if tensor.numel() and not torch.stack(torch.aminmax(tensor.detach())).isfinite().all():
         raise ValueError(f"Received {name} that are not finite in {str(tensor.dtype).removeprefix('torch.')}")
     return tensor
@@ -242,7 +242,7 @@ def _unpacked(tensors: Sequence[torch.Tensor], args_structure: Any) -> Sequence[
 
 
 def _prompt_of_each(prompts: torch.Tensor | None, backends: Sequence[Any]) -> list[torch.Tensor | None]:
-    """Returns each block's prompts, or None, from those of all blocks, [blocks, rows or 1, pre_seq_len, hidden]."""
+    """Splits prompts of shape [blocks, rows or 1, pre_seq_len, hidden] by block; each is None without prompts."""
     if prompts is None or not prompts.numel():
         return [None] * len(backends)
     if len(prompts) != len(backends):
@@ -263,17 +263,17 @@ async def iterate_inference(
     args_structure: Any = None,
     **_: Any,
 ) -> AsyncIterator[tuple[Sequence[Any], bool]]:
-    """Answers the steps of a session; a step's `start_from_position` forgets the tokens from there on.
+    """Answers the steps of a session; a step's `start_from_position` drops the tokens from there on.
 
-    Takes and yields what `petals.server.block_functions.iterate_rpc_inference` does (Petals 2.2.0.post1), but each step
-    as a `Request`. Petals 2.2 knows no `start_from_position`; its meaning is that of Petals main (2.3.0.dev2).
+    It has the interface of `petals.server.block_functions.iterate_rpc_inference` (Petals 2.2.0.post1), but takes steps
+    as `Request`s. `start_from_position`, which Petals 2.2 lacks, is that of Petals main (2.3.0.dev2).
     """
     from hivemind.compression.serialization import serialize_torch_tensor
     from hivemind.utils.nested import nested_flatten
     from petals.data_structures import InferenceMetadata
 
     if any(backend.kept is None for backend in requested_backends):
-        raise ValueError("recurrent blocks keep no attention cache, so that they have no sessions")
+        raise ValueError("recurrent blocks keep no attention cache, so they do not support sessions")
     backend, position, rolls_back, rows = requested_backends[0], 0, True, None
     (output,) = nested_flatten(requested_backends[-1].outputs_schema)
     async for request, step in input_iterator:
@@ -317,6 +317,6 @@ async def iterate_inference(
             answer = serialize_torch_tensor(outputs, output.compression, allow_inplace=True)
         else:
             answer = Payload.of(outputs).message()
-        del hidden, outputs  # from the shared memory, while the next step is waited for
+        del hidden, outputs  # frees the shared memory while waiting for the next step
         yield [answer], all(prompt is None for prompt in deep)
         position = end

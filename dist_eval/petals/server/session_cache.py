@@ -1,7 +1,7 @@
-"""What servers keep of the texts of a session: the keys and values of each block, in the shapes that it makes itself.
+"""The attention caches of sessions on servers: keys and values of each block, in the block's own shapes.
 
-They are found from the model's config alone, by running each layer on the meta device. So grouped queries, the latents
-of multi-head latent attention and whatever else a family keeps are counted as transformers keeps them.
+The shapes follow from the model's config alone, by running each layer on the meta device. So grouped queries, the
+latents of multi-head latent attention and other kinds of caches are counted as transformers keeps them.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from dist_eval.petals.server.blocks import Block, keep_layer
 
 
 class BlockCache(NamedTuple):
-    """What a block keeps of a text."""
+    """Shapes of a block's cache."""
 
-    keys: tuple[int, int]  # of a token: heads and width
+    keys: tuple[int, int]  # heads and width for a token
     values: tuple[int, int]
-    window: int | None  # tokens that one sees, itself included; None for all
+    window: int | None  # tokens that a token attends to, including itself; None for all
 
     @property
     def token_numbers(self) -> int:
-        """How many numbers it keeps of a token."""
+        """Numbers that it keeps per token."""
         return sum(heads * width for heads, width in (self.keys, self.values))
 
     def shapes(self, rows: int, max_length: int, *, rolls_back: bool) -> list[tuple[int, int, int, int]]:
@@ -35,18 +35,18 @@ class BlockCache(NamedTuple):
         Args:
             rows: number of texts.
             max_length: most tokens of a text.
-            rolls_back: whether texts may be continued from before their end, so that all of them must be kept.
+            rolls_back: whether texts may be continued from before their end, which requires keeping all tokens.
         """
         kept = max_length if rolls_back or self.window is None else min(max_length, self.window - 1)
         return [(rows, heads, kept, width) for heads, width in (self.keys, self.values)]
 
 
 NO_CACHE = BlockCache((1, 1), (1, 1), None)
-"""Stands for what recurrent blocks keep, which have no sessions: Petals divides by what a token takes."""
+"""Placeholder for recurrent blocks, which have no sessions: Petals divides by the size of a token."""
 
 
 def block_caches(architecture: Architecture) -> list[BlockCache | None]:
-    """Returns what each block of a model keeps; None for recurrent ones, whose states are none of single tokens."""
+    """Returns the cache shapes of each block of a model; None for recurrent ones, whose states are not per token."""
     try:
         kinds: Sequence[Any] = DynamicCache(config=architecture.config).layers
     except Exception:  # the model has a cache of its own
@@ -80,10 +80,10 @@ class SessionLayer(DynamicLayer):
     """A layer's keys and values in memory that was allocated for a whole session, or for a sliding window of it.
 
     Args:
-        keys: of shape [batch, heads, n, key_width], n being the most tokens of a text, or the window less one.
-        values: of shape [batch, heads, n, value_width].
+        keys: tensor of shape [batch, heads, n, key_width]; n is the most tokens of a text, or the window minus one.
+        values: tensor of shape [batch, heads, n, value_width].
         length: tokens of each text so far.
-        window: tokens that one sees, itself included; None for all.
+        window: tokens that a token attends to, including itself; None for all.
     """
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor, length: int, window: int | None = None) -> None:
@@ -94,7 +94,7 @@ class SessionLayer(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Adds keys and values, of shape [batch, heads, n, width], and returns all that the new tokens may see."""
+        """Adds keys and values, of shape [batch, heads, n, width], and returns all that the new tokens attend to."""
         start, self._length = self._length, self._length + key_states.shape[-2]
         if self.is_sliding:
             kept = min(start, self._most)
@@ -104,17 +104,17 @@ class SessionLayer(DynamicLayer):
         return self._keys[..., : self._length, :], self._values[..., : self._length, :]
 
     def _slide(self, window: torch.Tensor, states: torch.Tensor, kept: int) -> torch.Tensor:
-        """Adds states after those that are kept, keeps the last ones, and returns them all."""
+        """Appends states to the kept ones, keeps the last ones, and returns all of them."""
         seen = torch.cat([window[..., :kept, :], states.to(window)], dim=-2)
         last = min(seen.shape[-2], self._most)
         window[..., :last, :] = seen[..., seen.shape[-2] - last :, :]
         return seen
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        """Returns how many tokens the next ones may see, themselves included, and how many were before these."""
+        """Returns how many tokens the next ones attend to, including themselves, and how many precede these."""
         kept = min(self._length, self._most)
         return kept + query_length, self._length - kept
 
     def get_seq_length(self) -> int:
-        """Returns how many tokens the texts have so far."""
+        """Returns the number of tokens of each text so far."""
         return self._length

@@ -1,4 +1,4 @@
-"""The memory of sessions on a server: who waits for room holds up nobody, and no handler waits for the blocks."""
+"""The memory of sessions on a server: waiting for room blocks nobody else, and no handler waits for the blocks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from dist_eval.errors import one_line
 
 LONGEST_WAIT = 10.0
-"""Seconds that a session may wait for room, if its client asks for that."""
+"""Longest time in seconds that a session waits for room, if its client asks for it."""
 
 _POLL_SECONDS, _READ_SECONDS = 0.05, 1.0
 
@@ -22,11 +22,11 @@ logger = logging.getLogger(__name__)
 
 
 def session_memory_class() -> Any:
-    """Returns Petals' `MemoryCache`, whose allocations are read and waited for in another way.
+    """Returns Petals' `MemoryCache` with a different way to read and wait for allocations.
 
-    In Petals the process of the blocks reads what the handlers allocate only when it runs a step, through a pipe of 64
-    KiB: after some hundred sessions without one, all handlers would wait for ever. Who waits for room there holds a
-    lock that others need, and does not always release it after a time-out.
+    In Petals, the process of the blocks reads the handlers' allocations only when it runs a step, through a pipe of 64
+    KiB: after some hundred sessions without a step, all handlers would wait forever. A handler that waits for room
+    holds a lock that others need, and does not always release it after a timeout.
     """
     from petals.server.memory_cache import AllocationFailed, MemoryCache
 
@@ -66,12 +66,12 @@ def session_memory_class() -> Any:
 
 
 def _read(memory: weakref.ref[Any], pipe: Any) -> None:
-    """Reads what handlers allocate and free until the memory is gone."""
+    """Reads the handlers' allocations and releases as long as the memory object exists."""
     while (found := memory()) is not None:
         try:
             with found.use_cache():
                 pass
-        except Exception as error:  # such as no memory on the GPU: the session's next step fails
+        except Exception as error:  # such as too little GPU memory; the session's next step fails
             logger.warning(f"a session was not allocated: {one_line(error)}")
         del found
         with contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
-"""Memory that a server's handlers share with the process of its blocks, so that tensors pass between them by address.
+"""Memory that a server's handlers share with the process of its blocks, so tensors pass between them by address.
 
-torch hands a tensor to another process as a file that is created, filled, mapped and removed, which takes far longer
-than a copy. Here, one mapping is made before the handlers are forked. It is cut into slots, and a slot is free again
-once nothing refers to its bytes.
+torch passes a tensor to another process as a file that is created, filled, mapped and removed, which takes far longer
+than a copy. Here, a single mapping is made before the handlers are forked. It is divided into slots, and a slot is free
+again once nothing refers to its bytes.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-_MOST_SLOTS = 16  # of each handler
+_MOST_SLOTS = 16  # per handler
 _ALIGNED = 64  # bytes
 
 
 class Place(NamedTuple):
-    """Where a tensor is, in the memory of all processes."""
+    """A tensor's place in the shared memory."""
 
     offset: int
     shape: torch.Size
@@ -39,12 +39,12 @@ class Place(NamedTuple):
 
 
 class SharedMemory:
-    """Slots of memory, which only the kernel backs that have been used.
+    """Slots of shared memory; unused slots take no physical memory.
 
     Args:
-        slot_bytes: of each slot.
-        most_bytes: of all slots together.
-        handlers: how many processes take slots, each from its own share.
+        slot_bytes: size of a slot.
+        most_bytes: most bytes of all slots together.
+        handlers: number of processes that take slots, each from its own share.
     """
 
     def __init__(self, slot_bytes: int, most_bytes: int, handlers: int) -> None:
@@ -52,7 +52,7 @@ class SharedMemory:
         self._slots = handlers * min(_MOST_SLOTS, most_bytes // handlers // self._slot_bytes)
         try:
             self._mapping: Any = mmap.mmap(-1, max(1, self._slots * self._slot_bytes))
-        except OSError:  # the host promises no more memory than it has
+        except OSError:  # the host does not overcommit memory
             self._slots, self._mapping = 0, mmap.mmap(-1, 1)
         self._all = np.frombuffer(self._mapping, np.uint8)
         self._start = self._all.ctypes.data
@@ -60,13 +60,13 @@ class SharedMemory:
         self._taken: weakref.WeakValueDictionary[int, np.ndarray] = weakref.WeakValueDictionary()
 
     def claim(self, handler: int, handlers: int) -> None:
-        """Gives this process the slots of a handler; before, it has none."""
+        """Gives this process the slots of a handler; before that, it has none."""
         self._free = list(range(handler, self._slots, handlers))
 
     def take(self) -> memoryview | None:
         """Returns the bytes of a slot, which is taken as long as anything refers to them; None if none is free."""
         try:
-            slot = self._free.pop()  # the latest one: what was never used takes no memory
+            slot = self._free.pop()  # the most recent one, because unused slots take no memory
         except IndexError:
             return None
         taken = self._all[slot * self._slot_bytes : (slot + 1) * self._slot_bytes]
@@ -75,7 +75,7 @@ class SharedMemory:
         return taken.data
 
     def put(self, values: Iterable[Any]) -> list[Any]:
-        """Copies those tensors among some values that are elsewhere into a slot, if one is free and they fit."""
+        """Copies tensors among `values` that are elsewhere into a slot, if one is free and they fit."""
         values = [value.detach() if isinstance(value, torch.Tensor) else value for value in values]
         size = sum(_room_for(value) for value in values if self._is_elsewhere(value))
         if not 0 < size <= self._slot_bytes or (slot := self.take()) is None:
@@ -88,14 +88,14 @@ class SharedMemory:
         return values
 
     def place_of(self, value: Any) -> Any:
-        """Returns the place of a tensor that is here; any other value as it is."""
+        """Returns the place of a tensor in this memory; any other value unchanged."""
         if not isinstance(value, torch.Tensor) or self._is_elsewhere(value):
             return value
         offset = value.data_ptr() - self._start if value.numel() else 0
         return Place(offset, value.shape, value.dtype)
 
     def at(self, place: Any) -> Any:
-        """Returns the tensor at a place; any other value as it is. In a handler, it keeps the slot taken."""
+        """Returns the tensor at a place; any other value unchanged. In a handler, the tensor keeps the slot taken."""
         if not isinstance(place, Place):
             return place
         if not place.nbytes:
@@ -107,7 +107,7 @@ class SharedMemory:
         return torch.frombuffer(taken.data[start : start + place.nbytes], dtype=place.dtype).view(place.shape)
 
     def replace(self, place: Any, tensor: torch.Tensor) -> Any:
-        """Puts a tensor where another one was, and returns its place; the tensor itself if it does not fit."""
+        """Overwrites the tensor at a place, and returns the new place; returns the tensor itself if it does not fit."""
         if not isinstance(place, Place) or not 0 < tensor.nbytes <= place.nbytes:
             return tensor
         found = Place(place.offset, tensor.shape, tensor.dtype)

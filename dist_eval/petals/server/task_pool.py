@@ -1,4 +1,4 @@
-"""Petals' pool of tasks, whose tensors go from the handlers to the blocks and back in memory that both share."""
+"""Petals' pool of tasks, with tensors in memory that the handlers and blocks share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dist_eval.petals.server.shared_memory import SharedMemory
 
 
 def task_pool_class() -> Any:
-    """Returns the class; Petals is imported late."""
+    """Returns the class; Petals must be imported late."""
     from petals.server.task_pool import PrioritizedTaskPool
 
     class TaskPool(PrioritizedTaskPool):  # type: ignore[misc]
@@ -18,8 +18,8 @@ def task_pool_class() -> Any:
 
         Args:
             memory: the shared memory.
-            *args: of `PrioritizedTaskPool`.
-            **kwargs: of `PrioritizedTaskPool`.
+            *args: see `PrioritizedTaskPool`.
+            **kwargs: see `PrioritizedTaskPool`.
         """
 
         def __init__(self, memory: SharedMemory, *args: Any, **kwargs: Any) -> None:
@@ -28,10 +28,10 @@ def task_pool_class() -> Any:
             self._waiting: dict[Any, list[Any]] = {}
 
         async def compute(self, *args: Any, priority: float) -> list[Any]:
-            """Has a task computed; returns its outputs. Called by handlers."""
+            """Submits a task, and returns its outputs. Called by handlers."""
             args = self.memory.put(args)  # type: ignore[assignment]
             future = self.submit_task(*map(self.memory.place_of, args), priority=priority)
-            # the blocks may read and write them even when nobody waits for the outputs any more
+            # the blocks may read and write the tensors even if nobody waits for the outputs any more
             self._waiting[future] = args  # type: ignore[assignment]
             future.add_done_callback(self._waiting.pop)
             return [self.memory.at(output) for output in await future]
@@ -42,7 +42,7 @@ def task_pool_class() -> Any:
             return task, [self._moved(self.memory.at(arg)) for arg in args]
 
         def send_outputs_from_runtime(self, uid: int, batch_outputs: list[Any]) -> None:
-            """Sends the outputs of a task to the handler that waits for them; called in the process of the blocks."""
+            """Sends the outputs of a task to its handler; called in the process of the blocks."""
             first = self._dispatched_tasks[uid].args[0]
             super().send_outputs_from_runtime(uid, [self.memory.replace(first, batch_outputs[0]), *batch_outputs[1:]])
 

@@ -133,7 +133,7 @@ def test_requests_are_passed_to_announced_servers_of_the_next_blocks_only(
         assert f"is not announced as a server of blocks {further.start}:{further.end}" in found.answer.why
         if further.start == 1:
             assert torch.equal(found.outputs, alone.outputs), "no block is lost"
-    with pytest.raises(Exception, match="Received a chain that goes on with block 3, not 1") as caught:
+    with pytest.raises(Exception, match="Received a chain that continues at block 3, not 1") as caught:
         passed_on(requests, [first, Span(second.peer, 3, 4)])
     assert classify(caught.value) is Failure.REFUSED
 
@@ -184,7 +184,7 @@ def test_a_digest_stands_for_what_was_sent_only(mortal: ForkedSwarm, swarm_clien
 
     for digests, deep, words in (
         (digests_of(prompts), NO_TENSOR, LACKS_PROMPTS),
-        (digests_of(prompts + 1), prompts, "with the digests of others"),
+        (digests_of(prompts + 1), prompts, "that do not match their digests"),
         (digests_of(prompts + 1), NO_TENSOR, LACKS_PROMPTS),
         (digests_of(prompts * float("nan")), prompts * float("nan"), "not finite"),
     ):

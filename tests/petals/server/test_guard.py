@@ -90,7 +90,7 @@ def test_requests_to_pass_on_have_prompts_of_all_blocks_and_rows_that_there_are(
     ("tensors", "fields", "words"),
     [
         ((hidden(), torch.ones(3, 1, 2, WIDTH)), {}, r"instead of \[5, "),
-        ((hidden(), NONE), {"rows": [10]}, "positions up to 10, of 10"),
+        ((hidden(), NONE), {"rows": [10]}, "positions up to 10 are requested, but there are 10"),
         ((hidden(), NONE), {"chain": [{**HOP, "peer": "nobody"}]}, "peer"),
         ((hidden(), NONE), {"chain": [HOP, HOP]}, "gaps"),
         ((hidden(), NONE), {"chain": 5}, "chain"),
@@ -99,7 +99,7 @@ def test_requests_to_pass_on_have_prompts_of_all_blocks_and_rows_that_there_are(
         ((IDS[0], NONE, NONE), {"ids": True}, "the token ids have size"),
         ((IDS, NONE, torch.ones(2, WIDTH + 1)), {"ids": True}, "the soft prompts have size"),
         ((IDS, NONE, torch.ones(60, WIDTH)), {"ids": True}, "is greater than max_batch_size"),
-        ((hidden(), NONE), {"prompts": [bytes(32)] * 3}, "digests of the prompts of 3 blocks, of 5"),
+        ((hidden(), NONE), {"prompts": [bytes(32)] * 3}, "digests of the prompts of 3 blocks instead of 5"),
         ((hidden(), NONE), {"prompts": [bytes(31)] * 5}, "prompts"),
         ((hidden(), NONE), {"prompts": ["x" * 32] * 5}, "prompts"),
         ((hidden(), torch.ones(5, 2, 2, WIDTH)), {"prompts": [bytes(32)] * 5}, "are not kept"),

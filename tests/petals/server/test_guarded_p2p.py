@@ -155,14 +155,14 @@ def test_whatever_is_changed_in_a_request_is_read_within_its_bounds_or_an_error(
 @pytest.mark.parametrize(
     ("parts", "pause", "words"),
     [
-        ([], 0.0, b"a stream that says nothing for"),
-        ([message(b"one")], 0.0, b"a stream that says nothing for"),
-        ([message(b"one")[:5]], 0.0, b"a stream that says nothing for"),
+        ([], 0.0, b"waited for data for"),
+        ([message(b"one")], 0.0, b"waited for data for"),
+        ([message(b"one")[:5]], 0.0, b"waited for data for"),
         ([bytes([byte]) for byte in message(b"one" * 100)], 0.05, b"for 0 s"),
         ([b"\0" + (1 << 62).to_bytes(8, "big")], 0.0, b"is too large: at most 16384 are read"),
         ([b"\0" + (LARGEST + 1).to_bytes(8, "big")], 0.0, b"is too large: at most"),
         ([message(b"x" * 9000), message(b"x" * 9000)], 0.0, b"a request is too large"),
-        ([message(b"one"), END, message(b"two")], 0.0, b"goes on after its end"),
+        ([message(b"one"), END, message(b"two")], 0.0, b"continues after its end"),
         ([message(b"")] * 20, 0.0, b"a request is too large"),
         ([b"\7" + bytes(8)], 0.0, b"not a message"),
         ([b"\0" + (4).to_bytes(8, "big") + b"\x0b\x0c" * 2], 0.0, b"a message that cannot be read"),
@@ -213,7 +213,7 @@ def test_an_answer_that_nobody_takes_is_given_up(
     monkeypatch.setattr(guarded_p2p, "SLOWEST", 1 << 30)
     with caplog.at_level(logging.WARNING):
         play(sleep, handler=talk)
-    assert "an answer that was not taken for" in caplog.text
+    assert "waited for the client to read an answer for" in caplog.text
 
 
 def test_a_client_that_goes_ends_what_it_asked_for(caplog: pytest.LogCaptureFixture) -> None:

@@ -59,9 +59,9 @@ def raw(metadata: Any, *tensors: Any) -> Any:
 
 
 FORWARDS: dict[str, tuple[Callable[[], Any], str]] = {
-    "more numbers than bytes": (lambda: forward(packed(hidden(), size=(2, 500, HIDDEN)), NONE), "in 2560 bytes"),
-    "fewer numbers than bytes": (lambda: forward(packed(hidden(), size=(1, 1, HIDDEN)), NONE), "in 2560 bytes"),
-    "sizes that overflow": (lambda: forward(packed(hidden(), size=[2**32 - 1] * 3), NONE), "in 2560 bytes"),
+    "more numbers than bytes": (lambda: forward(packed(hidden(), size=(2, 500, HIDDEN)), NONE), "have 2560 bytes"),
+    "fewer numbers than bytes": (lambda: forward(packed(hidden(), size=(1, 1, HIDDEN)), NONE), "have 2560 bytes"),
+    "sizes that overflow": (lambda: forward(packed(hidden(), size=[2**32 - 1] * 3), NONE), "have 2560 bytes"),
     "1000 dimensions": (lambda: forward(packed(torch.ones(1), size=[1] * 1000), NONE), "1000 dimensions"),
     "a million rows": (lambda: forward(packed(NONE, size=(10**6, 0, HIDDEN)), NONE), "1000000 rows of 0 tokens"),
     "too many tokens": (lambda: forward(torch.zeros(1, 2049, HIDDEN), NONE), r"max_batch_size \(2048\)"),
@@ -72,8 +72,8 @@ FORWARDS: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: forward(torch.zeros(2, 5, HIDDEN, dtype=torch.complex64), NONE),
         "is 'complex64' instead",
     ),
-    "another compression": (lambda: forward(packed(hidden(), compression=5), NONE), "in a compression"),
-    "an unknown compression": (lambda: forward(packed(hidden(), compression=99), NONE), "in a compression"),
+    "another compression": (lambda: forward(packed(hidden(), compression=5), NONE), "have a compression"),
+    "an unknown compression": (lambda: forward(packed(hidden(), compression=99), NONE), "have a compression"),
     "NaN": (lambda: forward(hidden() * NAN, NONE), "not finite"),
     "infinite once cast": (lambda: forward(torch.full((1, 1, HIDDEN), 1e300, dtype=torch.float64), NONE), "not finite"),
     "prompts of one dimension": (lambda: forward(hidden(), torch.ones(7)), "prompts have size"),
@@ -93,7 +93,7 @@ FORWARDS: dict[str, tuple[Callable[[], Any], str]] = {
     "an adapter that is a path": (lambda: forward(active_adapter="../../etc/passwd"), "passwd' not found"),
     "an adapter that is a list": (lambda: forward(active_adapter=["a"]), "active_adapter cannot be"),
     "a long adapter": (lambda: forward(active_adapter="a" * 60_000), "aaa.* not found"),
-    "metadata that are a list": (lambda: raw([1]), "has to be a map"),
+    "metadata that are a list": (lambda: raw([1]), "must be a map"),
     "metadata that are rubbish": (lambda: raw(b"\xc1rubbish"), "cannot be read"),
     "metadata 10,000 deep": (lambda: raw(nested(10_000)), "cannot be read"),
     "metadata 9 deep": (lambda: raw({"a": [[[[[[[[0]]]]]]]]}), "nested more than 8 deep"),
@@ -129,7 +129,7 @@ SESSIONS: dict[str, tuple[Callable[[], list[Any]], str]] = {
     "a length below 0": (lambda: [opening(max_length=-1)], "Cannot allocate KV cache for -1"),
     "a length that is a word": (lambda: [opening(max_length="many")], "max_length cannot be 'many'"),
     "a length that is true": (lambda: [opening(max_length=True)], "max_length cannot be True"),
-    "no length": (lambda: [forward(hidden(), NONE, NO_ORDER)], "max_length has to be"),
+    "no length": (lambda: [forward(hidden(), NONE, NO_ORDER)], "max_length must be"),
     "more tokens than its length": (lambda: [opening(max_length=3)], "5 tokens in a session for 3"),
     "a start ahead": (lambda: [opening(), step(start_from_position=900)], "cannot start from position 900"),
     "a start below 0": (lambda: [opening(), step(start_from_position=-1)], "cannot start from position -1"),
@@ -140,24 +140,24 @@ SESSIONS: dict[str, tuple[Callable[[], list[Any]], str]] = {
     "prompts that are longer": (lambda: [opening(prompts=torch.ones(4, 1, 9, HIDDEN))], "prompts have size"),
     "a block twice": (lambda: [opening(uid=f"{PREFIX}.0 {PREFIX}.0")], "consecutive blocks"),
     "no tensors": (lambda: [raw({"max_length": 3}, packed(NONE))], "needs 3 tensors"),
-    "metadata that are a list": (lambda: [raw([1])], "has to be a map"),
-    "a step's metadata that are a list": (lambda: [opening(), raw([1])], "has to be a map"),
+    "metadata that are a list": (lambda: [raw([1])], "must be a map"),
+    "a step's metadata that are a list": (lambda: [opening(), raw([1])], "must be a map"),
     "metadata of 100 MB": (lambda: [opening(x=b"0" * 10**8)], "is too large"),
     "a time-out that is a word": (lambda: [opening(alloc_timeout="long")], "alloc_timeout cannot be 'long'"),
     "a time-out that is NaN": (lambda: [opening(alloc_timeout=NAN)], "alloc_timeout cannot be nan"),
     "a session without a name": (lambda: [opening(session_id=["x"])], "session_id cannot be"),
     "a step without a name": (lambda: [opening(step_id=["x"])], "step_id cannot be"),
     "following servers that are numbers": (lambda: [opening(next_servers=[1])], "next_servers cannot be"),
-    "a chain after its last block": (lambda: [opening(chain=[hop(9, 10)])], "goes on with block 9, not 4"),
-    "another chain later": (lambda: [opening(chain=[]), step(chain=[hop(4, 5)])], "another way than the first one"),
-    "no chain later": (lambda: [opening(chain=[]), step()], "another way than the first one"),
+    "a chain after its last block": (lambda: [opening(chain=[hop(9, 10)])], "continues at block 9, not 4"),
+    "another chain later": (lambda: [opening(chain=[]), step(chain=[hop(4, 5)])], "another route than the first one"),
+    "no chain later": (lambda: [opening(chain=[]), step()], "another route than the first one"),
     "a chain only later": (lambda: [opening(), step(chain=[])], "in a session that is not"),
-    "a chain into which others push": (lambda: [opening(chain=[], session_id="x")], "has no session_id"),
+    "a chain into which others push": (lambda: [opening(chain=[], session_id="x")], "cannot have a session_id"),
     "prompts later": (
         lambda: [chained(), request(UID, hidden(), torch.ones(4, 1, 2, HIDDEN), NO_ORDER, metadata={"chain": []})],
         "prompts after the first step",
     ),
-    "outputs that there are not": (lambda: [opening(chain=[], rows=[10])], "positions up to 10, of 10"),
+    "outputs that there are not": (lambda: [opening(chain=[], rows=[10])], "positions up to 10 are requested, but there are 10"),
     "token ids that there are not": (lambda: [chained(), chained("step", order(1, 10**6)[:, None])], "does not have"),
     "token ids that are numbers": (lambda: [chained(ids=torch.ones(2, 1))], "dtype of the token ids"),
     "token ids of other rows": (lambda: [chained(), chained("step", order(1, 2, 3)[:, None])], "3 rows in a session"),
@@ -256,7 +256,7 @@ def test_what_no_client_sends_is_refused_in_one_sentence(guarded_swarm: PrivateS
         refused(what, words, lambda make=several: stranger.converse("rpc_inference", [*make(), request("")]))
     for what, (several, words) in STREAMS.items():
         refused(what, words, lambda make=several: stranger.converse("rpc_forward_stream", make()))
-    refused("a push", "has to name its session_id", lambda: stranger.call("rpc_push", forward(hidden(), NONE)))
+    refused("a push", "must name its session_id", lambda: stranger.call("rpc_push", forward(hidden(), NONE)))
     refused("info", "does not serve 'xxx", lambda: stranger.call("rpc_info", request("x" * 10**6)))
 
 

@@ -116,8 +116,8 @@ def test_blocks_with_an_adapter_compute_what_peft_does(name: str, dtype: torch.d
         (PLAIN, {"r": 3}, "lora_A.weight of rank 2, but adapter_config.json says 3"),
         (PLAIN, {"alpha_pattern": {"(": 3}}, "has a pattern that cannot be read: "),
         (PLAIN, {"r": None}, "should have numbers as r and lora_alpha, not None, 6"),
-        ({KEY: PLAIN[KEY]}, {}, "is no half of a pair"),
-        ({**PLAIN, UP.replace("weight", "bias"): torch.ones(3)}, {}, "lora_B.bias is no half of a pair"),
+        ({KEY: PLAIN[KEY]}, {}, "is not part of a pair"),
+        ({**PLAIN, UP.replace("weight", "bias"): torch.ones(3)}, {}, "lora_B.bias is not part of a pair"),
         (
             {key.replace("layers.1.proj", "embed_tokens"): tensor for key, tensor in PLAIN.items()},
             {},
