@@ -3,8 +3,8 @@
     uv run python -m benchmarks.gpu                      # on a GPU: Mistral's 7B with random weights, bfloat16
     uv run python -m benchmarks.gpu --size tiny          # on a CPU: the same steps with a small config
 
-Prints a table: tokens per second of forwards, single-token steps of sessions, memory of the GPU, and how far the logits
-are from those of the one process. Every step prints its figures as soon as it has them.
+Prints, as soon as they are known: tokens per second of forwards server by server and in chains, single-token steps of
+sessions, memory of the GPU, and how far the logits are from those of the one process.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ import argparse
 import concurrent.futures
 import contextlib
 import inspect
+import itertools
 import json
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,7 @@ _SIZES: dict[str, dict[str, Any]] = {
 }
 _VOCABULARY, _STD = 32768, 0.02
 _ROWS, _LENGTH, _WARM_UP = 8, 256, 2
-_PREFIX, _STEPS = 128, 64
+_PREFIX, _STEPS, _ROWS_OF_STEPS = 128, 64, (1, 16)
 
 
 def main() -> None:
@@ -39,7 +41,7 @@ def main() -> None:
     parser.add_argument("--size", choices=sorted(_SIZES), default="7b" if torch.cuda.is_available() else "tiny")
     parser.add_argument("--folder", type=Path, help="where the model of up to 15 GB is made (default: a temporary one)")
     parser.add_argument("--quantization", nargs="*", default=["none"], choices=["none", "int8", "nf4"])
-    parser.add_argument("--in-flight", type=int, default=4)
+    parser.add_argument("--in-flight", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--seconds", type=float, default=15.0, help="of each measurement of forwards")
     parser.add_argument("--whole", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -138,6 +140,16 @@ def forwards_per_second(forward: Callable[[], Any], seconds: float, in_flight: i
     return done / (time.monotonic() - start)
 
 
+def steps_per_second(step: Callable[[], Any]) -> float:
+    """Returns how many steps are done in a second, after a few that do not count."""
+    for _ in range(_WARM_UP):
+        step()
+    start = time.monotonic()
+    for _ in range(_STEPS):
+        step()
+    return _STEPS / (time.monotonic() - start)
+
+
 def gpu_memory() -> float:
     """Returns the memory that all processes take of the GPU, in GiB; 0 without one."""
     if not torch.cuda.is_available():
@@ -149,7 +161,7 @@ def gpu_memory() -> float:
 @torch.no_grad()
 def measure_whole(folder: Path, seconds: float) -> None:
     """Measures the model in one process, and writes its logits for some texts."""
-    from transformers import AutoModelForCausalLM, DynamicCache
+    from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -167,19 +179,26 @@ def measure_whole(folder: Path, seconds: float) -> None:
 
     rate = forwards_per_second(forward, seconds)
     say("one process: forwards", tokens_per_s=rate * ids.numel())
-    for rows in (1, 16):
-        cache = {cache_name: DynamicCache()}
+    # a compiled model needs a cache of constant size, and records its CUDA graphs in the first steps
+    static = partial(StaticCache, config=model.config, max_cache_len=_PREFIX + _WARM_UP + _STEPS)
+    ways = {"steps": (model, DynamicCache)}
+    if torch.cuda.is_available():
+        ways["steps in CUDA graphs"] = torch.compile(model, mode="reduce-overhead"), static
+    for (what, (stepping, new_cache)), rows in itertools.product(ways.items(), _ROWS_OF_STEPS):
+        cache = {cache_name: new_cache()}
         model(token_ids(rows, _PREFIX).to(device), **cache)
-        step, start = token_ids(rows, 1).to(device), time.monotonic()
-        for _ in range(_STEPS):
-            model(step, **cache).logits.argmax(-1).cpu()
-        say(f"one process: steps of {rows} rows", steps_per_s=_STEPS / (time.monotonic() - start))
+        step = token_ids(rows, 1).to(device)
+
+        def step_once(run: Any = stepping, step: torch.Tensor = step, cache: dict[str, Any] = cache) -> None:
+            run(step, **cache).logits.argmax(-1).cpu()
+
+        say(f"one process: {what} of {rows} rows", steps_per_s=steps_per_second(step_once))
     say("one process: memory of the GPU", gib=gpu_memory() - before)
 
 
 @contextlib.contextmanager
-def opened(folder: Path, quantization: str) -> Iterator[Any]:
-    """Starts two servers, and yields the model's backbone."""
+def opened(folder: Path, quantization: str) -> Iterator[dict[str, Any]]:
+    """Starts two servers, and yields the model's backbone by the way in which it sends requests."""
     from dist_eval.model.classifier import load_swarm_backbone
     from dist_eval.petals.base_model.config import read_base_config
     from dist_eval.petals.client.client import join_swarm
@@ -201,42 +220,45 @@ def opened(folder: Path, quantization: str) -> Iterator[Any]:
         prepare_hivemind(sockets=sockets)
         dht = join_swarm(swarm.initial_peers, 180, check=swarm.require_alive)
         wait_until_covered(dht, "made", blocks, 180, servers=2, check=swarm.require_alive)
-        backbone = load_swarm_backbone(str(folder), dht, dht_prefix="made", request_timeout=60, max_retries=2)
-        try:
-            yield backbone
-        finally:
-            backbone.close()
+        options: dict[str, Any] = {"dht_prefix": "made", "request_timeout": 60, "max_retries": 2}
+        with contextlib.ExitStack() as stack:
+            ways = {
+                way: stack.enter_context(
+                    contextlib.closing(load_swarm_backbone(str(folder), dht, chains=chains, **options))
+                )
+                for way, chains in (("server by server", False), ("chains", True))
+            }
+            yield ways
 
 
 @torch.no_grad()
-def measure_swarm(folder: Path, quantization: str, in_flight: int, seconds: float) -> None:
+def measure_swarm(folder: Path, quantization: str, in_flight: Sequence[int], seconds: float) -> None:
     """Measures two servers on one GPU."""
     from dist_eval.model.output_embedding import OutputEmbedding
 
     name, before, start = f"two servers, {quantization}", gpu_memory(), time.monotonic()
-    with opened(folder, quantization) as backbone:
+    with opened(folder, quantization) as backbones:
         say(f"{name}: started", seconds=time.monotonic() - start)
         ids = token_ids(_ROWS, _LENGTH)
-        output = OutputEmbedding(str(folder), backbone.config)
-        last = backbone.hidden_states(ids)[:, -1]
-        logits, expected = output.logits(backbone.final_norm(last)), torch.load(folder / "logits.pt")
-        say(
-            f"{name}: logits",
-            largest_difference=float((logits - expected).abs().max()),
-            largest=float(expected.abs().max()),
-            same_first_token=float((logits.argmax(1) == expected.argmax(1)).float().mean()),
-        )
-        for count in sorted({1, in_flight}):
-            rate = forwards_per_second(lambda: backbone.hidden_states(ids), seconds, count)
-            say(f"{name}: forwards, {count} in flight", tokens_per_s=rate * ids.numel())
-        for rows in (1, 16):
-            session = backbone.session(rows, _PREFIX + _STEPS)
-            session.step(token_ids(rows, _PREFIX))
-            step, start = token_ids(rows, 1), time.monotonic()
-            for _ in range(_STEPS):
-                session.step(step)
-            say(f"{name}: steps of {rows} rows", steps_per_s=_STEPS / (time.monotonic() - start))
-            session.close()
+        last = torch.arange(1, _ROWS + 1) * _LENGTH - 1  # rows whose outputs are needed
+        expected = torch.load(folder / "logits.pt")
+        for way, backbone in backbones.items():
+            output = OutputEmbedding(str(folder), backbone.config)
+            logits = output.logits(backbone.final_norm(backbone.hidden_states(ids, rows=last)))
+            say(
+                f"{name}, {way}: logits",
+                largest_difference=float((logits - expected).abs().max()),
+                largest=float(expected.abs().max()),
+                same_first_token=float((logits.argmax(1) == expected.argmax(1)).float().mean()),
+            )
+        for count, (way, backbone) in itertools.product(in_flight, backbones.items()):
+            rate = forwards_per_second(partial(backbone.hidden_states, ids, rows=last), seconds, count)
+            say(f"{name}, {way}: forwards, {count} in flight", tokens_per_s=rate * ids.numel())
+        for rows, (way, backbone) in itertools.product(_ROWS_OF_STEPS, backbones.items()):
+            with contextlib.closing(backbone.session(rows, _PREFIX + _WARM_UP + _STEPS)) as session:
+                session.step(token_ids(rows, _PREFIX))
+                rate = steps_per_second(partial(session.step, token_ids(rows, 1)))
+            say(f"{name}, {way}: steps of {rows} rows", steps_per_s=rate)
         say(f"{name}: memory of the GPU", gib=gpu_memory() - before)
 
 
