@@ -181,7 +181,7 @@ def measure_whole(folder: Path, seconds: float) -> None:
     say("one process: forwards", tokens_per_s=rate * ids.numel())
     # a compiled model needs a cache of constant size, and records its CUDA graphs in the first steps
     static = partial(StaticCache, config=model.config, max_cache_len=_PREFIX + _WARM_UP + _STEPS)
-    ways = {"steps": (model, DynamicCache)}
+    ways: dict[str, tuple[Any, Callable[[], Any]]] = {"steps": (model, DynamicCache)}
     if torch.cuda.is_available():
         ways["steps in CUDA graphs"] = torch.compile(model, mode="reduce-overhead"), static
     for (what, (stepping, new_cache)), rows in itertools.product(ways.items(), _ROWS_OF_STEPS):
