@@ -50,11 +50,11 @@ class TargetRange(Record):
 
 
 class NetworkValues(Record):
-    """What crosses the network if servers pass requests on: ids of 8 bytes, and numbers of 2 or 4, by the dtype."""
+    """Network traffic if servers pass requests on: ids of 8 bytes, and numbers of 2 or 4 bytes, by the dtype."""
 
-    ids: Count  # that ranks send
-    prompts: Count  # numbers of soft prompts that ranks send, with each batch
-    deep_prompts: Count  # numbers of deep prompts that ranks send, each rank once
+    ids: Count  # ids that ranks send
+    prompts: Count  # numbers in soft prompts that ranks send with each batch
+    deep_prompts: Count  # numbers in deep prompts that ranks send, each rank once
     outputs: Count  # numbers that ranks receive
     activations: Count  # numbers that each server passes on to the next
 
