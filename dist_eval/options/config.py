@@ -147,8 +147,8 @@ class DatasetRunConfig(RunConfig, DataOptions):
         names = names_of(self.dataset or "")
         if len(names) == 1 and not is_pattern(names[0]):
             return Path(names[0]).stem
-        beginnings = [re.split(r"[*?[]", Path(name).name)[0] for name in names]
-        alike = os.path.commonprefix(beginnings)  # noqa: RUF071 (characters are meant, not folders)
+        prefixes = [re.split(r"[*?[]", Path(name).name)[0] for name in names]
+        alike = os.path.commonprefix(prefixes)  # noqa: RUF071 (characters are meant, not folders)
         return alike.strip("-_. ") or Path(os.path.abspath(names[0])).parent.name or "data"
 
 

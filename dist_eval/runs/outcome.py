@@ -53,7 +53,7 @@ class Outcome:
 
     @property
     def problem(self) -> str:
-        """Why there are no results: the status, the reason if known, and whether it resumes. Empty if there are."""
+        """Why there are no results: the status, the reason if known, and whether it resumes; empty if there are some."""
         if self.status == "complete":
             return "" if self.results else "complete, but not in the format of this version: run it again"
         reason = f", {self.reason}" if self.reason else ""
