@@ -53,7 +53,7 @@ class Outcome:
 
     @property
     def problem(self) -> str:
-        """Why there are no results: the status, the reason if known, and whether it resumes; empty if there are some."""
+        """Why there are no results: status, reason if known, and whether it resumes; empty if there are results."""
         if self.status == "complete":
             return "" if self.results else "complete, but not in the format of this version: run it again"
         reason = f", {self.reason}" if self.reason else ""
