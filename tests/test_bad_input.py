@@ -436,7 +436,7 @@ KINDS = (
     ),
     Kind(
         "truncated safetensors",
-        "is damaged or no safetensors file",
+        "is damaged or not a safetensors file",
         lambda s: s.checkpoint(lambda folder: truncate(folder / "model.safetensors")),
     ),
     Kind("weights as a pickle", "is a pickle, which could run code and is not read.", lambda s: s.checkpoint(pickled)),

@@ -1,4 +1,4 @@
-"""`python -m dist_eval.petals`: starts a private swarm on this host, one server of a larger one, or shows a swarm."""
+"""`python -m dist_eval.petals`: starts a private swarm on this host or one server of a larger one, or shows a swarm."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _WATCH_SECONDS, _PROBE_SECONDS = 0.5, 2.0
 
 Run: TypeAlias = Callable[[Any], "bool | None"]
-"""Runs a command with its options; False is a failure."""
+"""Runs a command with its options; returns False for a failure."""
 
 
 @dataclass(kw_only=True)
@@ -43,7 +43,7 @@ class StartOptions(member.ServerOptions):
 
     servers: int = option(2, "servers that share the blocks")
     blocks: list[str] | None = option(
-        None, "blocks of each server instead of equal shares, also overlapping; with --part those of all parts",
+        None, "blocks of each server instead of equal shares, may overlap; with --part those of all parts",
         metavar="A:B",
     )  # fmt: skip
     host: str = option(
@@ -51,14 +51,11 @@ class StartOptions(member.ServerOptions):
         "address or name to listen on and to announce; with --part one at which the other hosts reach this one",
         metavar="HOST",
     )
-    peers_file: Path = option(
-        Path("swarm-peers.txt"), "where the peers are written while the swarm runs", metavar="FILE"
-    )
+    peers_file: Path = option(Path("swarm-peers.txt"), "file for the peers while the swarm runs", metavar="FILE")
     part: str = option(
         "1/1",
-        "this is the K-th of N such commands, started on several hosts with the same --peers-file on a folder that "
-        "they share: it starts its share of the servers (--servers is the number on each host), which join those of "
-        "the first one",
+        "this is the K-th of N such commands on several hosts, all with the same --peers-file in a shared folder; it "
+        "starts its share of the servers (--servers per host), which join those of the first command",
         metavar="K/N",
     )
     slurm: bool = option(False, "take --part and --host from the Slurm step that this task belongs to")
@@ -69,16 +66,16 @@ COMMAND = Command(
     program="dist-eval swarm",
     config=StartOptions,
     description="Starts a private Petals swarm on this host and keeps it until Ctrl-C. "
-    "`dist-eval swarm status --initial-peers ...` shows what a running swarm covers, `serve` runs one "
-    "server whose address and identity are known beforehand, as on Kubernetes, `identities` creates those.",
+    "`dist-eval swarm status --initial-peers ...` shows the coverage of a running swarm, `serve` runs one server with "
+    "a fixed address and identity, as on Kubernetes, and `identities` creates identities.",
 )
 
 
 def start(arguments: StartOptions) -> None:
     """Runs a private swarm, or a part of one, until Ctrl-C or SIGTERM.
 
-    The first part publishes its addresses to the others at once, in a file next to `--peers-file`, which is written
-    itself when all parts together cover the model.
+    The first part publishes its addresses to the others at once, in a file next to `--peers-file`. That file is written
+    when all parts together cover the model.
     """
     from dist_eval.petals.base_model.config import default_dht_prefix, read_base_config
     from dist_eval.petals.client.hivemind_compat import prepare_hivemind
@@ -156,7 +153,7 @@ def _claim(file: Path, first_peers: Path) -> None:
 
 
 def _wait_for_peers(file: Path, timeout: float) -> list[str]:
-    """Waits until the first part of the swarm has published its addresses, and listens on one of them."""
+    """Waits until the first part of the swarm has published its addresses and listens at one of them."""
     from dist_eval.petals.client.reachability import may_listen
 
     deadline, peers = time.monotonic() + timeout, []
@@ -169,11 +166,11 @@ def _wait_for_peers(file: Path, timeout: float) -> list[str]:
     if peers:
         raise SwarmError(
             f"Nothing listens at the addresses in {file} ({', '.join(peers)}). Either a killed swarm left the file and "
-            "the first part has not been restarted, or this host cannot reach the first part's."
+            "the first part has not been restarted, or this host cannot reach the first part's host."
         )
     raise SwarmError(
-        f"The first part of the swarm wrote no {file} within {timeout:g} s. Did it fail, or is its folder not shared "
-        "with this host? Wait longer with --timeout."
+        f"The first part of the swarm did not write {file} within {timeout:g} s. Did it fail, or is its folder not "
+        "shared with this host? Wait longer with --timeout."
     )
 
 
@@ -203,9 +200,9 @@ def _address(host: str) -> str:
 
 
 def _replace_loopback(host: str, address: str, *, from_slurm: bool) -> str:
-    """Returns what to use in place of a loopback address, at which other hosts would only reach themselves.
+    """Replaces a loopback address, at which other hosts would only reach themselves.
 
-    An address from Slurm is kept. If Slurm has a name instead, it is this host's only other address.
+    An address from Slurm is kept. If Slurm gives a name, it is replaced by this host's only other address.
     """
     if from_slurm and host == address:
         return address
@@ -229,7 +226,7 @@ def _part(text: str) -> tuple[int, int]:
 
 
 def _with_petals(command: Run) -> Run:
-    """Makes a command run in a workspace, with Petals imported."""
+    """Makes a command run in a workspace, with hivemind prepared."""
 
     @functools.wraps(command)
     def run(arguments: Any) -> bool | None:

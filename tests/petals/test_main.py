@@ -91,7 +91,7 @@ ELSEWHERE = ["--host", "203.0.113.7"]
         (["--part", "3/2"], "'3/2' is not a part of a swarm"),
         (["--host", "no-such-host.invalid"], "'no-such-host.invalid' is not an IP address, and does not resolve"),
         (["--slurm"], "the environment variable SLURM_PROCID is missing"),
-        (["--part", "2/2", "--timeout", "0.1", *ELSEWHERE], "The first part of the swarm wrote no"),
+        (["--part", "2/2", "--timeout", "0.1", *ELSEWHERE], "The first part of the swarm did not write"),
         (["--part", "2/3"], "--host 127.0.0.1 is a loopback address, at which every host reaches itself"),
         (["--part", "1/2", "--host", "localhost"], "--host localhost resolves here to 127.0.0.1, a loopback address"),
     ],

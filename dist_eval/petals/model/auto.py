@@ -27,7 +27,7 @@ from dist_eval.revisions import resolve_commit
 
 _PUBLIC = "public"
 
-# What a client of Petals can be told, and one of ours need not be
+# Options of Petals' client that have no counterpart here
 _OF_PETALS = (
     *("use_server_to_server", "show_route", "connect_timeout", "update_period", "min_backoff", "max_backoff"),
     *("ban_timeout", "max_pinged", "ping_timeout", "daemon_startup_timeout", "low_cpu_mem_usage"),
@@ -36,12 +36,12 @@ _OF_PETALS = (
 
 
 class _Auto:
-    """What the three public classes have in common."""
+    """Base of the three public classes."""
 
-    _has_head = False  # that can be tuned
+    _has_head = False  # whether it has a head that can be tuned
 
     def __init__(self) -> None:
-        raise ConfigError(f"{type(self).__name__} is opened by {type(self).__name__}.from_pretrained(MODEL, ...).")
+        raise ConfigError(f"Open {type(self).__name__} with {type(self).__name__}.from_pretrained(MODEL, ...).")
 
     @staticmethod
     def _class_of(architecture: Architecture) -> Any:
@@ -68,38 +68,38 @@ class _Auto:
         blocked_servers: Sequence[Any] | None = None,
         **settings: Any,
     ) -> Any:
-        """Opens a model whose layers a swarm computes; what it returns is of the family's own class of transformers.
+        """Opens a model of the family's own class in transformers, whose layers a swarm computes.
 
-        Embeddings, norm and head are loaded, and the swarm is joined. It is left by `model.close()`, at the end of the
-        context if the model is used as one, when the model is collected, or at exit. Only prompts and a new head have
-        gradients. Call it after forks, in the process that uses the model.
+        It loads embeddings, norm and head, and joins the swarm. The swarm is left by `model.close()`, at the end of the
+        context if the model is used as one, when the model is garbage-collected, or at exit. Only prompts and a new
+        head have gradients. Call it after forks, in the process that uses the model.
 
         Args:
             model: folder or hub name of the base model, in safetensors.
             initial_peers: addresses of the swarm's peers, or "public" for Petals' public swarm.
-            checkpoint: folder of a tuned checkpoint, such as `dist-eval tune` and `save_pretrained` write: its
-                prompts and head are loaded.
-            dht_prefix: name under which the swarm announces the model; by default Petals' rule for the model's name.
-            adapter: a LoRA adapter that servers must hold, and add to the model.
+            checkpoint: folder of a tuned checkpoint, as written by `dist-eval tune` or `save_pretrained`; its prompts
+                and head are loaded.
+            dht_prefix: name under which the swarm announces the model; by default follows Petals' rule for names.
+            adapter: a LoRA adapter that servers must have and apply.
             revision: branch, tag or commit of a model on a hub; by default the newest.
-            tuning_mode: "ptune" for soft prompts before each text, "deep_ptune" for some before each layer, too.
+            tuning_mode: "ptune" for soft prompts before each text, "deep_ptune" for additional ones before each layer.
             pre_seq_len: number of soft prompts.
-            dtype: of embeddings, norm and head. Servers have their own.
+            dtype: dtype of embeddings, norm and head. Servers have their own.
             timeout: seconds to wait for the swarm, and for servers of all blocks.
             request_timeout: seconds to wait for a server's answer.
-            max_retries: how often each part of a request is sent again, after its first attempt.
-            compression: of the activations: "none" is exact, "float16" changes the result a little.
+            max_retries: how often each part of a request is repeated after its first attempt.
+            compression: compression of activations: "none" is exact, "float16" changes the result a little.
             allowed_servers: the only servers to use, as peer ids; by default all.
             blocked_servers: servers not to use.
             **settings: fields of the model's config, such as `num_labels`, `id2label`, `problem_type` and
-                `pad_token_id`. `active_adapter` and `torch_dtype` are other names of `adapter` and `dtype`; what else
-                Petals' clients can be told is accepted and has no effect.
+                `pad_token_id`. `active_adapter` and `torch_dtype` are other names of `adapter` and `dtype`. Other
+                options of Petals' client are accepted and have no effect.
 
         Returns:
             The model, in eval mode, on the CPU.
 
         Raises:
-            CheckpointError: base model or checkpoint cannot be read, or do not fit together.
+            CheckpointError: the base model or checkpoint cannot be read, or they do not match.
             ConfigError: an option is unknown, missing, or contradicts another one.
             SwarmError: the swarm does not answer or lacks blocks.
         """
@@ -159,7 +159,8 @@ class AutoDistributedModel(_Auto):
 class AutoDistributedModelForCausalLM(_Auto):
     """Opens a language model, of transformers' own class, whose layers a swarm computes.
 
-    Its `generate` is that of transformers. `inference_session` opens a session that several calls of it continue.
+    Its `generate` is that of transformers. `inference_session` opens a session that several calls of `generate`
+    continue.
     """
 
     @staticmethod
@@ -170,7 +171,7 @@ class AutoDistributedModelForCausalLM(_Auto):
 class AutoDistributedModelForSequenceClassification(_Auto):
     """Opens a sequence classifier, of transformers' own class, whose layers a swarm computes.
 
-    A text's class is read at its last token, which its mask tells, so that padding may be on either side.
+    A text is classified at its last token according to the mask, so padding may be on either side.
     """
 
     _has_head = True
@@ -190,7 +191,7 @@ def _dtype(named: str | torch.dtype) -> torch.dtype:
 
 
 def _addresses(initial_peers: str | Sequence[str] | None) -> list[str]:
-    """Returns the addresses of a swarm's peers: no swarm is a default, because texts are sent to it."""
+    """Returns the addresses of a swarm's peers. There is no default swarm, because it receives the texts."""
     if not initial_peers:
         raise ConfigError(
             'Name the swarm, to which your texts are sent: initial_peers=["/ip4/HOST/tcp/PORT/p2p/ID"], or '
@@ -206,7 +207,7 @@ def _addresses(initial_peers: str | Sequence[str] | None) -> list[str]:
 
 
 def _read_generation_config(model: Any, name: str, revision: str | None) -> None:
-    """Gives a language model its own settings of `generate`, if it has a file of them."""
+    """Loads a language model's own settings of `generate`, if it has a file of them."""
     from transformers import GenerationConfig
 
     if file_of(name, "generation_config.json", revision):
@@ -214,11 +215,11 @@ def _read_generation_config(model: Any, name: str, revision: str | None) -> None
 
 
 def _config(base: Any, settings: Mapping[str, Any], own: Mapping[str, Any]) -> Any:
-    """Returns a copy of a base model's config with other settings, and some of a swarm model's own."""
+    """Returns a copy of a base model's config with changed settings and those of a swarm model."""
     config = copy.deepcopy(base)
     settings = {name: value for name, value in settings.items() if name not in _OF_PETALS}
     if unknown := [name for name in settings if not hasattr(config, name)]:
-        raise ConfigError(f"from_pretrained takes no {', '.join(unknown)}: models of this type have no such setting.")
+        raise ConfigError(f"from_pretrained: models of this type have no setting {', '.join(unknown)}.")
     for name, value in {**settings, **own}.items():
         setattr(config, name, value)
     return config

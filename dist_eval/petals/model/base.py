@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MAX_REQUEST_TOKENS = 1024
 """Most tokens in a request of several texts, as in Petals' own micro-batches: servers accept 2048 or more."""
 
-# Arguments besides those below that change nothing of what a base model computes; `generate` passes the tokenizer on
+# Other arguments that do not affect a base model's computation; `generate` passes the tokenizer on
 _WITHOUT_EFFECT = ("return_dict", "use_cache", "cache_position", "num_items_in_batch", "tokenizer")
 CACHE_NAMES = ("past_key_values", "cache")
 _READ = ("input_ids", "inputs_embeds", "attention_mask", "position_ids", *CACHE_NAMES)
@@ -42,7 +42,7 @@ class SwarmBase(SwarmModel, Prompts):
     """A mixin before a family's base model.
 
     Attributes:
-        architecture: of the family's base model.
+        architecture: architecture of the family's base model.
         blocks: the layers on the swarm.
     """
 
@@ -54,16 +54,16 @@ class SwarmBase(SwarmModel, Prompts):
 
     @property
     def swarm_base(self) -> SwarmBase:
-        """The base model of a model with a head, and of this one."""
+        """This model; models with a head have the same property."""
         return self
 
     def equip(self) -> None:
-        """Puts stubs for the layers and prompts, without values yet, into a base model."""
+        """Adds stubs for the layers, and uninitialized prompts."""
         put_stubs(self, self.architecture)
         self.add_prompts()
 
     def connect(self, requests: SwarmRequests, **options: Any) -> None:
-        """Has a swarm compute the layers; the options are those of `SwarmBlocks`."""
+        """Makes a swarm compute the layers; for the options see `SwarmBlocks`."""
         self.blocks = SwarmBlocks(requests, keeps_texts=self.architecture.has_attention_cache, **options)
 
     @property
@@ -72,7 +72,7 @@ class SwarmBase(SwarmModel, Prompts):
         return final_norm_of(self, self.architecture)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Computes the texts of a batch, each as if it were alone; outputs that nobody needs are zero."""
+        """Computes the texts of a batch, each as if it were alone; outputs that are not needed are zero."""
         given = named_arguments(super().forward, args, kwargs)
         refuse_unsupported(given, self.config)
         texts, cache = _texts(given), self._cache(given)
@@ -89,7 +89,7 @@ class SwarmBase(SwarmModel, Prompts):
         return output.to_tuple() if given.get("return_dict") is False else output
 
     def _cache(self, given: Mapping[str, Any]) -> SwarmCache | None:
-        """Returns the cache that is given, that of the session in use, or a new one if one is to be returned."""
+        """Returns the given cache, that of the session in use, or a new one if the output should contain one."""
         cache = next((given[name] for name in CACHE_NAMES if given.get(name) is not None), None)
         if cache is None:
             cache = active_cache(self)
@@ -100,8 +100,8 @@ class SwarmBase(SwarmModel, Prompts):
             )
         if not isinstance(cache, SwarmCache):
             raise ConfigError(
-                f"A {type(cache).__name__} cannot hold what the servers of a swarm keep: leave it out, or pass what "
-                "an earlier call has returned."
+                f"A {type(cache).__name__} cannot be used on a swarm, whose servers keep texts: leave it out, or pass "
+                "the one that an earlier call returned."
             )
         return cache
 
@@ -119,8 +119,8 @@ class SwarmBase(SwarmModel, Prompts):
             wanted: positions whose outputs are needed, bool of shape [rows, length].
 
         Returns:
-            The outputs of the last layer there, row by row, of shape [positions, hidden]. They are differentiable in
-            embedded tokens and prompts.
+            The outputs of the last layer there, row by row, of shape [positions, hidden]. They are differentiable with
+            respect to embedded tokens and prompts.
         """
         prompts, before = self.soft_prompts(), self.prompt_length
         numbers = wanted.flatten().cumsum(0).view(wanted.shape) - 1
@@ -139,7 +139,7 @@ class SwarmBase(SwarmModel, Prompts):
         return outputs[torch.cat(order).argsort().to(outputs.device)]
 
     def _requests(self, counts: Sequence[int]) -> Iterator[list[int]]:
-        """Yields the rows of each request: those whose rotary embeddings differ never share one."""
+        """Yields the rows of each request; rows with different rotary embeddings never share one."""
         lengths = [self.prompt_length + count for count in counts]
         order = sorted(range(len(counts)), key=lambda row: -lengths[row])
         for _, rows in itertools.groupby(order, lambda row: self._rope.kind(lengths[row])):
@@ -154,36 +154,36 @@ class SwarmBase(SwarmModel, Prompts):
         return RopeSwitch(self.config)
 
     def changes_frequencies(self, tokens: int) -> bool:
-        """Whether a text that becomes so long, without prompts, has other rotary embeddings from its first token on."""
+        """Whether texts of `tokens`, without prompts, have different rotary embeddings from the first token on."""
         return self._rope.kind(self.prompt_length + tokens) > 0
 
     def inputs(self, texts: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor | TokenIds:
-        """Returns what is sent for texts (see `embedded`): their ids if servers have the same embeddings."""
+        """Returns the inputs to send for texts (see `embedded`): their ids if servers have the same embeddings."""
         if texts.is_floating_point() or not (self.architecture.has_lookup and self._has_loaded_words):
             return self.embedded(texts, prompts)
         return TokenIds(texts, prompts, self.embedded, self.config.hidden_size)
 
     def words_are_loaded(self) -> None:
-        """Notes that the embeddings are those of the model on disk, which servers have."""
+        """Records that the embeddings are those of the model on disk, which servers also have."""
         table = self.get_input_embeddings().weight
         self._loaded_words = table, table._version
 
     @property
     def _has_loaded_words(self) -> bool:
-        """Whether the embeddings have not been replaced, changed or hooked since, and are not being learned."""
+        """Whether the embeddings were not replaced, changed or hooked since, and are not being trained."""
         words, (table, version) = self.get_input_embeddings(), self._loaded_words
         is_other = words.weight is not table or table._version != version or table.requires_grad
         return not (is_other or words._forward_hooks or words._forward_pre_hooks)
 
     def embedded(self, texts: torch.Tensor, prompts: torch.Tensor | None = None) -> torch.Tensor:
-        """Computes the inputs of the first layer; scales and norms before it are the family's own.
+        """Computes the inputs of the first layer, including the family's own scales and norms before it.
 
         Args:
             texts: token ids or embedded tokens (see `whole_texts`).
             prompts: soft prompts before each text, of shape [pre_seq_len, hidden], or None.
 
         Returns:
-            Those of shape [rows, pre_seq_len + length, hidden].
+            Tensor of shape [rows, pre_seq_len + length, hidden].
         """
         if not texts.is_floating_point():
             words = self.get_input_embeddings()
@@ -205,10 +205,10 @@ def _texts(given: Mapping[str, Any]) -> torch.Tensor:
 
 
 def rows_of(given: Mapping[str, Any], cache: SwarmCache | None = None) -> Rows:
-    """Returns where the tokens are in the batch that a base model is given.
+    """Returns the places of tokens in a base model's batch.
 
     Raises:
-        DataError: a row has no token, or servers could not compute it by itself.
+        DataError: a row has no token, or cannot be computed alone.
     """
     texts = _texts(given)
     held = texts.new_zeros(len(texts), 0, dtype=torch.bool) if cache is None else cache.columns(texts)
@@ -221,12 +221,12 @@ def rows_of(given: Mapping[str, Any], cache: SwarmCache | None = None) -> Rows:
 
 
 def shape_of(given: Mapping[str, Any]) -> torch.Size:
-    """Returns rows and columns of the batch that a base model is given."""
+    """Returns rows and columns of a base model's batch."""
     return _texts(given).shape[:2]
 
 
 def named_arguments(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns arguments by the names that a function has for them."""
+    """Returns arguments by their names in a function's signature."""
     names = _positional(function.__func__)
     return {**dict(zip(names, args, strict=False)), **kwargs}
 
@@ -237,10 +237,10 @@ def _positional(function: Any) -> list[str]:
 
 
 def refuse_unsupported(given: Mapping[str, Any], config: Any) -> None:
-    """Refuses arguments of a forward that servers cannot follow.
+    """Refuses arguments of a forward that servers do not support.
 
     Raises:
-        ConfigError: there is one; the message names it.
+        ConfigError: there is such an argument; the message names it.
     """
     for name in ("output_hidden_states", "output_attentions", "output_router_logits"):
         asked = given.get(name)
@@ -250,16 +250,16 @@ def refuse_unsupported(given: Mapping[str, Any], config: Any) -> None:
     for name, value in given.items():
         is_off = value is None or value is False or (name == "token_type_ids" and not value.any())
         if not (is_off or name in _READ or name in _WITHOUT_EFFECT):
-            raise ConfigError(f"A model on a swarm cannot take {name}, which would be left out without a word.")
+            raise ConfigError(f"{name}: a model on a swarm does not support this argument. Leave it out.")
 
 
 def base_class(architecture: Architecture) -> type[SwarmBase]:
-    """Makes a class of a family's base model, whose instances are made by `equip`."""
+    """Makes the swarm class of a family's base model, whose instances `equip` prepares."""
     return subclass(architecture.base_class, SwarmBase, architecture=architecture)
 
 
 def subclass(family: Any, mixin: Any, **attributes: Any) -> Any:
-    """Makes a subclass of one of transformers' classes that has its name, and its signature."""
+    """Makes a subclass of one of transformers' classes, with the same name and signature."""
 
     def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         with torch.device("meta"):

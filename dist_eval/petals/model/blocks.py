@@ -1,4 +1,4 @@
-"""A model's blocks on a swarm: inputs of the first one → outputs of the last one."""
+"""A model's blocks on a swarm: inputs of the first block → outputs of the last one."""
 
 from __future__ import annotations
 
@@ -28,18 +28,17 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-_AT_ONCE = 16  # calls in threads of their own
+_AT_ONCE = 16  # concurrent calls, each in its own thread
 
 
 class SwarmBlocks(Shared):
     """The blocks of a model.
 
     Args:
-        requests: sends to the swarm.
-        keeps_texts: whether servers can keep what is needed of a text to continue it.
-        request_tokens: a text of more tokens takes several requests, in a session. By default, all are sent as they
-            are.
-        require_open: raises when the connection cannot be used any more.
+        requests: sends requests to the swarm.
+        keeps_texts: whether servers can keep texts in order to continue them.
+        request_tokens: most tokens of a text in a request; longer ones are sent in a session. By default no limit.
+        require_open: raises an error if the connection cannot be used any more.
     """
 
     def __init__(
@@ -63,18 +62,18 @@ class SwarmBlocks(Shared):
         record: RouteRecord | None = None,
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Sends a batch through all blocks. Thread-safe, and differentiable where one request has room.
+        """Sends a batch through all blocks. Thread-safe, and differentiable for texts that fit into one request.
 
         Args:
-            given: hidden states, float tensor of shape [batch, length, hidden]; or of what they are made.
-            deep_prompts: of shape [blocks, pre_seq_len, hidden], or None.
+            given: hidden states, float tensor of shape [batch, length, hidden], or the token ids to compute them from.
+            deep_prompts: tensor of shape [blocks, pre_seq_len, hidden], or None.
             avoided: segments to avoid if there is another route.
             record: records the route.
             rows: positions in batch x length whose outputs are needed, int64 of shape [rows]; by default all.
 
         Returns:
-            The outputs of the last block before the final norm: of the shape of the hidden states, or of shape
-            [rows, hidden]; in their dtype, float32 for token ids.
+            The outputs of the last block before the final norm: in the shape of the hidden states, or of shape
+            [rows, hidden]; in their dtype, or float32 for token ids.
         """
         self._require_open()
         if outputs := self._with_gradients([given], deep_prompts):
@@ -84,7 +83,7 @@ class SwarmBlocks(Shared):
     def forward_all(
         self, parts: Sequence[tuple[torch.Tensor | TokenIds, torch.Tensor]], deep_prompts: torch.Tensor | None
     ) -> list[torch.Tensor]:
-        """Sends several batches at a time, each with positions whose outputs are needed (see `forward`)."""
+        """Sends several batches concurrently, each with the positions of needed outputs (see `forward`)."""
         self._require_open()
         if outputs := self._with_gradients([given for given, _ in parts], deep_prompts):
             return [picked(found, rows) for found, (_, rows) in zip(outputs, parts, strict=True)]
@@ -95,7 +94,7 @@ class SwarmBlocks(Shared):
     def _with_gradients(
         self, batches: Sequence[torch.Tensor | TokenIds], deep_prompts: torch.Tensor | None
     ) -> Sequence[torch.Tensor]:
-        """Returns the outputs for batches, differentiable; nothing if nothing has gradients."""
+        """Returns differentiable outputs of batches; empty if no input requires gradients."""
         learning = [deep_prompts, *(given.prompts if isinstance(given, TokenIds) else given for given in batches)]
         if not torch.is_grad_enabled() or not any(each is not None and each.requires_grad for each in learning):
             return ()
@@ -122,9 +121,9 @@ class SwarmBlocks(Shared):
     def ask(
         self, segment: Span, hidden: torch.Tensor, deep_prompts: torch.Tensor | None, *, by_token: bool = False
     ) -> torch.Tensor:
-        """Sends inputs of a block, of shape [batch, length, hidden], through a given server, which an error names.
+        """Sends inputs of a block, of shape [batch, length, hidden], through a given server; errors name it.
 
-        They are sent token by token, if it is asked for, in a session like those of texts that are generated.
+        With `by_token` they are sent token by token in a session, like generated texts.
         """
         from dist_eval.petals.client.server_cache import whole_text_request
 
@@ -136,7 +135,7 @@ class SwarmBlocks(Shared):
             return with_room(lambda: self.requests.answer_of(segment, request))
 
     def is_long(self, length: int) -> bool:
-        """Whether texts of so many tokens are sent in sessions, because no request has room for them."""
+        """Whether texts of `length` tokens are sent in sessions, because they do not fit into a request."""
         return length > (self._request_tokens or length) and self._keeps_texts
 
     def _in_session(
@@ -146,11 +145,11 @@ class SwarmBlocks(Shared):
         avoided: Sequence[RouteSegment],
         record: RouteRecord | None,
     ) -> torch.Tensor:
-        """Sends a text that is too long for a request, of shape [1, length, hidden], in several."""
+        """Sends a text that is too long for one request, of shape [1, length, hidden], in several requests."""
         tokens = hidden.shape[1]
         session = self.session(lambda ids, _: Inputs.of(ids), 1, tokens, None, deep_prompts, rolls_back=False)
         try:
-            with self._room.taken(tokens), closing(session):  # closed, for what a failure leaves
+            with self._room.taken(tokens), closing(session):  # a failure may leave streams open
                 return with_room(lambda: session.pass_through(hidden, avoided, record))
         except NoCacheError as error:
             more_room = f", or start servers with --cache-tokens {tokens} or more" if can_have_more_room(error) else ""
@@ -192,7 +191,7 @@ class SwarmBlocks(Shared):
         return self._keeps_texts and self.requests.servers.has_sessions
 
     def cache_tokens(self) -> float:
-        """Returns for how many tokens of texts the block with the least room has some; infinity without sessions."""
+        """Returns the least free cache of all blocks, in tokens of texts; infinity without sessions."""
         room = [0] * self.requests.num_blocks
         for span, free in self.requests.servers.free_cache().items():
             for block in range(span.start, span.end):

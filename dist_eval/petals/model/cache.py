@@ -1,8 +1,7 @@
-"""A cache of transformers for texts that are computed on a swarm.
+"""A transformers cache for texts that are computed on a swarm.
 
-It keeps the texts, as token ids or embedded, and knows the sessions in which servers keep what they have computed of
-them. So it can always be used: with sessions, where servers have them and room, only new tokens are sent; elsewhere the
-texts are computed from their beginning.
+It keeps the texts, as token ids or embedded, and the sessions in which servers keep their caches. If servers have
+sessions and room, only new tokens are sent; otherwise the texts are computed from their beginning.
 """
 
 from __future__ import annotations
@@ -31,19 +30,19 @@ if TYPE_CHECKING:
     from dist_eval.petals.client.inference_session import InferenceSession
     from dist_eval.petals.model.base import SwarmBase
 
-_LEAST_ROOM = 64  # tokens behind a text for which a session has room, if it is not known how many will follow
+_LEAST_ROOM = 64  # tokens that a session reserves after a text if their number is unknown
 
 Text = list[torch.Tensor]
-"""A row's tokens, in parts, those of one call each: ids of shape [tokens], or embedded of shape [tokens, hidden]."""
+"""A row's tokens in parts, one for each call: ids of shape [tokens], or embedded of shape [tokens, hidden]."""
 
 
 @dataclass
 class _Session:
-    """A session with the texts of some rows, which are equally long."""
+    """A session with the texts of some rows of equal length."""
 
     session: InferenceSession
     room: int  # most tokens of a text
-    texts: list[Text] = field(default_factory=list)  # what it holds
+    texts: list[Text] = field(default_factory=list)  # the texts that servers keep
 
 
 class SwarmCache(Cache):
@@ -51,9 +50,9 @@ class SwarmCache(Cache):
 
     Args:
         base: the base model.
-        max_length: most columns that the batch will have; if it is not given, sessions are reopened as it grows.
-        at_once: open sessions with the first tokens; by default with the first that continue them.
-        reorders: whether texts will change from before their end, as with beams.
+        max_length: most columns of the batch; if not given, sessions are reopened as it grows.
+        at_once: open sessions with the first tokens; by default with the first continuation.
+        reorders: whether texts may change before their end, as with beams.
     """
 
     is_compileable = False
@@ -71,7 +70,7 @@ class SwarmCache(Cache):
         weakref.finalize(self, _close, self._sessions, os.getpid())
 
     def columns(self, texts: torch.Tensor) -> torch.Tensor:
-        """Returns which columns so far are tokens and no padding, bool of shape [rows, columns].
+        """Returns which columns so far are tokens, not padding; bool of shape [rows, columns].
 
         Raises:
             DataError: the batch has another number of rows.
@@ -88,8 +87,8 @@ class SwarmCache(Cache):
         Args:
             tokens: ids, int64 of shape [rows, length], or embedded, float of shape [rows, length, hidden], padded on
                 the right.
-            rows: where they are in the batch.
-            wanted: those whose outputs are needed, bool of shape [rows, length].
+            rows: their places in the batch.
+            wanted: positions whose outputs are needed, bool of shape [rows, length].
 
         Returns:
             The outputs of the last layer there, row by row, of shape [positions, hidden].
@@ -123,7 +122,7 @@ class SwarmCache(Cache):
         return self._base.whole_texts(batch, [*map(len, whole)], wanted_of_whole)
 
     def _joined(self, texts: Sequence[Text]) -> list[torch.Tensor]:
-        """Joins the parts of each text; if not all are ids, those are embedded."""
+        """Joins the parts of each text; ids are embedded unless all parts are ids."""
         if any(part.ndim > 1 for text in texts for part in text):
             embed = self._base.get_input_embeddings()
             texts = [[embed(part) if part.ndim == 1 else part for part in text] for text in texts]
@@ -154,9 +153,9 @@ class SwarmCache(Cache):
     def _step(
         self, texts: list[Text], wanted: torch.Tensor, rows: tuple[int, ...], length: int, count: int
     ) -> torch.Tensor:
-        """Sends the last tokens of some texts of equal length, and whatever else their session does not hold.
+        """Sends the last tokens of some texts of equal length, and any others that their session lacks.
 
-        Returns the outputs of those of the last tokens that are wanted, row by row, of shape [positions, hidden].
+        Returns the wanted outputs of the last tokens, row by row, of shape [positions, hidden].
         """
         own = [texts[row] for row in rows]
         known = self._sessions.get(rows)
@@ -168,7 +167,7 @@ class SwarmCache(Cache):
         tokens = torch.stack([text[start:] for text in self._joined(own)])
         place = start + self._base.prompt_length if start else 0
         prompts = None if start else self._base.soft_prompts()
-        known.texts = []  # if the step fails, nobody knows what it holds
+        known.texts = []  # unknown if the step fails
         inputs = Inputs.of(self._base.inputs(tokens, prompts))
         asked = functional.pad(wanted[list(rows), :count], (inputs.length - count, 0)).flatten().nonzero().squeeze(1)
         outputs = known.session.step(inputs, place, rows=asked.cpu())
@@ -180,7 +179,7 @@ class SwarmCache(Cache):
         room = max(2 * length, length + _LEAST_ROOM) if self._max_length is None else self._max_length - padding
         room = max(room, length)
         if self._base.changes_frequencies(room):
-            raise NoCacheError("what servers keep would not fit to texts that become longer")
+            raise NoCacheError("the rotary embeddings change with the length, so servers cannot continue these texts")
         session = self._base.blocks.session(
             lambda inputs, _: inputs,
             len(texts),
@@ -191,7 +190,7 @@ class SwarmCache(Cache):
         return _Session(session, room)
 
     def _close_others(self, wanted: set[tuple[int, ...]]) -> None:
-        """Closes sessions of rows that are in others now."""
+        """Closes sessions whose rows are in others now."""
         moved = {row for rows in wanted for row in rows}
         for rows in [rows for rows in self._sessions if rows not in wanted and moved & {*rows}]:
             self._forget(rows)
@@ -201,7 +200,7 @@ class SwarmCache(Cache):
             known.session.close()
 
     def close(self) -> None:
-        """Gives the memory of servers back; the texts can still be continued."""
+        """Frees the servers' memory; the texts can still be continued."""
         for rows in list(self._sessions):
             self._forget(rows)
 
@@ -224,7 +223,7 @@ class SwarmCache(Cache):
 
     @property
     def is_linear(self) -> list[bool]:
-        """What `generate` asks of each layer: as one of full attention."""
+        """Whether each layer is linear; `generate` gets the answers of full attention."""
         return [False]
 
     is_sliding = is_dummy = is_linear
@@ -241,7 +240,7 @@ class SwarmCache(Cache):
         self.batch_select_indices(torch.arange(len(self._texts)).repeat_interleave(repeats))
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Forgets the last columns: as many as a negative number says, or all behind as many as a positive one says."""
+        """Drops the last columns: a negative number is how many to drop, a positive one how many to keep."""
         columns = self.get_seq_length()
         kept = tokens_to_remove if tokens_to_remove > 0 else columns + tokens_to_remove
         if self._columns is None or kept >= columns:
@@ -255,18 +254,18 @@ class SwarmCache(Cache):
         self._columns, self._texts = None, []
 
     def activate_past_recording(self) -> None:
-        """Makes sure that `crop` works, as it always does."""
+        """Enables `crop`, which always works here."""
 
 
 @functools.cache
 def cache_name() -> str:
-    """Returns the name that this version of transformers has for a cache."""
+    """Returns the argument name of a cache in this version of transformers."""
     known = inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
     return "cache" if "cache" in known else "past_key_values"
 
 
 def _alike(one: Text, other: Text) -> int:
-    """Returns how many tokens two texts begin with that are the same, in parts that are the same."""
+    """Returns the number of tokens in the equal parts that two texts begin with."""
     same = itertools.takewhile(lambda pair: _equal(*pair), zip(one, other, strict=False))
     return sum(len(part) for part, _ in same)
 
@@ -285,7 +284,7 @@ def _beginning(text: Text, size: int) -> Text:
 
 
 def _close(sessions: dict[tuple[int, ...], _Session], pid: int) -> None:
-    """Is called when a cache is collected, in any thread: waits for nothing."""
+    """Called in any thread when a cache is garbage-collected; must not wait."""
     if os.getpid() == pid:
         for known in sessions.values():
             known.session.close(wait=False)

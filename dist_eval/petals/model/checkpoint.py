@@ -1,8 +1,8 @@
 """A tuned checkpoint on disk: the classification head and the soft prompts, without the base model.
 
-The folder follows the Hugging Face convention: `config.json`, `model.safetensors` with only the trainable tensors
-under their names in Petals, and the tokenizer. It never holds peer addresses. An export of a whole Petals model
-(`save_pretrained`) can be read too; its other tensors are ignored.
+The folder follows the Hugging Face convention: `config.json`, `model.safetensors` with only the tuned tensors under
+their names in Petals, and the tokenizer. It never contains peer addresses. An export of a whole Petals model
+(`save_pretrained`) can also be read; its other tensors are ignored.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DEEP_PROMPTS = "intermediate_prompt_embeddings.weight"
 _TUNED = {HEAD, "score.bias", PROMPTS, DEEP_PROMPTS}
 
 ADAPTER_TENSOR = re.compile(r"\b(lora|ia3|hada|lokr|b?oft|vera|vblora|fourierft|hra|bone|shira|c3a)_")
-"""In names of tensors that PEFT's adapters add to a base model's layers."""
+"""Matches names of tensors that PEFT's adapters add to a base model's layers."""
 
 MERGE = (
     "Merge it into its base model with peft (merge_and_unload), save the whole with save_pretrained, and evaluate that "
@@ -56,14 +56,14 @@ _FIELD_TYPES = {
     "base_model_fingerprint": str,
     "active_adapter": str,
 }
-# What the names of the prompts begin with in Petals' models, unless it is "model."
+# Prefixes of the names of prompts in Petals' models, by default "model."
 _PREFIXES = {"bloom": "transformer.", "falcon": "transformer."}
 _ADAPTER = "active_adapter"  # The field of a Petals model's config that names the LoRA adapter in use
 ARCHITECTURE = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
 _OWN_FIELDS = {
     *_FIELD_TYPES,
     *("tuning_mode", "problem_type", "label2id", "use_chunked_forward", "chunked_forward_step"),
-    # a Petals model's way to its servers
+    # options of Petals' client
     *("initial_peers", "dht_prefix", "daemon_startup_timeout", "show_route", "allowed_servers", "blocked_servers"),
     *("use_server_to_server", "connect_timeout", "request_timeout", "update_period", "max_retries", "min_backoff"),
     *("max_backoff", "ban_timeout", "max_pinged", "ping_timeout"),
@@ -72,7 +72,7 @@ _OWN_FIELDS = {
 
 @dataclass(frozen=True)
 class TunedCheckpoint:
-    """The tuned tensors, and what base model and problem they are for.
+    """The tuned tensors, with their base model and problem type.
 
     Attributes:
         head: weight of the classification head, shape [num_labels, hidden].
@@ -84,11 +84,11 @@ class TunedCheckpoint:
         problem: kind of labels that the head predicts.
         base_model: name or path of the base model, or None.
         base_fingerprint: hash of the base model's weights (see `base_fingerprint`), or None.
-        adapter: name of the LoRA adapter that the swarm's servers added to the base model, or None.
-        folder: where it was loaded from.
-        config: the content of its `config.json`, for what it says about the base model.
-        forwards_per_text: forwards that a text needs: one.
-        outputs_per_text: positions whose outputs a text needs: one.
+        adapter: name of the LoRA adapter that the swarm's servers applied to the base model, or None.
+        folder: folder it was loaded from.
+        config: content of its `config.json`, which describes the base model.
+        forwards_per_text: forwards per text, always one.
+        outputs_per_text: positions per text whose outputs are needed, always one.
     """
 
     head: torch.Tensor
@@ -119,7 +119,7 @@ class TunedCheckpoint:
 
     @property
     def extra_tokens(self) -> int:
-        """Tokens of a forward besides those of the text: the prompts."""
+        """Tokens of a forward in addition to the text: the prompts."""
         return self.pre_seq_len
 
     @property
@@ -137,7 +137,7 @@ class TunedCheckpoint:
 
         Args:
             folder: a folder with `config.json` and `model.safetensors`.
-            needs_head: whether prompts alone are too little. If not, and without a head, it has one of no rows.
+            needs_head: whether a head is required. Otherwise a missing head is replaced by one without rows.
 
         Returns:
             The checkpoint, tensors in float32 on the CPU.
@@ -183,7 +183,7 @@ class TunedCheckpoint:
         )
 
     def model_settings(self) -> dict[str, Any]:
-        """Returns the fields of a Petals model's config that follow from the tuned tensors, and from the adapter."""
+        """Returns the fields of a Petals model's config that follow from the tuned tensors and the adapter."""
         head = {
             "num_labels": self.num_labels,
             "problem_type": self.problem.name,
@@ -202,7 +202,7 @@ class TunedCheckpoint:
 
         Args:
             folder: created if it does not exist.
-            prefix: what the names of prompts begin with; by default that of Petals' models.
+            prefix: prefix of the names of prompts; by default that of Petals' models.
 
         Raises:
             OSError: it cannot be written.
@@ -239,7 +239,7 @@ class TunedCheckpoint:
         Raises:
             CheckpointError: the checkpoint was made for another family, size, or set of weights.
         """
-        remedy = "Give the base model it was tuned on" + (f": {self.base_model}." if self.base_model else ".")
+        remedy = "Give the base model that it was tuned on" + (f": {self.base_model}." if self.base_model else ".")
         for key, expected in self.architecture.items():
             actual = getattr(config, key, None)
             if expected is not None and actual != expected:
@@ -282,7 +282,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise CheckpointError(f"{path} should hold a JSON object.")
     require_plausible_width(config, str(path))
-    # Bloom's configs have older names for these fields
+    # Bloom's configs use older names of these fields
     config.setdefault("hidden_size", config.get("n_embed"))
     config.setdefault("num_hidden_layers", config.get("n_layer"))
     for key in ("model_type", "hidden_size", "num_hidden_layers"):
@@ -308,7 +308,7 @@ def _adapter_error(folder: Path) -> CheckpointError:
 
 
 def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """Reads the tuned tensors by name without the model's prefix, from one or several files."""
+    """Reads the tuned tensors by name, without the model's prefix, from one or several files."""
     from safetensors import SafetensorError, safe_open
 
     index, single = folder / INDEX_FILE, folder / WEIGHTS_FILE
@@ -330,12 +330,12 @@ def _read_tensors(folder: Path) -> dict[str, torch.Tensor]:
                     if short in _TUNED or ADAPTER_TENSOR.search(name):
                         tensors[short if short in _TUNED else name] = file.get_tensor(name)
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path} is damaged or no safetensors file: {one_line(error)}") from error
+            raise CheckpointError(f"{path} is damaged or not a safetensors file: {one_line(error)}") from error
     return tensors
 
 
 def _require_all_used(tensors: Mapping[str, torch.Tensor], mode: str | None, folder: Path) -> None:
-    """Raises an error if a tuned tensor would be ignored: the result would be that of another model."""
+    """Raises an error if a tuned tensor would be ignored, which would give the results of another model."""
     used = {None: {HEAD}, "ptune": {HEAD, PROMPTS}, "deep_ptune": {HEAD, PROMPTS, DEEP_PROMPTS}}[mode]
     for name in tensors:
         if name not in used:

@@ -1,4 +1,4 @@
-"""The family's own classes of models with a head, on a base model whose layers a swarm computes."""
+"""A family's own classes of models with a head, on a base model whose layers a swarm computes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dist_eval.petals.model.rows import only_columns
 
 
 class WithHead(SwarmModel):
-    """A mixin before a family's class with a head, whose base model becomes one on a swarm."""
+    """A mixin before a family's class with a head; moves its base model to a swarm."""
 
     if TYPE_CHECKING:  # transformers evaluates the annotations of its classes
         swarm_base_class: ClassVar[type[SwarmBase]]
@@ -33,7 +33,7 @@ class WithHead(SwarmModel):
         children: Any
 
     def equip(self) -> None:
-        """Makes the base model one on a swarm."""
+        """Turns the base model into one on a swarm."""
         kind = self.swarm_base_class
         base = next(module for module in self.modules() if type(module) is kind.architecture.base_class)
         base.__class__ = kind
@@ -49,7 +49,7 @@ class CausalLM(WithHead, Generating):
     """A mixin before a family's language model."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Does what the family's own does; only the outputs that it makes logits of are asked for."""
+        """Calls the family's own forward; requests only the outputs that it computes logits from."""
         given = named_arguments(super().forward, args, kwargs)  # type: ignore[misc]
         with only_columns(_kept(given)):
             return super().forward(**given)  # type: ignore[misc]
@@ -64,7 +64,7 @@ class SequenceClassifier(WithHead):
         loss_function: Any
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Classifies texts by their last token: the last one of their mask, or as transformers finds it without."""
+        """Classifies texts by their last token, according to the mask, or without a mask as in transformers."""
         from transformers.modeling_outputs import SequenceClassifierOutputWithPast
 
         given = named_arguments(super().forward, args, kwargs)  # type: ignore[misc]
@@ -83,10 +83,10 @@ class SequenceClassifier(WithHead):
         return found.to_tuple() if returns_dict is False else found
 
     def texts(self, *args: Any, **kwargs: Any) -> list[torch.Tensor] | None:
-        """Returns the token ids of each text up to the one that it is classified by, from arguments of `forward`.
+        """Returns the token ids of each text up to its last token, from arguments of `forward`.
 
         Returns:
-            int64 of shape [length] for each row; None if the arguments ask for something else than its logits.
+            int64 of shape [length] for each row; None if the arguments ask for more than logits.
 
         Raises:
             ConfigError, DataError: see `forward`.
@@ -102,7 +102,7 @@ class SequenceClassifier(WithHead):
         return [text[: place + 1] for text, place in zip(ids, last.tolist(), strict=True)]
 
     def last_tokens(self, given: Mapping[str, Any]) -> torch.Tensor:
-        """Returns where the last token of each text is, from arguments of `forward`; bool of shape [rows, columns]."""
+        """Marks the last token of each text, from arguments of `forward`; bool of shape [rows, columns]."""
         mask, ids = given.get("attention_mask"), given.get("input_ids")
         rows, columns = shape_of(given)
         if mask is not None:  # the base model refuses one of another shape
@@ -118,7 +118,7 @@ class SequenceClassifier(WithHead):
 
 
 def _kept(given: Mapping[str, Any]) -> torch.Tensor | None:
-    """Returns the columns of which logits are wanted, bool of shape [1, columns]; None if it is all."""
+    """Returns the columns whose logits are needed, bool of shape [1, columns]; None for all."""
     kept = given.get("logits_to_keep")
     if kept is None or (isinstance(kept, int) and not kept):
         return None
@@ -128,14 +128,14 @@ def _kept(given: Mapping[str, Any]) -> torch.Tensor | None:
 
 
 def causal_class(architecture: Architecture) -> Any:
-    """Makes a class of a family's language model."""
+    """Makes the swarm class of a family's language model."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
     return _class(MODEL_FOR_CAUSAL_LM_MAPPING[type(architecture.config)], CausalLM, architecture)
 
 
 def classifier_class(architecture: Architecture) -> Any:
-    """Makes a class of a family's sequence classifier."""
+    """Makes the swarm class of a family's sequence classifier."""
     from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING
 
     kind = type(architecture.config)
@@ -145,7 +145,7 @@ def classifier_class(architecture: Architecture) -> Any:
 
 
 def _generic_classifier(architecture: Architecture) -> Any:
-    """Makes a sequence classifier for a family that has none, as transformers makes those of most others."""
+    """Makes a sequence classifier for a family without one, as transformers does for most others."""
     from transformers.modeling_layers import GenericForSequenceClassification
 
     base: Any = architecture.base_class
@@ -156,6 +156,6 @@ def _generic_classifier(architecture: Architecture) -> Any:
 
 def _class(family: Any, mixin: type, architecture: Architecture) -> Any:
     names: dict[str, Any] = {"swarm_base_class": base_class(architecture)}
-    if family.base_model_prefix != "transformer":  # as all models of Petals call their base model
+    if family.base_model_prefix != "transformer":  # Petals' models use this name for their base model
         names["transformer"] = WithHead.swarm_base
     return subclass(family, mixin, **names)

@@ -1,4 +1,4 @@
-"""A model's connection to its swarm: opened within a time limit, closed by the program, at exit or with the model."""
+"""A model's connection to its swarm: opened within a time limit; closed by the program, at exit or with the model."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class Reaching:
-    """How a model's servers are found and asked.
+    """How to find and ask a model's servers.
 
     Attributes:
-        addresses: of the swarm's peers.
+        addresses: addresses of the swarm's peers.
         dht_prefix: name under which the swarm announces the model.
-        adapter: a LoRA adapter that servers must hold and add to the model, or None.
+        adapter: a LoRA adapter that servers must have and apply, or None.
         timeout: seconds to wait for the swarm, and for servers of all blocks.
         request_timeout: seconds to wait for a server's answer.
-        max_retries: how often each part of a request is sent again, after its first attempt.
-        compression: of the activations (see `SwarmRequests`).
+        max_retries: how often each part of a request is repeated after its first attempt.
+        compression: compression of activations (see `SwarmRequests`).
         tokens_per_second: most tokens to send through the swarm in a second.
         allowed_servers: the only servers to use, as peer ids; None for all.
         blocked_servers: servers not to use.
@@ -55,11 +55,11 @@ class Reaching:
 
 @dataclass
 class Connection:
-    """What is open for a model.
+    """An open connection of a model.
 
     Attributes:
-        dht: the node of a DHT.
-        requests: sends to the swarm.
+        dht: the DHT node.
+        requests: sends requests to the swarm.
         coverage: the servers that were found.
     """
 
@@ -84,7 +84,7 @@ def connect(
 ) -> Connection:
     """Joins a swarm, and waits until it has a server for each block of a model.
 
-    The process has to be prepared (`prepare_hivemind`).
+    Call `prepare_hivemind` before.
 
     Args:
         reaching: which swarm, and how.
@@ -116,7 +116,7 @@ def connect(
             check=check,
             timeout_option=timeout_option,
         )
-        rejoin_swarm(dht, reaching.addresses)  # the daemon may not know servers that came up after it joined
+        rejoin_swarm(dht, reaching.addresses)  # the daemon may not know servers that started after it joined
         directory = ServerDirectory(
             *(dht, prefix, blocks, reaching.adapter),
             allowed_servers=reaching.allowed_servers,
@@ -141,14 +141,14 @@ def connect(
 
 
 class _Home:
-    """What all open models of a process share: a folder for sockets and temporary files, which ends with the last."""
+    """A folder for sockets and temporary files, shared by all open models of a process and removed with the last."""
 
     def __init__(self) -> None:
         self._lock, self._users, self._stack = threading.RLock(), 0, ExitStack()
         self._files: MultiprocessingFiles
 
     def open(self, action: Callable[[], Result]) -> Result:
-        """Calls what connects to a swarm; it has a place to put its files until `leave`."""
+        """Calls a function that connects to a swarm; its files are kept until `leave`."""
         from dist_eval.petals.client.hivemind_compat import prepare_hivemind
 
         with self._lock:
@@ -177,7 +177,7 @@ _home = _Home()
 
 
 class OpenConnection(Shared):
-    """A connection of a program's own, which is closed at exit at the latest.
+    """A connection that is closed at exit at the latest.
 
     Args:
         reaching: which swarm, and how.
@@ -189,7 +189,7 @@ class OpenConnection(Shared):
 
     def __init__(self, reaching: Reaching, config: Any) -> None:
         self._pid, self._lock = os.getpid(), threading.Lock()
-        router = Router(int(os.environ.get("RANK", 0)))  # ranks begin with different servers
+        router = Router(int(os.environ.get("RANK", 0)))  # so that ranks start with different servers
         connection, self._end = _home.open(
             lambda: in_lasting_thread(lambda: connect(reaching, config, router=router, timeout_option="timeout"))
         )
@@ -198,7 +198,7 @@ class OpenConnection(Shared):
         atexit.register(self.close)
 
     def require_open(self) -> None:
-        """Raises a `ConfigError` once the connection is closed, and in a process that was forked since."""
+        """Raises a `ConfigError` if the connection is closed or this process was forked after it was opened."""
         if os.getpid() != self._pid:
             raise ConfigError(
                 "This process was forked from the one that opened the model, and cannot use its connection to the "
@@ -208,7 +208,7 @@ class OpenConnection(Shared):
             raise ConfigError("The model is closed, and has left the swarm: open it again with from_pretrained.")
 
     def close(self) -> None:
-        """Leaves the swarm, once; in a process that was forked since, it does nothing."""
+        """Leaves the swarm once; does nothing in a process that was forked after the connection was opened."""
         if os.getpid() != self._pid:
             return
         with self._lock:
@@ -220,19 +220,19 @@ class OpenConnection(Shared):
             _home.leave()
 
     def close_when_collected(self) -> None:
-        """Does so in whatever thread a model was collected."""
+        """Closes the connection in any thread in which a model may be garbage-collected."""
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
-        if threading.current_thread() is RemoteExpertWorker._event_thread:  # which it would wait for
+        if threading.current_thread() is RemoteExpertWorker._event_thread:  # `close` waits for this thread
             threading.Thread(target=self.close, daemon=True).start()
         else:
             self.close()
 
 
 def in_lasting_thread(action: Callable[[], Result]) -> tuple[Result, threading.Event]:
-    """Calls a function in a thread that lasts until an event is set; returns the result, and the event.
+    """Calls a function in a thread that lives until an event is set; returns the result and the event.
 
-    The kernel ends forked helpers with the thread that started them, which may be one of a pool.
+    The kernel ends forked helpers together with the thread that started them, which may belong to a pool.
     """
     end, done = threading.Event(), threading.Event()
     results: list[Result] = []

@@ -1,4 +1,4 @@
-"""`generate` of transformers with caches on a swarm, and sessions that last for several calls, as Petals has them."""
+"""`generate` of transformers with caches on a swarm, and Petals' sessions that last for several calls."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class InferenceSession:
-    """Texts that several calls of `generate`, or of `step`, continue.
+    """Texts that several calls of `generate` or `step` continue.
 
     Args:
         base: the base model.
@@ -37,7 +37,7 @@ class InferenceSession:
 
     @property
     def position(self) -> int:
-        """Tokens of each text that servers hold; setting it to a smaller number forgets the later ones."""
+        """Tokens of each text that servers keep; setting it to a smaller number drops the later ones."""
         return self.cache.get_seq_length() if self._stepped is None else self._stepped.position
 
     @position.setter
@@ -54,20 +54,21 @@ class InferenceSession:
     def step(
         self, inputs: torch.Tensor, prompts: torch.Tensor | None = None, hypo_ids: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Sends hidden states through all layers, which servers continue at the next call.
+        """Sends the next hidden states of the texts through all layers.
 
         Args:
-            inputs: those of the first layer for the next tokens, float of shape [rows, length, hidden].
-            prompts: what is added to the first inputs of each layer, of shape [layers, 1 or rows, pre_seq_len, hidden],
-                the same in each row; with the first call only. By default there are none, also in a tuned model.
-            hypo_ids: reorders the texts, which is refused.
+            inputs: inputs of the first layer for the next tokens, float of shape [rows, length, hidden].
+            prompts: deep prompts, which are added to the first inputs of each layer; of shape [layers, 1 or rows,
+                pre_seq_len, hidden], the same in each row; only in the first call. By default none, even in a tuned
+                model.
+            hypo_ids: a new order of the texts, which is refused.
 
         Returns:
             The outputs of the last layer before the final norm, of the same shape.
 
         Raises:
-            ConfigError: the session has texts of `generate`, or the arguments cannot be followed.
-            DataError: the shape is another one than before, or texts become longer than `max_length`.
+            ConfigError: the session has texts of `generate`, or the arguments are not supported.
+            DataError: the shape differs from earlier calls, or texts become longer than `max_length`.
             SwarmError: see `SwarmRequests.forward`; a `NoCacheError` if servers have no room.
         """
         if self.cache.get_seq_length():
@@ -77,7 +78,7 @@ class InferenceSession:
         if self._stepped is None:
             self._stepped = _Stepped(self._base, len(inputs), self.max_length, _of_all_rows(prompts))
         elif prompts is not None:
-            raise ConfigError("prompts are sent with the first step of a session, and servers keep them.")
+            raise ConfigError("prompts: give them only with the first step of a session; servers keep them.")
         return self._stepped.step(inputs)
 
     @property
@@ -91,7 +92,7 @@ class InferenceSession:
         return None if self.output_ids is None else self.output_ids[:, -1:]
 
     def close(self) -> None:
-        """Gives the memory of servers back."""
+        """Frees the servers' memory."""
         self.cache.close()
         if self._stepped is not None:
             self._stepped.close()
@@ -108,9 +109,12 @@ class _Stepped:
 
     def __init__(self, base: SwarmBase, rows: int, max_length: int, deep_prompts: torch.Tensor | None) -> None:
         if not base.blocks.has_sessions:
-            raise NoCacheError("The servers of this model keep no texts, so that steps cannot continue any.")
+            raise NoCacheError("The servers of this model do not keep texts, so steps cannot continue any.")
         if base.changes_frequencies(max_length):
-            raise NoCacheError("What servers keep would not fit to texts as long as max_length: give a smaller one.")
+            raise NoCacheError(
+                "The model's rotary embeddings change below max_length, so servers cannot continue texts: give a "
+                "smaller one."
+            )
         self._max_length, self.position = max_length, 0
         self._shape = (rows, base.config.hidden_size)
         self._session = base.blocks.session(
@@ -133,11 +137,11 @@ class _Stepped:
 
 
 def _of_all_rows(prompts: torch.Tensor | None) -> torch.Tensor | None:
-    """Returns deep prompts, of shape [layers, pre_seq_len, hidden], of those of each row."""
+    """Returns the deep prompts that all rows share, of shape [layers, pre_seq_len, hidden]."""
     if prompts is None or not prompts.numel():
         return None
     if prompts.ndim != 4 or not torch.equal(prompts, prompts[:, :1].expand_as(prompts)):
-        raise ConfigError("prompts have to be of shape [layers, rows, pre_seq_len, hidden], and alike in all rows.")
+        raise ConfigError("prompts must be of shape [layers, rows, pre_seq_len, hidden], and the same in all rows.")
     return prompts[:, 0]
 
 
@@ -146,7 +150,7 @@ _generating: ContextVar[list[SwarmCache] | None] = ContextVar("generating", defa
 
 
 def active_cache(base: SwarmBase) -> SwarmCache | None:
-    """Returns the cache of the session that is in use in this context."""
+    """Returns the cache of the session in use in this context."""
     found = _active.get()
     return found[1].cache if found is not None and found[0] is base else None
 
@@ -167,7 +171,7 @@ class Generating:
 
     @contextmanager
     def use_session(self, session: InferenceSession | None) -> Iterator[InferenceSession | None]:
-        """Within this context, calls of the model and of `generate` continue the texts of a session."""
+        """Makes calls of the model and of `generate` within this context continue a session's texts."""
         token = _active.set(None if session is None else (self.swarm_base, session))
         try:
             yield session
@@ -176,7 +180,7 @@ class Generating:
 
     @contextmanager
     def inference_session(self, *, max_length: int) -> Iterator[InferenceSession]:
-        """Opens a session, and uses it within this context.
+        """Opens a session and uses it within this context.
 
         Args:
             max_length: most tokens of a text, for which servers reserve memory.
@@ -192,8 +196,8 @@ class Generating:
         Args:
             inputs: token ids, int64 of shape [rows, length].
             *args: see transformers.
-            session: whose texts are continued: `inputs` are their next tokens, or None if there are none, and what is
-                returned begins after what the session had before. By default it is that of the context, if any.
+            session: a session to continue: `inputs` are the next tokens of its texts, or None, and only tokens after
+                its earlier ones are returned. By default the session of the context, if any.
             **kwargs: see transformers.
         """
         session = session or self.active_session
@@ -201,7 +205,7 @@ class Generating:
             raise ConfigError("The session has texts of step: open another one for generate.")
         token = _generating.set([])
         try:
-            # what is called below gets the cache as an argument
+            # the calls below get the cache as an argument
             with self.use_session(None) if session else nullcontext():
                 if session is None:
                     return super().generate(inputs, *args, **kwargs)  # type: ignore[misc]
@@ -242,10 +246,12 @@ class Generating:
         max_cache_length: int,
         *args: Any,
     ) -> Any:
-        """Is called by `generate`, and puts a cache among the arguments of the model."""
+        """Called by `generate`; adds a cache to the model's arguments."""
         given = model_kwargs.get(cache_name())
         if given is not None and not isinstance(given, SwarmCache):
-            raise ConfigError(f"A {type(given).__name__} cannot hold what the servers of a swarm keep: leave it out.")
+            raise ConfigError(
+                f"A {type(given).__name__} cannot be used on a swarm, whose servers keep texts: leave it out."
+            )
         generation_config.cache_implementation = None  # a model's own settings may name one
         if given is None and generation_config.use_cache is not False:
             reorders = (generation_config.num_beams or 1) > 1

@@ -1,4 +1,4 @@
-"""What takes the place of a model's layers, which a swarm computes: stubs, the first of which shows its inputs."""
+"""Stubs that replace a model's layers, which a swarm computes; the first one exposes its inputs."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch import nn
 from dist_eval.petals.base_model.architecture import Architecture, LayerStub, replace_module
 
 See = Callable[[torch.Tensor], object]
-"""Is given the inputs of the first layer, of shape [rows, length, hidden]."""
+"""Receives the inputs of the first layer, of shape [rows, length, hidden]."""
 
 _see: ContextVar[See | None] = ContextVar("see", default=None)
 
 
 class FirstLayer(LayerStub):
-    """Stands for the first layer."""
+    """Replaces the first layer."""
 
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if see := _see.get():
@@ -36,7 +36,7 @@ def put_stubs(base: nn.Module, architecture: Architecture) -> None:
 
 @contextmanager
 def seeing_inputs(see: See) -> Iterator[None]:
-    """Shows the inputs of the first layer, in this thread and context."""
+    """Passes the inputs of the first layer to a function, within this context and thread."""
     token = _see.set(see)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Loads what a process computes of a model: transformers' own class, with weights from safetensors."""
+"""Loads the local part of a model: transformers' own class, with weights from safetensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dist_eval.petals.base_model.weights import ModelWeights
 from dist_eval.petals.model.checkpoint import DEEP_PROMPTS, HEAD, PROMPTS, fingerprint
 
 TUNED = (HEAD, PROMPTS, DEEP_PROMPTS)
-"""What the names of tuned tensors end with."""
+"""Ends of the names of tuned tensors."""
 
 _FINGERPRINT_ROWS = 64
 
@@ -25,17 +25,18 @@ def load_client_model(
     revision: str | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Any:
-    """Loads what this process computes of a model whose layers a swarm computes.
+    """Loads the local part of a model whose layers a swarm computes.
 
     Args:
-        model_class: one of `base.base_class` or of `classes`.
-        architecture: of its base model.
+        model_class: a class made by `base.base_class` or by `classes`.
+        architecture: architecture of its base model.
         name: folder or hub name of the model.
         revision: commit on a hub.
-        dtype: of embeddings, norm and head.
+        dtype: dtype of embeddings, norm and head.
 
     Returns:
-        The model, in eval mode. Only prompts and the head of a classifier, drawn at random if need be, have gradients.
+        The model, in eval mode. Only prompts and a classifier's head have gradients; missing ones are initialized
+        randomly.
 
     Raises:
         CheckpointError: see `base_model.loading.load_model`.
@@ -70,7 +71,7 @@ def final_norm_of(model: nn.Module, architecture: Architecture) -> nn.Module:
 
 
 def base_fingerprint(word_embeddings: nn.Embedding, final_norm: nn.Module) -> str:
-    """Hashes what every client of a base model holds locally: its final norm and 64 evenly spaced embeddings."""
+    """Hashes weights that every client of a base model has locally: its final norm and 64 evenly spaced embeddings."""
     weight = word_embeddings.weight
     rows = torch.linspace(0, weight.shape[0] - 1, min(_FINGERPRINT_ROWS, weight.shape[0])).long()
     return fingerprint([weight[rows], *final_norm.state_dict().values()])

@@ -1,4 +1,4 @@
-"""What all swarm models have: an end, and tuned tensors that can be saved."""
+"""A mixin for all swarm models: closing them, and saving their tuned tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class SwarmModel:
     """A mixin before a family's class.
 
     Attributes:
-        connection: to the swarm.
+        connection: the connection to the swarm.
     """
 
     if TYPE_CHECKING:  # transformers evaluates the annotations of its classes
@@ -30,7 +30,7 @@ class SwarmModel:
         swarm_base: Any
 
     def close(self) -> None:
-        """Leaves the swarm, and ends the processes that were started for it."""
+        """Leaves the swarm and ends its helper processes."""
         self.connection.close()
 
     def __enter__(self: Self) -> Self:
@@ -46,15 +46,15 @@ class SwarmModel:
 
         Args:
             save_directory: a folder, which is created if it does not exist.
-            is_main_process: whether this process writes; for programs with several.
-            **kwargs: what else transformers can be told: `push_to_hub` is refused, the rest has no effect.
+            is_main_process: whether this process writes, in programs with several processes.
+            **kwargs: other options of transformers: `push_to_hub` is refused, the rest has no effect.
 
         Raises:
             ConfigError: the model has no tuned tensors.
             OSError: the folder cannot be written.
         """
         if kwargs.get("push_to_hub"):
-            raise ConfigError("push_to_hub is not done by save_pretrained of a model on a swarm: upload the folder.")
+            raise ConfigError("push_to_hub is not supported for a model on a swarm: upload the folder yourself.")
         tuned = tuned_tensors_of(self)
         if not tuned.num_labels and tuned.prompts is None:
             raise ConfigError("The model has no tuned tensors to save: open it with tuning_mode and pre_seq_len.")

@@ -1,4 +1,4 @@
-"""The tuned tensors of a swarm model: soft prompts in its base model, under the names that Petals gives them."""
+"""The tuned tensors of a swarm model: soft prompts in its base model, under Petals' names."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ MODES = ("ptune", "deep_ptune")
 
 
 def require_mode(mode: str | None, length: int) -> None:
-    """Checks how a model is to be tuned.
+    """Checks a tuning mode and its number of prompts.
 
     Raises:
-        ConfigError: there is no such way, or it has no prompts, or there are some without a way.
+        ConfigError: the mode is unknown, or only one of the two is given.
     """
     if mode not in (None, *MODES):
         raise ConfigError(f"tuning_mode must be {' or '.join(map(repr, MODES))}, or None, not {mode!r}.")
@@ -26,7 +26,7 @@ def require_mode(mode: str | None, length: int) -> None:
 
 
 class Prompts(nn.Module):
-    """Adds soft prompts to a base model: a mixin, whose `config` says which."""
+    """A mixin that adds soft prompts to a base model, according to its `config`."""
 
     if TYPE_CHECKING:  # transformers evaluates the annotations of its classes
         config: Any
@@ -34,7 +34,7 @@ class Prompts(nn.Module):
         intermediate_prompt_embeddings: nn.Embedding
 
     def add_prompts(self) -> None:
-        """Adds embeddings, on the current device and not initialized, as the config says."""
+        """Adds uninitialized embeddings on the current device, according to the config."""
         length, width = self.prompt_length, self.config.hidden_size
         if length:
             self.prompt_embeddings = nn.Embedding(length, width, dtype=torch.float32)
@@ -52,7 +52,7 @@ class Prompts(nn.Module):
         return self.prompt_embeddings.weight if self.prompt_length else None
 
     def deep_prompts(self) -> torch.Tensor | None:
-        """Returns those that are added before each layer, of shape [layers, pre_seq_len, hidden]."""
+        """Returns the prompts that are added before each layer, of shape [layers, pre_seq_len, hidden]."""
         if getattr(self.config, "tuning_mode", None) != "deep_ptune":
             return None
         flat = self.intermediate_prompt_embeddings.weight

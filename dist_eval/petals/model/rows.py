@@ -1,6 +1,6 @@
-"""Padded batches: the real tokens of each row are moved to the left, so that a swarm needs no mask.
+"""Padded batches: moves the real tokens of each row to the left, so a swarm needs no mask.
 
-Attention is causal. So padding on the right reaches no real token, and each row's outputs are those of the row alone.
+Attention is causal, so padding on the right affects no real token, and each row's outputs are those of the row alone.
 """
 
 from __future__ import annotations
@@ -18,22 +18,25 @@ class Rows:
     """The real tokens of the rows of a batch.
 
     Args:
-        real: whether a column of a row is a token and no padding, bool of shape [rows, columns].
+        real: whether a column of a row is a token, not padding; bool of shape [rows, columns].
     """
 
     def __init__(self, real: torch.Tensor) -> None:
         self.real, self.counts = real, real.sum(dim=1)
         self.longest = max(1, int(self.counts.max()))
         order = torch.argsort(real.to(torch.int8), dim=1, descending=True, stable=True)
-        self._places = order[:, : self.longest]  # the column of each real token, then of some padding
+        self._places = order[:, : self.longest]  # columns of the real tokens, then of some padding
         columns = torch.arange(self.longest, device=real.device)
         self._are_in_place = bool((self._places == columns).all())
 
     def moved_left(self, values: torch.Tensor) -> torch.Tensor:
-        """Moves the values of the real tokens, of shape [rows, columns, ...], before those of some padding.
+        """Moves the values of real tokens before those of padding.
+
+        Args:
+            values: tensor of shape [rows, columns, ...].
 
         Returns:
-            Those of shape [rows, longest, ...].
+            Tensor of shape [rows, longest, ...].
         """
         if self._are_in_place:
             return values[:, : self.longest]
@@ -41,14 +44,14 @@ class Rows:
 
 
 def put_back(values: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
-    """Puts values, of shape [n, width], row by row where a tensor is true; the others are zero.
+    """Places values row by row where a mask is true; the other values are zero.
 
     Args:
-        values: of the n columns.
-        where: bool of shape [rows, columns].
+        values: tensor of shape [n, width].
+        where: mask with n true values, bool of shape [rows, columns].
 
     Returns:
-        Those of shape [rows, columns, width].
+        Tensor of shape [rows, columns, width].
     """
     if bool(where.all()):
         return values.view(*where.shape, -1)
@@ -61,7 +64,7 @@ _needed: ContextVar[torch.Tensor | None] = ContextVar("needed", default=None)
 
 @contextmanager
 def only_columns(needed: torch.Tensor | None) -> Iterator[None]:
-    """Says which outputs of a base model are needed here, bool of shape [rows or 1, columns]; None for all."""
+    """Sets the needed outputs of a base model within the context; bool of shape [rows or 1, columns], None for all."""
     token = _needed.set(needed)
     try:
         yield
@@ -70,7 +73,7 @@ def only_columns(needed: torch.Tensor | None) -> Iterator[None]:
 
 
 def needed_columns(real: torch.Tensor) -> torch.Tensor:
-    """Returns which columns are needed of those that are real, bool of shape [rows, columns]."""
+    """Returns which real columns are needed, bool of shape [rows, columns]."""
     needed = _needed.get()
     return real if needed is None else real & needed.to(real.device)
 
@@ -79,48 +82,48 @@ def real_columns(mask: torch.Tensor | None, held: torch.Tensor, columns: int) ->
     """Returns which of the new columns are real.
 
     Args:
-        mask: `attention_mask` of all columns, of shape [rows, held + columns]; None if all new ones are real.
-        held: of the columns before them, bool of shape [rows, held].
-        columns: number of new ones.
+        mask: `attention_mask` of all columns, of shape [rows, earlier + columns]; None if all new ones are real.
+        held: which earlier columns are real, bool of shape [rows, earlier].
+        columns: number of new columns.
 
     Returns:
         bool of shape [rows, columns].
 
     Raises:
-        DataError: the mask has another shape, or differs from before.
+        DataError: the mask has another shape, or its earlier part has changed.
     """
     rows, before = held.shape
     if mask is None:
         return torch.ones(rows, columns, dtype=torch.bool, device=held.device)
     if mask.ndim != 2 or mask.shape != (rows, before + columns):
         raise DataError(
-            f"The attention_mask has the shape {list(mask.shape)}. A model on a swarm takes one of shape "
-            f"{[rows, before + columns]}, a column for each token of the texts so far."
+            f"The attention_mask has shape {list(mask.shape)}. A model on a swarm takes one of shape "
+            f"{[rows, before + columns]}, with a column for each token of the texts so far."
         )
     real = mask.to(held.device) != 0
     if not torch.equal(real[:, :before], held):
-        raise DataError("The attention_mask differs from the one with which the first part of the texts was sent.")
+        raise DataError("The attention_mask differs from the one of the first part of the texts.")
     return real[:, before:]
 
 
 def require_consecutive(positions: torch.Tensor | None, held: torch.Tensor, real: torch.Tensor) -> None:
-    """Checks that tokens have the positions that each row has alone.
+    """Checks that tokens have the positions that they would have in each row alone.
 
     Args:
         positions: `position_ids`, int64 of shape [rows or 1, columns], by default the numbers of the columns.
-        held: which of the columns before them are real, bool of shape [rows, held].
-        real: which of the new columns are, of shape [rows, columns].
+        held: which earlier columns are real, bool of shape [rows, earlier].
+        real: which new columns are real, bool of shape [rows, columns].
 
     Raises:
-        DataError: positions are skipped, begin elsewhere, or padding is between tokens.
+        DataError: positions are skipped or start elsewhere, or padding is between tokens.
     """
     whole = torch.cat([held, real], dim=1)
     if positions is None:
         positions = torch.arange(held.shape[1], whole.shape[1], device=real.device).unsqueeze(0)
     elif positions.ndim != 2 or positions.shape[1] != real.shape[1]:
-        raise DataError(f"position_ids have the shape {list(positions.shape)} instead of {list(real.shape)}.")
+        raise DataError(f"position_ids have shape {list(positions.shape)} instead of {list(real.shape)}.")
     ranks = (whole.cumsum(dim=1) - 1)[:, held.shape[1] :]
-    # how many columns of padding a row begins with, if it has a token
+    # columns of padding before the first token of a row, if it has any
     padding = whole.to(torch.int8).argmax(dim=1, keepdim=True)
     skipped = positions.to(real.device) - ranks
     fits = ((skipped == 0) | ~real).all(dim=1) | ((skipped == padding) | ~real).all(dim=1)

@@ -1,4 +1,4 @@
-"""What copies of a model share, and no other process can have."""
+"""Parts that copies of a model share, and that cannot be pickled."""
 
 from __future__ import annotations
 

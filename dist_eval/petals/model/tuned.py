@@ -1,8 +1,8 @@
-"""The tuned tensors of a swarm model: copied out, copied in, and saved layer by layer.
+"""Copies the tuned tensors of a swarm model out and in, and saves them layer by layer.
 
-On disk each layer is a separate safetensors file, so that a model can load only some. Layer 0 holds the prompts before
-the text, layers 1 to n the deep prompts of the n blocks, and layer n + 1 the head. The metadata of each file has its
-layer and the number of blocks.
+On disk each layer is a separate safetensors file, so a model can load only some of them. Layer 0 contains the prompts
+before the text, layers 1 to n the deep prompts of the n blocks, and layer n + 1 the head. Each file's metadata contain
+its layer and the number of blocks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NAME = "layer_{:02d}-model_states.safetensors"
 
 
 def tuned_tensors_of(model: Any) -> TunedCheckpoint:
-    """Copies the tuned tensors out of a swarm model; without a head, that of the checkpoint has no rows."""
+    """Copies the tuned tensors out of a swarm model; without a head, the checkpoint's head has no rows."""
     config, base = model.config, model.swarm_base
     has_head = isinstance(getattr(model, "score", None), nn.Linear)
     head = model.score.weight if has_head else torch.empty(0, config.hidden_size)
@@ -56,7 +56,7 @@ def save_layers(model: Any, folder: str | Path) -> list[Path]:
     """Writes the tuned tensors of a swarm model, one file per layer.
 
     Args:
-        model: what `AutoDistributedModelForSequenceClassification` opens.
+        model: a model of `AutoDistributedModelForSequenceClassification`.
         folder: created if it does not exist.
 
     Returns:
@@ -81,15 +81,15 @@ def load_layers(model: Any, folder: str | Path, layers: Collection[int] | None =
     """Loads tuned tensors into a swarm model, in place.
 
     Args:
-        model: what `AutoDistributedModelForSequenceClassification` opens.
-        folder: what `save_layers` wrote.
-        layers: the ones to load; by default all of the model's.
+        model: a model of `AutoDistributedModelForSequenceClassification`.
+        folder: a folder written by `save_layers`.
+        layers: the layers to load; by default all of the model's.
 
     Returns:
         The layers that were loaded.
 
     Raises:
-        CheckpointError: a file is missing or damaged, or was made for another model. The model is unchanged then.
+        CheckpointError: a file is missing or damaged, or was made for another model. The model is then unchanged.
     """
     from safetensors import SafetensorError, safe_open
 

@@ -40,9 +40,7 @@ def main() -> None:
                 if "bootstrap" not in str(error):
                     raise
                 if time.monotonic() > deadline:
-                    sys.exit(
-                        f"No server at {', '.join(peers)} has this identity: give addresses as servers print them."
-                    )
+                    sys.exit(f"No server at {', '.join(peers)} has this identity: copy addresses that servers print.")
                 time.sleep(_RETRY_SECONDS)
 
 

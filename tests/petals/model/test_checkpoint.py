@@ -306,7 +306,7 @@ def test_a_missing_one_of_several_files_is_named(folder: Path) -> None:
 def test_a_damaged_one_of_several_files_is_named(folder: Path) -> None:
     damaged = folder / shard(folder)["score.weight"]
     damaged.write_bytes(damaged.read_bytes()[:-1])
-    assert error_of(folder).startswith(f"{damaged} is damaged or no safetensors file")
+    assert error_of(folder).startswith(f"{damaged} is damaged or not a safetensors file")
 
 
 @pytest.mark.parametrize(
@@ -439,7 +439,7 @@ def test_a_pickle_is_named_and_not_read(folder: Path, tmp_path: Path, name: str)
 
 def test_a_pickle_under_another_name_is_not_read(folder: Path, tmp_path: Path) -> None:
     (folder / "model.safetensors").write_bytes(pickle.dumps(CreatesFile(tmp_path / "executed")))
-    assert error_of(folder).startswith(f"{folder / 'model.safetensors'} is damaged or no safetensors file")
+    assert error_of(folder).startswith(f"{folder / 'model.safetensors'} is damaged or not a safetensors file")
     assert not (tmp_path / "executed").exists()
 
 
@@ -447,7 +447,7 @@ def test_a_pickle_under_another_name_is_not_read(folder: Path, tmp_path: Path) -
 def test_truncated_weights_are_named(folder: Path, kept: int) -> None:
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:kept])
-    assert error_of(folder).startswith(f"{path} is damaged or no safetensors file")
+    assert error_of(folder).startswith(f"{path} is damaged or not a safetensors file")
 
 
 @pytest.mark.parametrize(
@@ -508,7 +508,7 @@ def test_a_base_of_another_size_is_named(folder: Path, field: str, value: Any) -
     message = str(caught.value)
     assert f"{folder} was tuned for a base model with {field} {tuned().architecture[field]}" in message
     assert f"other/base has {value}" in message
-    assert message.endswith("the base model it was tuned on: some/base.")
+    assert message.endswith("the base model that it was tuned on: some/base.")
 
 
 def test_a_base_that_lacks_a_field_is_another_base() -> None:
