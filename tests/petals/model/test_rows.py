@@ -82,7 +82,7 @@ def test_a_mask_is_of_all_columns_and_stays_what_it_was() -> None:
     held = torch.tensor([[False, True]])
     assert real_columns(torch.tensor([[0, 1, 1]]), held, 1).tolist() == [[True]]
     assert real_columns(None, held, 1).tolist() == [[True]]
-    with pytest.raises(DataError, match=r"the shape \[1, 1\].* one of shape \[1, 3\]"):
+    with pytest.raises(DataError, match=r"has shape \[1, 1\].* one of shape \[1, 3\]"):
         real_columns(torch.tensor([[1]]), held, 1)
     with pytest.raises(DataError, match="differs from the one"):
         real_columns(torch.tensor([[1, 1, 1]]), held, 1)
