@@ -135,7 +135,7 @@ def reason_of(error: ValidationError) -> str:
 def read_model(prefix: Any, value: Any) -> tuple[str, int]:
     """Reads the announcement of a model; raises `Implausible`."""
     if not (isinstance(prefix, str) and prefix.isprintable() and 0 < len(prefix) <= _LONGEST_IDENTIFIER):
-        raise Implausible("a name of a model is empty, too long, or not printable text")
+        raise Implausible("a model's name is empty, too long, or not printable text")
     try:
         return prefix, _Model.model_validate(value).num_blocks
     except ValidationError as error:

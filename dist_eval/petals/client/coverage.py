@@ -244,10 +244,11 @@ def wait_until_covered(
                 f"{timeout_option}."
             )
         if time.monotonic() > deadline:
-            anyhow = replace(coverage, adapter=None)
-            unfit = unfit_message(anyhow, config)
+            without_adapter = replace(coverage, adapter=None)
+            unfit = unfit_message(without_adapter, config)
             raise SwarmError(
-                unfit or _missing_message(anyhow, read_models(dht, _MODELS_SECONDS).blocks, timeout, timeout_option)
+                unfit
+                or _missing_message(without_adapter, read_models(dht, _MODELS_SECONDS).blocks, timeout, timeout_option)
             )
         time.sleep(_POLL_SECONDS)
 

@@ -29,7 +29,7 @@ from dist_eval.petals.client.turns import Request
 Result = TypeVar("Result")
 
 MakeInputs = Callable[[Any, torch.Tensor | None], Inputs]
-"""Returns the first block's inputs for what a session is given, such as token ids, and the prompts before it."""
+"""Returns the first block's inputs for a step's token ids, or other inputs, and the prompts before them."""
 
 
 class InferenceSession:

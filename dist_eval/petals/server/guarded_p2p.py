@@ -29,7 +29,7 @@ FIRST_MESSAGE_SECONDS, IDLE_SECONDS = 30.0, 300.0
 """How long a stream may be silent: before its first message, and later."""
 
 MESSAGE_SECONDS, SLOWEST = 30.0, 1 << 16
-"""How long a message or an answer may take once it has begun: seconds, plus one for each of so many bytes."""
+"""Limit for a message or an answer once it has started: seconds, plus one per this number of bytes."""
 
 REQUEST_SECONDS = 180.0
 """How long a request in several messages may take."""

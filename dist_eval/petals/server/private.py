@@ -192,7 +192,7 @@ class PrivateSwarm:
                     **_server_environment(),
                     "OMP_NUM_THREADS": str(self.threads),
                     "TMPDIR": str(self.folder),
-                    "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1",  # Petals reads pickles of hub models, too
+                    "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1",  # Petals also reads pickles of hub models
                     "USE_LEGACY_BFLOAT16": "0",  # otherwise hivemind sends bfloat16 as float32
                 },
             )

@@ -129,7 +129,7 @@ def test_implausible_models_are_dropped(value: Any) -> None:
 
 @pytest.mark.parametrize("prefix", ["", 4, None, "a\nb", "a" * 1001])
 def test_implausible_names_of_models_are_dropped(prefix: Any) -> None:
-    with pytest.raises(Implausible, match="a name of a model"):
+    with pytest.raises(Implausible, match="a model's name"):
         read_model(prefix, {"num_blocks": 4})
 
 

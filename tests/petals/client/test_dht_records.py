@@ -120,7 +120,7 @@ def test_a_value_without_subkeys_is_dropped(value: Any) -> None:
 
     assert plausible_models(_entries(ValueWithExpiration(value, 1.0))) == (
         {},
-        {"a name of a model is empty, too long, or not printable text": 1},
+        {"a model's name is empty, too long, or not printable text": 1},
     )
 
 

@@ -78,7 +78,7 @@ def test_a_classifiers_checkpoint_is_for_a_classifier(tiny_models: dict[str, Pat
         ({"output_attentions": True}, ConfigError, "do not return the attentions"),
         ({"output_router_logits": True}, ConfigError, "do not return the router logits"),
         ({"past_key_values": DynamicCache()}, ConfigError, "A DynamicCache cannot be used"),
-        ({"token_type_ids": torch.ones(1, 3, dtype=torch.long)}, ConfigError, "token_type_ids: a model on a swarm does not support"),
+        ({"token_type_ids": torch.ones(1, 3, dtype=torch.long)}, ConfigError, "token_type_ids: a model"),
         ({"attention_mask": torch.ones(1, 1, 3, 3)}, DataError, r"has shape \[1, 1, 3, 3\]"),
         ({"attention_mask": torch.zeros(1, 3)}, DataError, "Row 0 of a batch has no token"),
         ({"attention_mask": torch.tensor([[1, 0, 1]])}, DataError, "masked between tokens"),

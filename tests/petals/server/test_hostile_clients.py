@@ -157,7 +157,7 @@ SESSIONS: dict[str, tuple[Callable[[], list[Any]], str]] = {
         lambda: [chained(), request(UID, hidden(), torch.ones(4, 1, 2, HIDDEN), NO_ORDER, metadata={"chain": []})],
         "prompts after the first step",
     ),
-    "outputs that there are not": (lambda: [opening(chain=[], rows=[10])], "positions up to 10 are requested, but there are 10"),
+    "outputs that there are not": (lambda: [opening(chain=[], rows=[10])], "positions up to 10 are requested"),
     "token ids that there are not": (lambda: [chained(), chained("step", order(1, 10**6)[:, None])], "does not have"),
     "token ids that are numbers": (lambda: [chained(ids=torch.ones(2, 1))], "dtype of the token ids"),
     "token ids of other rows": (lambda: [chained(), chained("step", order(1, 2, 3)[:, None])], "3 rows in a session"),
