@@ -43,8 +43,8 @@ def last_layer_outputs(model: nn.Module, architecture: Architecture, embeddings:
     raise AssertionError("the model did not run its last layer")
 
 
-class _LastLayer(BaseException):
-    """Ends a forward after the last layer: the final norm would take longer than all else that has no layers."""
+class _LastLayer(BaseException):  # which code of a model with `except Exception` does not catch
+    """Ends a forward after the last layer: the final norm would take longer than everything before it."""
 
     def __init__(self, outputs: torch.Tensor) -> None:
         super().__init__()
