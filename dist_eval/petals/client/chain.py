@@ -135,7 +135,7 @@ class ChainAnswer(_Message):
             sent_at = done_at
         return times
 
-    def behind(self, own: HopTimes) -> ChainAnswer:
+    def preceded_by(self, own: HopTimes) -> ChainAnswer:
         """Returns the answer of a server that passed the request on and got this one."""
         return self.model_copy(update={"hops": [own, *self.hops[: MOST_HOPS - 1]]})
 

@@ -211,11 +211,11 @@ def rows_of(given: Mapping[str, Any], cache: SwarmCache | None = None) -> Rows:
         DataError: a row has no token, or cannot be computed alone.
     """
     texts = _texts(given)
-    held = texts.new_zeros(len(texts), 0, dtype=torch.bool) if cache is None else cache.columns(texts)
-    real = real_columns(given.get("attention_mask"), held, texts.shape[1])
-    require_consecutive(given.get("position_ids"), held, real)
+    earlier = texts.new_zeros(len(texts), 0, dtype=torch.bool) if cache is None else cache.columns(texts)
+    real = real_columns(given.get("attention_mask"), earlier, texts.shape[1])
+    require_consecutive(given.get("position_ids"), earlier, real)
     rows = Rows(real)
-    if not held.shape[1] and not rows.counts.all():
+    if not earlier.shape[1] and not rows.counts.all():
         raise DataError(f"Row {int((rows.counts == 0).nonzero()[0])} of a batch has no token.")
     return rows
 

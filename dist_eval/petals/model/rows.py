@@ -78,12 +78,12 @@ def needed_columns(real: torch.Tensor) -> torch.Tensor:
     return real if needed is None else real & needed.to(real.device)
 
 
-def real_columns(mask: torch.Tensor | None, held: torch.Tensor, columns: int) -> torch.Tensor:
+def real_columns(mask: torch.Tensor | None, earlier: torch.Tensor, columns: int) -> torch.Tensor:
     """Returns which of the new columns are real.
 
     Args:
-        mask: `attention_mask` of all columns, of shape [rows, earlier + columns]; None if all new ones are real.
-        held: which earlier columns are real, bool of shape [rows, earlier].
+        mask: `attention_mask` of all columns, of shape [rows, n + columns]; None if all new ones are real.
+        earlier: which earlier columns are real, bool of shape [rows, n].
         columns: number of new columns.
 
     Returns:
@@ -92,37 +92,37 @@ def real_columns(mask: torch.Tensor | None, held: torch.Tensor, columns: int) ->
     Raises:
         DataError: the mask has another shape, or its earlier part has changed.
     """
-    rows, before = held.shape
+    rows, before = earlier.shape
     if mask is None:
-        return torch.ones(rows, columns, dtype=torch.bool, device=held.device)
+        return torch.ones(rows, columns, dtype=torch.bool, device=earlier.device)
     if mask.ndim != 2 or mask.shape != (rows, before + columns):
         raise DataError(
             f"The attention_mask has shape {list(mask.shape)}. A model on a swarm takes one of shape "
             f"{[rows, before + columns]}, with a column for each token of the texts so far."
         )
-    real = mask.to(held.device) != 0
-    if not torch.equal(real[:, :before], held):
+    real = mask.to(earlier.device) != 0
+    if not torch.equal(real[:, :before], earlier):
         raise DataError("The attention_mask differs from the one of the first part of the texts.")
     return real[:, before:]
 
 
-def require_consecutive(positions: torch.Tensor | None, held: torch.Tensor, real: torch.Tensor) -> None:
+def require_consecutive(positions: torch.Tensor | None, earlier: torch.Tensor, real: torch.Tensor) -> None:
     """Checks that tokens have the positions that they would have in each row alone.
 
     Args:
         positions: `position_ids`, int64 of shape [rows or 1, columns], by default the numbers of the columns.
-        held: which earlier columns are real, bool of shape [rows, earlier].
+        earlier: which earlier columns are real, bool of shape [rows, n].
         real: which new columns are real, bool of shape [rows, columns].
 
     Raises:
         DataError: positions are skipped or start elsewhere, or padding is between tokens.
     """
-    whole = torch.cat([held, real], dim=1)
+    whole = torch.cat([earlier, real], dim=1)
     if positions is None:
-        positions = torch.arange(held.shape[1], whole.shape[1], device=real.device).unsqueeze(0)
+        positions = torch.arange(earlier.shape[1], whole.shape[1], device=real.device).unsqueeze(0)
     elif positions.ndim != 2 or positions.shape[1] != real.shape[1]:
         raise DataError(f"position_ids have shape {list(positions.shape)} instead of {list(real.shape)}.")
-    ranks = (whole.cumsum(dim=1) - 1)[:, held.shape[1] :]
+    ranks = (whole.cumsum(dim=1) - 1)[:, earlier.shape[1] :]
     # columns of padding before the first token of a row, if it has any
     padding = whole.to(torch.int8).argmax(dim=1, keepdim=True)
     skipped = positions.to(real.device) - ranks

@@ -153,7 +153,7 @@ class ChainHandler:
             self._slots.release()
         theirs = read_chain_answer(answer.metadata, [one.end for one in request.chain])
         own = own.model_copy(update={"call": time.monotonic() - began})
-        return Answer(answer.tensors, pack_answer(theirs.behind(own)))
+        return Answer(answer.tensors, pack_answer(theirs.preceded_by(own)))
 
 
 class AnnouncedServers:

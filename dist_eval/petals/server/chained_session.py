@@ -195,7 +195,7 @@ class ChainedSession:
                 theirs = await asyncio.wait_for(passed.cache.answer_to(passed.step), seconds)
                 found = read_chain_answer(theirs.metadata, [hop.end for hop in hops])
                 own = times.model_copy(update={"call": time.monotonic() - passed.sent_at})
-                return {"tensors": theirs.tensors, "metadata": pack_answer(found.behind(own))}
+                return {"tensors": theirs.tensors, "metadata": pack_answer(found.preceded_by(own))}
             except Exception as error:  # any error of the daemon, the connection or the next server
                 await self._leave_next(error)
         chain = ChainAnswer(end=self._end, hops=[times], why=self._why)

@@ -78,7 +78,7 @@ class GuardedP2P:
             peer = context.remote_id
             request = Request.of(message) if request_type is runtime_pb2.ExpertRequest else message
             size = request.nbytes if isinstance(request, Request) else message.ByteSize()
-            with self._reported(name, peer), self._admitted(peer), self._held(size):
+            with self._reported(name, peer), self._admitted(peer), self._reserved(size):
                 answer = await handler(request, context)
                 return answer.message() if isinstance(answer, Answer) else answer
 
@@ -103,9 +103,9 @@ class GuardedP2P:
         """Answers a stream until it ends, fails or is abandoned."""
         with closing(await RawStream.take(reader, writer)) as stream:
             try:
-                with self._reported(name, info.peer_id), self._admitted(info.peer_id), self._held(0) as hold:
+                with self._reported(name, info.peer_id), self._admitted(info.peer_id), self._reserved(0) as reserve:
                     converse = self._converse if name.endswith("rpc_inference") else self._answer_one
-                    await converse(handler, stream, hold)
+                    await converse(handler, stream, reserve)
             except (ConnectionError, EOFError) as error:
                 _forget_frames(error)
             except Exception as error:
@@ -116,16 +116,19 @@ class GuardedP2P:
                     await asyncio.wait_for(stream.discard(), _DISCARD_SECONDS)
 
     async def _answer_one(
-        self, handler: Callable[[Request], Coroutine[Any, Any, Answer]], stream: RawStream, hold: Callable[[int], None]
+        self,
+        handler: Callable[[Request], Coroutine[Any, Any, Answer]],
+        stream: RawStream,
+        reserve: Callable[[int], None],
     ) -> None:
-        request = await _in_time(self._whole(stream, hold), REQUEST_SECONDS, "waited for a complete request")
+        request = await _in_time(self._whole(stream, reserve), REQUEST_SECONDS, "waited for a complete request")
         answer = await _while_there(handler(request), _require_silence(stream))
         seconds = _seconds_for(sum(len(tensor.data) for tensor in answer.tensors))
         await _in_time(send_answer(stream, answer), seconds, "waited for the client to read an answer")
 
-    async def _whole(self, stream: RawStream, hold: Callable[[int], None]) -> Request:
+    async def _whole(self, stream: RawStream, reserve: Callable[[int], None]) -> Request:
         """Reads a request whose tensors may be split into parts."""
-        reader = self._reader(stream, hold, self._memory.take)
+        reader = self._reader(stream, reserve, self._memory.take)
         first, _ = await _next(reader, FIRST_MESSAGE_SECONDS)
         if first is None:
             raise Refused("a stream ended without a message")
@@ -138,7 +141,7 @@ class GuardedP2P:
         self,
         handler: Callable[[AsyncIterator[Request]], AsyncGenerator[Any, None]],
         stream: RawStream,
-        hold: Callable[[int], None],
+        reserve: Callable[[int], None],
     ) -> None:
         wanted = asyncio.Semaphore(0)
         received: asyncio.Queue[tuple[Request, int] | None] = asyncio.Queue()
@@ -148,7 +151,7 @@ class GuardedP2P:
             while (one := await received.get()) is not None:
                 request, counted = one
                 yield request
-                hold(-counted)  # the session is done with it
+                reserve(-counted)  # the session is done with it
                 wanted.release()
 
         async def answer() -> None:
@@ -165,7 +168,7 @@ class GuardedP2P:
                     raise EOFError("the client is gone")
                 await wanted.acquire()
                 # not into shared memory: Petals keeps a message until the next one arrives, which may take long
-                reader = self._reader(stream, hold, lambda: None)
+                reader = self._reader(stream, reserve, lambda: None)
                 message, counted = await _next(reader, MESSAGE_SECONDS)
                 if message is None:
                     break
@@ -177,14 +180,14 @@ class GuardedP2P:
         await _while_there(answer(), read())
 
     def _reader(
-        self, stream: RawStream, hold: Callable[[int], None], take: Callable[[], memoryview | None]
+        self, stream: RawStream, reserve: Callable[[int], None], take: Callable[[], memoryview | None]
     ) -> TensorReader:
         from hivemind.proto import runtime_pb2
 
         def allow(size: int) -> None:
             if size > self._request_bytes:
                 raise Refused(f"a message of {size} bytes is too large: at most {self._request_bytes} are read")
-            hold(_counted(size))
+            reserve(_counted(size))
 
         return TensorReader(stream, runtime_pb2.ExpertRequest, Arena(self._request_bytes, take), allow)
 
@@ -208,28 +211,28 @@ class GuardedP2P:
                 del self._peers[peer]
 
     @contextmanager
-    def _held(self, size: int) -> Iterator[Callable[[int], None]]:
+    def _reserved(self, size: int) -> Iterator[Callable[[int], None]]:
         """Counts the bytes of a request within the context; yields a function that changes their number.
 
         Raises:
             Refused: there are too many, also when some are added.
         """
-        held = 0
+        reserved = 0
 
-        def hold(more: int) -> None:
-            nonlocal held
-            if held + more > self._request_bytes:
+        def reserve(more: int) -> None:
+            nonlocal reserved
+            if reserved + more > self._request_bytes:
                 raise Refused(f"a request is too large: at most {self._request_bytes} bytes are read")
             if more > self._bytes_left:
                 raise Refused("busy: other requests take all memory that is reserved for requests")
-            held += more
+            reserved += more
             self._bytes_left -= more
 
-        hold(size)
+        reserve(size)
         try:
-            yield hold
+            yield reserve
         finally:
-            self._bytes_left += held
+            self._bytes_left += reserved
 
     @contextmanager
     def _reported(self, name: str, peer: Any) -> Iterator[None]:

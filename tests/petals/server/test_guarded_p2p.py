@@ -191,11 +191,11 @@ def test_a_session_may_send_more_than_a_request() -> None:
 
 def test_memory_for_requests_is_bounded_in_all() -> None:
     guard = GuardedP2P(None, LARGEST, LARGEST + 10, SharedMemory(SLOT, 0, 1))
-    with guard._held(LARGEST):
+    with guard._reserved(LARGEST):
         for _ in range(2):
-            with pytest.raises(Refused, match="busy: "), guard._held(20):
+            with pytest.raises(Refused, match="busy: "), guard._reserved(20):
                 pass
-        with guard._held(10):
+        with guard._reserved(10):
             pass
 
 
