@@ -173,16 +173,14 @@ def _load_stub(base: Any, target: Any, *_: Any, **__: Any) -> tuple[Any, None]:
     """Returns a classifier whose two logits are a hash of the text's tokens, instead of `context.load_model`."""
     import torch
 
-    from dist_eval.model.backbone import HostedModel
-    from dist_eval.model.classifier import Classifier
+    from dist_eval.model.classifier import Classifier, load_local_backbone
 
     class Stub(Classifier):
         def _answer(self, input_ids: torch.Tensor, *_: Any, **__: Any) -> dict[str, torch.Tensor]:
             score = torch.sin(input_ids.sum(dim=1).float())
             return {"logits": torch.stack([-score, score], dim=1)}
 
-    backbone: Any = HostedModel()
-    return Stub(backbone, target), None
+    return Stub(load_local_backbone(base.name), target), None
 
 
 def _measured(meter: Meter, name: str, step: Callable[..., Any]) -> Callable[..., Any]:

@@ -30,7 +30,9 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _JANITOR_END_SECONDS = 20
 _SESSION_END_SECONDS = 10.0
 _SHARER_END_SECONDS = 5.0
-_PREFIX, _LONGEST_BASE = "dist_eval-", 60
+_PREFIX = "dist_eval-"
+# Paths of Unix sockets have at most 107 bytes; the longest name within is that of multiprocessing
+_LONGEST_BASE = 107 - len(f"/{_PREFIX}12345678/pymp-12345678/listener-12345678")
 _JANITOR = Path(__file__).with_name("janitor.py")
 
 # Loaded now, because loading in a fork of a process with threads could deadlock
@@ -188,7 +190,7 @@ class MultiprocessingFiles:
 def workspace(*also_removed: Path) -> Iterator[Path]:
     """Opens a private temporary folder that disappears with this process, even if it is killed.
 
-    Its path is short even if TMPDIR is long, because paths of Unix sockets are limited to 107 bytes.
+    Its path is short even if TMPDIR is long, because Unix sockets are opened in it.
 
     Args:
         *also_removed: files outside the folder to remove with it.

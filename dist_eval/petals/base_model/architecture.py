@@ -91,6 +91,11 @@ class Architecture:
         self.has_attention_cache = _has_attention_cache(self.config) and not _adds_positions(model, self)
         self.final_norm = _final_norm(model, self)
 
+    @property
+    def input_norms(self) -> list[str]:
+        """Paths of the norms before the layers."""
+        return [path for path in self.norms if path != self.final_norm]
+
     def language_model(self) -> Any:
         """Builds transformers' language model on the meta device."""
         from transformers import MODEL_FOR_CAUSAL_LM_MAPPING

@@ -52,7 +52,7 @@ class _LastLayer(BaseException):  # which code of a model with `except Exception
 
 
 def load_without_layers(name: str, architecture: Architecture, revision: str | None) -> Any:
-    """Loads a base model with a single layer that returns its inputs, and without the table of token embeddings.
+    """Loads a base model with a single layer that returns its inputs, without token embeddings and final norm.
 
     Args:
         name: folder or hub name of the model.
@@ -70,6 +70,6 @@ def load_without_layers(name: str, architecture: Architecture, revision: str | N
 
     model_class = type(base.__name__, (base,), {"__module__": base.__module__, "__init__": __init__})
     weights = ModelWeights(name, architecture, revision)
-    tensors = {key: tensor for path in architecture.norms for key, tensor in weights.tensors(f"{path}.").items()}
-    table = f"{architecture.embeddings}.weight"
-    return load_model(model_class, architecture, tensors, name, drawn=[table]).requires_grad_(False)
+    tensors = {key: tensor for path in architecture.input_norms for key, tensor in weights.tensors(f"{path}.").items()}
+    unused = [f"{architecture.embeddings}.weight", *(f"{architecture.final_norm}.{key}" for key in ("weight", "bias"))]
+    return load_model(model_class, architecture, tensors, name, drawn=unused).requires_grad_(False)

@@ -44,7 +44,7 @@ def download_blocks(
     weights = ModelWeights(model, architecture, commit)
     paths = [f"{architecture.layers}.{index}." for index in blocks]
     if 0 in blocks:  # this server embeds token ids
-        paths += [f"{path}." for path in (architecture.embeddings, *architecture.norms)]
+        paths += [f"{path}." for path in (architecture.embeddings, *architecture.input_norms)]
     files = sorted({file for path in paths for file in weights.files(path)})
     missing = [file for file in _snapshot(model, commit, files, dry_run=True) if file.will_download]
     if missing:

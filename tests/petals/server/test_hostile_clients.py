@@ -273,6 +273,7 @@ def test_sessions_that_compute_nothing_or_wait_for_room_hold_up_nobody(stranger:
     greedy.cancel()
     for one in late:
         one.cancel()
+    assert wait_for(lambda: "answered" in outcome(lambda: client.converse("rpc_inference", [waiting()]))), "room again"
 
 
 def waiting(seconds: float = 0.2) -> Any:

@@ -114,6 +114,7 @@ def test_a_server_takes_as_many_blocks_as_fit(launcher: Launcher, tmp_path: Path
     server = launcher.start("-m", "dist_eval.petals", *command, "--identity", str(tmp_path / "swarm-0.key"))
     assert server.stdout
     assert server.stdout.readline().startswith(f"starting as many blocks as fit of {demo.BASE_MODEL} at /ip4/")
+    assert server.stdout.readline().startswith("others join it, and runs find it, with --initial-peers /ip4/")
     assert server.stdout.readline().startswith("loaded blocks 0:4 in float32: ")
     server.send_signal(signal.SIGTERM)
     assert server.communicate(timeout=TIMEOUT)[1] == ""
