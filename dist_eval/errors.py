@@ -75,6 +75,10 @@ class ModelOutputError(EvaluationError):
     """The model's output is not a prediction, such as non-finite logits."""
 
 
+class NotSentError(Exception):
+    """A batch was not sent, because the run was stopped."""
+
+
 class ExactnessError(EvaluationError):
     """An exactness check failed: coverage, totals that are computed twice, or equality of values on all ranks."""
 

@@ -258,16 +258,16 @@ KINDS = (
     ),
     Kind(
         "a label that is negative",
-        "row 1 (counted from 0): the label in column 'label' is '-1', but the head has only",
+        "row 1 (counted from 0): the label in column 'label' is '-1', but the classes are",
         lambda s: s.labels(1, -1),
     ),
-    Kind("a label beyond the head's classes", "is '10', but the head has only the classes", lambda s: s.labels(1, 10)),
+    Kind("a label beyond the head's classes", "is '10', but the classes are", lambda s: s.labels(1, 10)),
     Kind(
         "a name that the head does not know",
-        "is 'eleven', but the head has only the classes",
+        "is 'eleven', but the classes are",
         lambda s: s.labels("1", "eleven"),
     ),
-    Kind("labels true and false", "is 'True', but the head has only the classes", lambda s: s.labels(True, False)),
+    Kind("labels true and false", "is 'True', but the classes are", lambda s: s.labels(True, False)),
     Kind(
         "labels of mixed types",
         "row 1 (counted from 0): column 'label' cannot be read (",

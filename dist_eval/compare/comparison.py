@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -79,6 +79,8 @@ class ComparedRun(ABC):
 
     folder: Path
     results: Any
+
+    KIND: ClassVar[str]  # what it evaluated, for messages
 
     @property
     def confidence(self) -> float:
@@ -149,8 +151,8 @@ def compare(
     for run in runs:
         if type(run) is not kind:
             raise RunError(
-                f"{runs[0].folder} and {run.folder} cannot be compared: one is a run on a dataset, the other on tasks "
-                "of the lm-evaluation-harness or on prompts."
+                f"{runs[0].folder} and {run.folder} cannot be compared: {runs[0].folder} has {kind.KIND}, {run.folder} "
+                f"{run.KIND}."
             )
     if custom_metrics is None:
         metrics, custom_metrics = kind.load_metrics(metrics, runs)

@@ -54,6 +54,8 @@ _CLASSES_NAMED = 5
 class EvaluationRun(ComparedRun):
     """A complete evaluation, read back from its folder."""
 
+    KIND = "predictions of labels"
+
     folder: Path  # the run's folder
     results: CompleteRun  # content of `results.json`
     predictions: SavedPredictions  # predictions in dataset order, without failed examples

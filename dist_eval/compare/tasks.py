@@ -29,6 +29,8 @@ _ONE_HAS = "only one of the runs has values of documents"
 class TasksRun(TaskRun, ComparedRun):
     """A complete run on tasks, or on prompts, read back from its folder."""
 
+    KIND = "tasks of the lm-evaluation-harness, or generated texts"
+
     @classmethod
     def load_metrics(cls, given: Sequence[str], runs: Sequence[TasksRun]) -> tuple[list[str], list[Any]]:
         """Returns names of metrics, and those of texts that had to be loaded; metrics of tasks are the harness' own."""

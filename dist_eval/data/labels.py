@@ -205,7 +205,7 @@ class LabelReader(LabelColumn):
         if len(matches) > 1:
             raise self._problem(
                 self._first_row[text],
-                f"is {_short(text)}, the name of more than one class of the head. Use --labels numbers with class "
+                f"is {_short(text)}, the name of more than one class. Use --labels numbers with class "
                 "numbers, or give the classes different names.",
             )
         return matches[0] if matches else None
@@ -229,7 +229,7 @@ class LabelReader(LabelColumn):
     def _unknown(self, text: str) -> DataError:
         shown = ", ".join(self._names[:10]) + (", ..." if len(self._names) > 10 else "")
         what = _short(text) if text else "empty"
-        message = f"is {what}, but the head has only the classes {shown} (0 to {len(self._names) - 1})."
+        message = f"is {what}, but the classes are {shown} (0 to {len(self._names) - 1})."
         if self._renumbers and self._how == "auto" and self._by_number(text) is not None:
             message += f" If {text} is a class number, set --labels numbers."
         alike = [name for name in self._names if name.casefold() == text.strip().casefold()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 
 import numpy as np
@@ -30,8 +31,9 @@ def require_columns(name: str, columns: Sequence[str], available: Sequence[str],
     for column in columns:
         if column not in available:
             shown = ", ".join(available[:20]) + (", ..." if len(available) > 20 else "")
-            close = [other for other in available if other.strip().casefold() == column.strip().casefold()]
-            hint = f" Did you mean {close[0]!r}?" if close else hint
+            forms = {other.strip().casefold(): other for other in reversed(available)}
+            close = difflib.get_close_matches(column.strip().casefold(), forms, n=1)
+            hint = f" Did you mean {forms[close[0]]!r}?" if close else hint
             raise MissingColumnError(
                 f"{name} has no column {column!r}. It has: {shown}.{hint} Name yours with --text-column, "
                 "--prompt, --label-column, --slice-by or --group-column.",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from typing import TextIO
+from typing import Any, TextIO
 
 from dist_eval.printable import printable
 from dist_eval.tables import format_count
@@ -74,12 +74,23 @@ BAR = "DIST_EVAL_BAR"
 _LINE_SECONDS, _FIRST_LINE_SECONDS = 60.0, 2.0
 
 
+_WIDTH = 80  # of terminals that do not tell theirs
+
+
+def _has_width(stream: TextIO) -> bool:
+    try:
+        return os.get_terminal_size(stream.fileno()).columns > 0
+    except (OSError, ValueError):  # not a terminal, such as a notebook, which has a width for tqdm
+        return True
+
+
 class _Bar:
     def __init__(self, stream: TextIO, total: int, what: str, unit: str) -> None:
         from tqdm import tqdm
 
         self._stream, self._in_digits = stream, tqdm.format_interval
-        self._bar = tqdm(total=total, unit=f" {unit}s", file=stream, dynamic_ncols=True, desc=what)
+        width: dict[str, Any] = {"dynamic_ncols": True} if _has_width(stream) else {"ncols": _WIDTH}
+        self._bar = tqdm(total=total, unit=f" {unit}s", file=stream, desc=what, **width)
 
     def show(self, done: int, before: int, seconds_left: float | None, details: str = "") -> None:
         if before != self._bar.initial:

@@ -38,6 +38,7 @@ _BLIND_SECONDS = 5.0  # A leader that has not read heartbeats for this long cann
 
 _SAME_NOTICE_SECONDS = 10.0  # Ranks that wait for the same server report it within this time
 
+_DRAINING = "requests under way are finished first; another signal ends the run at once."
 _LONGER = " To wait longer, raise --collective-timeout."
 _NO_HEARTBEAT, _NO_PROGRESS = "received no heartbeat", "seen no progress"
 
@@ -74,7 +75,7 @@ class Progress:
         self._stop, self._folder, self._notice = stop or Stop(), folder, notice
         self._stream, self._stall_timeout = stream or sys.stderr, max(stall_timeout, 2 * _REPORT_SECONDS)
         self._tracked = tracked
-        self._noticed = "", float("-inf")
+        self._noticed, self._stopping_shown = ("", float("-inf")), False
         self._heard: dict[int, tuple[int, float]] = {}
         self._looked = time.monotonic()
         self._gone, self._cut_off, self._leader, self._answered = False, "", "", time.monotonic()
@@ -278,6 +279,9 @@ class Progress:
                     display.show(done, self._done_before, self._seconds_left(store))
                     if self._tracked:
                         self._tracked.show(done, self._done_before)
+                    if self._stop.requested and not self._stopping_shown:
+                        self._stopping_shown = True
+                        display.note(f"stopping, because {self._stop.reason}: {_DRAINING}")
                     if store.check([_NOTICE]):
                         self._show_notice(display, store.get(_NOTICE).decode())
                         store.delete_key(_NOTICE)

@@ -10,7 +10,15 @@ import torch
 
 from dist_eval.data.answers import AnswerColumns, BatchOutcome, column_names, unanswered
 from dist_eval.data.plan import BatchPlan
-from dist_eval.errors import EvaluationError, ModelOutputError, OutageError, RefusedError, SwarmError, one_line
+from dist_eval.errors import (
+    EvaluationError,
+    ModelOutputError,
+    NotSentError,
+    OutageError,
+    RefusedError,
+    SwarmError,
+    one_line,
+)
 from dist_eval.inference.in_flight import Window, map_in_flight
 from dist_eval.inference.send_options import ANY_ROUTE, SendOptions
 from dist_eval.petals.client.routes import RouteRecord
@@ -50,6 +58,9 @@ class TextModel(Protocol):
 
     def exclude(self, servers: Iterable[str]) -> None:
         """Stops sending requests to servers, given by peer id."""
+
+    def stop_sending(self) -> None:
+        """Refuses batches that still wait for the rate limit, with a `NotSentError`."""
 
 
 def predict_batches(
@@ -101,12 +112,17 @@ def predict_batches(
         audit = record.findings.to_record() if record.findings else None
         return BatchOutcome(int(number), answers, record.route, failed, audit, record.fell_back)
 
+    def is_stopping() -> bool:
+        if is_asked_to := stopping():
+            model.stop_sending()
+        return is_asked_to
+
     return map_in_flight(
         outcome_of,
         batch_numbers,
         window,
         retries=lambda: model.retries,
-        stopping=stopping,
+        stopping=is_stopping,
         drain_timeout=drain_timeout,
     )
 
@@ -197,5 +213,7 @@ def _answers(
         return checked_answers(model, torch.from_numpy(input_ids), torch.from_numpy(lengths), options, record)
     except EvaluationError as error:
         raise type(error)(f"{name}: {error}") from error
+    except NotSentError:
+        raise
     except Exception as error:  # any error of Petals and hivemind
         raise SwarmError(f"{name} got no answer: {one_line(error)}") from error

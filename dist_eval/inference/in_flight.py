@@ -12,6 +12,7 @@ from typing import TypeVar
 import psutil
 
 from dist_eval.distributed.rank_store import Topology
+from dist_eval.errors import NotSentError
 
 FIRST_SIZE, LARGEST_SIZE = 16, 64
 _FEW_QUEUED, _MANY_QUEUED = 2.0, 6.0  # the window grows while fewer batches queue, and shrinks while more do
@@ -128,7 +129,8 @@ def map_in_flight(
         window: limits the calls in flight; updated after each call.
         retries: returns the number of repeated requests so far.
         stopping: returns whether to stop taking items.
-        drain_timeout: time for calls in flight to return after that, in seconds; later ones are dropped.
+        drain_timeout: time for calls in flight to return after that, in seconds; later ones are dropped, as are those
+            that raise `NotSentError`.
 
     Yields:
         The function's results.
@@ -158,7 +160,10 @@ def map_in_flight(
                 return
             done, pending = wait(pending, timeout=_POLL_SECONDS, return_when=FIRST_COMPLETED)
             for future in done:
-                result, seconds = future.result()
+                try:
+                    result, seconds = future.result()
+                except NotSentError:
+                    continue
                 window.finished(seconds, retries())
                 yield result
     finally:

@@ -53,6 +53,11 @@ class HostedModel:
         if self._host is not None:
             self._host.exclude(servers)
 
+    def stop_sending(self) -> None:
+        """Refuses batches that still wait for the rate limit, with a `NotSentError`."""
+        if self._host is not None:
+            self._host.stop_sending()
+
     def close(self) -> None:
         """Closes connections and processes."""
         if self._host is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -136,7 +137,9 @@ def load_model(
         SharedStates(shared_dir) if shared_dir else None,
         period=_PATIENCE * options.request_timeout,
     )
-    connection = connect(reaching, base.config, router=router, check=peers.require_alive)
+    is_own = options.swarm == "embedded"  # whose servers take a while to start
+    say = _notify if topology.is_leader and not is_own else None
+    connection = connect(reaching, base.config, router=router, check=peers.require_alive, say=say)
     try:
         client = load_client_base(base.name)
     except BaseException:
@@ -144,6 +147,10 @@ def load_model(
         raise
     client.connect(connection.requests, request_tokens=base.request_tokens)
     return with_head(SwarmBackbone(client, connection.dht), base, target), connection.coverage.summary()
+
+
+def _notify(text: str) -> None:
+    print(f"notice: {text}", file=sys.stderr, flush=True)
 
 
 def load_on_host(base: BaseModelSpec, target: ModelTarget, topology: Topology) -> AnsweringModel:

@@ -89,7 +89,14 @@ class BaseModelSpec:
             name = options.model or tuned.base_model or ""
             if not name:
                 raise ConfigError(f"--model is missing, and the checkpoint {tuned.folder} names no base model.")
-            base = read_base_config(name, pinned("model", name))
+            try:
+                base = read_base_config(name, pinned("model", name))
+            except CheckpointError as error:
+                if options.model:
+                    raise
+                raise CheckpointError(
+                    f"{error} The checkpoint {tuned.folder} names this base model: give yours with --model."
+                ) from error
             tuned.require_base(name, base)
         if Path(name).is_dir():  # for a hub model, this would download files
             weight_map(name)

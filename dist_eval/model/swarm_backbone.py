@@ -111,6 +111,9 @@ class SwarmBackbone(Backbone):
     def exclude(self, servers: Iterable[str]) -> None:
         self.requests.servers.excluded |= set(servers)
 
+    def stop_sending(self) -> None:
+        self.requests.rate_limiter.closed = True
+
     def move(self, device: torch.device) -> None:
         self.base.to(device)
 

@@ -227,7 +227,8 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions, Genera
                 what = "a classifier, or a tuned checkpoint"
                 self._require(self.model, "--model or --checkpoint", what, _DEMO_HINT)
             else:
-                self._require(self.checkpoint, "--checkpoint", "the tuned head and prompts", _DEMO_HINT)
+                what = "a tuned head; or prompt a language model with --prompt, and --label-words or --generate"
+                self._require(self.checkpoint, "--checkpoint", what, _DEMO_HINT)
         super()._validate()
         if self.prompt is not None:
             self._take_columns_of(self.prompt)

@@ -19,8 +19,8 @@ def format_plan(planned: PlannedRun) -> str:
     lines = [f"data: {format_count(planned.examples, 'example')} of {data.source}" + (f" ({part})" if part else "")]
     if planned.half_width is not None:
         lines.append(
-            f"precision: the {100 * planned.confidence:g}% interval of an accuracy of one half is ±"
-            f"{100 * planned.half_width:.2g} points, that of any other is narrower"
+            f"precision: the {100 * planned.confidence:g}% interval of an accuracy is at most "
+            f"±{100 * planned.half_width:.2g} points"
         )
     if isinstance(data, DatasetSummary):
         lines += _text_lines(data, planned.lengths, planned.cut)

@@ -95,7 +95,7 @@ KINDS = (
     ),
     Kind(
         "5.0 where a class is called 4.0",
-        "the label in column 'label' is '0.0', but the head has only the classes 1.0, 2.0",
+        "the label in column 'label' is '0.0', but the classes are 1.0, 2.0",
         {"a.csv": csv("good,0.0")},
         classes=("1.0", "2.0"),
     ),
@@ -115,17 +115,17 @@ KINDS = (
     ),
     Kind(
         "a class in another language",
-        "the label in column 'label' is 'positif', but the head has only the classes neg, pos (0 to 1).",
+        "the label in column 'label' is 'positif', but the classes are neg, pos (0 to 1).",
         {"a.csv": csv("good,positif")},
     ),
-    Kind("a name in capitals", "is 'POS', but the head", {"a.csv": csv("good,POS")}),
+    Kind("a name in capitals", "is 'POS', but the classes", {"a.csv": csv("good,POS")}),
     Kind(
         "true and false where these are the classes",
         "read: 'good' is true, 'bad' is false",
         {"a.jsonl": lines(("good", True), ("bad", False))},
         classes=("false", "true"),
     ),
-    Kind("yes for true", "is 'yes', but the head", {"a.csv": csv("good,yes")}, classes=("False", "True")),
+    Kind("yes for true", "is 'yes', but the classes", {"a.csv": csv("good,yes")}, classes=("False", "True")),
     Kind(
         "NaN in JSON",
         "row 1 (counted from 0): the label in column 'label' is missing (NaN).",
@@ -140,7 +140,7 @@ KINDS = (
     ),
     Kind(
         "an integer of 31 digits",
-        "is '1000000000000000000000000000000', but the head has only the classes",
+        "is '1000000000000000000000000000000', but the classes are",
         {"a.jsonl": lines(("good", 10**30))},
     ),
     Kind(

@@ -104,7 +104,7 @@ def test_of_one_class_a_one_is_a_vector(cells: list[Any], expected: list[list[in
         ([[[0], [1, 0, 1]]], "row 1 (counted from 0): the label in column 'label' names a class twice. If it", {}),
         ([[[1, 0, 1], [0, 1]]], "row 1 (counted from 0): the label in column 'label' has 2 values, but the head", {}),
         ([[[0.5, 0, 1]]], "row 0 (counted from 0): the label in column 'label' holds 0.5; a vector of labels may", {}),
-        ([[[0, 3]]], "row 0 (counted from 0): the label in column 'label' is '3', but the head has only", {}),
+        ([[[0, 3]]], "row 0 (counted from 0): the label in column 'label' is '3', but the classes are", {}),
         ([[["sport"], None]], "row 1 (counted from 0): the label in column 'label' is missing (null)", {}),
         ([[["sport"], ["sport", None]]], "row 1 (counted from 0): the label in column 'label' contains a missing", {}),
         ([[1, 2]], "several labels must be a list, or text separated by '|'", {}),

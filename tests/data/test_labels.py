@@ -277,7 +277,7 @@ def test_a_declared_name_that_the_head_lacks_is_an_error_that_lists_both(how: st
     declared = ["neutral", "no_relation", "contradiction"]
     message = error_of([0, 2, 1], names=MNLI, declared=declared, how=how)
     assert "row 2 (counted from 0): the label in column 'label' is 'no_relation'" in message
-    assert "the classes contradiction, neutral, entailment (0 to 2)" in message
+    assert "the classes are contradiction, neutral, entailment (0 to 2)" in message
     assert message.endswith("The dataset declares the names neutral, no_relation, contradiction.")
 
 
@@ -304,8 +304,8 @@ def test_a_number_beyond_the_declared_names_is_no_name() -> None:
 
 def test_an_unknown_label_names_the_row_and_the_classes() -> None:
     assert error_of(["pos", "neutral"]) == (
-        "test.parquet, row 1 (counted from 0): the label in column 'label' is 'neutral', but the head has only the "
-        "classes neg, pos (0 to 1)."
+        "test.parquet, row 1 (counted from 0): the label in column 'label' is 'neutral', but the classes "
+        "are neg, pos (0 to 1)."
     )
 
 
@@ -411,7 +411,7 @@ def test_what_could_mean_two_classes_or_none_is_refused(label: str, names: list[
         ([1.0, 1.5], "row 1 (counted from 0): the label in column 'label' is 1.5; labels are class numbers or names."),
         ([1.0, float("nan")], "row 1 (counted from 0): the label in column 'label' is missing (NaN)"),
         ([0.0, 1e300], "row 1 (counted from 0): the label in column 'label' is 1e+300;"),
-        ([1.0, 7.0], "row 1 (counted from 0): the label in column 'label' is '7', but the head has only"),
+        ([1.0, 7.0], "row 1 (counted from 0): the label in column 'label' is '7', but the classes are"),
         (["pos", "POS"], "(0 to 1). Did you mean 'pos'?"),
     ],
 )

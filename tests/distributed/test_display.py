@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import pty
 import re
 import time
 
@@ -29,6 +31,16 @@ def test_a_bar_shows_the_time_left_and_counts_no_examples_of_earlier_starts(monk
     last = terminal.getvalue().split("\r")[-1]
     assert "tuning:  80%" in last
     assert re.search(r"80/100 \[00:00<02:05, .* updates/s, epoch 2, loss 0.5\]", last)
+
+
+def test_a_terminal_without_a_width_has_a_bar() -> None:
+    ours, theirs = pty.openpty()  # 0 rows of 0 columns
+    with open(theirs, "w") as terminal:
+        bar = display.display_on(terminal, 100)
+        bar.show(50, 0, 10.0)
+        bar.close()
+    assert b"evaluating:  50%|" in os.read(ours, 10_000)
+    os.close(ours)
 
 
 def test_a_bar_is_shown_where_somebody_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:

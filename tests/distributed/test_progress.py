@@ -52,11 +52,12 @@ def shown(*ranks: Progress) -> Iterator[None]:
 
 
 def test_a_request_to_stop_reaches_the_other_rank_with_its_reason(two_ranks: MakeProgress) -> None:
-    stops = Stop(), Stop()
-    with shown(*(two_ranks(rank, stop=stop) for rank, stop in enumerate(stops))):
+    stops, stream = (Stop(), Stop()), io.StringIO()
+    with shown(*(two_ranks(rank, stop=stop, stream=stream) for rank, stop in enumerate(stops))):
         stops[1].request("this rank got SIGTERM")
         assert wait_for(lambda: stops[0].requested)
     assert stops[0].reason == "rank 1 got SIGTERM"
+    assert stream.getvalue().count("stopping, because rank 1 got SIGTERM: requests under way are finished first") == 1
 
 
 def test_a_stop_file_is_noticed(two_ranks: MakeProgress, tmp_path: Path) -> None:

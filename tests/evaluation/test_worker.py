@@ -59,6 +59,9 @@ class Classifier:
         record.route.append(RouteSegment(server, 0, 4, "float32"))
         return {"logits": torch.full((len(lengths), CLASSES), 1.0 if server == "honest" else 666.0)}
 
+    def stop_sending(self) -> None:
+        pass
+
     def exclude(self, servers: Iterable[str]) -> None:
         self._distrusted |= set(servers)
 

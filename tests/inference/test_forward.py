@@ -15,7 +15,7 @@ from samples import tokenized_digits
 from dist_eval.data.answers import BatchOutcome, logits_columns
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import BatchPlan
-from dist_eval.errors import ModelOutputError, OutageError, RefusedError, SwarmError
+from dist_eval.errors import ModelOutputError, NotSentError, OutageError, RefusedError, SwarmError
 from dist_eval.inference.forward import predict_batches
 from dist_eval.inference.in_flight import FIRST_SIZE, Window
 from dist_eval.inference.send_options import SendOptions
@@ -60,6 +60,9 @@ class Classifier:
             with self._lock:
                 self.active -= 1
                 self.events.append(f"end {call}")
+
+    def stop_sending(self) -> None:
+        pass
 
     def exclude(self, servers: Iterable[str]) -> None:
         raise AssertionError("nobody was found faulty")
@@ -432,6 +435,27 @@ def test_once_stopping_no_batch_is_sent_and_those_in_flight_complete(
     classifier = Classifier(during)
     found = run(classifier, dataset, plan, 3, stopping=stop.is_set, drain_timeout=PATIENCE)
     assert len(classifier.lengths) == len(found) == 3
+
+
+def test_once_stopping_batches_that_still_wait_to_be_sent_are_dropped(
+    dataset: TokenizedDataset, plan: BatchPlan
+) -> None:
+    stop = threading.Event()
+
+    class Limited(Classifier):
+        closed = threading.Event()
+
+        def stop_sending(self) -> None:
+            self.closed.set()
+
+    def during(call: int) -> None:
+        if call == 0:
+            stop.set()
+        else:  # it waits for its turn
+            assert Limited.closed.wait(PATIENCE)
+            raise NotSentError
+
+    assert len(run(Limited(during), dataset, plan, 3, stopping=stop.is_set, drain_timeout=PATIENCE)) == 1
 
 
 def test_after_the_drain_timeout_batches_in_flight_are_dropped(dataset: TokenizedDataset, plan: BatchPlan) -> None:

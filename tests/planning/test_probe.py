@@ -46,6 +46,9 @@ class Server:
         record.route.append(RouteSegment("server", 0, 4, "float32"))
         return {"logits": torch.zeros(len(lengths), CLASSES)}
 
+    def stop_sending(self) -> None:
+        pass
+
     def exclude(self, servers: Iterable[str]) -> None:
         pass
 

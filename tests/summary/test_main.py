@@ -161,7 +161,7 @@ def test_runs_on_other_data_are_named_and_the_best_of_the_others_is_doubted(
     assert main([str(tmp_path / "wrong"), first, other, third, "--write", *map(str, written)]) == 1
     printed = capsys.readouterr().out
     caution = f"{other}: on other data than {first}, their metrics are not comparable"
-    doubt = "the best of 2 is biased upwards by the selection; for tests of the differences: "
+    doubt = "the best of 2 runs looks better than it is, because it was selected; to test differences: "
     command = f"dist-eval compare '{first}' {third}"
     assert caution in printed.splitlines()
     assert [line for line in printed.splitlines() if line.startswith(doubt) and line.endswith(command)]
@@ -297,7 +297,7 @@ def test_the_best_epoch_of_a_tuning_is_named(tmp_path: Path, capsys: pytest.Capt
     )
     (tmp_path / "tuned" / "tuning.json").write_text(json.dumps(with_digests(tuned, tmp_path / "tuned")))
     assert main([str(tmp_path / "tuned")]) == 0
-    assert "tuned, epoch 1 of 1 is the best by accuracy (0.8750, biased" in capsys.readouterr().out
+    assert "tuned, epoch 1 of 1 is the best by accuracy (0.8750, too high on average" in capsys.readouterr().out
 
 
 def test_a_prompt_makes_no_other_data(tmp_path: Path) -> None:
@@ -338,7 +338,7 @@ def test_the_comparison_that_is_proposed_works_for_a_regression(
         run(tmp_path / name).complete(predictions, results)
     assert main([str(tmp_path / "a"), str(tmp_path / "b")]) == 0
     command = f"dist-eval compare {tmp_path / 'a'} {tmp_path / 'b'}"
-    assert capsys.readouterr().out.endswith(f"for tests of the differences: {command}\n")
+    assert capsys.readouterr().out.endswith(f"to test differences: {command}\n")
     assert compare(shlex.split(command)[2:]) == 0
 
 

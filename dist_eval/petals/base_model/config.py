@@ -86,8 +86,8 @@ def read_config(model: str, what: str, revision: str | None = None) -> Any:
     except CheckpointError:
         raise
     except Exception as error:  # OSError, ValueError, and errors of the hub's client
-        where = "folder" if Path(model).exists() else "folder or hub model"
-        raise CheckpointError(f"The {what} {model} cannot be read as a {where}: {one_line(error)}") from error
+        where = "" if Path(model).exists() else ": there is no such folder, and it is not on the hub or in its cache"
+        raise CheckpointError(f"The {what} {model} cannot be read{where}: {one_line(error)}") from error
     require_keys_read(raw, config, f"{model}/config.json")
     decoder = config.get_text_config(decoder=True)
     for key, part in raw.items():  # a model with several parts has a config for each
@@ -123,11 +123,13 @@ def read_config_file(model: str, revision: str | None = None) -> dict[str, Any]:
 
     try:
         found = cached_file(model, "config.json", revision=revision)
-        if found is None:  # without a connection
+        if found is None:
+            if Path(model).is_dir():
+                raise FileNotFoundError("the folder has no config.json: name the folder of a model in safetensors")
             raise FileNotFoundError("the folder does not exist, and the hub's cache on this host lacks the model")
         return dict(read_json(Path(found)))
     except Exception as error:  # OSError, ValueError, and errors of the hub's client
-        raise CheckpointError(f"The config of {model} cannot be read: {one_line(error)}") from error
+        raise CheckpointError(f"The config of {model} cannot be read: {one_line(error).rstrip('.')}.") from error
 
 
 def max_positions(config: Any) -> int | None:

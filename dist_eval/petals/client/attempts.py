@@ -112,7 +112,7 @@ class Attempts:
     _alone: bool = False  # whether servers are asked one by one, because a chain has failed
     _outage_since: float | None = None
     _room_later: bool = False  # whether a server without room for a session may have room later
-    _messages: list[str] = field(default_factory=list)
+    _reasons: list[tuple[str, str]] = field(default_factory=list)  # blocks and peer, and why there was no answer
     _peers: dict[Failure, list[Any]] = field(default_factory=dict)  # the servers that failed in each way
 
     def choose(self, online: Sequence[Span], now: float) -> Choice:
@@ -196,7 +196,7 @@ class Attempts:
             brief = f"blocks {choice.segment.start}:{choice.segment.end} (peer ...{str(peer)[-_PEER_CHARACTERS:]})"
             brief += f": {error}" * (failure is Failure.NOT_LISTENING)
             raise self._unreachable(what, one_line(error), choice.at, brief) from error
-        self._messages.append(f"{what}: {one_line(error)}")
+        self._reasons.append((what, one_line(error)))
         peers = self._peers.setdefault(failure, [])
         peers.append(peer)
         if failure in (Failure.WRONG, Failure.REFUSED):
@@ -208,7 +208,7 @@ class Attempts:
         if self._failed >= self.limit:
             kind = NoCacheError if failure is Failure.NO_CACHE else SwarmError
             given_up = kind(
-                f"got no answer for {what} in {format_count(self._failed, 'attempt')}: {self._messages[-1]}"
+                f"got no answer for {what} in {format_count(self._failed, 'attempt')}: {self._reasons[-1][1]}"
             )
             if failure is Failure.NO_CACHE:
                 given_up.transient = self._room_later
@@ -222,7 +222,10 @@ class Attempts:
 
     def _blame_request(self, failure: Failure, peers: Sequence[Any], error: Exception) -> NoReturn:
         """Raises the error that several servers report about the request; it does not count against them."""
-        messages = "; ".join(self._messages)
+        places: dict[str, list[str]] = {}
+        for what, reason in self._reasons:
+            places.setdefault(reason, []).append(what)
+        messages = "; ".join(f"{' and '.join(dict.fromkeys(whats))}: {reason}" for reason, whats in places.items())
         if len({*peers}) > 1:
             for peer in peers:
                 self.router.stats(peer).retract(failure)

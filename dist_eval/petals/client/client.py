@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dist_eval.errors import SwarmError, one_line
-from dist_eval.petals.client.reachability import may_listen, probe_before_dialing, why_unreachable
+from dist_eval.petals.client.reachability import LateNotice, Say, may_listen, probe_before_dialing, why_unreachable
 from dist_eval.process.lifetime import helpers_die_with_us
 from dist_eval.process.logging_setup import forking_without_warnings
 
@@ -35,6 +35,7 @@ def join_swarm(
     timeout: float,
     *,
     check: Callable[[], None] = lambda: None,
+    say: Say | None = None,
     timeout_option: str = "--swarm-timeout",
 ) -> Any:
     """Starts this process' DHT node in client mode.
@@ -45,7 +46,8 @@ def join_swarm(
         initial_peers: addresses of the swarm; at least one must answer.
         timeout: seconds, including the wait for a swarm that is still starting.
         check: called at every poll; raises when waiting has become pointless.
-        timeout_option: the option that sets the timeout, for the message.
+        say: called once with a notice if no peer answers for a few seconds.
+        timeout_option: the option that sets the timeout, for messages.
 
     Returns:
         A running `hivemind.DHT`.
@@ -55,10 +57,21 @@ def join_swarm(
     """
     import hivemind
 
+    notice = LateNotice(say)
+
+    def poll() -> None:
+        check()
+        notice.poll(
+            lambda: (
+                f"waiting up to {timeout:g} s ({timeout_option}): no peer of the swarm answers "
+                f"({why_unreachable(initial_peers[0], _LEAST_PROBE_SECONDS) or 'yet'})."
+            )
+        )
+
     probe_before_dialing(initial_peers)
     deadline, wait = time.monotonic() + timeout, _FIRST_ATTEMPT_SECONDS
     reason = ""
-    while listening := wait_until_listening(initial_peers, deadline, check=check):
+    while listening := wait_until_listening(initial_peers, deadline, check=poll):
         dht = None
         within = max(1.0, min(wait, deadline - time.monotonic()))
         try:

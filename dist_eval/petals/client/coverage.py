@@ -14,7 +14,7 @@ from dist_eval.errors import SwarmError
 from dist_eval.petals.client.announcements import announcement_of, mixed_precisions, mixed_versions
 from dist_eval.petals.client.dht_records import read_blocks, read_models
 from dist_eval.petals.client.petals_version import serves, versions_needed
-from dist_eval.petals.client.reachability import BETWEEN_CONTACTS
+from dist_eval.petals.client.reachability import BETWEEN_CONTACTS, LateNotice, Say
 from dist_eval.petals.client.records import ServerSpan, Swarm
 from dist_eval.printable import printable_lines
 from dist_eval.tables import format_count, output_width, text_table
@@ -205,6 +205,7 @@ def wait_until_covered(
     adapter: str | None = None,
     servers: int = 1,
     check: Callable[[], None] = lambda: None,
+    say: Say | None = None,
     timeout_option: str = "--swarm-timeout",
 ) -> SwarmCoverage:
     """Waits until every block has an online server.
@@ -218,7 +219,8 @@ def wait_until_covered(
         adapter: a LoRA adapter that servers must have to count.
         servers: number of servers that must also be online.
         check: called at every poll; raises when waiting has become pointless.
-        timeout_option: the option that sets the timeout, for the message.
+        say: called once with what is missing, if it is missing for a few seconds.
+        timeout_option: the option that sets the timeout, for messages.
 
     Returns:
         The complete coverage.
@@ -227,7 +229,7 @@ def wait_until_covered(
         SwarmError: blocks or servers are still missing after `timeout`, or all blocks are online but no server
             announces the adapter. The message names what is missing.
     """
-    deadline = time.monotonic() + timeout
+    deadline, notice = time.monotonic() + timeout, LateNotice(say)
     while True:
         check()
         left = max(1.0, deadline - time.monotonic())
@@ -245,10 +247,17 @@ def wait_until_covered(
             )
         if time.monotonic() > deadline:
             without_adapter = replace(coverage, adapter=None)
-            unfit = unfit_message(without_adapter, config)
+            what, advice = _missing(without_adapter, read_models(dht, _MODELS_SECONDS).blocks, timeout_option)
             raise SwarmError(
-                unfit
-                or _missing_message(without_adapter, read_models(dht, _MODELS_SECONDS).blocks, timeout, timeout_option)
+                unfit_message(without_adapter, config)
+                or f"After {timeout:g} s, {what}.{_dropped(without_adapter)} {advice}"
+            )
+        if coverage.missing:
+            notice.poll(
+                lambda coverage=coverage: (  # type: ignore[misc]
+                    f"waiting up to {timeout:g} s ({timeout_option}): "
+                    f"{_missing(coverage, read_models(dht, _MODELS_SECONDS).blocks, timeout_option)[0]}."
+                )
             )
         time.sleep(_POLL_SECONDS)
 
@@ -290,23 +299,25 @@ def adapter_fault(coverage: SwarmCoverage, *, is_over: bool) -> str:
     )
 
 
-def _missing_message(coverage: SwarmCoverage, models: dict[str, int], timeout: float, timeout_option: str) -> str:
-    prefix, total, dropped = coverage.dht_prefix, coverage.num_blocks, ""
-    if coverage.dropped:
-        found = format_dropped(coverage.dropped, "record")
-        dropped = f" Implausible announcements of its servers were dropped, {found}."
-    if len(coverage.missing) < total or any(s.state == "joining" for s in coverage.servers):
-        return (
-            f"No online server holds blocks {format_ranges(coverage.missing)} of {prefix} (0-{total - 1}) after "
-            f"{timeout:g} s.{dropped} Start servers for them, or wait longer with {timeout_option}."
-        )
-    message = f"The swarm serves no block of {prefix!r} after {timeout:g} s.{dropped}"
+def _missing(coverage: SwarmCoverage, models: dict[str, int], timeout_option: str) -> tuple[str, str]:
+    """Returns what is missing, as the end of a sentence, and what to do."""
+    prefix, total = coverage.dht_prefix, coverage.num_blocks
+    wait = f"or wait longer with {timeout_option}."
+    if len(coverage.missing) < total or any(server.state == "joining" for server in coverage.servers):
+        what = f"no online server holds blocks {format_ranges(coverage.missing)} of {prefix} (0-{total - 1})"
+        return what, f"Start servers for them, {wait}"
+    what = f"the swarm serves no block of {prefix!r}"
     if prefix in models:
-        return (
-            f"{message} The model is announced, but without servers: start servers, or wait longer with "
-            f"{timeout_option}."
-        )
+        return what, f"The model is announced, but without servers: start servers, {wait}"
+    option = "--dht-prefix" if timeout_option.startswith("--") else "dht_prefix"
     if models:
         served = ", ".join(f"{name} ({format_count(blocks, 'block')})" for name, blocks in sorted(models.items())[:5])
-        return f"{message} It serves {served}: give this model's name in the swarm with --dht-prefix."
-    return f"{message} Start servers for it, or give its name in the swarm with --dht-prefix."
+        what += f", but {served}"
+        return what, f"Is this the right model? If the swarm has another name for it, give that with {option}."
+    return what, f"Start servers for it, or give its name in the swarm with {option}."
+
+
+def _dropped(coverage: SwarmCoverage) -> str:
+    if not coverage.dropped:
+        return ""
+    return f" Implausible announcements of its servers were dropped, {format_dropped(coverage.dropped, 'record')}."

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from dist_eval.errors import NotSentError
 from dist_eval.petals.client.failures import RequestDisplaced
 from dist_eval.petals.client.unanswered import Ticket
 
@@ -21,6 +22,8 @@ computed one after the other, so several of them do not form a convoy."""
 
 # Seconds after which a gate checks again, because other ranks may have got answers
 _LONGEST_SLEEP = 0.02
+
+_LONGEST_WAIT = 0.2  # Seconds after which a batch notices that the rate limiter was closed
 
 
 class Admission(Protocol):
@@ -141,15 +144,25 @@ class Gate:
 
 
 class RateLimiter:
-    """Spaces batches to send at most a number of tokens per second. Belongs to one event loop."""
+    """Spaces batches to send at most a number of tokens per second. Belongs to one event loop, except for `closed`.
+
+    Attributes:
+        closed: whether batches that still wait are refused.
+    """
 
     def __init__(self, tokens_per_second: float = math.inf) -> None:
+        self.closed = False
         self._rate, self._free_at = tokens_per_second, -math.inf
 
     async def wait(self, tokens: int) -> None:
-        """Waits until a batch may be sent."""
-        now = time.monotonic()
-        start = max(now, self._free_at)
+        """Waits until a batch may be sent.
+
+        Raises:
+            NotSentError: the limiter was closed before.
+        """
+        start = max(time.monotonic(), self._free_at)
         self._free_at = start + tokens / self._rate
-        if start > now:
-            await asyncio.sleep(start - now)
+        while (left := start - time.monotonic()) > 0:
+            if self.closed:
+                raise NotSentError
+            await asyncio.sleep(min(left, _LONGEST_WAIT))

@@ -27,6 +27,26 @@ CONTACT_SECONDS, BETWEEN_CONTACTS = 12.0, 1.0
 """How long and how often to try a peer before it counts as unreachable: longer than the daemon's first back-off."""
 
 Address = tuple[str, int]
+Say = Callable[[str], None]
+
+_NOTICE_SECONDS = 5.0
+
+
+class LateNotice:
+    """Says once that something takes long.
+
+    Args:
+        say: is given the text; None to say nothing.
+    """
+
+    def __init__(self, say: Say | None) -> None:
+        self._say, self._due = say, time.monotonic() + _NOTICE_SECONDS
+
+    def poll(self, text: Callable[[], str]) -> None:
+        """Says a text if it is time."""
+        if self._say is not None and time.monotonic() > self._due:
+            self._say(text())
+            self._say = None
 
 
 class ReachabilityCache:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import math
 import os
 import threading
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from dist_eval.petals.client.requests import SwarmRequests
 
 Result = TypeVar("Result")
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,7 @@ def connect(
     *,
     router: Router | None = None,
     check: Callable[[], None] = lambda: None,
+    say: Callable[[str], None] | None = None,
     timeout_option: str = "--swarm-timeout",
 ) -> Connection:
     """Joins a swarm, and waits until it has a server for each block of a model.
@@ -91,6 +95,7 @@ def connect(
         config: the model's `transformers` config.
         router: chooses servers; by default one of the connection's own.
         check: called at every poll; raises when waiting has become pointless.
+        say: called with notices if the swarm or its servers do not answer for a few seconds.
         timeout_option: the option that sets the timeout, for messages.
 
     Raises:
@@ -107,13 +112,14 @@ def connect(
         check()
         rejoin_swarm(dht, reaching.addresses)
 
-    dht = join_swarm(reaching.addresses, timeout, check=check, timeout_option=timeout_option)
+    dht = join_swarm(reaching.addresses, timeout, check=check, say=say, timeout_option=timeout_option)
     try:
         coverage = wait_until_covered(
             *(dht, prefix, blocks, timeout),
             config=config,
             adapter=reaching.adapter,
             check=check,
+            say=say,
             timeout_option=timeout_option,
         )
         rejoin_swarm(dht, reaching.addresses)  # the daemon may not know servers that started after it joined
@@ -191,7 +197,9 @@ class OpenConnection(Shared):
         self._pid, self._lock = os.getpid(), threading.Lock()
         router = Router(int(os.environ.get("RANK", 0)))  # so that ranks start with different servers
         connection, self._end = _home.open(
-            lambda: in_lasting_thread(lambda: connect(reaching, config, router=router, timeout_option="timeout"))
+            lambda: in_lasting_thread(
+                lambda: connect(reaching, config, router=router, say=logger.warning, timeout_option="timeout")
+            )
         )
         self._connection: Connection | None = connection
         self.requests = connection.requests

@@ -21,6 +21,8 @@ _PLAIN, _FLOAT16 = 0, 2  # of `CompressionType`
 class Refused(ValueError):
     """A message that no honest client sends, or that exceeds a bound."""
 
+    __repr__ = ValueError.__str__  # hivemind sends clients the representation
+
 
 def checked_metadata(data: bytes) -> dict[str, Any]:
     """Reads the metadata of a message; unknown fields may have any value.

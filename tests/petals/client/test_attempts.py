@@ -48,7 +48,7 @@ def test_each_failed_attempt_is_followed_by_one_on_another_server_with_more_time
     attempts = attempts_of()
     assert [fails(attempts, LATE, REPLICAS) for _ in range(LIMIT - 1)] == [0.0, 1.0, 2.0]
     assert {peer: server.failures for peer, server in attempts.router.servers.items()} == {"a": 1, "b": 1, "c": 1}
-    words = rf"got no answer for blocks 0:4 \(peer (\w)\) in {LIMIT} attempts: blocks 0:4 \(peer \1\): late"
+    words = rf"got no answer for blocks 0:4 \(peer (\w)\) in {LIMIT} attempts: late"
     with pytest.raises(SwarmError, match=words):
         fails(attempts, LATE, REPLICAS)
     assert attempts.router.retries == LIMIT
@@ -203,7 +203,7 @@ def test_what_two_servers_agree_on_is_final(error: Exception, kind: type[Excepti
     fails(attempts, error, REPLICAS)
     with pytest.raises(kind) as final:
         fails(attempts, error, REPLICAS)
-    assert str(final.value).count(str(error)) == 2, "both are named"
+    assert re.search(rf"blocks 0:4 \(peer \w\) and blocks 0:4 \(peer \w\): {error}$", str(final.value))
     assert len({span.peer for span in REPLICAS if f"(peer {span.peer})" in str(final.value)}) == 2
     assert not any(server.wrong_answers for server in attempts.router.servers.values()), "the request caused it"
 

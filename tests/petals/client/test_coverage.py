@@ -15,7 +15,8 @@ from foreign_records import peer_id
 from dist_eval.errors import SwarmError
 from dist_eval.petals.client.coverage import (
     SwarmCoverage,
-    _missing_message,
+    _dropped,
+    _missing,
     adapter_fault,
     format_ranges,
     look_up_coverage,
@@ -155,13 +156,15 @@ def test_records_that_were_dropped_are_named_with_the_reason(
     )
     with pytest.raises(SwarmError) as caught:
         wait_until_covered(dht, "fast", 2, timeout=1.0)
-    assert "serves no block of 'fast' after 1 s." in str(caught.value) and reason in str(caught.value)
+    assert "After 1 s, the swarm serves no block of 'fast', but base (4 blocks)." in str(
+        caught.value
+    ) and reason in str(caught.value)
     coverage = look_up_coverage(dht, "fast", 2)
     assert coverage.summary().dropped_records == 2
     assert f"dropped, because they are implausible: {reason}" in coverage.describe()
     # as if its model were announced as well
-    message = _missing_message(coverage, {"fast": 2}, 1.0, "--swarm-timeout")
-    assert reason in message and "It serves" not in message and "is announced, but without servers" in message
+    what, advice = _missing(coverage, {"fast": 2}, "--swarm-timeout")
+    assert ", but" not in what and "is announced, but without servers" in advice and reason in _dropped(coverage)
 
 
 def test_the_coverage_of_a_real_swarm(demo_swarm: PrivateSwarm, swarm_client: SwarmClient) -> None:
@@ -180,11 +183,14 @@ def test_waiting_for_a_model_that_is_not_served_times_out_and_names_those_that_a
     demo_swarm: PrivateSwarm, swarm_client: SwarmClient
 ) -> None:
     dht = swarm_client.join(demo_swarm)
-    with pytest.raises(SwarmError, match=r"no block of 'other'.*serves base \(4 blocks\).*--dht-prefix"):
-        wait_until_covered(dht, "other", 4, timeout=5.0)
+    said: list[str] = []
+    with pytest.raises(SwarmError, match=r"no block of 'other', but base \(4 blocks\)\. .*right model.*--dht-"):
+        wait_until_covered(dht, "other", 4, timeout=6.0, say=said.append)
+    what = "the swarm serves no block of 'other', but base (4 blocks)."
+    assert said == [f"waiting up to 6 s (--swarm-timeout): {what}"]
 
 
 def test_waiting_names_the_blocks_that_are_missing(demo_swarm: PrivateSwarm, swarm_client: SwarmClient) -> None:
     dht = swarm_client.join(demo_swarm)
-    with pytest.raises(SwarmError, match=r"holds blocks 4-7 of base \(0-7\) after 5 s.*--swarm-timeout"):
+    with pytest.raises(SwarmError, match=r"After 5 s, no .* holds blocks 4-7 of base \(0-7\)\. .*--swarm-timeout"):
         wait_until_covered(dht, demo_swarm.dht_prefix, 8, timeout=5.0)

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from dist_eval.errors import NotSentError
 from dist_eval.petals.client.failures import RequestDisplaced
-from dist_eval.petals.client.gate import ConcurrencyLimit, Gate
+from dist_eval.petals.client.gate import ConcurrencyLimit, Gate, RateLimiter
 from dist_eval.petals.client.pacing import Pacing, Ticket
 
 WORK = 100
@@ -31,6 +32,22 @@ def are_in(tasks: list[asyncio.Task[Ticket]]) -> list[bool]:
 def work_waiting(pacing: Pacing) -> float:
     """Returns the work that a further request would wait for, where each unit is expected to take a second."""
     return pacing.latency(0, time.monotonic(), expected=1.0)
+
+
+def test_a_rate_limit_spaces_batches_until_it_is_closed() -> None:
+    async def scenario() -> None:
+        limiter, start = RateLimiter(1000.0), time.monotonic()
+        for _ in range(3):
+            await limiter.wait(100)
+        assert time.monotonic() - start >= 0.2
+        waiting = asyncio.create_task(limiter.wait(10**6)), asyncio.create_task(limiter.wait(1))
+        await asyncio.sleep(0.3)
+        limiter.closed = True
+        with pytest.raises(NotSentError):
+            await waiting[1]
+        assert waiting[0].done(), "it was sent before"
+
+    asyncio.run(scenario())
 
 
 def test_requests_are_let_in_in_their_order_as_answers_come() -> None:
