@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import math
 import os
 import threading
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from dist_eval.petals.client.requests import SwarmRequests
 
 Result = TypeVar("Result")
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -197,9 +194,7 @@ class OpenConnection(Shared):
         self._pid, self._lock = os.getpid(), threading.Lock()
         router = Router(int(os.environ.get("RANK", 0)))  # so that ranks start with different servers
         connection, self._end = _home.open(
-            lambda: in_lasting_thread(
-                lambda: connect(reaching, config, router=router, say=logger.warning, timeout_option="timeout")
-            )
+            lambda: in_lasting_thread(lambda: connect(reaching, config, router=router, timeout_option="timeout"))
         )
         self._connection: Connection | None = connection
         self.requests = connection.requests
