@@ -198,7 +198,7 @@ def measure_whole(folder: Path, seconds: float) -> None:
 
 @contextlib.contextmanager
 def opened(folder: Path, quantization: str) -> Iterator[dict[str, Any]]:
-    """Starts two servers, and yields the model's backbone by the way in which it sends requests."""
+    """Starts two servers, and yields a backbone for each way of sending requests."""
     from dist_eval.model.classifier import load_swarm_backbone
     from dist_eval.petals.base_model.config import read_base_config
     from dist_eval.petals.client.client import join_swarm
@@ -218,16 +218,14 @@ def opened(folder: Path, quantization: str) -> Iterator[dict[str, Any]]:
     )
     with workspace() as sockets, swarm:
         prepare_hivemind(sockets=sockets)
-        dht = join_swarm(swarm.initial_peers, 180, check=swarm.require_alive)
-        wait_until_covered(dht, "made", blocks, 180, servers=2, check=swarm.require_alive)
         options: dict[str, Any] = {"dht_prefix": "made", "request_timeout": 60, "max_retries": 2}
         with contextlib.ExitStack() as stack:
-            ways = {
-                way: stack.enter_context(
-                    contextlib.closing(load_swarm_backbone(str(folder), dht, chains=chains, **options))
-                )
-                for way, chains in (("server by server", False), ("chains", True))
-            }
+            ways = {}
+            for way, chains in (("server by server", False), ("chains", True)):
+                dht = join_swarm(swarm.initial_peers, 180, check=swarm.require_alive)
+                wait_until_covered(dht, "made", blocks, 180, servers=2, check=swarm.require_alive)
+                backbone = load_swarm_backbone(str(folder), dht, chains=chains, **options)
+                ways[way] = stack.enter_context(contextlib.closing(backbone))
             yield ways
 
 

@@ -115,7 +115,7 @@ class ComparedRun(ABC):
     @classmethod
     @abstractmethod
     def describe_runs(cls, runs: Sequence[Self]) -> str:
-        """Returns on which samples runs are compared."""
+        """Describes the samples on which runs are compared."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:

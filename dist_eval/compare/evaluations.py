@@ -257,7 +257,7 @@ class EvaluationRun(ComparedRun):
         return differences
 
     def _test(self, changes: Changes, accuracy: str, difference: PairedDifference) -> McNemar | GroupedTest:
-        """Tests for equal accuracy, whose difference is given."""
+        """Tests whether accuracies are equal, given their difference."""
         groups = self.results.groups
         if groups is None:
             return mcnemar(changes.worsened, changes.improved)
@@ -280,7 +280,7 @@ class EvaluationRun(ComparedRun):
 
     @classmethod
     def describe_runs(cls, runs: Sequence[EvaluationRun]) -> str:
-        """Returns on which examples runs are compared."""
+        """Describes the examples on which runs are compared."""
         first, is_part = runs[0], any(len(run.predictions) < run.results.coverage.seen for run in runs)
         which = ", those that all of the runs evaluated" if is_part else ""
         return f"{format_count(len(first.predictions), 'example')} of {first.results.data.source}{which}"

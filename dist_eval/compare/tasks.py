@@ -202,7 +202,7 @@ class TasksRun(TaskRun, ComparedRun):
 
     @classmethod
     def describe_runs(cls, runs: Sequence[TasksRun]) -> str:
-        """Returns on which documents runs are compared."""
+        """Describes the documents on which runs are compared."""
         dataset = runs[0].results.dataset
         return f"texts after the rows of {dataset.source}" if dataset else "tasks of the lm-evaluation-harness"
 

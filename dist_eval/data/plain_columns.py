@@ -32,8 +32,9 @@ def require_columns(name: str, columns: Sequence[str], available: Sequence[str],
         if column not in available:
             shown = ", ".join(available[:20]) + (", ..." if len(available) > 20 else "")
             forms = {other.strip().casefold(): other for other in reversed(available)}
-            close = difflib.get_close_matches(column.strip().casefold(), forms, n=1)
-            hint = f" Did you mean {forms[close[0]]!r}?" if close else hint
+            close = difflib.get_close_matches(form := column.strip().casefold(), forms, n=1)
+            if close and (close[0] == form or not hint):
+                hint = f" Did you mean {forms[close[0]]!r}?"
             raise MissingColumnError(
                 f"{name} has no column {column!r}. It has: {shown}.{hint} Name yours with --text-column, "
                 "--prompt, --label-column, --slice-by or --group-column.",

@@ -74,7 +74,7 @@ BAR = "DIST_EVAL_BAR"
 _LINE_SECONDS, _FIRST_LINE_SECONDS = 60.0, 2.0
 
 
-_WIDTH = 80  # of terminals that do not tell theirs
+_WIDTH = 80  # of terminals that do not report a width
 
 
 def _has_width(stream: TextIO) -> bool:

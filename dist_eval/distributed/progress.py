@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 from dist_eval.distributed.display import Display, TimeLeft, display_on
 from dist_eval.distributed.rank_store import RankStore, Topology
-from dist_eval.distributed.stop import Stop
+from dist_eval.distributed.stop import Stop, common_reason
 from dist_eval.distributed.tracked_progress import TrackedProgress
 from dist_eval.errors import LostRankError, one_line
 from dist_eval.tables import format_count
@@ -38,7 +38,7 @@ _BLIND_SECONDS = 5.0  # A leader that has not read heartbeats for this long cann
 
 _SAME_NOTICE_SECONDS = 10.0  # Ranks that wait for the same server report it within this time
 
-_DRAINING = "requests under way are finished first; another signal ends the run at once."
+_AGAIN = "; another signal ends the run at once"
 _LONGER = " To wait longer, raise --collective-timeout."
 _NO_HEARTBEAT, _NO_PROGRESS = "received no heartbeat", "seen no progress"
 
@@ -281,7 +281,9 @@ class Progress:
                         self._tracked.show(done, self._done_before)
                     if self._stop.requested and not self._stopping_shown:
                         self._stopping_shown = True
-                        display.note(f"stopping, because {self._stop.reason}: {_DRAINING}")
+                        again = _AGAIN if self._stop.reason.startswith("this rank got") else ""
+                        why = common_reason([self._stop.reason]).rstrip(".")
+                        display.note(f"stopping, because {why}: batches in flight are finished first{again}")
                     if store.check([_NOTICE]):
                         self._show_notice(display, store.get(_NOTICE).decode())
                         store.delete_key(_NOTICE)

@@ -77,7 +77,7 @@ class Requests:
 
     @property
     def columns(self) -> AnswerColumns:
-        """Columns of the answers: those of the kinds of requests that there are."""
+        """Columns of the answers, for each kind of request present."""
         kinds = [log_likelihood_columns()] if len(self.continuations) or not len(self.prompts) else []
         if len(self.prompts):
             kinds.append(self.prompts.columns)
@@ -157,7 +157,7 @@ class RequestJob(Job[Requests, np.ndarray]):
 
     @abstractmethod
     def identity(self) -> Fingerprint:
-        """Returns what else the results depend on besides the answers, on the leader, once the requests are written."""
+        """Returns what results depend on besides the answers, on the leader, once the requests are written."""
 
     def claim(self, folder: EvaluationFolder, answers: Fingerprint) -> bool:
         return folder.claim(answers.joined(self.identity()), answers) or folder.is_scored_otherwise
@@ -191,7 +191,7 @@ class RequestJob(Job[Requests, np.ndarray]):
 
     def window(self, data: Requests, plan: BatchPlan, context: RunContext[Any, Any]) -> Window:
         window = super().window(data, plan, context)
-        if len(data.prompts):  # one text takes long, and the servers' caches limit how many there are
+        if len(data.prompts):  # a text takes a long time, and the servers' caches limit their number
             window = Window(window.largest)
         return window
 

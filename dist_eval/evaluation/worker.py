@@ -46,7 +46,7 @@ class RankOutput:
     columns: dict[str, np.ndarray]  # of the answered samples
     failed: list[tuple[int, str]]  # samples without an answer: position in the data, and the reason
     findings: Findings  # of audits
-    precisions: set[str]  # in which servers computed the answers
+    precisions: set[str]  # precisions in which servers computed the answers
     fell_back: int  # batches planned for sessions that took plain forwards
     work: RankWork
 

@@ -163,6 +163,8 @@ def map_in_flight(
                 try:
                     result, seconds = future.result()
                 except NotSentError:
+                    if deadline == float("inf"):
+                        raise
                     continue
                 window.finished(seconds, retries())
                 yield result

@@ -137,7 +137,7 @@ def load_model(
         SharedStates(shared_dir) if shared_dir else None,
         period=_PATIENCE * options.request_timeout,
     )
-    is_own = options.swarm == "embedded"  # whose servers take a while to start
+    is_own = options.swarm == "embedded"  # its servers always take a while to start
     say = _notify if topology.is_leader and not is_own else None
     connection = connect(reaching, base.config, router=router, check=peers.require_alive, say=say)
     try:

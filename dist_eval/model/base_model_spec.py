@@ -94,9 +94,8 @@ class BaseModelSpec:
             except CheckpointError as error:
                 if options.model:
                     raise
-                raise CheckpointError(
-                    f"{error} The checkpoint {tuned.folder} names this base model: give yours with --model."
-                ) from error
+                advice = f"The checkpoint {tuned.folder} names this base model: give yours with --model."
+                raise CheckpointError(f"{str(error).rstrip('.')}. {advice}") from error
             tuned.require_base(name, base)
         if Path(name).is_dir():  # for a hub model, this would download files
             weight_map(name)

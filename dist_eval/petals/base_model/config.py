@@ -86,7 +86,7 @@ def read_config(model: str, what: str, revision: str | None = None) -> Any:
     except CheckpointError:
         raise
     except Exception as error:  # OSError, ValueError, and errors of the hub's client
-        where = "" if Path(model).exists() else ": there is no such folder, and it is not on the hub or in its cache"
+        where = "" if Path(model).exists() else " (there is no folder of this name)"
         raise CheckpointError(f"The {what} {model} cannot be read{where}: {one_line(error)}") from error
     require_keys_read(raw, config, f"{model}/config.json")
     decoder = config.get_text_config(decoder=True)

@@ -7,7 +7,6 @@ attempt (`NoServer`). If two servers refuse a request, the request itself is at 
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -28,7 +27,7 @@ _DISPLACED_SECONDS = 0.01
 # median latency. It doubles with each attempt: if all servers are busy, the first one asked answers first.
 _MIN_STALL_SECONDS, _STALL_LATENCIES = 5.0, 10.0
 
-_FAILURES_TO_CONFIRM, _RECENT_LATENCIES, _PEER_CHARACTERS = 2, 20, 8
+_FAILURES_TO_CONFIRM, _PEER_CHARACTERS = 2, 8
 
 
 class TooLarge(Exception):
@@ -261,8 +260,8 @@ class Attempts:
         return self._usual_stall(segment)
 
     def _usual_stall(self, segment: Span) -> float:
-        latencies = list(self.router.stats(segment.peer).latencies)[-_RECENT_LATENCIES:]
-        return max(_MIN_STALL_SECONDS, _STALL_LATENCIES * statistics.median(latencies)) if latencies else self.timeout
+        usual = self.router.stats(segment.peer).usual_latency(self.part.tokens * (segment.end - segment.start))
+        return self.timeout if usual is None else max(_MIN_STALL_SECONDS, _STALL_LATENCIES * usual)
 
     def _holding_all(self, spans: Sequence[Span], now: float) -> Sequence[Span]:
         whole = [span for span in spans if span.start <= self.part.block and span.end >= self.part.end]

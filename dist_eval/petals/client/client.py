@@ -61,12 +61,10 @@ def join_swarm(
 
     def poll() -> None:
         check()
-        notice.poll(
-            lambda: (
-                f"waiting up to {timeout:g} s ({timeout_option}): no peer of the swarm answers "
-                f"({why_unreachable(initial_peers[0], _LEAST_PROBE_SECONDS) or 'yet'})."
-            )
-        )
+        if notice.is_due():
+            why = reason or why_unreachable(initial_peers[0], _LEAST_PROBE_SECONDS)
+            what = "no peer of the swarm has answered yet" + (f" ({why})" if why else "")
+            notice.say(f"waiting up to {timeout:g} s ({timeout_option}): {what}.")
 
     probe_before_dialing(initial_peers)
     deadline, wait = time.monotonic() + timeout, _FIRST_ATTEMPT_SECONDS

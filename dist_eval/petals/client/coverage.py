@@ -6,7 +6,7 @@ import concurrent.futures
 import functools
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -219,7 +219,7 @@ def wait_until_covered(
         adapter: a LoRA adapter that servers must have to count.
         servers: number of servers that must also be online.
         check: called at every poll; raises when waiting has become pointless.
-        say: called once with what is missing, if it is missing for a few seconds.
+        say: called once with a description of what is still missing after a few seconds.
         timeout_option: the option that sets the timeout, for messages.
 
     Returns:
@@ -230,6 +230,13 @@ def wait_until_covered(
             announces the adapter. The message names what is missing.
     """
     deadline, notice = time.monotonic() + timeout, LateNotice(say)
+
+    def served() -> Mapping[str, int]:
+        try:
+            return read_models(dht, _MODELS_SECONDS).blocks
+        except SwarmError:  # the message is shorter
+            return {}
+
     while True:
         check()
         left = max(1.0, deadline - time.monotonic())
@@ -246,20 +253,19 @@ def wait_until_covered(
                 f"{timeout_option}."
             )
         if time.monotonic() > deadline:
-            without_adapter = replace(coverage, adapter=None)
-            what, advice = _missing(without_adapter, read_models(dht, _MODELS_SECONDS).blocks, timeout_option)
-            raise SwarmError(
-                unfit_message(without_adapter, config)
-                or f"After {timeout:g} s, {what}.{_dropped(without_adapter)} {advice}"
+            what, advice = _missing(replace(coverage, adapter=None), served, timeout_option)
+            raise SwarmError(_faults(coverage, config) or f"After {timeout:g} s, {what}.{_dropped(coverage)} {advice}")
+        if coverage.missing and notice.is_due():
+            what = (
+                _faults(coverage, config) or f"{_missing(replace(coverage, adapter=None), served, timeout_option)[0]}."
             )
-        if coverage.missing:
-            notice.poll(
-                lambda coverage=coverage: (  # type: ignore[misc]
-                    f"waiting up to {timeout:g} s ({timeout_option}): "
-                    f"{_missing(coverage, read_models(dht, _MODELS_SECONDS).blocks, timeout_option)[0]}."
-                )
-            )
+            notice.say(f"waiting up to {timeout:g} s ({timeout_option}): {what}")
         time.sleep(_POLL_SECONDS)
+
+
+def _faults(coverage: SwarmCoverage, config: Any) -> str:
+    """Says why servers of missing blocks do not count; empty if there are no servers."""
+    return adapter_fault(coverage, is_over=True) or unfit_message(replace(coverage, adapter=None), config)
 
 
 def unfit_message(coverage: SwarmCoverage, config: Any) -> str:
@@ -299,20 +305,21 @@ def adapter_fault(coverage: SwarmCoverage, *, is_over: bool) -> str:
     )
 
 
-def _missing(coverage: SwarmCoverage, models: dict[str, int], timeout_option: str) -> tuple[str, str]:
-    """Returns what is missing, as the end of a sentence, and what to do."""
+def _missing(coverage: SwarmCoverage, served: Callable[[], Mapping[str, int]], timeout_option: str) -> tuple[str, str]:
+    """Returns what is missing, as the end of a sentence, and what to do; `served` looks up models and their blocks."""
     prefix, total = coverage.dht_prefix, coverage.num_blocks
     wait = f"or wait longer with {timeout_option}."
     if len(coverage.missing) < total or any(server.state == "joining" for server in coverage.servers):
         what = f"no online server holds blocks {format_ranges(coverage.missing)} of {prefix} (0-{total - 1})"
         return what, f"Start servers for them, {wait}"
     what = f"the swarm serves no block of {prefix!r}"
+    models = served()
     if prefix in models:
         return what, f"The model is announced, but without servers: start servers, {wait}"
     option = "--dht-prefix" if timeout_option.startswith("--") else "dht_prefix"
     if models:
-        served = ", ".join(f"{name} ({format_count(blocks, 'block')})" for name, blocks in sorted(models.items())[:5])
-        what += f", but {served}"
+        named = ", ".join(f"{name} ({format_count(blocks, 'block')})" for name, blocks in sorted(models.items())[:5])
+        what += f"; it serves {named}"
         return what, f"Is this the right model? If the swarm has another name for it, give that with {option}."
     return what, f"Start servers for it, or give its name in the swarm with {option}."
 

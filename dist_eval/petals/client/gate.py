@@ -17,13 +17,13 @@ from dist_eval.petals.client.failures import RequestDisplaced
 from dist_eval.petals.client.unanswered import Ticket
 
 STEPS = 8
-"""Most steps of sessions at a server at a time. They have few tokens, take about as long as they travel, and are
-computed one after the other, so several of them do not form a convoy."""
+"""Maximum number of session steps at a server at once. They take about as long to compute as to transfer, and each is
+computed as a whole, so several of them do not form a convoy."""
 
 # Seconds after which a gate checks again, because other ranks may have got answers
 _LONGEST_SLEEP = 0.02
 
-_LONGEST_WAIT = 0.2  # Seconds after which a batch notices that the rate limiter was closed
+_LONGEST_WAIT = 0.2  # Seconds until a batch notices that the rate limiter was closed
 
 
 class Admission(Protocol):
@@ -147,22 +147,27 @@ class RateLimiter:
     """Spaces batches to send at most a number of tokens per second. Belongs to one event loop, except for `closed`.
 
     Attributes:
-        closed: whether batches that still wait are refused.
+        closed: whether new batches are refused that still wait.
     """
 
     def __init__(self, tokens_per_second: float = math.inf) -> None:
         self.closed = False
         self._rate, self._free_at = tokens_per_second, -math.inf
 
-    async def wait(self, tokens: int) -> None:
-        """Waits until a batch may be sent.
+    async def wait(self, tokens: int, *, is_new: bool = False) -> None:
+        """Waits until a request may be sent.
+
+        Args:
+            tokens: of the request.
+            is_new: whether nothing of its batch was sent yet.
 
         Raises:
-            NotSentError: the limiter was closed before.
+            NotSentError: the limiter was closed before a new batch was sent.
         """
-        start = max(time.monotonic(), self._free_at)
-        self._free_at = start + tokens / self._rate
+        start, seconds = max(time.monotonic(), self._free_at), tokens / self._rate
+        self._free_at = start + seconds
         while (left := start - time.monotonic()) > 0:
-            if self.closed:
+            if self.closed and is_new:
+                self._free_at -= seconds
                 raise NotSentError
             await asyncio.sleep(min(left, _LONGEST_WAIT))

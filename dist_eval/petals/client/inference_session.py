@@ -177,7 +177,7 @@ class InferenceSession:
             self._servers.clear()
         for old in self._segments():
             old.cut(start)
-        await self._requests.rate_limiter.wait(inputs.size)
+        await self._requests.rate_limiter.wait(inputs.size, is_new=not record.route)
         passed: list[tuple[Segment, Sequence[Chunk]]] = []
         outputs = await self._through_all(inputs, rows, self._servers, passed=passed)
         for segment, chunks in passed:
@@ -197,11 +197,12 @@ class InferenceSession:
         self, continuations: Sequence[tuple[Inputs, torch.Tensor | None]], record: RouteRecord
     ) -> list[torch.Tensor]:
         servers, failed = dict(self._servers), False
+        tokens = sum(inputs.size for inputs, _ in continuations)
+        await self._requests.rate_limiter.wait(tokens, is_new=not record.route)
 
         async def through_all(continuation: tuple[Inputs, torch.Tensor | None]) -> torch.Tensor:
             nonlocal failed
             inputs, rows = continuation
-            await self._requests.rate_limiter.wait(inputs.size)
             try:  # once one has failed, the others are not sent
                 return await self._through_all(inputs, rows, servers, given_up=lambda: failed)
             except BaseException:

@@ -33,20 +33,24 @@ _NOTICE_SECONDS = 5.0
 
 
 class LateNotice:
-    """Says once that something takes long.
+    """Reports once that something is taking long.
 
     Args:
-        say: is given the text; None to say nothing.
+        say: called with the text; None to say nothing.
     """
 
     def __init__(self, say: Say | None) -> None:
         self._say, self._due = say, time.monotonic() + _NOTICE_SECONDS
 
-    def poll(self, text: Callable[[], str]) -> None:
-        """Says a text if it is time."""
-        if self._say is not None and time.monotonic() > self._due:
-            self._say(text())
-            self._say = None
+    def is_due(self) -> bool:
+        """Whether it is time, and nothing was said yet."""
+        return self._say is not None and time.monotonic() > self._due
+
+    def say(self, text: str) -> None:
+        """Reports it."""
+        if self._say is not None:
+            self._say(text)
+        self._say = None
 
 
 class ReachabilityCache:

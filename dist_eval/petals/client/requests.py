@@ -151,7 +151,7 @@ class SwarmRequests:
     async def _forward(
         self, inputs: Inputs, rows: torch.Tensor | None, avoided: Sequence[RouteSegment], record: RouteRecord
     ) -> torch.Tensor:
-        await self.rate_limiter.wait(inputs.size)
+        await self.rate_limiter.wait(inputs.size, is_new=not record.route and not avoided)
         return await self._forward_from(0, inputs, rows, avoided, record)
 
     async def _forward_from(

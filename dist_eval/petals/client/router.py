@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 import random
+import statistics
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -29,7 +30,7 @@ _SEGMENT_BLOCKS = 0.25  # Least cost of a segment, in blocks: without measuremen
 # may be needed by the next requests while a slower one idles
 _OWN_WEIGHT = 0.75
 _JITTER = 0.02  # Relative noise on costs, which breaks ties between equal servers differently on each rank
-_LATENCIES_KEPT = 1_000
+_LATENCIES_KEPT, _RECENT = 1_000, 20
 # Most times that an unmeasured server may be expected to be faster than the slowest announced and the fastest measured
 # one, whatever it announces: more would only affect its first requests
 _MOST_AHEAD = 30.0
@@ -78,6 +79,8 @@ class ServerStats:
     work: int = 0  # tokens times blocks of all answered requests
     # seconds from request to answer of the latest requests
     latencies: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES_KEPT))
+    # the same of the last few, and divided by their work
+    recent: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_RECENT))
     announced: Announcement = UNKNOWN  # its announcement when it was last asked
     pacing: Pacing = field(default_factory=Pacing)  # when it can use another forward
     largest_answered: int = 0  # tokens of the largest request that it answered
@@ -90,6 +93,7 @@ class ServerStats:
         self.requests += 1
         self.work += work
         self.latencies.append(now - sent_at)
+        self.recent.append((now - sent_at, (now - sent_at) / max(work, 1)))
         self.ban.worked()
 
     def failed(self, now: float, failure: Failure = Failure.UNREACHABLE) -> None:
@@ -128,6 +132,13 @@ class ServerStats:
         """Lifts the ban for a wrong answer or a refusal that the request caused, because other servers did the same."""
         self.wrong_answers -= failure is Failure.WRONG
         self.ban.lift()
+
+    def usual_latency(self, work: int) -> float | None:
+        """Returns the latency of a request by recent ones, of equal work or at equal speed; None without any."""
+        if not self.recent:
+            return None
+        seconds, seconds_per_work = map(statistics.median, zip(*self.recent, strict=True))
+        return max(seconds, seconds_per_work * work)
 
     def is_banned(self, now: float) -> bool:
         """Whether it failed recently."""

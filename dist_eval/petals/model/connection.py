@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dist_eval.errors import ConfigError
+from dist_eval.petals.client.reachability import Say
 from dist_eval.petals.client.router import Router
 from dist_eval.petals.model.shared import Shared
 from dist_eval.process.lifetime import MultiprocessingFiles, workspace
@@ -80,7 +81,7 @@ def connect(
     *,
     router: Router | None = None,
     check: Callable[[], None] = lambda: None,
-    say: Callable[[str], None] | None = None,
+    say: Say | None = None,
     timeout_option: str = "--swarm-timeout",
 ) -> Connection:
     """Joins a swarm, and waits until it has a server for each block of a model.

@@ -203,7 +203,7 @@ def test_what_two_servers_agree_on_is_final(error: Exception, kind: type[Excepti
     fails(attempts, error, REPLICAS)
     with pytest.raises(kind) as final:
         fails(attempts, error, REPLICAS)
-    assert re.search(rf"blocks 0:4 \(peer \w\) and blocks 0:4 \(peer \w\): {error}$", str(final.value))
+    assert re.search(rf"blocks 0:4 \(peer \w\) and blocks 0:4 \(peer \w\): {re.escape(str(error))}$", str(final.value))
     assert len({span.peer for span in REPLICAS if f"(peer {span.peer})" in str(final.value)}) == 2
     assert not any(server.wrong_answers for server in attempts.router.servers.values()), "the request caused it"
 

@@ -156,15 +156,15 @@ def test_records_that_were_dropped_are_named_with_the_reason(
     )
     with pytest.raises(SwarmError) as caught:
         wait_until_covered(dht, "fast", 2, timeout=1.0)
-    assert "After 1 s, the swarm serves no block of 'fast', but base (4 blocks)." in str(
-        caught.value
-    ) and reason in str(caught.value)
+    message = str(caught.value)
+    assert "After 1 s, the swarm serves no block of 'fast'; it serves base (4 blocks)." in message and reason in message
     coverage = look_up_coverage(dht, "fast", 2)
     assert coverage.summary().dropped_records == 2
     assert f"dropped, because they are implausible: {reason}" in coverage.describe()
     # as if its model were announced as well
-    what, advice = _missing(coverage, {"fast": 2}, "--swarm-timeout")
-    assert ", but" not in what and "is announced, but without servers" in advice and reason in _dropped(coverage)
+    assert reason in _dropped(coverage)
+    what, advice = _missing(coverage, lambda: {"fast": 2}, "--swarm-timeout")
+    assert "it serves" not in what and "is announced, but without servers" in advice
 
 
 def test_the_coverage_of_a_real_swarm(demo_swarm: PrivateSwarm, swarm_client: SwarmClient) -> None:
@@ -184,9 +184,9 @@ def test_waiting_for_a_model_that_is_not_served_times_out_and_names_those_that_a
 ) -> None:
     dht = swarm_client.join(demo_swarm)
     said: list[str] = []
-    with pytest.raises(SwarmError, match=r"no block of 'other', but base \(4 blocks\)\. .*right model.*--dht-"):
+    with pytest.raises(SwarmError, match=r"no block of 'other'; it serves base \(4 blocks\)\. .*right model.*--dht-"):
         wait_until_covered(dht, "other", 4, timeout=6.0, say=said.append)
-    what = "the swarm serves no block of 'other', but base (4 blocks)."
+    what = "the swarm serves no block of 'other'; it serves base (4 blocks)."
     assert said == [f"waiting up to 6 s (--swarm-timeout): {what}"]
 
 

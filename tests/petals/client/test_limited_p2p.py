@@ -54,6 +54,7 @@ async def a_long_error(writer: asyncio.StreamWriter) -> None:
 async def a_cut_answer(writer: asyncio.StreamWriter) -> None:
     writer.write(b"\0" + (100).to_bytes(8, "big") + b"abc")
     await writer.drain()
+    await asyncio.sleep(0.3)  # the daemon may withhold what has not been sent when the stream ends
 
 
 async def what_is_expected(writer: asyncio.StreamWriter) -> None:
@@ -139,7 +140,7 @@ def test_an_answer_of_the_expected_size_is_read(with_copies: bool, peers: Peers)
 
 @BOTH
 def test_a_server_that_ends_within_an_answer_has_failed(with_copies: bool, peers: Peers) -> None:
-    with pytest.raises((EOFError, ConnectionError)):  # the daemon may withhold what has come when the stream ends
+    with pytest.raises(EOFError):
         peers.ask(a_cut_answer, with_copies)
 
 
