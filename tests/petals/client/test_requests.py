@@ -318,7 +318,7 @@ def test_a_request_that_is_split_counts_once_for_the_limit(
     requests = requests_of(swarm_client.classifier_on_all(replicas, make_tuned(None)))
     counted, wait = list[int](), requests.rate_limiter.wait
 
-    async def counting(tokens: int) -> None:
+    async def counting(tokens: int, **_: bool) -> None:
         counted.append(tokens)
         await wait(tokens)
 
