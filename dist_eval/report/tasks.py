@@ -130,7 +130,7 @@ def _metrics(run: TaskRun) -> Section:
         for metric in task.metrics
     ]
     head = f"value [{100 * run.results.confidence:g} % interval]"
-    columns = ["metric", head, "documents", "examples in front"]
+    columns = ["metric", head, "rows" if results.dataset else "documents", "few-shot examples"]
     tables = [Table("", columns, rows, notes.lines(), summary_rows=len(rows))]
     of_groups: Rows = [
         [

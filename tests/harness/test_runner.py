@@ -122,7 +122,7 @@ def test_it_answers_as_the_harness_own_backend(
 ) -> None:
     assert run_here(*command(models[family], tasks, tmp_path / "out", *LOCAL)) == 0
     out, err = capfd.readouterr()
-    assert re.search(r"^words/acc .* 24 +2$", out, re.MULTILINE), "documents, and examples in front of each"
+    assert re.search(r"^words/acc .* 24 +2$", out, re.MULTILINE), "documents, and few-shot examples"
     notices = [line.removeprefix("notice: ") for line in err.splitlines() if line.startswith("notice: ")]
     assert all(line.startswith("notice: ") or " evaluating: " in line for line in err.splitlines()), err
     results, (written, samples) = results_of(tmp_path / "out"), of_harness(tmp_path / "out")
