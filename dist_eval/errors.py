@@ -121,6 +121,10 @@ class RunStopped(EvaluationError):
 
 def os_reason(error: Exception) -> str:
     """Returns the operating system's reason without the path, which messages name themselves."""
+    if isinstance(error, FileExistsError):
+        return "it is a file, not a folder"
+    if isinstance(error, NotADirectoryError):
+        return "a part of the path is a file, not a folder"
     return getattr(error, "strerror", None) or one_line(error)
 
 

@@ -481,7 +481,7 @@ KINDS = (
         "None of the swarm's peers answered within 1 s (nothing listens there)",
         lambda s: [*s.data(), *SWARM, "--initial-peers", PEER, "--swarm-timeout", "1"],
     ),
-    Kind("an output folder that is a file", "cannot be written: File exists.", occupied),
+    Kind("an output folder that is a file", "cannot be written: it is a file, not a folder.", occupied),
     Kind(
         "an output folder in use",
         "is in use by another run (process 1 on here). Choose another --output",

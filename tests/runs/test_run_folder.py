@@ -491,7 +491,7 @@ def test_a_run_that_is_not_complete_is_replaced(tmp_path: Path, content: str) ->
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no folder")
-    with pytest.raises(RunError, match=r"output folder .*file/run cannot be written: Not a directory"):
+    with pytest.raises(RunError, match=r"output folder .*file/run cannot be written: a part of the path is a file"):
         folder_of(config_for(tmp_path / "file" / "run")).open()
     with pytest.raises(RunError, match=r"output folder .*file cannot be written"):
         folder_of(config_for(tmp_path / "file")).open()

@@ -62,7 +62,7 @@ def test_a_checkpoint_is_private_and_never_behind_a_link(tmp_path: Path) -> None
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / ".last.new").symlink_to(tmp_path / "elsewhere")
     tuned, tokenizer = TunedCheckpoint.load(demo.CHECKPOINT), load_tokenizer(str(demo.BASE_MODEL))
-    with pytest.raises(RunError, match=r"checkpoint .*last cannot be written: File exists"):
+    with pytest.raises(RunError, match=r"checkpoint .*last cannot be written: it is a file"):
         folder.save_checkpoint("last", tuned, tokenizer)
     assert list((tmp_path / "elsewhere").iterdir()) == []
     before = os.umask(0)

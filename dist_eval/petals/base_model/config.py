@@ -129,7 +129,8 @@ def read_config_file(model: str, revision: str | None = None) -> dict[str, Any]:
             raise FileNotFoundError("the folder does not exist, and the hub's cache on this host lacks the model")
         return dict(read_json(Path(found)))
     except Exception as error:  # OSError, ValueError, and errors of the hub's client
-        raise CheckpointError(f"The config of {model} cannot be read: {one_line(error).rstrip('.')}.") from error
+        where = "" if Path(model).exists() else " (there is no folder of this name)"
+        raise CheckpointError(f"The config of {model} cannot be read{where}: {one_line(error).rstrip('.')}.") from error
 
 
 def max_positions(config: Any) -> int | None:
