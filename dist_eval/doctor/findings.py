@@ -13,7 +13,7 @@ from dist_eval.process.files import write_atomically
 from dist_eval.tables import format_count
 
 DOCTOR = "doctor.json"
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 _LEVELS = ("error", "warning", "fine")
 _DIGITS_SHOWN = 12
 
@@ -114,10 +114,10 @@ def describe(findings: Sequence[Finding]) -> str:
 
 
 def write_report(folder: Path, findings: Sequence[Finding], reports: Sequence[Report], secret: Sequence[str]) -> Path:
-    """Writes `doctor.json`, without secret addresses: {schema_version, status: "fine" or "ill", findings, ranks}."""
+    """Writes `doctor.json`, without secret addresses: {schema_version, status: "fine" or "failed", findings, ranks}."""
     content: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
-        "status": "ill" if has_errors(findings) else "fine",
+        "status": "failed" if has_errors(findings) else "fine",
         "findings": [asdict(finding) for finding in findings],
         "ranks": [asdict(report) for report in reports],
     }
