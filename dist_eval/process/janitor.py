@@ -88,7 +88,10 @@ def main() -> None:
         time.sleep(0.02)
     for process in filter(has_ended, known):  # the owner may have closed the workspace and still run
         remove_shared_memory(process)
-    shutil.rmtree(folder, ignore_errors=True)
+    end = time.monotonic() + KILL_SECONDS
+    while os.path.lexists(folder) and time.monotonic() < end:  # what is ending may still create or remove files in it
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.02)
     for path in sys.argv[4:]:
         with contextlib.suppress(OSError):
             os.unlink(path)

@@ -24,6 +24,7 @@ from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.petals.client import attempts
 from dist_eval.petals.client.client import join_swarm, rejoin_swarm
 from dist_eval.petals.client.gate import Gate
+from dist_eval.petals.client.pacing import Pacing
 from dist_eval.petals.client.requests import SwarmRequests
 from dist_eval.petals.client.router import Router
 from dist_eval.petals.client.routes import UNKNOWN, RouteRecord, Span
@@ -170,6 +171,7 @@ def test_requests_that_choose_again_are_answered_once(
     displace = Gate.displace
     monkeypatch.setattr(Gate, "displace", lambda gate, why: (waiting.append(len(gate._waiting)), displace(gate, why)))
     monkeypatch.setattr(Router, "speeds_changed", lambda self, spans: True)
+    monkeypatch.setattr(Pacing, "_opens_at", lambda self, rate, now: now + 60.0)  # one request at a time
     with ThreadPoolExecutor(16) as pool:
         for answer in pool.map(lambda _: classifier.logits(ids, lengths), range(48)):
             assert torch.equal(answer, before)
