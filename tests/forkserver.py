@@ -72,7 +72,9 @@ class ForkServer:
     def __init__(self, folder: Path) -> None:
         address = folder / "forkserver"
         self.command = str(folder / "python")
-        Path(self.command).write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {__file__} stand-in {address} "$@"\n')
+        bare = f'[ "$1" = -I ] && exec {sys.executable} "$@"'  # a janitor, which needs its pipe and no imports
+        stand_in = f'exec {sys.executable} -I -S {__file__} stand-in {address} "$@"'
+        Path(self.command).write_text(f"#!/bin/sh\n{bare}\n{stand_in}\n")
         os.chmod(self.command, 0o700)
         self._process = subprocess.Popen(
             [os.environ.get(FIRST, sys.executable), __file__, "serve", str(address)],

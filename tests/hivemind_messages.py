@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -68,3 +69,12 @@ def bytes_of(messages: Iterable[Any]) -> bytes:
 def pieces_of(data: bytes, cuts: Iterable[int]) -> list[bytes]:
     places = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
     return [data[start:end] for start, end in itertools.pairwise(places)]
+
+
+async def everything(reader: asyncio.StreamReader) -> bytes:
+    """Reads a connection to its end, which may be a reset: it is closed while bytes for it are under way."""
+    found = bytearray()
+    with contextlib.suppress(ConnectionResetError):
+        while part := await reader.read(1 << 16):
+            found += part
+    return bytes(found)

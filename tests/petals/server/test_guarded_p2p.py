@@ -15,7 +15,7 @@ import torch
 from hivemind.p2p import P2P
 from hivemind.proto.runtime_pb2 import ExpertRequest, ExpertResponse
 from hivemind.utils.streaming import split_for_streaming
-from hivemind_messages import bytes_of, messages_of, pieces_of, serialized, tensors
+from hivemind_messages import bytes_of, everything, messages_of, pieces_of, serialized, tensors
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -86,7 +86,7 @@ def play(script: Script, *, handler: Any = echo, method: str = "rpc_forward_stre
 
 def sending(*parts: bytes, pause: float = 0.0) -> Script:
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
-        reading = asyncio.create_task(reader.read())
+        reading = asyncio.create_task(everything(reader))
         for part in parts:
             if not reading.done():
                 writer.write(part)
@@ -126,7 +126,7 @@ def test_a_torn_request_is_not_computed(length: int) -> None:
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
         writer.write(REQUEST[:length])
         writer.write_eof()
-        return await reader.read()
+        return await everything(reader)
 
     assert play(script, handler=not_called) == b""
 
@@ -143,7 +143,7 @@ def test_whatever_is_changed_in_a_request_is_read_within_its_bounds_or_an_error(
     async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
         writer.write(REQUEST[:place] + inserted + REQUEST[place + removed :])
         writer.write_eof()
-        return await reader.read()
+        return await everything(reader)
 
     async def handler(request: Request) -> Answer:
         assert sum(len(tensor.data) for tensor in request.tensors) <= len(REQUEST) + len(inserted)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import SwarmClient, wait_for
+from hivemind_messages import everything
 from hostile_client import Stranger, memory_of, nested, nested_tuples, outcome, packed, request
 from tiny_models import HIDDEN, LAYERS
 
@@ -308,7 +309,7 @@ def test_a_message_is_no_longer_than_a_request_can_be(stranger: Stranger) -> Non
     async def announce(size: int) -> bytes:
         reader, writer = await stranger.opening("rpc_forward_stream")
         writer.write(b"\0" + size.to_bytes(8, "big") + b"x" * 1000)
-        return await asyncio.wait_for(reader.read(), 20.0)
+        return await asyncio.wait_for(everything(reader), 20.0)
 
     for size in (10**9, 2**63):
         assert b"is too large: at most" in stranger.wait(announce(size))
