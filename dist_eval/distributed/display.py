@@ -10,6 +10,11 @@ from typing import Any, TextIO
 from dist_eval.printable import printable
 from dist_eval.tables import format_count
 
+BAR = "DIST_EVAL_BAR"
+"""Environment variable: set if a stream that is not a terminal can still show a bar, as in a notebook."""
+
+_WIDTH = 80  # of terminals that do not report a width
+_LINE_SECONDS, _FIRST_LINE_SECONDS = 60.0, 2.0
 _LONGEST_MEMORY, _SHARE_REMEMBERED = 600.0, 0.5
 _SECONDS_UP_TO, _MINUTES_WITH_SECONDS_UP_TO, _MINUTES_UP_TO, _HOURS_UP_TO = 100, 600, 6000, 48 * 3600
 
@@ -66,15 +71,6 @@ def in_words(seconds: float) -> str:
 def _two_units(count: int, large: str, small: str) -> str:
     whole, rest = divmod(count, 60)
     return f"{whole} {large}" + (f" {rest} {small}" if rest else "")
-
-
-BAR = "DIST_EVAL_BAR"
-"""Environment variable: set if a stream that is not a terminal can still show a bar, as in a notebook."""
-
-_LINE_SECONDS, _FIRST_LINE_SECONDS = 60.0, 2.0
-
-
-_WIDTH = 80  # of terminals that do not report a width
 
 
 def _has_width(stream: TextIO) -> bool:

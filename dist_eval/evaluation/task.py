@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -29,6 +28,7 @@ from dist_eval.options.groups import DataOptions, SelectionOptions
 from dist_eval.options.prompts import PromptOptions
 from dist_eval.petals.base_model.config import read_base_config
 from dist_eval.petals.base_model.problem_types import REGRESSION, SINGLE_LABEL, Problem
+from dist_eval.process.programs import notify
 from dist_eval.results.inputs import SelectionMethod, SelectionSummary
 from dist_eval.revisions import pinned
 from dist_eval.statistics.sampling import examples_for_precision
@@ -202,9 +202,7 @@ def write_dataset(
             selected=selected,
         )
     if base.is_cut_by_tokenizer and written.facts.truncated:
-        print(
-            f"notice: {format_count(written.facts.truncated, 'text is', 'texts are')} cut to {base.max_length} tokens, "
-            f"the model_max_length of the tokenizer in {place}. The model itself takes more: --max-length N.",
-            file=sys.stderr,
-            flush=True,
+        notify(
+            f"{format_count(written.facts.truncated, 'text is', 'texts are')} cut to {base.max_length} tokens, the "
+            f"model_max_length of the tokenizer in {place}. The model itself takes more: --max-length N."
         )

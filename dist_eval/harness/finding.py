@@ -28,26 +28,22 @@ SHIPPED = Path(__file__).parent / "shipped_tasks"
 _NAMED = 3
 
 
-def find_tasks(options: HarnessConfig, notices: Notices) -> TaskManager:
-    """Indexes the tasks, without reading their data.
+def find_tasks(options: HarnessConfig, notices: Notices) -> tuple[TaskManager, list[str]]:
+    """Indexes the tasks, and returns those that `--tasks` names, without reading their data.
 
     Raises:
         ConfigError: `--tasks` names an unknown one.
     """
     with reading(options, notices):
-        manager = open_manager(options, notices)
-        names_of(manager, options, notices)
-    return manager
+        manager = _open_manager(options, notices)
+        return manager, _named_tasks(manager, options, notices)
 
 
-def open_manager(options: HarnessConfig, notices: Notices) -> TaskManager:
-    """Indexes the tasks; the harness' own, which are thousands of files, only if needed.
-
-    Call it within `reading`.
-    """
+def _open_manager(options: HarnessConfig, notices: Notices) -> TaskManager:
+    """Indexes the tasks; the harness' own, which are thousands of files, only if needed."""
     places = _places(options)
     manager = TaskManager(include_defaults=False, **places)
-    asked = [own for name in options.tasks for own in (tasks_of(manager, name) if _is_folder(name) else [name])]
+    asked = [own for name in options.tasks for own in (_tasks_of(manager, name) if _is_folder(name) else [name])]
     if _knows(manager, asked or own_tasks(manager, options.include_path)):
         return manager
     skipped = own_skipped(notices, options)
@@ -57,7 +53,7 @@ def open_manager(options: HarnessConfig, notices: Notices) -> TaskManager:
     return TaskManager(**places)
 
 
-def tasks_of(manager: TaskManager, name: str) -> list[str]:
+def _tasks_of(manager: TaskManager, name: str) -> list[str]:
     """Returns the names of the tasks that a name, pattern or folder stands for."""
     return own_tasks(manager, [name]) if _is_folder(name) else manager.match_tasks([name])
 
@@ -130,11 +126,11 @@ def _load_file(options: HarnessConfig, path: Path, **how: Any) -> dict[str, Any]
         raise TaskFileError(f"{path}: {error_summary(error)}") from error
 
 
-def names_of(manager: TaskManager, options: HarnessConfig, notices: Notices) -> list[str]:
+def _named_tasks(manager: TaskManager, options: HarnessConfig, notices: Notices) -> list[str]:
     """Returns the tasks, groups, tags and task files that `--tasks` names."""
     found: list[str] = []
     for name in options.tasks:
-        matching = tasks_of(manager, name)
+        matching = _tasks_of(manager, name)
         if not matching and not Path(name).is_file():
             close = difflib.get_close_matches(name, manager.all_tasks, n=_NAMED)
             hint = f"Did you mean {' or '.join(close)}?" if close else ""

@@ -10,6 +10,7 @@ from dist_eval.errors import DataError, EvaluationError
 from dist_eval.evaluation.job import Context
 from dist_eval.harness.metrics import read_metrics
 from dist_eval.options.harness import require_harness
+from dist_eval.process.programs import notify
 from dist_eval.tables import output_width, text_table
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def list_tasks(context: Context) -> None:
     options, notices = context.config, Notices()
     rows = matching_tasks(options, notices)
     for path, why in own_skipped(notices, options):
-        print(f"notice: The task file {path} cannot be read: {why}.", file=sys.stderr)
+        notify(f"The task file {path} cannot be read: {why}.")
     width = output_width() if sys.stdout.isatty() else None  # a line for each task, for other programs
     print("\n".join(text_table([_LISTED, *rows], width=width)), flush=True)
 
@@ -40,16 +41,14 @@ def check_tasks(context: Context) -> None:
     if not context.topology.is_leader:
         return
     require_harness()
-    from dist_eval.harness.finding import open_manager, own_skipped, own_tasks, reading, tasks_of
+    from dist_eval.harness.finding import find_tasks, own_skipped, own_tasks
     from dist_eval.harness.language_model import StandInModel
     from dist_eval.harness.notices import Notices
     from dist_eval.harness.tasks import LoadedTasks
 
     options, notices = context.config, Notices()
-    with reading(options, notices):
-        manager = open_manager(options, notices)
+    manager, named = find_tasks(options, notices)
     problems = [f"{path}: cannot be read: {why}." for path, why in own_skipped(notices, options)]
-    named = [own for name in options.tasks for own in tasks_of(manager, name) or [name]]
     names = named or own_tasks(manager, options.include_path)
     if not names and not problems:
         raise DataError(f"--check: there is no task file in {', '.join(options.include_path)}.")
@@ -59,14 +58,14 @@ def check_tasks(context: Context) -> None:
             continue
         alone = dataclasses.replace(options, tasks=[name], bootstrap_iters=0)
         try:
-            loaded = LoadedTasks.load(alone, manager)
+            loaded = LoadedTasks.load(alone, (manager, [name]))
             results = loaded.run(StandInModel())
         except EvaluationError as error:
             problems.append(str(error))
             continue
         loaded.say_replaced()
         for text in loaded.notices.lines():
-            print(f"notice: {text}", file=sys.stderr)
+            notify(text)
         for task in loaded.tasks:
             rows[task] = _row(task, loaded, results)
             print(f"{task}, first request: {_first_request(task, loaded)}\n")

@@ -21,6 +21,7 @@ from dist_eval.evaluation.rescoring import announce_complete, show_results
 from dist_eval.harness.metrics import group_results, task_results
 from dist_eval.model.generation_config import GenerationSettings
 from dist_eval.options.harness import HarnessConfig, require_harness
+from dist_eval.process.programs import notify
 from dist_eval.results.harness import HarnessResults
 from dist_eval.runs.fingerprint import Fingerprint
 
@@ -51,7 +52,7 @@ class HarnessTasks(RequestJob):
 
         self._tokenizer = self._load_tokenizer()
         self._notices = Notices()
-        self._manager = find_tasks(self.config, self._notices)
+        self._found = find_tasks(self.config, self._notices)
 
     def lead(self, context: Context) -> None:
         """Runs the harness and answers its requests; writes and shows the results."""
@@ -59,7 +60,7 @@ class HarnessTasks(RequestJob):
         from dist_eval.harness.tasks import LoadedTasks, tracker_of
 
         config = self.config
-        self._tasks = LoadedTasks.load(config, self._manager, self._notices)
+        self._tasks = LoadedTasks.load(config, self._found, self._notices)
         model = HarnessModel(
             self._tokenizer,
             list(self._tasks.tasks.values()),
@@ -144,7 +145,7 @@ class HarnessTasks(RequestJob):
 
     def begin(self, data: Requests) -> None:
         for text in self._tasks.notices.lines():
-            print(f"notice: {text}", file=self._terminal[1], flush=True)
+            notify(text, self._terminal[1])
 
     def identity(self) -> Fingerprint:
         tokenizer = tokenizer_digest(self._tokenizer)

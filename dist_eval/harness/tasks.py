@@ -7,7 +7,6 @@ import copy
 import hashlib
 import itertools
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,90 +21,15 @@ from lm_eval.loggers import EvaluationTracker
 from lm_eval.tasks import TaskManager
 
 from dist_eval.errors import ConfigError, DataError, EvaluationError, RunError, error_summary
+from dist_eval.harness.examples import ExampleGuard, document_text
 from dist_eval.harness.failures import Undefined, collecting_failures
-from dist_eval.harness.finding import names_of, open_manager, own_skipped, quiet, reading, require_confirmed
+from dist_eval.harness.finding import find_tasks, own_skipped, quiet, reading, require_confirmed
 from dist_eval.harness.notices import Notices, after_metrics, before_requests, of_options
 from dist_eval.harness.task_files import TaskFileError
 from dist_eval.options.harness import HarnessConfig
 from dist_eval.process.files import private_files
 from dist_eval.process.patching import environment_with, patched
 from dist_eval.results.harness import HarnessFiles
-
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-
-_Shown = tuple[str, tuple[str, str] | None]
-
-
-class ExampleGuard:
-    """Replaces examples that are the question itself: the same document, or the same question and answer.
-
-    The harness removes a question from its examples only if they come from a split with the same name as `test_split`.
-    That is not so if a task names no `fewshot_split` or is evaluated on its validation split.
-    """
-
-    def __init__(self, task: ConfigurableTask) -> None:
-        self._task, self.prompts = task, 0  # number of prompts with a replaced example
-        self._question: _Shown = "", None
-        self._known: dict[int, tuple[Any, _Shown]] = {}
-        self._fewshot_context, self._sample = task.fewshot_context, task.sampler.sample
-        task.fewshot_context, task.sampler.sample = self.fewshot_context, self.sample
-
-    def fewshot_context(self, doc: Any, num_fewshot: int, **options: Any) -> Any:
-        """Returns the context of a document from the task."""
-        if num_fewshot:
-            self._question = self._as_shown(doc, self._task.config)
-        return self._fewshot_context(doc, num_fewshot=num_fewshot, **options)
-
-    def sample(self, n: int, **options: Any) -> Sequence[Any]:
-        """Returns examples from the task's own sampler, with the question replaced by others."""
-        sampler = self._task.sampler
-        try:
-            drawn = self._sample(n=n, **options)
-        except (AssertionError, ValueError) as error:
-            raise self._too_few(n, len(sampler.fewshot_docs())) from error
-        kept = [example for example in drawn if not self._is_question(example)]
-        if len(kept) == len(drawn):
-            return drawn
-        self.prompts += 1
-        taken = {id(example) for example in drawn}
-        others = (
-            example for example in sampler.fewshot_docs() if id(example) not in taken and not self._is_question(example)
-        )
-        kept += itertools.islice(others, n - len(kept))
-        if len(kept) < n:
-            raise self._too_few(n, len(kept))
-        return kept
-
-    def _is_question(self, example: Any) -> bool:
-        if id(example) not in self._known:  # stored with the example, whose id could otherwise be reused
-            self._known[id(example)] = example, self._as_shown(example, self._task.fewshot_cfg)
-        document, turn = self._known[id(example)][1]
-        return document == self._question[0] or (turn is not None and turn == self._question[1])
-
-    def _as_shown(self, doc: Any, forms: Any) -> _Shown:
-        """Returns a document as text, and its question and answer as an example shows them, or None."""
-        task = self._task
-        text = task.doc_to_text(doc, forms.doc_to_text)
-        answer = task.doc_to_target(doc, forms.doc_to_target)
-        choices = task.doc_to_choice(doc, forms.doc_to_choice) if forms.doc_to_choice else []
-        try:
-            text = choices[text] if isinstance(text, int) else text
-            answer = answer[0] if isinstance(answer, list) else choices[answer] if isinstance(answer, int) else answer
-        except LookupError:  # the label is not among the choices
-            answer = None
-        turn = (text, answer) if isinstance(text, str) and isinstance(answer, str) else None
-        return document_text(doc), turn
-
-    def _too_few(self, wanted: int, found: int) -> DataError:
-        return DataError(
-            f"Task {self._task.config.task}: each question needs {wanted} examples (--num-fewshot, or the task's "
-            f"num_fewshot), but there are only {found} to draw from besides the question."
-        )
-
-
-def document_text(value: Any) -> str:
-    """Returns a document or a task's definition as text that is the same in every process."""
-    return _ADDRESS.sub("", json.dumps(value, sort_keys=True, default=str))
 
 
 @dataclass(frozen=True)
@@ -120,30 +44,31 @@ class LoadedTasks:
 
     @classmethod
     def load(
-        cls, options: HarnessConfig, manager: TaskManager | None = None, notices: Notices | None = None
+        cls, options: HarnessConfig, found: tuple[TaskManager, list[str]] | None = None, notices: Notices | None = None
     ) -> LoadedTasks:
         """Reads the tasks and their data.
 
         Args:
             options: the options of the run.
-            manager: finds the tasks; by default a new one.
+            found: the indexed tasks and the names of those to load (see `find_tasks`); None to look for them now.
             notices: the warnings so far.
         """
         loaded: dict[str, Any] = {"tasks": {}, "groups": {}, "group_map": {}}
         notices = notices or Notices()
+        indexed, names = found or find_tasks(options, notices)
+        manager = copy.copy(indexed)
         with reading(options, notices):
-            manager = copy.copy(manager) if manager else open_manager(options, notices)
-            for name in names_of(manager, options, notices):
+            for name in names:
                 try:
-                    found = manager.load([name])
+                    read = manager.load([name])
                 except EvaluationError:
                     raise
                 except Exception as error:  # from yaml, datasets, the hub's client, or a task's own code
                     logged = f" ({notices.error})" if notices.error else ""
                     raise DataError(f"The task {name} cannot be loaded: {error_summary(error)}{logged}") from error
                 for part in ("groups", "group_map"):
-                    loaded[part].update(found.get(part, {}))
-                _add_tasks(loaded["tasks"], found)
+                    loaded[part].update(read.get(part, {}))
+                _add_tasks(loaded["tasks"], read)
         tasks = loaded["tasks"]
         _check_options(options, tasks)
         for path, why in own_skipped(notices, options):

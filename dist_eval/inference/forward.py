@@ -211,9 +211,9 @@ def _answers(
     input_ids, lengths = dataset.padded(rows)
     try:
         return checked_answers(model, torch.from_numpy(input_ids), torch.from_numpy(lengths), options, record)
-    except EvaluationError as error:
-        raise type(error)(f"{name}: {error}") from error
     except NotSentError:
         raise
+    except EvaluationError as error:
+        raise type(error)(f"{name}: {error}") from error
     except Exception as error:  # any error of Petals and hivemind
         raise SwarmError(f"{name} got no answer: {one_line(error)}") from error

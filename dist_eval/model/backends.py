@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,6 +22,7 @@ from dist_eval.petals.client.records import Swarm
 from dist_eval.petals.client.router import Router
 from dist_eval.petals.model.checkpoint import TunedCheckpoint
 from dist_eval.petals.model.connection import Reaching, connect
+from dist_eval.process.programs import notify
 from dist_eval.process.shared_state import SharedStates
 
 _PATIENCE = 2.0  # multiple of --request-timeout after which a rank with an unanswered request counts as hanging
@@ -138,7 +138,7 @@ def load_model(
         period=_PATIENCE * options.request_timeout,
     )
     is_own = options.swarm == "embedded"  # its servers always take a while to start
-    say = _notify if topology.is_leader and not is_own else None
+    say = notify if topology.is_leader and not is_own else None
     connection = connect(reaching, base.config, router=router, check=peers.require_alive, say=say)
     try:
         client = load_client_base(base.name)
@@ -147,10 +147,6 @@ def load_model(
         raise
     client.connect(connection.requests, request_tokens=base.request_tokens)
     return with_head(SwarmBackbone(client, connection.dht), base, target), connection.coverage.summary()
-
-
-def _notify(text: str) -> None:
-    print(f"notice: {text}", file=sys.stderr, flush=True)
 
 
 def load_on_host(base: BaseModelSpec, target: ModelTarget, topology: Topology) -> AnsweringModel:

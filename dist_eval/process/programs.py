@@ -14,7 +14,7 @@ import os
 import select
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from dist_eval.errors import os_reason
 
@@ -101,6 +101,11 @@ def status_after_output(status: int) -> int:
         return status
     print(f"dist_eval: standard output cannot be written: {why}.", file=sys.stderr, flush=True)
     return status or FAILED
+
+
+def notify(text: str, file: TextIO | None = None) -> None:
+    """Prints a notice, to stderr by default."""
+    print(f"notice: {text}", file=file or sys.stderr, flush=True)
 
 
 def run_program(main: Callable[[], int]) -> NoReturn:

@@ -1,33 +1,16 @@
 """The journal: finished batches on disk, so that a resumed run skips them.
 
-Every rank of every start appends to its own file and reads all files. A record is one batch:
-
-    magic       4 bytes
-    checksum    uint32, CRC-32 of everything that follows
-    batch       uint32, its number in the plan
-    rows        uint32, examples in the batch
-    width       uint32, size of a row of the answers, in units of 4 bytes, rounded up
-    notes       uint32, bytes of the notes
-    answers     rows of the columns that the model declares, such as logits float32 of shape [labels]
-    notes       JSON, {"route": [[peer, first block, one past the last block, precision if known], ...],
-                "failed": {row: reason}, "audit": the findings of an audit,
-                "fell_back": true if the batch should have used a shared prefix but fell back to plain forwards}
-
-All numbers are little-endian. Indices, labels and losses are not written: they follow from the plan, the dataset and
-the answers. The last record of a file may be incomplete if its process died while writing; a record that fails its
-checksum is ignored. So are batches answered by a server that an audit found faulty; a file named after the server marks
-it. All file names begin with a hash of the run's inputs, because hosts may have separate folders that hold older runs.
+Every rank of every start appends to its own file (see `journal_records`) and reads all files. Batches answered by a
+server that an audit found faulty do not count; a file named after the server marks it. All file names begin with a hash
+of the run's inputs, because hosts may have separate folders that hold older runs.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import mmap
 import os
-import struct
 import uuid
-import zlib
 from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -37,16 +20,19 @@ import numpy as np
 
 from dist_eval.data.answers import AnswerColumns, BatchOutcome
 from dist_eval.errors import RunError, translating_os_errors
-from dist_eval.petals.client.records import RouteSegment
 from dist_eval.process.files import write_atomically
 from dist_eval.process.parsing import read_json
 from dist_eval.runs.files import FINGERPRINT, JOURNAL, RECORDED_PLAN
 from dist_eval.runs.fingerprint import Fingerprint
+from dist_eval.runs.journal_records import packed, read_record, read_records
 
 SUFFIX, FAULTY_SUFFIX = ".batches", ".odd"
 """Suffixes of the files with finished batches, and of the files that mark excluded servers."""
 
 _DAMAGE = (ValueError, KeyError, TypeError)  # raised when a damaged JSON file is read
+
+# what a prediction for every example, and an audit, add to the worth of a record
+_WHOLE, _AUDITED = 2, 1
 
 
 def has_batches(folder: Path) -> bool:
@@ -129,15 +115,6 @@ def forget_journal(folder: Path) -> None:
     for pattern in (f"*{SUFFIX}", f"*{FAULTY_SUFFIX}", FINGERPRINT, RECORDED_PLAN):
         for path in (folder / JOURNAL).glob(pattern):
             path.unlink(missing_ok=True)
-
-
-_MAGIC = b"deB1"
-_HEAD = struct.Struct("<4sI")
-_FIELDS = struct.Struct("<4I")
-_WIDTH_BYTES = 4
-
-# What a prediction for every example, and an audit, add to the worth of a record
-_WHOLE, _AUDITED = 2, 1
 
 
 class _Index:
@@ -223,7 +200,7 @@ class Journal:
         self._index, self._faulty = _Index(len(self._sizes)), self.faulty_servers()
         with _readable(self._folder):
             for path in self._files():
-                for offset, outcome in _records(path, self._columns):
+                for offset, outcome in read_records(path, self._columns):
                     self._add(path, offset, outcome)
         finished = self._index.worth > _WHOLE
         for batch in np.flatnonzero(self._index.worth == 1 + _WHOLE):  # without an audit
@@ -236,7 +213,7 @@ class Journal:
             with _readable(self._folder), path.open("rb") as file:
                 for offset in offsets:
                     file.seek(offset)
-                    outcome = _parse(file.read(_HEAD.size + _FIELDS.size), file.read, self._columns)
+                    outcome = read_record(file.read, self._columns)
                     if outcome is None:
                         raise RunError(f"{path} changed during this run. Make sure that nothing else uses its folder.")
                     yield outcome
@@ -254,7 +231,7 @@ class Journal:
             begin = files.index(self._reported_last) + 1 if self._reported_last in files else 0
             for path in files[begin:] + files[:begin]:  # so that a caller that stops early reaches all files in turn
                 self._reported_last = path
-                for offset, outcome in _records(path, self._columns, self._reported_to.get(path, 0)):
+                for offset, outcome in read_records(path, self._columns, self._reported_to.get(path, 0)):
                     self._reported_to[path] = offset + 1
                     if self._counts(outcome) and not self._reported[outcome.batch]:
                         self._reported[outcome.batch] = True
@@ -266,7 +243,7 @@ class Journal:
             if self._file is None:
                 self._make_folder()
                 self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
-            offset, record = os.fstat(self._file).st_size, _packed(outcome, self._columns)
+            offset, record = os.fstat(self._file).st_size, packed(outcome, self._columns)
             while record:
                 record = record[os.write(self._file, record) :]
             os.fdatasync(self._file)
@@ -308,65 +285,3 @@ def _writable(path: Path) -> Iterator[None]:
     advice = "Earlier batches are kept: fix the cause and start the same command again."
     with translating_os_errors(RunError, f"The journal {path} cannot be written", advice):
         yield
-
-
-def _packed(outcome: BatchOutcome, columns: AnswerColumns) -> bytes:
-    route = [segment[:3] if segment.precision is None else segment for segment in outcome.route]
-    notes: dict[str, Any] = {"route": route} if route else {}
-    if outcome.failed:
-        notes["failed"] = {str(row): reason for row, reason in outcome.failed.items()}
-    if outcome.audit is not None:
-        notes["audit"] = dict(outcome.audit)
-    if outcome.fell_back:
-        notes["fell_back"] = True
-    extra = json.dumps(notes).encode() if notes else b""
-    body = _FIELDS.pack(outcome.batch, len(outcome.answers), _width(columns), len(extra))
-    body += outcome.answers.astype(columns).tobytes() + extra
-    return _HEAD.pack(_MAGIC, zlib.crc32(body)) + body
-
-
-def _width(columns: AnswerColumns) -> int:
-    return -(-columns.itemsize // _WIDTH_BYTES)
-
-
-def _parse(head: bytes, read: Any, columns: AnswerColumns) -> BatchOutcome | None:
-    """Builds an outcome from a record's head and the bytes after it, read by `read(n)`."""
-    if len(head) < _HEAD.size + _FIELDS.size or not head.startswith(_MAGIC):
-        return None
-    _, checksum = _HEAD.unpack_from(head)
-    batch, rows, width, noted = _FIELDS.unpack_from(head, _HEAD.size)
-    if width != _width(columns):
-        return None
-    size = rows * columns.itemsize
-    rest = read(size + noted)
-    if len(rest) < size + noted or zlib.crc32(rest, zlib.crc32(head[_HEAD.size :])) != checksum:
-        return None
-    notes = json.loads(rest[size:]) if noted else {}
-    return BatchOutcome(
-        batch=batch,
-        answers=np.frombuffer(rest, dtype=columns, count=rows).astype(columns.newbyteorder("=")),
-        route=[RouteSegment(*segment) for segment in notes.get("route", [])],
-        failed={int(row): str(reason) for row, reason in notes.get("failed", {}).items()},
-        audit=notes.get("audit"),
-        fell_back=notes.get("fell_back", False),
-    )
-
-
-def _records(path: Path, columns: AnswerColumns, start: int = 0) -> Iterator[tuple[int, BatchOutcome]]:
-    """Yields the offsets (from `start`) and outcomes of a file's intact records, and skips everything else."""
-    with path.open("rb") as file:
-        if os.fstat(file.fileno()).st_size == 0:
-            return
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            position = content.find(_MAGIC, start)
-            while position >= 0:
-                begin = position + _HEAD.size + _FIELDS.size
-                outcome = _parse(
-                    content[position:begin], lambda size, begin=begin: content[begin : begin + size], columns
-                )
-                if outcome is None:
-                    position = content.find(_MAGIC, position + 1)
-                    continue
-                yield position, outcome
-                _, rows, _, noted = _FIELDS.unpack_from(content, position + _HEAD.size)
-                position = content.find(_MAGIC, begin + rows * columns.itemsize + noted)

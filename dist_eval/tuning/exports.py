@@ -19,15 +19,8 @@ from torch import nn
 from dist_eval.errors import CheckpointError, one_line, os_reason
 from dist_eval.petals.base_model.config import read_base_config
 from dist_eval.petals.base_model.problem_types import default_problem
-from dist_eval.petals.model.checkpoint import (
-    ADAPTER_TENSOR,
-    ARCHITECTURE,
-    DEEP_PROMPTS,
-    HEAD,
-    MERGE,
-    PROMPTS,
-    TunedCheckpoint,
-)
+from dist_eval.petals.model.checkpoint import ARCHITECTURE, TunedCheckpoint
+from dist_eval.petals.model.checkpoint_files import ADAPTER_TENSOR, DEEP_PROMPTS, HEAD, MERGE, PROMPTS
 
 _ALLOWED: list[Any] = [nn.Embedding, nn.Linear]
 # Names of tensors in exports, by their name in a checkpoint

@@ -13,7 +13,7 @@ from dist_eval.errors import ConfigError, DataError
 from dist_eval.options.harness import HarnessConfig
 
 pytest.importorskip("lm_eval", reason="the extra `harness` is not installed")
-from dist_eval.harness.finding import names_of, open_manager, reading
+from dist_eval.harness.finding import find_tasks
 from dist_eval.harness.language_model import StandInModel
 from dist_eval.harness.notices import Notices, after_metrics
 from dist_eval.harness.tasks import LoadedTasks
@@ -110,7 +110,7 @@ def test_no_example_is_the_question(
 
 def test_only_what_held_the_question_is_changed(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
     guarded = load(shots=5)
-    monkeypatch.setattr("dist_eval.harness.tasks.ExampleGuard._is_question", lambda *_: False)
+    monkeypatch.setattr("dist_eval.harness.examples.ExampleGuard._is_question", lambda *_: False)
     theirs = load(shots=5)
     differ = [ours != without for ours, without in zip(prompts(guarded), prompts(theirs), strict=True)]
     assert sum(differ) == own_examples(theirs) == guarded.guards["strange"].prompts == 4
@@ -322,8 +322,7 @@ def test_patterns_name_all_tasks_that_they_match(tmp_path: Path) -> None:
     for name in ("strange", "stranger", "other"):
         folder = write(tmp_path / "tasks", {"test": ROWS}, task=name)
     notices, config = Notices(), options(folder, tasks=["str*", "strange", "other"])
-    with reading(config, notices):
-        assert names_of(open_manager(options(folder), notices), config, notices) == ["strange", "stranger", "other"]
+    assert find_tasks(config, notices)[1] == ["strange", "stranger", "other"]
 
 
 @pytest.mark.parametrize(

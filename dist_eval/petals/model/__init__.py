@@ -4,5 +4,5 @@
 from the family's classes, with stubs as layers (`layers`), and `blocks` sends texts through the swarm. `rows` removes
 padding, and selects the needed outputs. `cache` is the cache of `generate`, with sessions on the servers. `generation`
 has `generate` and `inference_session`. `prompts` adds tuned tensors to a model, `tuned` copies and saves them, and
-`checkpoint` reads and writes them.
+`checkpoint` reads (`checkpoint_files`) and writes them.
 """

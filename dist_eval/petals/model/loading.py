@@ -10,7 +10,8 @@ from torch import nn
 from dist_eval.petals.base_model.architecture import Architecture
 from dist_eval.petals.base_model.loading import load_model
 from dist_eval.petals.base_model.weights import ModelWeights
-from dist_eval.petals.model.checkpoint import DEEP_PROMPTS, HEAD, PROMPTS, fingerprint
+from dist_eval.petals.model.checkpoint import fingerprint
+from dist_eval.petals.model.checkpoint_files import DEEP_PROMPTS, HEAD, PROMPTS
 
 TUNED = (HEAD, PROMPTS, DEEP_PROMPTS)
 """Ends of the names of tuned tensors."""

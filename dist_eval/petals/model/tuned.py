@@ -16,7 +16,8 @@ from torch import nn
 
 from dist_eval.errors import CheckpointError, one_line
 from dist_eval.petals.base_model.problem_types import class_names, problem_from
-from dist_eval.petals.model.checkpoint import ARCHITECTURE, HEAD, PROMPTS, TunedCheckpoint
+from dist_eval.petals.model.checkpoint import ARCHITECTURE, TunedCheckpoint
+from dist_eval.petals.model.checkpoint_files import HEAD, PROMPTS
 from dist_eval.process.files import BY_UMASK, write_atomically
 
 _DEEP = "deep_prompts"
