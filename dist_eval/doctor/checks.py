@@ -134,7 +134,7 @@ def check_dataset(config: DoctorConfig) -> Equal:
 
 def check_swarm(config: DoctorConfig, topology: Topology, base: BaseModelSpec, sockets: Path) -> str:
     """Joins the swarm, checks that servers hold all blocks and answer this rank, and leaves it."""
-    if not config.initial_peers and config.swarm != "public":
+    if config.starts_swarm:
         if topology.hosts == 1:
             return "the run starts its own swarm on this host"
         raise Fault(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -24,6 +25,7 @@ from dist_eval.petals.model.checkpoint import TunedCheckpoint
 from dist_eval.petals.model.connection import Reaching, connect
 from dist_eval.process.programs import notify
 from dist_eval.process.shared_state import SharedStates
+from dist_eval.tables import format_count
 
 _PATIENCE = 2.0  # multiple of --request-timeout after which a rank with an unanswered request counts as hanging
 
@@ -54,7 +56,7 @@ def open_swarm(
         CheckpointError: the installed Petals cannot compute the model of an embedded swarm.
         ConfigError: an embedded swarm was requested on several hosts.
     """
-    if options.swarm == "public" or options.initial_peers:
+    if not options.starts_swarm:
         yield SwarmPeers(options.initial_peers)
         return
     if topology.hosts > 1:
@@ -68,6 +70,8 @@ def open_swarm(
         from dist_eval.petals.server.private import PrivateSwarm, split_blocks
 
         blocks = base.config.num_hidden_layers
+        servers = format_count(options.servers, "server")
+        print(f"starting a private swarm of {servers} ...", file=sys.stderr, flush=True)
         with PrivateSwarm(
             base.name,
             num_blocks=blocks,
@@ -137,8 +141,8 @@ def load_model(
         SharedStates(shared_dir) if shared_dir else None,
         period=_PATIENCE * options.request_timeout,
     )
-    is_own = options.swarm == "embedded"  # its servers always take a while to start
-    say = notify if topology.is_leader and not is_own else None
+    # servers of its own always take a while to start
+    say = notify if topology.is_leader and not options.starts_swarm else None
     connection = connect(reaching, base.config, router=router, check=peers.require_alive, say=say)
     try:
         client = load_client_base(base.name)

@@ -81,6 +81,11 @@ class SwarmOptions(PeerOptions):
     request_timeout: Seconds = option(60.0, "longest wait for a server's answer", group="failures", metavar="SECONDS")
     max_retries: Natural = option(4, "how often to resend a part of a request before the run stops", group="failures")
 
+    @property
+    def starts_swarm(self) -> bool:
+        """Whether a swarm is started on this host, instead of joining one."""
+        return not self.initial_peers and self.swarm != "public"
+
 
 @dataclass(kw_only=True)
 class ModelOptions(Options):
