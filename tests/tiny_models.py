@@ -43,7 +43,10 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
     "wide": ("llama", {**_GROUPED, "hidden_size": 512, "num_hidden_layers": 1, "num_key_value_heads": 4}),
     "bloom": ("bloom", _BLOOM),
     "falcon": ("falcon", {**_COMMON, "num_kv_heads": 2, "new_decoder_architecture": True, "alibi": False}),
+    "falcon_alibi": ("falcon", {**_COMMON, "alibi": True, "multi_query": True, "parallel_attn": False}),
+    "mpt": ("mpt", {"vocab_size": VOCABULARY, "d_model": HIDDEN, "n_heads": 4, "n_layers": LAYERS}),
     "mixtral": ("mixtral", {**_EXPERTS, "num_local_experts": 4}),
+    "arcee": ("arcee", _GROUPED),
     "qwen2": ("qwen2", _GROUPED),
     "qwen3": ("qwen3", {**_GROUPED, "head_dim": 24}),
     "qwen3_moe": ("qwen3_moe", {**_NARROW_EXPERTS, "head_dim": 24}),
@@ -89,6 +92,10 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
             "linear_value_head_dim": 16,
             "shared_expert_intermediate_size": 32,
         },
+    ),
+    "recurrent_gemma": (
+        "recurrent_gemma",
+        {**_GROUPED, "head_dim": 16, "lru_width": HIDDEN, "attention_window_size": 16},
     ),
 }
 """Type and settings of each model. "grouped" has grouped-query attention; "llama31" the rotary embeddings of Llama 3.1,

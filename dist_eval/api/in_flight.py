@@ -96,7 +96,7 @@ def outputs_in_flight(
             yield key, answer(key, inputs)[0].outputs
         return
     packed = _Packed(model, topology, named) if is_plain_classifier(model) else None
-    requests = base.blocks.requests
+    requests = base.swarm_blocks.requests
     window = window_in_memory(
         topology,
         in_flight=in_flight,

@@ -30,8 +30,8 @@ class SwarmBackbone(Backbone):
 
     def __init__(self, base: SwarmBase, dht: Any = None) -> None:
         self.base, self.dht, self.config = base, dht, base.config
-        self.blocks, self.requests = base.blocks, base.blocks.requests
-        self.final_norm, self.word_embeddings = base.final_norm, base.get_input_embeddings()
+        self.blocks, self.requests = base.swarm_blocks, base.swarm_blocks.requests
+        self.final_norm, self.word_embeddings = base.swarm_final_norm, base.get_input_embeddings()
         self._rope = RopeSwitch(self.config)
         self._pool: SessionPool | None = None
 

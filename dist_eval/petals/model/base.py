@@ -43,12 +43,12 @@ class SwarmBase(SwarmModel, Prompts):
 
     Attributes:
         architecture: architecture of the family's base model.
-        blocks: the layers on the swarm.
+        swarm_blocks: the layers on the swarm.
     """
 
     if TYPE_CHECKING:  # transformers evaluates the annotations of its classes
         architecture: ClassVar[Architecture]
-        blocks: SwarmBlocks
+        swarm_blocks: SwarmBlocks
         get_input_embeddings: Any
         _loaded_words: tuple[torch.Tensor, int]
 
@@ -64,10 +64,10 @@ class SwarmBase(SwarmModel, Prompts):
 
     def connect(self, requests: SwarmRequests, **options: Any) -> None:
         """Makes a swarm compute the layers; for the options see `SwarmBlocks`."""
-        self.blocks = SwarmBlocks(requests, keeps_texts=self.architecture.has_attention_cache, **options)
+        self.swarm_blocks = SwarmBlocks(requests, keeps_texts=self.architecture.has_attention_cache, **options)
 
     @property
-    def final_norm(self) -> nn.Module:
+    def swarm_final_norm(self) -> nn.Module:
         """The norm after the layers."""
         return final_norm_of(self, self.architecture)
 
@@ -83,7 +83,7 @@ class SwarmBase(SwarmModel, Prompts):
             hidden = self.whole_texts(texts, rows.counts.tolist(), wanted)
         else:
             hidden = cache.continued(texts, rows, wanted)
-        output = self._output_class(last_hidden_state=put_back(self.final_norm(hidden), needed))
+        output = self._output_class(last_hidden_state=put_back(self.swarm_final_norm(hidden), needed))
         if cache is not None:
             output[cache_name()] = cache
         return output.to_tuple() if given.get("return_dict") is False else output
@@ -135,7 +135,7 @@ class SwarmBase(SwarmModel, Prompts):
         table = self.get_input_embeddings().weight
         if not parts:
             return table.new_zeros(0, self.config.hidden_size)
-        outputs = torch.cat(self.blocks.forward_all(parts, self.deep_prompts())).to(table)
+        outputs = torch.cat(self.swarm_blocks.forward_all(parts, self.deep_prompts())).to(table)
         return outputs[torch.cat(order).argsort().to(outputs.device)]
 
     def _requests(self, counts: Sequence[int]) -> Iterator[list[int]]:

@@ -109,7 +109,7 @@ class SwarmCache(Cache):
     def _can_use_sessions(self, tokens: torch.Tensor) -> bool:
         parameters = [tokens, self._base.soft_prompts(), self._base.deep_prompts()]
         learns = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in parameters)
-        return self._has_room and not learns and self._base.blocks.has_sessions
+        return self._has_room and not learns and self._base.swarm_blocks.has_sessions
 
     def _recomputed(self, texts: Sequence[Text], new: Sequence[torch.Tensor], wanted: torch.Tensor) -> torch.Tensor:
         known = [row for row, text in enumerate(texts) if text]
@@ -180,7 +180,7 @@ class SwarmCache(Cache):
         room = max(room, length)
         if self._base.changes_frequencies(room):
             raise NoCacheError("the rotary embeddings change with the length, so servers cannot continue these texts")
-        session = self._base.blocks.session(
+        session = self._base.swarm_blocks.session(
             lambda inputs, _: inputs,
             len(texts),
             room + self._base.prompt_length,

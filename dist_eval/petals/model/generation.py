@@ -108,7 +108,7 @@ class _Stepped:
     """The session behind `InferenceSession.step`."""
 
     def __init__(self, base: SwarmBase, rows: int, max_length: int, deep_prompts: torch.Tensor | None) -> None:
-        if not base.blocks.has_sessions:
+        if not base.swarm_blocks.has_sessions:
             raise NoCacheError("The servers of this model do not keep texts, so steps cannot continue any.")
         if base.changes_frequencies(max_length):
             raise NoCacheError(
@@ -117,7 +117,7 @@ class _Stepped:
             )
         self._max_length, self.position = max_length, 0
         self._shape = (rows, base.config.hidden_size)
-        self._session = base.blocks.session(
+        self._session = base.swarm_blocks.session(
             lambda given, _: given, rows, max_length, deep_prompts=deep_prompts, rolls_back=True
         )
 

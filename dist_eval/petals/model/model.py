@@ -67,4 +67,4 @@ class SwarmModel:
 def fingerprint_of_base(base: Any) -> str | None:
     """Returns the hash of a base model's weights (see `base_fingerprint`); None if they were rounded."""
     words = base.get_input_embeddings()
-    return base_fingerprint(words, base.final_norm) if words.weight.dtype == torch.float32 else None
+    return base_fingerprint(words, base.swarm_final_norm) if words.weight.dtype == torch.float32 else None

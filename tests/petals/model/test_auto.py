@@ -109,7 +109,7 @@ def test_a_cache_continues_texts_and_forgets_their_ends(models: Any) -> None:
 def test_without_room_on_servers_texts_are_computed_again(models: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model, local = models
     ids, mask = padded(texts(), "left")
-    monkeypatch.setattr(type(model.swarm_base.blocks), "has_sessions", False)
+    monkeypatch.setattr(type(model.swarm_base.swarm_blocks), "has_sessions", False)
     found, expected = (
         each.generate(ids, attention_mask=mask, max_new_tokens=4, num_beams=2, pad_token_id=0)
         for each in (model, local)
@@ -177,7 +177,7 @@ def test_generating_ends_at_stop_strings(models: Any) -> None:
 def test_ids_are_sent_while_the_embeddings_are_those_of_servers(family_swarms: dict[str, PrivateSwarm]) -> None:
     ids, mask = padded(texts(), "left")
     with both(family_swarms["llama"]) as models, torch.no_grad(), pytest.MonkeyPatch.context() as patch:
-        requests, sent = models[0].swarm_base.blocks.requests, list[tuple[bool, int]]()
+        requests, sent = models[0].swarm_base.swarm_blocks.requests, list[tuple[bool, int]]()
         forward = requests.forward
 
         def noted(given: Any, *further: Any, rows: torch.Tensor, **options: Any) -> torch.Tensor:
@@ -232,7 +232,7 @@ def test_copies_share_the_connection_and_pickles_are_refused(models: Any) -> Non
     with torch.no_grad():
         assert torch.equal(copy.deepcopy(models[0])(ids).logits, models[0](ids).logits)
     with pytest.raises(ConfigError, match="cannot be pickled"):
-        pickle.dumps(models[0].swarm_base.blocks)
+        pickle.dumps(models[0].swarm_base.swarm_blocks)
 
 
 def test_two_models_in_a_process_one_of_them_collected_while_an_event_loop_runs(
@@ -362,7 +362,7 @@ def replicated(tmp_path: Path) -> Iterator[PrivateSwarm]:
 
 
 def kill_the_busiest(swarm: PrivateSwarm, model: Any) -> None:
-    statistics = model.swarm_base.blocks.requests.router.servers
+    statistics = model.swarm_base.swarm_blocks.requests.router.servers
     requests = {str(peer): server.requests for peer, server in statistics.items()}
     alive = [number for number, server in enumerate(swarm.servers) if server.poll() is None]
     swarm.kill_server(max(alive, key=lambda number: requests.get(swarm.addresses[number].rpartition("/")[2], 0)))
@@ -381,7 +381,7 @@ def test_a_killed_server_changes_no_token_and_no_gradient(replicated: PrivateSwa
     ids, mask = padded(texts(), "left")
     options = {"attention_mask": mask, "max_new_tokens": 6, "pad_token_id": 0}
     with both(replicated) as (model, local):
-        servers = model.swarm_base.blocks.requests.servers
+        servers = model.swarm_base.swarm_blocks.requests.servers
         assert wait_for(lambda: len(servers.spans()) == 3 or servers.refresh())
         found = model.generate(ids, **options, logits_processor=[Killing()])
         assert torch.equal(found, local.generate(ids, **options))
@@ -395,13 +395,13 @@ def test_a_killed_server_changes_no_token_and_no_gradient(replicated: PrivateSwa
 
 def test_texts_with_other_rotary_embeddings_are_computed_alone(models: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model, local = models
-    sent, forward = list[tuple[int, ...]](), model.swarm_base.blocks.requests.forward
+    sent, forward = list[tuple[int, ...]](), model.swarm_base.swarm_blocks.requests.forward
 
     def noted(given: TokenIds, *further: Any, **options: Any) -> torch.Tensor:
         sent.append(tuple(given.ids.shape))
         return forward(given, *further, **options)
 
-    monkeypatch.setattr(model.swarm_base.blocks.requests, "forward", noted)
+    monkeypatch.setattr(model.swarm_base.swarm_blocks.requests, "forward", noted)
     monkeypatch.setattr(model.swarm_base._rope, "lengths", [15])
     ids, mask = padded(texts(), "left")
     found = model.generate(ids, attention_mask=mask, max_new_tokens=2, pad_token_id=0)

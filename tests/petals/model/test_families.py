@@ -8,9 +8,14 @@ from typing import Any
 import pytest
 import torch
 from conftest import FAMILIES, ForkedSwarm
+from huggingface_hub.errors import StrictDataclassError
 from tiny_models import DECODERS, LAYERS, save_tiny_models
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedModel
 
 from dist_eval import PrivateSwarm
+from dist_eval.errors import CheckpointError
+from dist_eval.petals.base_model.architecture import Architecture
+from dist_eval.petals.model.base import SwarmBase
 
 from .conftest import both, padded, texts
 
@@ -77,9 +82,28 @@ def test_loss_and_gradients(models: Any) -> None:
 )
 def test_generated_texts_of_unequal_prompts(models: Any, options: dict[str, Any]) -> None:
     model, local = models
+    if local.config.model_type == "recurrent_gemma":
+        pytest.skip("in transformers, the padding of a row changes its texts")
     ids, mask = padded(texts(), "left")
     found = []
     for each in (model, local):
         torch.manual_seed(2)
         found.append(each.generate(ids, attention_mask=mask, max_new_tokens=8, pad_token_id=0, **options))
     assert torch.equal(*found)
+
+
+@pytest.mark.slow
+def test_no_model_of_transformers_has_an_attribute_of_the_same_name() -> None:
+    mixin = {name for name in dir(SwarmBase) if not hasattr(PreTrainedModel, name)}
+    mixin |= {"swarm_blocks", "connection", "architecture", "_loaded_words"}  # of instances
+    served = 0
+    for kind in MODEL_FOR_CAUSAL_LM_MAPPING:
+        try:
+            architecture = Architecture(kind())
+        except (StrictDataclassError, CheckpointError):  # it has no defaults, or cannot be served
+            continue
+        with torch.device("meta"):
+            model = architecture.base_class(architecture.config)
+        served += 1
+        assert not mixin & {*vars(model), *dict(model.named_children())}, kind.model_type
+    assert served > 90

@@ -37,7 +37,7 @@ def test_embeddings_norm_and_logits_are_those_of_the_whole_model(name: str, tmp_
     with torch.no_grad():
         expected = model(token_ids, use_cache=False).logits.flatten(0, 1)
         assert torch.equal(client.embedded(token_ids), first[0])
-        hidden = client.final_norm(last[0].flatten(0, 1))
+        hidden = client.swarm_final_norm(last[0].flatten(0, 1))
         torch.testing.assert_close(output.logits(hidden), expected, atol=1e-6 * float(expected.abs().max()), rtol=0)
         local = load_local_backbone(str(tmp_path))
         torch.testing.assert_close(local.hidden_states(token_ids), last[0], atol=1e-6, rtol=1e-6)

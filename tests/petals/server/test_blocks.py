@@ -30,7 +30,7 @@ from dist_eval.petals.server.block_memory import block_bytes
 from dist_eval.petals.server.blocks import Block, load_block
 from dist_eval.petals.server.session_cache import SessionLayer, block_caches
 
-RECURRENT = ("qwen3_next",)
+RECURRENT = ("qwen3_next", "recurrent_gemma")
 LENGTH = 150
 """Longer than the sliding windows."""
 
