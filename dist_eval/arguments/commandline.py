@@ -296,7 +296,8 @@ def convert_options(given: Mapping[Any, Any], config: type[Options], where: str)
         if spelled.setdefault(name, key) != key:
             raise ConfigError(f"{where}: {spelled[name]!r} and {key!r} are the same option: give it once.")
         if name not in options:
-            raise ConfigError(f"{where}: there is no option {key!r}." + _suggestion(flag(name), map(flag, options)))
+            known = options if "_" in str(key) else (flag(option).lstrip("-") for option in options)
+            raise ConfigError(f"{where}: there is no option {key!r}." + _suggestion(str(key), known))
         kind = options[name][1]
         try:
             is_word = kind.base is dict and isinstance(value, str)

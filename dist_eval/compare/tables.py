@@ -18,6 +18,8 @@ from dist_eval.tables import Footnotes, csv_text, format_count
 _LEAST_P = 1e-300  # below this the tails of the distributions are not accurate
 _HEAD_WIDTH = 28
 _ROUNDING = 1 + 1e-9
+_CHANGES = ("gained", "lost")  # columns: documents that only the second run gets right, and only the first
+_TESTS_OF_DOCUMENTS = "p by McNemar's test where a document is right or wrong, otherwise by the paired bootstrap"
 
 
 def describe_comparisons(comparisons: Sequence[Comparison]) -> Document:
@@ -37,7 +39,7 @@ def describe_comparisons(comparisons: Sequence[Comparison]) -> Document:
         confidence = next((difference.interval.confidence for difference in comparison.differences.values()), None)
         heads = [_with_confidence(names[run.folder], run.confidence) for run in (comparison.first, comparison.run)]
         columns = ["metric", *heads, _with_confidence("difference", confidence), "p", adjusted]
-        columns += ["documents"] * bool(comparison.samples)
+        columns += ["documents"] * bool(comparison.samples) + [*_CHANGES] * bool(comparison.tests)
         rows = _rows(comparison, notes)
         table = Table(caption, columns, rows, [*tests, *notes.lines()], summary_rows=len(rows))
         sections.append(Section(pair, [table]))
@@ -81,6 +83,9 @@ def _rows(comparison: Comparison, notes: Footnotes) -> Rows:
         if name in comparison.samples:
             paired, unpaired = comparison.samples[name]
             row.append(Number(f"{paired}", f" of {paired + unpaired}" if unpaired else ""))
+        if comparison.tests:
+            shown = comparison.tests.get(name)
+            row += ["-", "-"] if shown is None else [Number(str(shown.only_second)), Number(str(shown.only_first))]
         rows.append(row)
     return rows
 
@@ -91,10 +96,10 @@ def short_names(folders: Sequence[Path]) -> list[str]:
 
 
 def _test_lines(comparison: Comparison, num_comparisons: int, unit: str) -> list[str]:
-    """Returns a line on the test of equal accuracy, none without one."""
+    """Returns a line on the tests, none without one."""
     test = comparison.test
     if test is None:
-        return []
+        return [_TESTS_OF_DOCUMENTS] if comparison.tests else []
     if isinstance(test, GroupedTest):
         why = f" ({test.reason})" if test.reason else ""
         name = f"paired bootstrap of {test.metric} over {format_count(test.count, 'group')} of {test.column!r}{why}"

@@ -55,6 +55,7 @@ class Progress:
         notice: describes what this rank is waiting for; empty if nothing.
         stall_timeout: the run stops after this many seconds without a heartbeat from another rank.
         stream: stream for the leader's display; by default stderr.
+        unit: what the display counts, in the singular.
         tracked: additional log of the leader.
     """
 
@@ -69,11 +70,13 @@ class Progress:
         notice: Callable[[], str] = lambda: "",
         stall_timeout: float = float("inf"),
         stream: TextIO | None = None,
+        unit: str = "example",
         tracked: TrackedProgress | None = None,
     ) -> None:
         self._topology, self._rank_store, self._total, self._done_before = topology, rank_store, total, 0
         self._stop, self._folder, self._notice = stop or Stop(), folder, notice
-        self._stream, self._stall_timeout = stream or sys.stderr, max(stall_timeout, 2 * _REPORT_SECONDS)
+        self._stream, self._unit = stream or sys.stderr, unit
+        self._stall_timeout = max(stall_timeout, 2 * _REPORT_SECONDS)
         self._tracked = tracked
         self._noticed, self._stopping_shown = ("", float("-inf")), False
         self._heard: dict[int, tuple[int, float]] = {}
@@ -225,7 +228,7 @@ class Progress:
         return self._rank_store.connect(min(self._stall_timeout, _ANSWER_SECONDS))
 
     def _run(self) -> None:
-        display = display_on(self._stream, self._total) if self._topology.is_leader else None
+        display = display_on(self._stream, self._total, unit=self._unit) if self._topology.is_leader else None
         self._answered = time.monotonic()
         while not self._ended.is_set():
             try:

@@ -62,6 +62,7 @@ class Job(ABC, Generic[Data, Found]):
     audit: float = 0.0  # share of the batches that are audited
     each_host_reads: bool = True  # whether hosts read the dataset themselves; otherwise the leader does
     stream: TextIO | None = None  # where the progress is shown; None for stderr
+    unit: str = "example"  # what the progress counts, in the singular
 
     def __init__(self, config: RunConfig) -> None:
         """Reads the files of the model, and the options; nothing is loaded or sent."""
@@ -200,6 +201,7 @@ def answer(job: Job[Data, Found], context: Context) -> Answered[Data, Found] | N
             notice=asked.notice,
             stall_timeout=config.collective_timeout,
             stream=job.stream,
+            unit=job.unit,
             tracked=_tracked(job, context, data, plan, journal),
         )
         worker = BatchWorker(

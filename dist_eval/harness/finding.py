@@ -134,7 +134,10 @@ def _named_tasks(manager: TaskManager, options: HarnessConfig, notices: Notices)
         if not matching and not Path(name).is_file():
             close = difflib.get_close_matches(name, manager.all_tasks, n=_NAMED)
             hint = f"Did you mean {' or '.join(close)}?" if close else ""
-            hint = f"For the folder of this name, write ./{name}" if Path(name).is_dir() else hint
+            if Path(name).is_dir():
+                hint = f"For the folder of this name, write ./{name}"
+            elif "/" in name or name.endswith(".yaml"):
+                hint = "There is no file of this name."
             raise _no_task(name, own_skipped(notices, options), hint)
         found += matching or [name]
     return list(dict.fromkeys(found))
@@ -142,7 +145,8 @@ def _named_tasks(manager: TaskManager, options: HarnessConfig, notices: Notices)
 
 def _no_task(name: str, skipped: list[tuple[str, str]], hint: str = "") -> ConfigError:
     reasons = "; ".join(f"{path} cannot be read: {why}" for path, why in skipped[:_NAMED])
-    return ConfigError(f"--tasks: the harness has no task {name!r}. {reasons or hint or 'Is --include-path missing?'}")
+    advice = " ".join(filter(None, (hint, reasons))) or "Is --include-path missing?"
+    return ConfigError(f"--tasks: the harness has no task {name!r}. {advice}")
 
 
 def _knows(manager: TaskManager, names: list[Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +27,7 @@ ROLLING = "loglikelihood_rolling"
 _SAMPLED_FROM = 50
 
 # further settings that a task may have, with the only supported values
+_SETTINGS = ("do_sample", "temperature", "top_k", "top_p", "max_gen_toks", "until")
 _NO_OTHERS: dict[str, Any] = {"num_beams": 1, "num_return_sequences": 1, "use_cache": True}
 
 
@@ -73,9 +75,12 @@ def decoding_of(
     options = {name: value for name, value in options.items() if name not in LOGITS_SETTINGS}
     for name, value in options.items():
         if value is not None and value != _NO_OTHERS.get(name):
+            close = difflib.get_close_matches(name, _SETTINGS, n=1)
+            hint = f" Did you mean {close[0]}?" if close else ""
             raise ConfigError(
-                f"The task {instance.task_name} generates with {name}: {value!r}, which is not supported: texts "
-                "are generated greedily or drawn with temperature, top_k and top_p, and end at a string in until."
+                f"The task {instance.task_name} generates with {name}: {value!r}, which is not supported "
+                f"(generation_kwargs of its file, or --gen-kwargs).{hint} Texts are generated greedily, or drawn "
+                "(do_sample) with temperature, top_k and top_p; they end after max_gen_toks, or at a string in until."
             )
     if samples and not temperature:
         raise ConfigError(

@@ -31,6 +31,17 @@ if TYPE_CHECKING:
     from dist_eval.harness.language_model import Pair, Prompt
 
 
+def _require_model(config: HarnessConfig) -> None:
+    """Refuses the harness' name of a kind of model as the model."""
+    from lm_eval.models import MODEL_MAPPING
+
+    if config.model in MODEL_MAPPING and not Path(str(config.model)).exists():
+        raise ConfigError(
+            f"--model {config.model}: here it is the language model itself, a folder or hub name (in the harness "
+            "--model_args pretrained=MODEL)."
+        )
+
+
 class AlreadyComplete(EvaluationError):
     """The run's folder already holds this run, complete."""
 
@@ -40,9 +51,10 @@ class HarnessTasks(RequestJob):
 
     def __init__(self, config: HarnessConfig) -> None:
         require_harness()
+        _require_model(config)
         super().__init__(config)
         self._terminal = sys.stdout, sys.stderr
-        self.stream = sys.stderr
+        self.stream, self.unit = sys.stderr, "request"
         self._broken: Exception | None = None
         self._undefined: dict[str, dict[str, str]] = {}
 

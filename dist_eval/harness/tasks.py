@@ -31,6 +31,8 @@ from dist_eval.process.files import private_files
 from dist_eval.process.patching import environment_with, patched
 from dist_eval.results.harness import HarnessFiles
 
+_PLACES = ("dataset_path", "dataset_name", "dataset_kwargs", "config_source", "pretrained")  # keys of a definition
+
 
 @dataclass(frozen=True)
 class LoadedTasks:
@@ -96,7 +98,7 @@ class LoadedTasks:
 
     def identity(self) -> dict[str, str]:
         """Returns hashes of the tasks and documents by names for error messages, once requests are built."""
-        configs = {name: task.dump_config() for name, task in sorted(self.tasks.items())}
+        configs = {name: _definition(task) for name, task in sorted(self.tasks.items())}
         documents = hashlib.sha256()
         for name, task in sorted(self.tasks.items()):
             known = -1
@@ -172,6 +174,13 @@ class LoadedTasks:
             for text in after_metrics(name, self.tasks[name], samples, results["results"][name]):
                 self.notices.say(text)
         return dict(results)
+
+
+def _definition(task: Any) -> dict[str, Any]:
+    """Returns the definition of a task without the places of its files, data and model, whose contents count."""
+    config = {key: value for key, value in task.dump_config().items() if key not in _PLACES}
+    metadata = config.get("metadata") or {}
+    return {**config, "metadata": {key: value for key, value in metadata.items() if key not in _PLACES}}
 
 
 def _check_options(options: HarnessConfig, tasks: Mapping[str, Any]) -> None:

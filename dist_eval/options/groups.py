@@ -145,7 +145,10 @@ class OutputOptions(Options):
     """Where the results go, and what a run shows."""
 
     output: str | None = option(
-        None, "folder for the results (default: runs/ and the dataset's name)", group="output", metavar="FOLDER"
+        None,
+        "folder for the results (default: runs/ and the name of the dataset or tasks)",
+        group="output",
+        metavar="FOLDER",
     )
     overwrite: bool = option(False, "start afresh instead of resuming the run in that folder", group="output")
     tracker: list[TrackerName] = option([], "experiment trackers to log to, if installed", group="output")

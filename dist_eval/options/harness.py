@@ -244,10 +244,12 @@ _OF_LM_EVAL = {
     "--trust-remote-code": "code of a hub is never run; code in your own task files (!function) is.",
 }
 
+_OF_GEN_KWARGS = dict.fromkeys(
+    ("--max-gen-toks", "--do-sample", "--temperature", "--top-k", "--top-p", "--until"), _GENERATED
+)
+
 _OF_INSPECT = {
-    "--temperature": _GENERATED,
     "--max-tokens": _GENERATED,
-    "--top-p": _GENERATED,
     "--system-message": "it is --system-instruction.",
     "--sample-id": "--samples names documents by their numbers, from 0.",
     "--epochs": "repeats: N in a task file, for drawn texts.",
@@ -275,6 +277,6 @@ examples:
 dist_eval.harness needs tasks, a language model, and a swarm:
   {PROGRAM} --tasks TASK... --model MODEL --initial-peers ADDRESS...
 All options: --help""",
-    foreign={**_OF_LM_EVAL, **_OF_INSPECT},
+    foreign={**_OF_LM_EVAL, **_OF_GEN_KWARGS, **_OF_INSPECT},
     is_run=True,
 )

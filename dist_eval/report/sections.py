@@ -19,7 +19,7 @@ from dist_eval.runs.files import RESULTS
 from dist_eval.tables import Footnotes, format_count
 
 _ROWS_IN_SUMMARY, _SLICE_WIDTH, _LONGEST_NAME = 30, 40, 80
-_SLOW = 1.2  # times the median duration
+_SLOW, _SLOW_SECONDS = 1.2, 1.0  # a slow rank takes that many times the median duration, and seconds more
 
 
 def slice_sections(slices: Sequence[Slice], names: Sequence[str]) -> list[Section]:
@@ -112,7 +112,7 @@ def _rank_table(results: Results, unit: str, *, with_hosts: bool) -> Table:
             Number(f"{rank.seconds:.2f}"),
             Number(
                 (f"{100 * rank.seconds / longest:.0f} %" if longest else "-")
-                + (" (slow)" if rank.seconds > _SLOW * median else "")
+                + (" (slow)" if rank.seconds > max(_SLOW * median, median + _SLOW_SECONDS) else "")
             ),
             Number(f"{rank.samples / rank.seconds:.1f}" if rank.seconds else "-"),
             Number(str(rank.in_flight)),

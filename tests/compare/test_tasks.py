@@ -65,7 +65,10 @@ def test_the_command_prints_tables_and_json(folders: list[Path], capsys: pytest.
     assert lines[0] == f"tasks of the lm-evaluation-harness; compared with {folders[0]}"
     assert lines[1:3] == ["", f"{folders[1]}: only {folders[1]} has endings:"]
     assert lines[3].split()[:6] == ["metric", "a", "[95%]", "b", "[95%]", "difference"]
-    assert [lines[4].split()[0], *lines[9].split()] == ["words/acc", "words/acc", "0.8555", "60"]
+    gained, lost = (sum(map(float.__gt__, *pair)) for pair in (RIGHT[::-1], RIGHT))
+    rows = [line.split() for line in lines if line.startswith("words/acc ")]
+    assert rows[1:] == [["words/acc", "0.8555", "60", str(gained), str(lost)]]
+    assert any(line.startswith("p by McNemar's test where a document is right or wrong") for line in lines)
     assert main([*map(str, folders), "--json"]) == 0
     [found] = json.loads(capsys.readouterr().out)["runs"]
     assert found["differences"]["words/acc"]["mcnemar"]["method"] == "exact"

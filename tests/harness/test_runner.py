@@ -440,6 +440,7 @@ def test_tasks_are_listed_by_patterns(tasks: Path, capfd: pytest.CaptureFixture[
             marks=pytest.mark.slow,  # it reads all task files of the harness
         ),
         (["--include-path", "nowhere"], "--include-path nowhere: there is no such folder."),
+        (["--model", "hf"], "--model hf: here it is the language model itself"),
     ],
 )
 def test_unknown_tasks_are_named(
@@ -447,7 +448,7 @@ def test_unknown_tasks_are_named(
 ) -> None:
     nobody = ("--initial-peers", f"/ip4/127.0.0.1/tcp/9/p2p/Qm{'a' * 44}")  # whom a run does not look for before
     tasks = () if "--tasks" in options else ("--tasks", "digits")
-    model = ("--model", str(demo.BASE_MODEL))
+    model = () if "--model" in options else ("--model", str(demo.BASE_MODEL))
     assert (
         run_here("-m", "dist_eval.harness", *tasks, *model, *nobody, *options, "--output", str(tmp_path / "out")) == 1
     )

@@ -148,6 +148,7 @@ def test_a_folder_names_all_tasks_in_it_and_never_takes_the_place_of_a_task(tmp_
     ("name", "advice"),
     [
         ("./empty", "no task './empty'"),
+        ("./nothing.yaml", "no task './nothing.yaml'. There is no file of this name."),
         pytest.param("empty", "write ./empty", marks=pytest.mark.slow),  # it reads all task files of the harness
     ],
 )
@@ -316,6 +317,19 @@ def test_tasks_that_run_code_of_the_model_are_refused_unless_that_is_confirmed(l
     with pytest.raises(ConfigError, match=r"strange.yaml: unsafe_code: this task executes code that the model writes"):
         LoadedTasks.load(options(folder))
     assert LoadedTasks.load(options(folder, confirm_run_unsafe_code=True)).run(StandInModel())["results"]["strange"]
+
+
+def test_a_run_depends_on_what_files_contain_not_on_where_they_are(tmp_path: Path) -> None:
+    def identity(where: str, model: str, **changes: Any) -> dict[str, str]:
+        folder = write(tmp_path / where, {"test": ROWS}, **changes)
+        loaded = LoadedTasks.load(options(folder, model=model))
+        loaded.run(StandInModel())
+        return loaded.identity()
+
+    before = identity("here", "llama")
+    assert identity("there", "copies/llama") == before
+    other = identity("there", "llama", description="Yes or no?")
+    assert [name for name in before if before[name] != other[name]] == ["definition of the tasks"]
 
 
 def test_patterns_name_all_tasks_that_they_match(tmp_path: Path) -> None:

@@ -328,7 +328,7 @@ def test_an_unknown_option_like_no_other_points_to_help() -> None:
 
 def test_an_unknown_option_in_the_file_suggests_a_close_one(tmp_path: Path) -> None:
     path = yaml_file(tmp_path, {**LOCAL, "max-lenght": 5})
-    with pytest.raises(ConfigError, match=r"run\.yaml: there is no option 'max-lenght'\. Did you mean --max-length\?"):
+    with pytest.raises(ConfigError, match=r"run\.yaml: there is no option 'max-lenght'\. Did you mean max-length\?"):
         parse_args(["--config", path])
 
 

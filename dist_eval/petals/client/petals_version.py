@@ -33,7 +33,7 @@ def require_petals() -> None:
     if find_spec("petals") is None:
         raise ConfigError(
             "Servers need Petals. Its metadata requires packages of 2023, so install it without dependencies: "
-            f"pip install 'dist_eval[servers]' && pip install --no-deps petals=={INSTALLED}"
+            f"pip install '.[servers]' && pip install --no-deps petals=={INSTALLED}"
         )
 
 
