@@ -10,8 +10,8 @@ from typing import Any
 
 from dist_eval.harness.metrics import group_results, task_results
 from dist_eval.options.harness import HarnessConfig
-from dist_eval.results.harness import LANGUAGE_MODELING, HarnessFiles, HarnessResults, LanguageModelSummary
 from dist_eval.results.inputs import ContinuationsSummary, Coverage, PlanSummary
+from dist_eval.results.tasks import LANGUAGE_MODELING, LanguageModelSummary, TasksFiles, TasksResults
 from dist_eval.results.work import RankWork, Throughput
 from dist_eval.runs.evaluation_folder import EvaluationFolder
 
@@ -50,14 +50,14 @@ def task_run(
     run = EvaluationFolder(folder, config.recorded())
     run.open()
     run.close()
-    files = HarnessFiles(results="results_now.json", samples={task: f"samples_{task}_now.jsonl" for task in values})
+    files = TasksFiles(results="results_now.json", samples={task: f"samples_{task}_now.jsonl" for task in values})
     (folder / "results_now.json").write_text("{}")
     for task, of_task in samples.items():
         (folder / files.samples[task]).write_text("".join(json.dumps(sample) + "\n" for sample in of_task))
     texts = sum(len(CHOICES) * len(of_task) for of_task in samples.values())
     run.complete(
         None,
-        HarnessResults(
+        TasksResults(
             problem_type=LANGUAGE_MODELING,
             tasks=task_results(results, aggregations, {}, 0.95),
             groups=group_results(results),

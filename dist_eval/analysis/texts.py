@@ -14,8 +14,8 @@ from dist_eval.analysis.slices import RESAMPLES, Measured, slices_of
 from dist_eval.metrics.custom_metrics import NoResult, error_sentence
 from dist_eval.metrics.texts import TEXT_METRICS, USUAL_METRICS, TextMetric, find_answer
 from dist_eval.record import MetricValues, Reasons
-from dist_eval.results.harness import NO_FILTER, TaskMetric
 from dist_eval.results.scores import Interval, Slice
+from dist_eval.results.tasks import NO_FILTER, TaskMetric
 from dist_eval.runs.saved_samples import SavedTexts
 from dist_eval.statistics.documents import document_interval
 

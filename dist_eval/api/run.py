@@ -33,7 +33,7 @@ from dist_eval.options.harness import HARNESS, HarnessConfig
 from dist_eval.process.lifetime import workspace
 from dist_eval.process.programs import COMPLETE, STOPPED, STOPPED_BY_A_PERSON
 from dist_eval.record import Record
-from dist_eval.results.run import CompleteHarnessRun, CompleteRun, EndedRun
+from dist_eval.results.run import CompleteRun, CompleteTasksRun, EndedRun
 from dist_eval.runs.outcome import read_outcome
 from dist_eval.runs.reading import read_run
 
@@ -77,7 +77,7 @@ class EvaluationRun(_Shown, CompleteRun):
     """A complete evaluation on a dataset."""
 
 
-class TasksRun(_Shown, CompleteHarnessRun):
+class TasksRun(_Shown, CompleteTasksRun):
     """A complete run on tasks of the harness, or with generated texts."""
 
 
@@ -157,7 +157,7 @@ def _run(
         if status != COMPLETE:
             raise _error_of(status, said, scratch_dir, folder)
     found = read_run(folder)
-    kind = TasksRun if isinstance(found, CompleteHarnessRun) else EvaluationRun
+    kind = TasksRun if isinstance(found, CompleteTasksRun) else EvaluationRun
     shown = kind.model_construct(**dict(found))
     shown._folder = folder
     return shown

@@ -123,7 +123,7 @@ class OptionType:
     Attributes:
         base: type of one value: `str`, `int`, `float`, `bool`, `Path` or `dict`.
         is_list: whether it takes several.
-        is_unwrapped: whether a list of one value is that value.
+        is_unwrapped: whether a list with one value is stored as the value alone.
         is_optional: whether None is a value.
         choices: the allowed values; empty if there are others.
         limits: the allowed numbers.

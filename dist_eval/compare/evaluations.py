@@ -30,7 +30,7 @@ from dist_eval.petals.base_model.problem_types import PROBLEMS, REGRESSION
 from dist_eval.record import MetricValues
 from dist_eval.results.run import CompleteRun
 from dist_eval.results.scores import Intervals
-from dist_eval.runs.reading import read_results, read_table
+from dist_eval.runs.reading import read_table
 from dist_eval.runs.saved_samples import SavedPredictions, read_predictions
 from dist_eval.statistics import (
     Interval,
@@ -51,7 +51,7 @@ _CLASSES_NAMED = 5
 
 
 @dataclass(frozen=True)
-class EvaluationRun(ComparedRun):
+class ComparedEvaluation(ComparedRun):
     """A complete evaluation, read back from its folder."""
 
     KIND = "predictions of labels"
@@ -64,9 +64,8 @@ class EvaluationRun(ComparedRun):
     sampling_fraction: float = 0.0  # share of the dataset that the intervals take into account (see `metric_intervals`)
 
     @classmethod
-    def load(cls, folder: Path) -> EvaluationRun:
-        """Loads a run from its folder."""
-        results = read_results(folder)
+    def load(cls, folder: Path, results: CompleteRun) -> ComparedEvaluation:
+        """Loads the predictions of a run with these results from its folder."""
         predictions = read_table(folder, read_predictions)
         groups, group = results.groups, predictions.group if results.groups else None
         if groups and (group is None or len(np.unique(group)) != groups.count):  # older, or interrupted
@@ -78,7 +77,7 @@ class EvaluationRun(ComparedRun):
         return cls(folder, results, predictions, group, sampling_fraction=fraction)
 
     @classmethod
-    def load_metrics(cls, given: Sequence[str], runs: Sequence[EvaluationRun]) -> tuple[list[str], list[Any]]:
+    def load_metrics(cls, given: Sequence[str], runs: Sequence[ComparedEvaluation]) -> tuple[list[str], list[Any]]:
         """Returns names of metrics, and those that had to be loaded: files and code that the first run lacks."""
         first = runs[0]
         specs = [
@@ -91,7 +90,9 @@ class EvaluationRun(ComparedRun):
         return [names.get(name, name) for name in given], loaded
 
     @classmethod
-    def prepare(cls, runs: Sequence[EvaluationRun], custom_metrics: Sequence[CustomMetric]) -> list[EvaluationRun]:
+    def prepare(
+        cls, runs: Sequence[ComparedEvaluation], custom_metrics: Sequence[CustomMetric]
+    ) -> list[ComparedEvaluation]:
         """Restricts runs to their common rows, and computes custom metrics from their predictions."""
         first, *others = _on_common_rows(runs)
         others = [other.with_classes_of(first) for other in others]
@@ -99,7 +100,7 @@ class EvaluationRun(ComparedRun):
             _require_comparable(first, other)
         return [run.with_custom_metrics(custom_metrics) for run in (first, *others)]
 
-    def with_classes_of(self, first: EvaluationRun) -> EvaluationRun:
+    def with_classes_of(self, first: ComparedEvaluation) -> ComparedEvaluation:
         """Returns this run with its classes in the order of another run's, if both have the same names.
 
         Drops recorded values of custom metrics, which may refer to classes by number.
@@ -117,7 +118,7 @@ class EvaluationRun(ComparedRun):
         predictions = self.predictions.with_classes([own.index(name) for name in names])
         return replace(self, results=self.results.model_copy(update=revised), predictions=predictions)
 
-    def with_custom_metrics(self, metrics: Sequence[CustomMetric]) -> EvaluationRun:
+    def with_custom_metrics(self, metrics: Sequence[CustomMetric]) -> ComparedEvaluation:
         """Returns this run with custom metrics and their intervals, computed from its predictions."""
         if not metrics:
             return self
@@ -142,7 +143,7 @@ class EvaluationRun(ComparedRun):
         failed = np.asarray([failure.index for failure in self.results.failures], dtype=np.int64)
         return np.union1d(self.predictions.index, failed)
 
-    def restricted(self, rows: np.ndarray, sampling_fraction: float) -> EvaluationRun:
+    def restricted(self, rows: np.ndarray, sampling_fraction: float) -> ComparedEvaluation:
         """Restricts this run to some rows of the dataset, and computes their metrics and intervals."""
         places = np.flatnonzero(np.isin(self.predictions.index, rows))
         group = None if self.group is None else renumbered(self.group[places])
@@ -175,7 +176,7 @@ class EvaluationRun(ComparedRun):
     @classmethod
     def choose_metrics(
         cls,
-        pairs: Sequence[tuple[EvaluationRun, EvaluationRun]],
+        pairs: Sequence[tuple[ComparedEvaluation, ComparedEvaluation]],
         asked: Sequence[str],
         custom_metrics: Sequence[CustomMetric],
     ) -> list[str]:
@@ -209,7 +210,7 @@ class EvaluationRun(ComparedRun):
         return list(dict.fromkeys(names))
 
     def compare_with(
-        self, other: EvaluationRun, metrics: Sequence[str], confidence: float, resamples: int | None
+        self, other: ComparedEvaluation, metrics: Sequence[str], confidence: float, resamples: int | None
     ) -> Comparison:
         """Compares another run with this one, example by example."""
         is_regression = self.results.problem_type == REGRESSION.name
@@ -226,7 +227,7 @@ class EvaluationRun(ComparedRun):
             facts={**changes.counts(), "largest_difference": largest},
         )
 
-    def _largest_difference(self, other: EvaluationRun) -> float:
+    def _largest_difference(self, other: ComparedEvaluation) -> float:
         """Returns the largest difference of predictions of a regression, or of probabilities: column by column."""
 
         def columns(predictions: SavedPredictions) -> Iterable[np.ndarray]:
@@ -238,7 +239,7 @@ class EvaluationRun(ComparedRun):
         return max((float(abs(before - after).max(initial=0.0)) for before, after in pairs), default=0.0)
 
     def _differences(
-        self, other: EvaluationRun, metrics: Collection[str], confidence: float, resamples: int | None
+        self, other: ComparedEvaluation, metrics: Collection[str], confidence: float, resamples: int | None
     ) -> dict[str, PairedDifference]:
         differences = paired_differences(
             self.predictions,
@@ -274,12 +275,12 @@ class EvaluationRun(ComparedRun):
             count=groups.count,
         )
 
-    def changes_since(self, first: EvaluationRun) -> Iterator[Change]:
+    def changes_since(self, first: ComparedEvaluation) -> Iterator[Change]:
         """Yields the examples whose prediction changed."""
         yield from Changes.between(first.predictions, self.predictions).rows(first.results.label_names)
 
     @classmethod
-    def describe_runs(cls, runs: Sequence[EvaluationRun]) -> str:
+    def describe_runs(cls, runs: Sequence[ComparedEvaluation]) -> str:
         """Describes the examples on which runs are compared."""
         first, is_part = runs[0], any(len(run.predictions) < run.results.coverage.seen for run in runs)
         which = ", those that all of the runs evaluated" if is_part else ""
@@ -291,7 +292,7 @@ class EvaluationRun(ComparedRun):
         return {"examples": len(self.predictions), "source": source, "problem_type": problem}
 
 
-def _on_common_rows(runs: Sequence[EvaluationRun]) -> list[EvaluationRun]:
+def _on_common_rows(runs: Sequence[ComparedEvaluation]) -> list[ComparedEvaluation]:
     """Restricts runs to the rows that all of them evaluated, if some evaluated only a part of the same dataset."""
     selections = [run.results.data.selection for run in runs]
     first, *others = runs
@@ -302,11 +303,11 @@ def _on_common_rows(runs: Sequence[EvaluationRun]) -> list[EvaluationRun]:
         folders = " and ".join(str(run.folder) for run in runs)
         raise RunError(f"{folders} cannot be compared: there is no row of the dataset that all of them evaluated.")
     drawn = [selection for selection in selections if selection]
-    is_random = all(selection.method != "first" for selection in drawn)
+    is_random = all(selection.is_random for selection in drawn)
     return [run.restricted(common, len(common) / drawn[0].population if is_random else 0.0) for run in runs]
 
 
-def _require_comparable(first: EvaluationRun, second: EvaluationRun) -> None:
+def _require_comparable(first: ComparedEvaluation, second: ComparedEvaluation) -> None:
     """Requires that two runs evaluated the same examples."""
     pair = f"{first.folder} and {second.folder} cannot be compared"
     if first.results.problem_type != second.results.problem_type:

@@ -5,13 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from dist_eval.compare.comparison import ComparedRun
-from dist_eval.compare.evaluations import EvaluationRun
-from dist_eval.compare.tasks import TasksRun
-from dist_eval.results.run import CompleteHarnessRun
+from dist_eval.compare.evaluations import ComparedEvaluation
+from dist_eval.compare.tasks import ComparedTasks
+from dist_eval.results.run import CompleteTasksRun
 from dist_eval.runs.reading import read_run
 
 
 def load_run(folder: Path) -> ComparedRun:
     """Loads a complete run of any kind from its folder."""
     results = read_run(folder)
-    return TasksRun(folder, results) if isinstance(results, CompleteHarnessRun) else EvaluationRun.load(folder)
+    return (
+        ComparedTasks(folder, results)
+        if isinstance(results, CompleteTasksRun)
+        else ComparedEvaluation.load(folder, results)
+    )

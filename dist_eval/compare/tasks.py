@@ -15,7 +15,7 @@ from dist_eval.compare.comparison import Change, ComparedRun, Comparison, renumb
 from dist_eval.errors import ConfigError, RunError
 from dist_eval.metrics.metric_loading import load_text_metrics, name_of_spec
 from dist_eval.metrics.texts import TextMetric
-from dist_eval.results.harness import TaskMetric
+from dist_eval.results.tasks import TaskMetric
 from dist_eval.runs.saved_samples import read_texts
 from dist_eval.runs.task_samples import DocumentKey, Sample, TaskRun
 from dist_eval.statistics import Interval, McNemar, PairedDifference
@@ -26,13 +26,13 @@ from dist_eval.tables import csv_text
 _ONE_HAS = "only one of the runs has values of documents"
 
 
-class TasksRun(TaskRun, ComparedRun):
+class ComparedTasks(TaskRun, ComparedRun):
     """A complete run on tasks, or on prompts, read back from its folder."""
 
     KIND = "tasks of the lm-evaluation-harness, or generated texts"
 
     @classmethod
-    def load_metrics(cls, given: Sequence[str], runs: Sequence[TasksRun]) -> tuple[list[str], list[Any]]:
+    def load_metrics(cls, given: Sequence[str], runs: Sequence[ComparedTasks]) -> tuple[list[str], list[Any]]:
         """Returns names of metrics, and those of texts that had to be loaded; metrics of tasks are the harness' own."""
         if runs[0].results.dataset is None:
             return list(given), []
@@ -42,7 +42,7 @@ class TasksRun(TaskRun, ComparedRun):
         return [name_of_spec(name) if name in specs else name for name in given], loaded
 
     @classmethod
-    def prepare(cls, runs: Sequence[TasksRun], custom_metrics: Sequence[TextMetric]) -> list[TasksRun]:
+    def prepare(cls, runs: Sequence[ComparedTasks], custom_metrics: Sequence[TextMetric]) -> list[ComparedTasks]:
         """Gives equal names to the task of runs on prompts, and computes metrics from their texts."""
         first, *others = runs
         if first.results.dataset is None:
@@ -58,7 +58,7 @@ class TasksRun(TaskRun, ComparedRun):
         tasks = self.results.tasks.items()
         return any(metric in (own.metric, f"{name}/{own.key}") for name, task in tasks for own in task.metrics)
 
-    def _with_metrics(self, metrics: Sequence[TextMetric]) -> TasksRun:
+    def _with_metrics(self, metrics: Sequence[TextMetric]) -> ComparedTasks:
         """Returns a run on prompts with metrics computed from its texts, and their intervals."""
         dataset = self.results.dataset
         if not metrics or dataset is None:
@@ -86,7 +86,7 @@ class TasksRun(TaskRun, ComparedRun):
             _values={name: {**self.values(name), **values}},
         )
 
-    def _with_task_named_as_in(self, first: TasksRun) -> TasksRun:
+    def _with_task_named_as_in(self, first: ComparedTasks) -> ComparedTasks:
         """Names the single task of a run on prompts, whose name is the dataset's, as in another run."""
         [name], [task] = first.results.tasks, self.results.tasks.values()
         files = self.results.files.model_copy(
@@ -96,7 +96,10 @@ class TasksRun(TaskRun, ComparedRun):
 
     @classmethod
     def choose_metrics(
-        cls, pairs: Sequence[tuple[TasksRun, TasksRun]], asked: Sequence[str], custom_metrics: Sequence[TextMetric]
+        cls,
+        pairs: Sequence[tuple[ComparedTasks, ComparedTasks]],
+        asked: Sequence[str],
+        custom_metrics: Sequence[TextMetric],
     ) -> list[str]:
         """Returns the names of metrics to compare, as TASK/METRIC: those that both runs of a pair have."""
         known = {
@@ -112,7 +115,7 @@ class TasksRun(TaskRun, ComparedRun):
         return [name for name, metric in known.items() if not asked or name in asked or metric in asked]
 
     def compare_with(
-        self, other: TasksRun, metrics: Sequence[str], confidence: float, resamples: int | None
+        self, other: ComparedTasks, metrics: Sequence[str], confidence: float, resamples: int | None
     ) -> Comparison:
         """Compares another run with this one, document by document."""
         tasks = [name for name in self.results.tasks if name in other.results.tasks]
@@ -138,7 +141,13 @@ class TasksRun(TaskRun, ComparedRun):
         return {metric.key: metric for metric in self.results.tasks[task].metrics}
 
     def _compare_metric(
-        self, other: TasksRun, comparison: Comparison, task: str, key: str, confidence: float, resamples: int | None
+        self,
+        other: ComparedTasks,
+        comparison: Comparison,
+        task: str,
+        key: str,
+        confidence: float,
+        resamples: int | None,
     ) -> None:
         """Adds the difference of a metric of a task that both runs have to a comparison."""
         runs, name = (self, other), f"{task}/{key}"
@@ -167,7 +176,7 @@ class TasksRun(TaskRun, ComparedRun):
             comparison.differences[name] = PairedDifference(value, Interval(confidence=confidence, reason=reason), None)
         comparison.samples[name] = (len(both), len(before) + len(after) - 2 * len(both))
 
-    def _groups_in_common(self, other: TasksRun, task: str, documents: Sequence[DocumentKey]) -> np.ndarray | None:
+    def _groups_in_common(self, other: ComparedTasks, task: str, documents: Sequence[DocumentKey]) -> np.ndarray | None:
         """Returns the group of each document, int64 of shape [n]; None without groups."""
         runs = (self, other)
         groups = [run.results.dataset.groups if run.results.dataset else None for run in runs]
@@ -178,14 +187,14 @@ class TasksRun(TaskRun, ComparedRun):
         require_same_groups([run.folder for run in runs], groups, numbers)
         return numbers[0]
 
-    def changes_since(self, first: TasksRun) -> Iterator[Change]:
+    def changes_since(self, first: ComparedTasks) -> Iterator[Change]:
         """Yields the documents whose first metric of 0 or 1 differs between the runs."""
         for task in (name for name in first.results.tasks if name in self.results.tasks):
             common = [metric for metric in first.shares(task) if metric.key in self._metrics(task)]
             for metric in common[:1]:
                 yield from self._changes_of_metric(first, task, metric)
 
-    def _changes_of_metric(self, first: TasksRun, task: str, metric: TaskMetric) -> Iterator[Change]:
+    def _changes_of_metric(self, first: ComparedTasks, task: str, metric: TaskMetric) -> Iterator[Change]:
         before, after = (run.values(task)[metric.key] for run in (first, self))
         changed = {document for document in before.keys() & after.keys() if before[document] != after[document]}
         answers = {document: sample for document, sample in self._samples(task, metric) if document in changed}
@@ -201,7 +210,7 @@ class TasksRun(TaskRun, ComparedRun):
         return ((document, sample) for document, sample in self.samples(task) if sample.filter == metric.filter)
 
     @classmethod
-    def describe_runs(cls, runs: Sequence[TasksRun]) -> str:
+    def describe_runs(cls, runs: Sequence[ComparedTasks]) -> str:
         """Describes the documents on which runs are compared."""
         dataset = runs[0].results.dataset
         return f"texts after the rows of {dataset.source}" if dataset else "tasks of the lm-evaluation-harness"

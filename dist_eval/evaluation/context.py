@@ -31,7 +31,7 @@ from dist_eval.options.groups import SwarmOptions
 from dist_eval.petals.client.records import Swarm
 from dist_eval.report.naming import without_folders
 from dist_eval.results.inputs import Coverage
-from dist_eval.results.run import CompleteHarnessRun, CompleteRun, Revisions, metrics_with_limits
+from dist_eval.results.run import CompleteRun, CompleteTasksRun, Revisions, metrics_with_limits
 from dist_eval.revisions import pin, resolve_commit
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.runs.journal import Journal
@@ -128,7 +128,7 @@ class RunContext(Generic[Config, Folder]):
         self.trackers = self._closing.enter_context(opened)
         return self.trackers
 
-    def log_results(self, results: CompleteRun | CompleteHarnessRun | None) -> None:
+    def log_results(self, results: CompleteRun | CompleteTasksRun | None) -> None:
         """Logs the metrics of a complete run to the open trackers."""
         if results is not None:
             self.trackers.log(metrics_with_limits(results), results.coverage.expected)

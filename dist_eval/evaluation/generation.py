@@ -32,9 +32,9 @@ from dist_eval.options.config import EvaluationConfig
 from dist_eval.options.prompts import PromptOptions
 from dist_eval.petals.base_model.problem_types import SINGLE_LABEL
 from dist_eval.record import Reasons
-from dist_eval.results.harness import HarnessFiles, HarnessResults, PromptedDataset, TaskResults
 from dist_eval.results.inputs import Decoding, FailedExample
-from dist_eval.results.run import CompleteHarnessRun
+from dist_eval.results.run import CompleteTasksRun
+from dist_eval.results.tasks import PromptedDataset, TaskResults, TasksFiles, TasksResults
 from dist_eval.runs.files import PREDICTIONS
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.runs.saved_samples import SavedTexts, read_texts
@@ -212,12 +212,12 @@ class Generation(RequestJob):
         sections = self.sections(answered, context, tokenizer_digest(self.task.tokenizer))
         texts = self._texts(answered.found["index"], answered.found)
         texts, undefined = measure_texts(texts, self.task.metrics, self.task.pattern)
-        results = HarnessResults(
+        results = TasksResults(
             **sections,
             **self._scores(config.run_name, self.task.dataset(), texts, undefined),
             groups={},
             harness_version=None,
-            files=HarnessFiles(results=None, samples={config.run_name: PREDICTIONS}),
+            files=TasksFiles(results=None, samples={config.run_name: PREDICTIONS}),
             failures=[
                 FailedExample(index=rows.source.row(position), reason=why) for position, why in answered.work.failed
             ],
@@ -251,8 +251,8 @@ class Generation(RequestJob):
         return notices
 
     def _rescored(
-        self, results: CompleteHarnessRun, texts: SavedTexts
-    ) -> tuple[CompleteHarnessRun, SavedTexts, np.ndarray | None]:
+        self, results: CompleteTasksRun, texts: SavedTexts
+    ) -> tuple[CompleteTasksRun, SavedTexts, np.ndarray | None]:
         """Returns newly scored results, the texts that they were computed from, and their groups."""
         config, recorded = self.config, results.config.get("metric") or []
         assert results.dataset is not None and isinstance(recorded, list), "the folder holds this very run"

@@ -26,7 +26,7 @@ from dist_eval.inference.in_flight import Window
 from dist_eval.model.backbone import AnsweringModel
 from dist_eval.model.base_model_spec import BaseModelSpec, ModelTarget
 from dist_eval.options.config import RunConfig
-from dist_eval.results.run import CompleteHarnessRun, CompleteRun
+from dist_eval.results.run import CompleteRun, CompleteTasksRun
 from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.runs.journal import Journal
@@ -37,8 +37,9 @@ Found = TypeVar("Found")
 Context = RunContext[Any, EvaluationFolder]
 
 Scorer = Callable[[np.ndarray, np.ndarray], Scored]
-"""Called once per answered batch with its positions in the data, int64 of shape [n], and its answers; says which
-samples are right."""
+"""Called once per answered batch with the numbers of its samples in the plan, int64 of shape [n], and its answers; says
+which samples are right. The numbers are rows of the dataset in a classification, positions among the requests
+otherwise."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Answered(Generic[Data, Found]):
 class Job(ABC, Generic[Data, Found]):
     """A kind of evaluation: what it asks which model, and how it scores the answers.
 
-    `run` creates one on each rank, and calls its methods in the order in which they are defined here.
+    `run` creates one on each rank. `answer` calls most methods, on all ranks unless they say otherwise.
     """
 
     base: BaseModelSpec  # the base model
@@ -115,7 +116,7 @@ class Job(ABC, Generic[Data, Found]):
 
     @abstractmethod
     def columns(self, data: Data, positions: np.ndarray, answers: np.ndarray) -> Columns:
-        """Returns columns of answered samples, including their `index`; positions are int64 of shape [n]."""
+        """Returns columns of answered samples, including their `index`; for positions see `Scorer`."""
 
     def scorer(self, data: Data) -> Scorer | None:
         """Returns a function that tells trackers which answers are right, on the leader; None if that is not known."""
@@ -126,7 +127,7 @@ class Job(ABC, Generic[Data, Found]):
         """Gathers the answers of all ranks, and what they did; every rank calls it."""
 
 
-def run(kind: Callable[[Any], Job[Any, Any]], context: Context) -> CompleteRun | CompleteHarnessRun | None:
+def run(kind: Callable[[Any], Job[Any, Any]], context: Context) -> CompleteRun | CompleteTasksRun | None:
     """Evaluates; every rank calls it.
 
     Args:

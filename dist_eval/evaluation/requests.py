@@ -37,7 +37,7 @@ from dist_eval.options.config import RunConfig
 from dist_eval.options.groups import ModelOptions
 from dist_eval.petals.client.routes import RouteRecord
 from dist_eval.process.files import chunks_of
-from dist_eval.results.harness import LANGUAGE_MODELING, LanguageModelSummary
+from dist_eval.results.tasks import LANGUAGE_MODELING, LanguageModelSummary
 from dist_eval.results.work import RankWork
 from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.fingerprint import Fingerprint

@@ -19,7 +19,7 @@ from dist_eval.options.config import EvaluationConfig
 from dist_eval.report.page import format_run, report_on
 from dist_eval.report.sections import format_selection
 from dist_eval.results.inputs import SelectionSummary
-from dist_eval.results.run import CompleteHarnessRun, CompleteRun
+from dist_eval.results.run import CompleteRun, CompleteTasksRun
 from dist_eval.results.scores import Analysis, Interval
 from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.files import REPORT
@@ -105,7 +105,7 @@ def announce_selection(config: EvaluationConfig, selection: SelectionSummary | N
 
 
 def with_recorded_analysis(
-    config: EvaluationConfig, results: CompleteRun | CompleteHarnessRun | None
+    config: EvaluationConfig, results: CompleteRun | CompleteTasksRun | None
 ) -> EvaluationConfig:
     """Takes slices, groups and answer pattern from a complete run where the options name none."""
     if config.overwrite or results is None:
@@ -140,7 +140,7 @@ def with_new_scores(
             "metrics": {**_others(results.metrics, old), **_only(metrics.values, metrics.custom)},
             "undefined": {**_others(results.undefined, old), **_only(metrics.undefined, metrics.custom)},
             "intervals": {
-                **_others(analysis.intervals, metrics.custom),
+                **_only(_others(analysis.intervals, metrics.custom), results.metrics),  # an older version lacked some
                 **{name: results.intervals[name] if has_same_intervals else unknown for name in kept},
                 **_only(analysis.intervals, metrics.custom),
             },

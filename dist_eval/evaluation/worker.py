@@ -44,7 +44,7 @@ class RankOutput:
     """What this rank did, and the answers to its batches, read back from the journal."""
 
     columns: dict[str, np.ndarray]  # of the answered samples
-    failed: list[tuple[int, str]]  # samples without an answer: position in the data, and the reason
+    failed: list[tuple[int, str]]  # samples without an answer: number in the plan, and the reason
     findings: Findings  # of audits
     precisions: set[str]  # precisions in which servers computed the answers
     fell_back: int  # batches planned for sessions that took plain forwards

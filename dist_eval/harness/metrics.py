@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dist_eval.results.harness import GroupMetric, GroupResults, TaskMetric, TaskResults
 from dist_eval.results.scores import Interval
+from dist_eval.results.tasks import GroupMetric, GroupResults, TaskMetric, TaskResults
 from dist_eval.statistics.documents import document_interval
 
 

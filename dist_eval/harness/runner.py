@@ -22,7 +22,7 @@ from dist_eval.harness.metrics import group_results, task_results
 from dist_eval.model.generation_config import GenerationSettings
 from dist_eval.options.harness import HarnessConfig, require_harness
 from dist_eval.process.programs import notify
-from dist_eval.results.harness import HarnessResults
+from dist_eval.results.tasks import TasksResults
 from dist_eval.runs.fingerprint import Fingerprint
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class HarnessTasks(RequestJob):
         from dist_eval.harness.tasks import save
 
         tasks = task_results(found, self._tasks.aggregations(), self._undefined, self.config.confidence)
-        results = HarnessResults(
+        results = TasksResults(
             **self._sections,
             tasks=tasks,
             groups=group_results(found),

@@ -29,7 +29,7 @@ from dist_eval.harness.task_files import TaskFileError
 from dist_eval.options.harness import HarnessConfig
 from dist_eval.process.files import private_files
 from dist_eval.process.patching import environment_with, patched
-from dist_eval.results.harness import HarnessFiles
+from dist_eval.results.tasks import TasksFiles
 
 _PLACES = ("dataset_path", "dataset_name", "dataset_kwargs", "config_source", "pretrained")  # keys of a definition
 
@@ -250,7 +250,7 @@ def tracker_of(folder: Path) -> EvaluationTracker:
     return EvaluationTracker(output_path=str(folder / "results.json"))
 
 
-def save(tracker: EvaluationTracker, results: dict[str, Any], folder: Path) -> HarnessFiles:
+def save(tracker: EvaluationTracker, results: dict[str, Any], folder: Path) -> TasksFiles:
     """Writes the harness' own files: `results_DATE.json`, and `samples_TASK_DATE.jsonl` for each task."""
     samples = results.pop("samples")
     with quiet(), private_files():
@@ -258,7 +258,7 @@ def save(tracker: EvaluationTracker, results: dict[str, Any], folder: Path) -> H
         for name, of_task in samples.items():
             tracker.save_results_samples(name, of_task)
     aggregated = f"results_{tracker.date_id}.json"
-    files = HarnessFiles(
+    files = TasksFiles(
         results=aggregated,
         samples={name: f"samples_{name}_{tracker.date_id}.jsonl" for name in samples},
     )

@@ -36,7 +36,7 @@ class Metric:
     # for a slice with few examples of a class
     over_classes: bool = False
     is_accuracy: bool = False  # whether it equals the fraction of correct examples, so that Wilson's interval applies
-    in_table: bool = True  # whether it is in the printed table and at the top of reports
+    in_table: bool = True  # in the printed table and at the top of reports; others are under "more metrics"
 
 
 def _average(

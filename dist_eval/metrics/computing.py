@@ -76,8 +76,6 @@ def compute_metrics(predictions: PredictionsLike, label_names: Sequence[str]) ->
 
     Definitions are scikit-learn's (`sklearn.metrics`) and, for correlations, SciPy's. In single-label classification
     macro averages are over the classes that occur among the labels or the predictions, which is scikit-learn's default.
-    If the precision (never predicted) or recall (no examples) of one of them is undefined, scikit-learn counts it as 0;
-    here the average is undefined, and the reason states the value under that convention.
 
     Args:
         predictions: at least one example, in dataset order.

@@ -172,7 +172,7 @@ class SelectionOptions(Options):
         metavar="FRACTION",
     )
     sample_seed: Natural = option(0, "seed of the random sample", group="rows", metavar="SEED")
-    stratify: bool = option(False, "draw the same share of each class", group="rows")
+    stratify: bool = option(False, "keep each class's share in the sample", group="rows")
 
     def _validate(self) -> None:
         super()._validate()

@@ -10,8 +10,8 @@ from pydantic import Field
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.petals.base_model.problem_types import REGRESSION, Problem
 from dist_eval.record import Count, Record, Share
-from dist_eval.results.harness import PromptedDataset
 from dist_eval.results.inputs import DatasetSummary, PlanSummary, PromptsSummary
+from dist_eval.results.tasks import PromptedDataset
 
 
 class TextLengths(Record):

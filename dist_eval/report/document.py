@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from dist_eval.metrics.catalogue import is_unbounded
-from dist_eval.results.run import CompleteHarnessRun, CompleteRun
+from dist_eval.results.run import CompleteRun, CompleteTasksRun
 from dist_eval.results.scores import Interval, Slice
 from dist_eval.tables import Footnotes, format_count
 
@@ -132,7 +132,7 @@ class ReportOptions:
     longest: int = 1000  # maximum number of characters of a text
 
 
-Results: TypeAlias = CompleteRun | CompleteHarnessRun
+Results: TypeAlias = CompleteRun | CompleteTasksRun
 
 
 def metric_number(name: str, results: Results | Slice, notes: Footnotes) -> Number:

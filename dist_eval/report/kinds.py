@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dist_eval.report.document import Results
-from dist_eval.results.run import CompleteHarnessRun
+from dist_eval.results.run import CompleteTasksRun
 
 if TYPE_CHECKING:
     from dist_eval.report.shown import ShownRun
@@ -17,4 +17,4 @@ def shown_run(results: Results, folder: Path = Path()) -> ShownRun:
     from dist_eval.report.evaluation import ShownEvaluation
     from dist_eval.report.tasks import ShownTasks
 
-    return ShownTasks(results, folder) if isinstance(results, CompleteHarnessRun) else ShownEvaluation(results, folder)
+    return ShownTasks(results, folder) if isinstance(results, CompleteTasksRun) else ShownEvaluation(results, folder)

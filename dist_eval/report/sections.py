@@ -184,7 +184,7 @@ def format_selection(selection: SelectionSummary | None) -> str:
     if selection is None:
         return ""
     what = f"{selection.rows:,} of {selection.population:,} row{'s' if selection.population != 1 else ''}"
-    if selection.method == "first":
+    if not selection.is_random:
         return f"the first {what}"
     by = ", each class in its share," if selection.method == "stratified" else ","
     return f"{what}{by} sampled with seed {selection.seed}"
@@ -197,7 +197,7 @@ def row_caveats(selection: SelectionSummary | None, groups: Groups | None) -> li
         of_others = ""
         if groups:
             of_others = "; the intervals are for further groups of this kind"
-        elif selection.method != "first":
+        elif selection.is_random:
             of_others = f"; the intervals are for the metrics of all {selection.population:,}"
         elif selection.rows < selection.population:
             of_others = "; not a random sample, so the intervals do not apply to others"

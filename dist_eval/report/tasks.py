@@ -19,9 +19,9 @@ from dist_eval.report.document import (
 from dist_eval.report.naming import name_of
 from dist_eval.report.sections import audit_lines, format_selection, row_caveats, work_details
 from dist_eval.report.shown import ShownRun
-from dist_eval.results.harness import TaskResults
 from dist_eval.results.inputs import Decoding
-from dist_eval.results.run import CompleteHarnessRun
+from dist_eval.results.run import CompleteTasksRun
+from dist_eval.results.tasks import TaskResults
 from dist_eval.runs.task_samples import Sample, TaskRun
 from dist_eval.tables import Footnotes, format_count
 
@@ -31,10 +31,10 @@ _CARDS = 4
 class ShownTasks(ShownRun):
     """A run on tasks or prompts."""
 
-    results: CompleteHarnessRun
+    results: CompleteTasksRun
     kind = "language modeling"
 
-    def __init__(self, results: CompleteHarnessRun, folder: Path = Path()) -> None:
+    def __init__(self, results: CompleteTasksRun, folder: Path = Path()) -> None:
         super().__init__(results, folder)
         self._run = TaskRun(folder, results)
         self.model = name_of(results.model.base, results.model.base_is_path)
@@ -108,7 +108,7 @@ class ShownTasks(ShownRun):
         ]
 
 
-def _tasks_of(name: str, run: CompleteHarnessRun) -> Iterator[TaskResults]:
+def _tasks_of(name: str, run: CompleteTasksRun) -> Iterator[TaskResults]:
     """Yields a task, or the tasks of a group and of its groups."""
     if name in run.tasks:
         yield run.tasks[name]
@@ -184,7 +184,7 @@ def _end(context: str, options: ReportOptions) -> str:
     return context if len(context) <= options.longest else "[…] " + context[-options.longest :]
 
 
-def _details(results: CompleteHarnessRun, options: Mapping[str, Any]) -> dict[str, Any]:
+def _details(results: CompleteTasksRun, options: Mapping[str, Any]) -> dict[str, Any]:
     requests, prompts = results.requests, results.prompts
     return {
         "model": name_of(results.model.base, results.model.base_is_path),

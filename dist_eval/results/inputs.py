@@ -13,7 +13,7 @@ SelectionMethod = Literal["first", "random", "stratified"]
 
 
 class Coverage(Record):
-    """The proof of who was counted: how many examples of a dataset have a prediction."""
+    """The proof that each example was counted exactly once."""
 
     expected: Count
     """Examples in the dataset."""
@@ -24,7 +24,7 @@ class Coverage(Record):
     missing: Count
     """Examples without a prediction."""
     failed: Count = 0
-    """Those of the missing ones that were given up with a reason."""
+    """Missing examples that failed, each with a reason."""
 
     @property
     def exact(self) -> bool:
@@ -53,15 +53,15 @@ class ShardSummary(Record):
 
 
 class SelectionSummary(Record):
-    """Which rows of a dataset were evaluated, where it was not all of them.
+    """Which rows of a dataset were evaluated, if not all.
 
     The intervals of a random sample are for the metrics of all rows: they take into account how many of them were
     evaluated, unless examples are grouped (see dist_eval/statistics/README.md).
     """
 
     method: SelectionMethod
-    """The first rows (first), rows drawn at random without replacement (random), or of each class as many as is its
-    share of all rows (stratified)."""
+    """The first rows (first), or rows drawn without replacement: at random (random), or at random so that each class
+    keeps its share (stratified)."""
     population: Count
     """Rows of the dataset."""
     rows: Count
@@ -69,14 +69,19 @@ class SelectionSummary(Record):
     seed: Count | None
     """Of the random draw, null for the first rows."""
     precision: Annotated[float, Field(gt=0, lt=0.5)] | None
-    """With --precision: the largest half width of the interval of a share, which the number of rows follows from."""
+    """With --precision: the largest half width of the interval of a share, which determines the number of rows."""
     column_digests: dict[str, str]
     """Hash of each column with texts over all rows of the dataset, by its name."""
 
     @property
     def sampling_fraction(self) -> float:
         """Share of the dataset's rows that a random sample has; 0 without one."""
-        return 0.0 if self.method == "first" else self.rows / self.population
+        return self.rows / self.population if self.is_random else 0.0
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the rows are a random sample."""
+        return self.method != "first"
 
 
 class DatasetSummary(Record):
@@ -111,7 +116,7 @@ class DatasetSummary(Record):
     tokenizer_digest: str
     """Hash of the tokenizer."""
     normalized_labels: Count
-    """Labels that are written otherwise than a class's name or number, but can mean only one class: with blanks around
+    """Labels that are not written exactly as a class's name or number, but can mean only one class: with blanks around
     them, or as 5.0 for 5."""
     shards: list[ShardSummary] | None = None
     """Files of the dataset in the order of its rows; null if it is one file, a folder saved by `datasets`, or on the

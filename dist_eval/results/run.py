@@ -8,7 +8,6 @@ from pydantic import Field, TypeAdapter
 
 from dist_eval.petals.client.records import Audit, Swarm
 from dist_eval.record import Count, MetricValues, Record, Time
-from dist_eval.results.harness import HarnessResults
 from dist_eval.results.inputs import (
     Coverage,
     DatasetSummary,
@@ -19,6 +18,7 @@ from dist_eval.results.inputs import (
     SessionsSummary,
 )
 from dist_eval.results.scores import Analysis, Scores
+from dist_eval.results.tasks import TasksResults
 from dist_eval.results.work import RankResults, Spread, Throughput
 
 OptionValue = bool | int | float | str | list[str] | dict[str, Any] | None
@@ -34,13 +34,13 @@ class RunFailure(Record):
     """Why a run is incomplete or failed."""
 
     message: str
-    """For people."""
+    """Message for the user."""
     rank: Count
-    """The rank that knows."""
+    """The rank that reported it."""
     host: str
     """Its host."""
     transient: bool
-    """Whether the same command may get further although nobody changes anything."""
+    """Whether the same command may get further if it is started again unchanged."""
 
 
 class Digests(Record):
@@ -65,10 +65,9 @@ class RunHeader(Record):
     """What is known of every run."""
 
     schema_version: Literal[2]
-    """Counts changes that a reader could stumble over."""
+    """Version of the format, incremented by each incompatible change."""
     status: Literal["running", "incomplete", "failed", "complete"]
-    """What is not complete resumes where it was when the same command is started again; incomplete: it was asked to
-    stop."""
+    """A run that is not complete continues when the same command is started again; incomplete: it was asked to stop."""
     error: RunFailure | None
     """Why it is incomplete or failed."""
     started: Time
@@ -76,7 +75,7 @@ class RunHeader(Record):
     finished: Time | None
     """When it ended, null while running."""
     config: RecordedOptions
-    """All options, as in dist_eval/options/config.py and in --help."""
+    """All options, as in --help."""
     revisions: Revisions | None = None
     """Which commits were read, null if no revision was asked for."""
     environment: Environment
@@ -101,9 +100,9 @@ class RunningRun(RunHeader):
     status: Literal["running"]
     """It has not ended, or was killed."""
     error: None
-    """Nothing is known."""
+    """Always null."""
     finished: None
-    """Not yet."""
+    """Always null."""
 
 
 class EndedRun(RunHeader):
@@ -120,10 +119,10 @@ class EndedRun(RunHeader):
 
 
 class EvaluationResults(Analysis, Scores):
-    """All sections that only a complete run has."""
+    """All sections that only a complete run on a dataset has."""
 
     coverage: Coverage
-    """The proof of who was counted."""
+    """How many examples were expected, counted, and missing."""
     failures: list[FailedExample]
     """Examples that failed; they are in no metric."""
     data: DatasetSummary
@@ -143,7 +142,7 @@ class EvaluationResults(Analysis, Scores):
     swarm: Swarm | None
     """The servers, null without a swarm."""
     audit: Audit | None
-    """Null where nothing was audited."""
+    """The results of auditing, null if nothing was audited."""
 
     @property
     def tables(self) -> list[str]:
@@ -157,23 +156,23 @@ class CompleteRun(EvaluationResults, RunHeader):
     status: Literal["complete"]
     """Every example was evaluated, or is listed among the failures."""
     error: None
-    """There was none."""
+    """Always null."""
     finished: Time
     """When it ended."""
 
 
-class CompleteHarnessRun(HarnessResults, RunHeader):
+class CompleteTasksRun(TasksResults, RunHeader):
     """A complete run on tasks of the lm-evaluation-harness, or on prompts after which texts were generated."""
 
     status: Literal["complete"]
     """Every request has an answer."""
     error: None
-    """There was none."""
+    """Always null."""
     finished: Time
     """When it ended."""
 
 
-def metrics_with_limits(results: CompleteRun | CompleteHarnessRun) -> MetricValues:
+def metrics_with_limits(results: CompleteRun | CompleteTasksRun) -> MetricValues:
     """Returns the metrics by name, and the limits of their intervals as NAME/low and NAME/high."""
     values: MetricValues = dict(results.metrics)
     for name, interval in results.intervals.items():
@@ -181,10 +180,10 @@ def metrics_with_limits(results: CompleteRun | CompleteHarnessRun) -> MetricValu
     return values
 
 
-AnyCompleteRun = Annotated[CompleteRun | CompleteHarnessRun, Field(discriminator="problem_type")]
+AnyCompleteRun = Annotated[CompleteRun | CompleteTasksRun, Field(discriminator="problem_type")]
 
 Run = Annotated[RunningRun | EndedRun | AnyCompleteRun, Field(discriminator="status")]
 """The content of `results.json`."""
 
-RUN: TypeAdapter[RunningRun | EndedRun | CompleteRun | CompleteHarnessRun] = TypeAdapter(Run)
+RUN: TypeAdapter[RunningRun | EndedRun | CompleteRun | CompleteTasksRun] = TypeAdapter(Run)
 """Reads it, and makes its schema."""

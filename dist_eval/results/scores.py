@@ -56,8 +56,8 @@ class ConfusionMatrix(Record):
     labels: list[str]
     """Names of the classes or labels."""
     matrix: list[list[Count]] | list[list[list[Count]]]
-    """Rows are true classes, columns predicted ones; with several labels each the matrix of each label, [[no taken for
-    no, no for yes], [yes for no, yes for yes]]."""
+    """Rows are true classes, columns predicted ones; in a multi-label problem one matrix for each label, [[true
+    negatives, false positives], [false negatives, true positives]]."""
 
 
 class SparseConfusionMatrix(Record):
@@ -76,7 +76,7 @@ class Scores(Record):
     """The metrics of a run."""
 
     problem_type: ProblemType
-    """What a label is: one class, several labels, or numbers."""
+    """Kind of labels: one class, several labels, or numbers."""
     metrics: MetricValues
     """Metric by name, null where undefined."""
     undefined: Reasons
@@ -92,16 +92,16 @@ class Scores(Record):
 class ClassIntervals(Record):
     """The intervals of a class or a label.
 
-    That of f1 has a reason where fewer than 20 examples are of the class; with groups so has each one where fewer than
-    20 groups have examples (or for precision, predictions) of it.
+    F1 has a reason instead of an interval if fewer than 20 examples are of the class. With groups, each metric has one
+    if fewer than 20 groups contain examples (for precision: predictions) of the class.
     """
 
     precision: Interval
-    """Of the precision."""
+    """Interval of the precision."""
     recall: Interval
-    """Of the recall."""
+    """Interval of the recall."""
     f1: Interval
-    """Of F1."""
+    """Interval of F1."""
 
 
 class ClassResults(Record):
@@ -118,24 +118,24 @@ class ClassResults(Record):
     support: Count
     """Examples."""
     intervals: ClassIntervals | None = None
-    """Of these metrics."""
+    """Intervals of these metrics."""
 
 
 class OutputIntervals(Record):
-    """The intervals of an output of a regression; that of spearman has a reason where there are several outputs."""
+    """The intervals of an output of a regression; spearman has a reason instead of one if there are several outputs."""
 
     mae: Interval
-    """Of the mean absolute error."""
+    """Interval of the mean absolute error."""
     mse: Interval
-    """Of the mean squared error."""
+    """Interval of the mean squared error."""
     rmse: Interval
-    """Of its root."""
+    """Interval of the root mean squared error."""
     r2: Interval
-    """Of the coefficient of determination."""
+    """Interval of the coefficient of determination."""
     pearson: Interval
-    """Of Pearson's correlation."""
+    """Interval of Pearson's correlation."""
     spearman: Interval
-    """Of Spearman's correlation."""
+    """Interval of Spearman's correlation."""
 
 
 class OutputResults(Record):
@@ -156,7 +156,7 @@ class OutputResults(Record):
     spearman: float | None
     """Spearman's correlation of ranks."""
     intervals: OutputIntervals | None = None
-    """Of these metrics."""
+    """Intervals of these metrics."""
 
 
 PerClass = list[ClassResults] | list[OutputResults]
@@ -188,7 +188,7 @@ class CalibrationBin(Record):
     accuracy: Share | None
     """Share of them that are right, or have the label."""
     interval: Interval
-    """Of the accuracy."""
+    """Interval of the accuracy."""
 
 
 CalibrationBins = Annotated[list[CalibrationBin], Field(min_length=15, max_length=15)]
@@ -209,16 +209,16 @@ class LabelCalibration(Record):
 
 
 class Calibration(Record):
-    """Whether probabilities are what they say."""
+    """How well the probabilities are calibrated."""
 
     ece: Share
-    """Expected calibration error over 15 bins of equal width; with several labels each, the mean over the labels."""
+    """Expected calibration error over 15 bins of equal width; in a multi-label problem the mean over the labels."""
     brier: Annotated[float, Field(ge=0, le=2)]
-    """Brier score, summed over the classes (0 to 2); with several labels each, the mean over the labels (0 to 1)."""
+    """Brier score, summed over the classes (0 to 2); in a multi-label problem the mean over the labels (0 to 1)."""
     bins: CalibrationBins | None
-    """By confidence in the predicted class; null with several labels each."""
+    """By confidence in the predicted class; null in a multi-label problem."""
     per_label: list[LabelCalibration] | None
-    """With several labels each: of each label."""
+    """In a multi-label problem, for each label; else null."""
 
 
 class ConfidentMistake(Record):
@@ -231,7 +231,7 @@ class ConfidentMistake(Record):
     prediction: str | list[str]
     """The predicted class or labels."""
     probability: Share
-    """Of the wrong prediction; with several labels each, of the surest wrong answer, yes or no."""
+    """Probability of the wrong prediction; in a multi-label problem that of the surest wrong answer, yes or no."""
 
 
 SliceKind = Literal["value", "missing", "range", "rest"]
@@ -264,7 +264,7 @@ class Slice(Record):
 
 
 class Analysis(Record):
-    """What else follows from the predictions, and from the options of the analysis."""
+    """Analysis of the predictions beyond the metrics."""
 
     intervals: Intervals
     """By name of the metric. Those of fewer than 20 examples or groups have a reason instead of limits, except
@@ -275,7 +275,7 @@ class Analysis(Record):
     """With --group-column: the clusters that resampling draws as a whole. The column group of predictions.parquet has
     the group of each example, by number; without --group-column there is no such column."""
     calibration: Calibration | None
-    """Whether probabilities are what they say, null for a regression (see dist_eval/metrics/calibration.py)."""
+    """How well the probabilities are calibrated, null for a regression (see dist_eval/metrics/calibration.py)."""
     confident_mistakes: Annotated[list[ConfidentMistake], Field(max_length=20)] | None
     """The mistakes that the classifier was surest of; null for a regression."""
     slices: list[Slice]

@@ -70,7 +70,7 @@ class StartedTuning(RunHeader):
     """The content of `tuning.json` before the first epoch is finished."""
 
     coverage: Coverage | None = None
-    """Of the evaluation data, if that is why the tuning failed."""
+    """Coverage of the evaluation data, if it made the tuning fail."""
 
 
 class TuningRun(TuningProgress, RunHeader):
@@ -79,7 +79,7 @@ class TuningRun(TuningProgress, RunHeader):
     ranks: list[TuningRank] | None = None
     """What each rank did, once the tuning is complete."""
     coverage: Coverage | None = None
-    """Of the evaluation data, if that is why the tuning failed."""
+    """Coverage of the evaluation data, if it made the tuning fail."""
 
 
 TUNING: TypeAdapter[StartedTuning | TuningRun] = TypeAdapter(StartedTuning | TuningRun)

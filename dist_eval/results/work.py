@@ -20,21 +20,21 @@ class RankWork(Record):
     began: Time
     """When it was ready to send batches."""
     batches: Count
-    """That it predicted in this start."""
+    """Batches that it predicted since this start."""
     samples: Count
-    """Their examples."""
+    """Examples in these batches."""
     resumed: Count
-    """Examples of earlier starts that it brings."""
+    """Examples finished by earlier starts, which it read from the journal."""
     tokens: Count
-    """With prompts, without padding."""
+    """Tokens in these batches, with prompts, without padding."""
     padded_tokens: Count
-    """With prompts and padding."""
+    """The same with padding."""
     seconds: Annotated[float, Field(ge=0)]
-    """Time of its forwards."""
+    """Seconds that its requests took together."""
     in_flight: Count
-    """Last size of its window."""
+    """Requests in flight at the end."""
     traffic: Traffic | None
-    """Null without a swarm."""
+    """What it exchanged with servers, null without a swarm."""
 
 
 class RankResults(RankWork):
@@ -43,9 +43,9 @@ class RankResults(RankWork):
     combined: Count
     """Examples that it contributed to the results."""
     accuracy: Share | None
-    """Of these, null without any and for a regression."""
+    """Accuracy over these; null without any, and for a regression."""
     loss: float | None
-    """Of these, null without any."""
+    """Mean loss over these, null without any."""
 
 
 class Spread(Record):
@@ -62,11 +62,11 @@ class Spread(Record):
     highest_rank: Count
     """The rank that has it."""
     mean: float
-    """Mean over the ranks, which is not the metric."""
+    """Mean over the ranks, for comparison only: the metric is over all examples."""
 
 
 class Throughput(Record):
-    """Of the forwards, in the slowest rank's time."""
+    """Speed of all ranks, by the time of the slowest."""
 
     seconds: float
     """The slowest rank's time."""

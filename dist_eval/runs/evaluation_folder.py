@@ -18,8 +18,8 @@ import numpy as np
 
 from dist_eval.errors import RunError, error_summary, print_error, translating_os_errors
 from dist_eval.metrics.predictions import Predictions
-from dist_eval.results.harness import HarnessResults
-from dist_eval.results.run import RUN, CompleteHarnessRun, CompleteRun, EvaluationResults, RunHeader
+from dist_eval.results.run import RUN, CompleteRun, CompleteTasksRun, EvaluationResults, RunHeader
+from dist_eval.results.tasks import TasksResults
 from dist_eval.runs.environment import now
 from dist_eval.runs.files import PREDICTIONS, REPORT, RESULTS, TUNING_RESULTS
 from dist_eval.runs.plots import PLOTS, RELIABILITY, draw_predictions, draw_reliability, plot_name, write_png
@@ -45,10 +45,10 @@ class EvaluationFolder(RunFolder):
     foreign_files = (TUNING_RESULTS,)
     derived_files = (PREDICTIONS, REPORT, *PLOTS)
 
-    def results(self) -> CompleteRun | CompleteHarnessRun | None:
+    def results(self) -> CompleteRun | CompleteTasksRun | None:
         """Returns the content of `results.json` if the run is complete."""
         results = self._read()
-        return results if isinstance(results, CompleteRun | CompleteHarnessRun) else None
+        return results if isinstance(results, CompleteRun | CompleteTasksRun) else None
 
     def _tables(self) -> list[str]:
         """Returns the names of the tables that a complete run has beside `results.json`."""
@@ -58,7 +58,7 @@ class EvaluationFolder(RunFolder):
     def complete(
         self,
         samples: Samples | None,
-        results: EvaluationResults | HarnessResults,
+        results: EvaluationResults | TasksResults,
         groups: np.ndarray | None = None,
     ) -> None:
         """Writes all files of a complete run; the plots come last, because no result depends on them.
@@ -71,7 +71,7 @@ class EvaluationFolder(RunFolder):
         Raises:
             RunError: the files cannot be written.
         """
-        record = CompleteRun if isinstance(results, EvaluationResults) else CompleteHarnessRun
+        record = CompleteRun if isinstance(results, EvaluationResults) else CompleteTasksRun
         changes = {"status": "complete", "error": None, "finished": now(), "config": self.options}
         with translating_os_errors(RunError, f"The results cannot be written to {self.path}", _ALL_KEPT):
             for name in {*self._tables()} - {*results.tables}:
@@ -84,7 +84,7 @@ class EvaluationFolder(RunFolder):
             self._draw_reliability(results)
 
     def revise(
-        self, results: CompleteRun | CompleteHarnessRun, samples: Samples, groups: np.ndarray | None = None
+        self, results: CompleteRun | CompleteTasksRun, samples: Samples, groups: np.ndarray | None = None
     ) -> None:
         """Replaces the results of a complete run and the table of its samples (see `complete`)."""
         with translating_os_errors(RunError, f"The results cannot be written to {self.path}"):
@@ -108,7 +108,7 @@ class EvaluationFolder(RunFolder):
     def is_scored_otherwise(self) -> bool:
         """Whether the complete run on tasks in the folder lacks a file, or has other intervals than the options ask."""
         earlier = self.results()
-        if not isinstance(earlier, CompleteHarnessRun):
+        if not isinstance(earlier, CompleteTasksRun):
             return True
         is_on_tasks = earlier.dataset is None  # texts are scored again from their table
         if is_on_tasks and any(earlier.config.get(name) != self.options.get(name) for name in _SCORING):
@@ -116,7 +116,7 @@ class EvaluationFolder(RunFolder):
         return not all((self.path / name).exists() for name in earlier.files.names)
 
     def _has_failed_examples(self, results: RunHeader) -> bool:
-        return isinstance(results, CompleteRun | CompleteHarnessRun) and results.coverage.failed > 0
+        return isinstance(results, CompleteRun | CompleteTasksRun) and results.coverage.failed > 0
 
     def _derived(self) -> list[Path]:
         if earlier := self._tables():

@@ -12,8 +12,8 @@ from pydantic import ValidationError
 from dist_eval.errors import DataError, RunError, one_line, translating_os_errors
 from dist_eval.options.groups import DataOptions
 from dist_eval.process.parsing import read_json
-from dist_eval.results.harness import LANGUAGE_MODELING
-from dist_eval.results.run import CompleteHarnessRun, CompleteRun
+from dist_eval.results.run import CompleteRun, CompleteTasksRun
+from dist_eval.results.tasks import LANGUAGE_MODELING
 from dist_eval.runs.digests import NOT_AS_WRITTEN, damaged_table, is_intact
 from dist_eval.runs.files import PREDICTIONS, RESULTS
 from dist_eval.schema import SCHEMA_VERSION
@@ -28,19 +28,7 @@ if TYPE_CHECKING:
 Table = TypeVar("Table")
 
 
-def read_results(folder: Path) -> CompleteRun:
-    """Reads `results.json` of a complete run with predictions.
-
-    Raises:
-        RunError: the folder holds no such run, or another version wrote it.
-    """
-    run = read_run(folder)
-    if isinstance(run, CompleteHarnessRun):
-        raise RunError(f"{folder} holds a run on tasks of the lm-evaluation-harness, which has no predictions.")
-    return run
-
-
-def read_run(folder: Path) -> CompleteRun | CompleteHarnessRun:
+def read_run(folder: Path) -> CompleteRun | CompleteTasksRun:
     """Reads `results.json` of a complete run of any kind, and checks the digests of its tables.
 
     Raises:
@@ -58,7 +46,7 @@ def read_run(folder: Path) -> CompleteRun | CompleteHarnessRun:
         raise RunError(f"{folder} is not complete but {results.get('status')}: start its command again first.")
     if not is_intact(results):
         raise _damage(folder / RESULTS)
-    record = CompleteHarnessRun if results.get("problem_type") == LANGUAGE_MODELING else CompleteRun
+    record = CompleteTasksRun if results.get("problem_type") == LANGUAGE_MODELING else CompleteRun
     try:
         run = record.model_validate(results)
     except ValidationError as error:

@@ -11,8 +11,8 @@ from typing import Any
 
 from dist_eval.errors import RunError
 from dist_eval.metrics.texts import USUAL_METRICS
-from dist_eval.results.harness import NO_FILTER, TaskMetric
-from dist_eval.results.run import CompleteHarnessRun
+from dist_eval.results.run import CompleteTasksRun
+from dist_eval.results.tasks import NO_FILTER, TaskMetric
 from dist_eval.runs.files import PREDICTIONS
 from dist_eval.runs.saved_samples import read_texts
 
@@ -69,7 +69,7 @@ class TaskRun:
     """A complete run on tasks or prompts."""
 
     folder: Path  # the run's folder
-    results: CompleteHarnessRun  # content of `results.json`
+    results: CompleteTasksRun  # content of `results.json`
     _values: dict[str, dict[str, dict[DocumentKey, Any]]] = field(default_factory=dict, repr=False, compare=False)
 
     def samples(self, task: str) -> Iterator[tuple[DocumentKey, Sample]]:
@@ -130,7 +130,7 @@ def _read_harness(path: Path) -> Iterator[tuple[str, Sample]]:
 
 
 def _read_generated(path: Path) -> Iterator[tuple[str, Sample]]:
-    """Two runs pair rows of equal position and references."""
+    """Yields generated texts, each with a key by which two runs are paired: its position and references."""
     texts = read_texts(path)
     rows = zip(texts.index.tolist(), texts.references, texts.text, strict=True)
     values = {name: texts.numbers(name) for name in texts.values}

@@ -7,7 +7,6 @@ examples, or as `OfRows` for an arbitrary function of the examples. Everything h
 
 from __future__ import annotations
 
-from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.metrics.ranking import AreasUnderCurves
 from dist_eval.metrics.statistic import Difference, OfRows, Statistic, Sums
 from dist_eval.metrics.units import Units
@@ -19,12 +18,8 @@ from dist_eval.statistics.intervals import bca, percentile, wilson
 from dist_eval.statistics.metrics import metric_intervals
 from dist_eval.statistics.paired import McNemar, PairedDifference, bonett_price, holm, mcnemar, paired_differences
 
-Classified = PredictionsLike
-"""The name under which the protocol was first published here."""
-
 __all__ = [
     "AreasUnderCurves",
-    "Classified",
     "Difference",
     "Evidence",
     "Interval",

@@ -24,7 +24,7 @@ from dist_eval.report.document import (
 from dist_eval.report.kinds import shown_run
 from dist_eval.report.naming import distinct_ends, options_of
 from dist_eval.results.inputs import Coverage
-from dist_eval.results.run import CompleteHarnessRun, CompleteRun, RunningRun
+from dist_eval.results.run import CompleteRun, CompleteTasksRun, RunningRun
 from dist_eval.results.tuning import TuningRun
 from dist_eval.runs.files import REPORT
 from dist_eval.runs.outcome import Outcome
@@ -38,7 +38,7 @@ _DIGITS = 8
 
 def _measured(outcome: Outcome) -> Results | None:
     """Returns the results of a complete evaluation, on a dataset or on tasks; None for all other runs."""
-    return outcome.results if isinstance(outcome.results, CompleteRun | CompleteHarnessRun) else None
+    return outcome.results if isinstance(outcome.results, CompleteRun | CompleteTasksRun) else None
 
 
 def _coverage_of(outcome: Outcome) -> Coverage | None:

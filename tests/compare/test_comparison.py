@@ -12,7 +12,8 @@ from compare_runs import predictions, run_of
 
 from dist_eval.compare.__main__ import main
 from dist_eval.compare.comparison import compare
-from dist_eval.compare.evaluations import EvaluationRun
+from dist_eval.compare.evaluations import ComparedEvaluation
+from dist_eval.compare.loading import load_run
 from dist_eval.errors import ConfigError
 from dist_eval.metrics.catalogue import metric_names
 from dist_eval.metrics.custom_metrics import CustomMetric
@@ -21,13 +22,13 @@ from dist_eval.metrics.predictions import Predictions
 from dist_eval.petals.base_model.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.results.run import CompleteRun
 from dist_eval.results.scores import Groups
-from dist_eval.runs.reading import read_results
+from dist_eval.runs.reading import read_run
 from dist_eval.runs.saved_samples import SavedPredictions
 from dist_eval.statistics import McNemar, holm, paired_differences
 
 
 def test_differences_are_those_of_the_predictions(folders: list[Path]) -> None:
-    runs = [EvaluationRun.load(folder) for folder in folders]
+    runs = [load_run(folder) for folder in folders]
     comparisons = compare(runs, metrics=["f1_macro", "loss"])
     first, *others = (predictions(skill) for skill in (1.0, 1.6, 1.02))
     p_values = []
@@ -50,7 +51,7 @@ def test_differences_are_those_of_the_predictions(folders: list[Path]) -> None:
 @pytest.mark.parametrize("problem", [MULTI_LABEL, REGRESSION], ids=lambda problem: problem.name)
 def test_runs_of_other_problem_types_are_compared_by_their_metrics(problem: Problem, tmp_path: Path) -> None:
     models = [predictions(skill, problem=problem) for skill in (1.0, 1.6)]
-    runs = [EvaluationRun.load(run_of(tmp_path / str(number), one)) for number, one in enumerate(models)]
+    runs = [load_run(run_of(tmp_path / str(number), one)) for number, one in enumerate(models)]
     [one] = compare(runs)
     assert tuple(one.differences) == metric_names(problem.name, "compared")
     assert one.differences == paired_differences(*models, metrics=metric_names(problem.name, "compared"))
@@ -79,7 +80,7 @@ def custom_metrics(*names: str, problem: Problem = SINGLE_LABEL) -> list[CustomM
 
 
 def test_custom_metrics_are_computed_from_the_predictions_and_resampled(folders: list[Path]) -> None:
-    runs, metrics = [EvaluationRun.load(folder) for folder in folders[:2]], custom_metrics("error_rate", "order")
+    runs, metrics = [load_run(folder) for folder in folders[:2]], custom_metrics("error_rate", "order")
     [one] = compare(runs, metrics=["order", "accuracy", "error_rate"], custom_metrics=metrics)
     assert list(one.differences) == ["order/labels", "order/top", "accuracy", "error_rate"]
     mine, share = one.differences["error_rate"], one.differences["accuracy"]
@@ -101,7 +102,7 @@ def test_custom_metrics_support_groups_and_every_problem_type(tmp_path: Path) ->
     models = [predictions(skill, problem=REGRESSION, outputs=1) for skill in (1.0, 1.6)]
     groups = np.arange(300) // 6
     names = ["score"]
-    runs = [EvaluationRun.load(run_of(tmp_path / str(i), one, names, groups)) for i, one in enumerate(models)]
+    runs = [load_run(run_of(tmp_path / str(i), one, names, groups)) for i, one in enumerate(models)]
     own = custom_metrics("mean_absolute", problem=REGRESSION)
     [one] = compare(runs, metrics=["mae", "mean_absolute"], custom_metrics=own, resamples=400)
     built_in, mine = one.differences["mae"], one.differences["mean_absolute"]
@@ -113,7 +114,7 @@ def test_custom_metrics_support_groups_and_every_problem_type(tmp_path: Path) ->
 def test_a_custom_metric_without_its_code_has_a_difference_and_a_reason(tmp_path: Path) -> None:
     custom = custom_metrics("error_rate", "hits")
     runs = [
-        EvaluationRun.load(run_of(tmp_path / str(skill), predictions(skill), custom=custom if skill != 1.3 else ()))
+        load_run(run_of(tmp_path / str(skill), predictions(skill), custom=custom if skill != 1.3 else ()))
         for skill in (1.0, 1.6, 1.3)
     ]
     [one] = compare(runs[:2])
@@ -139,7 +140,7 @@ def test_runs_with_groups_are_compared_by_drawing_whole_groups(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folders = [run_of(tmp_path / str(skill), predictions(skill), groups=DOCUMENTS) for skill in (1.0, 1.6, 1.02)]
-    runs = [EvaluationRun.load(folder) for folder in folders]
+    runs = [load_run(folder) for folder in folders]
     assert all(np.array_equal(run.group, DOCUMENTS) for run in runs)
     comparisons = compare(runs, metrics=["f1_macro"])
     first, *others = (predictions(skill) for skill in (1.0, 1.6, 1.02))
@@ -167,19 +168,19 @@ def test_too_few_groups_have_a_reason_in_place_of_a_test(tmp_path: Path, capsys:
     folders = [run_of(tmp_path / str(skill), predictions(skill), groups=few) for skill in (1.0, 1.6)]
     assert main([*map(str, folders)]) == 0
     assert "10 groups of 'doc' (fewer than 20 groups: too few for the bootstrap): p = -" in capsys.readouterr().out
-    [one] = compare([EvaluationRun.load(folder) for folder in folders])
+    [one] = compare([load_run(folder) for folder in folders])
     assert one.test.p_value is one.test_corrected is None
 
 
 def test_equal_models_with_fully_correlated_documents_rarely_differ_significantly(tmp_path: Path) -> None:
     generator, samples, documents, rows = np.random.default_rng(7), 80, 40, 10
     index, label = np.arange(documents * rows), np.zeros(documents * rows, dtype=np.int64)
-    alone = read_results(run_of(tmp_path, predictions(1.0, outputs=2), ["yes", "no"]))
+    alone = read_run(run_of(tmp_path, predictions(1.0, outputs=2), ["yes", "no"]))
     grouped = alone.model_copy(update={"groups": Groups(column="doc", count=documents, largest=rows)})
 
     def p_value(models: list[Predictions], results: CompleteRun, group: np.ndarray | None) -> float:
         saved = [SavedPredictions(one.index, one.label, one.prediction, one.loss, one.probabilities) for one in models]
-        [one] = compare([EvaluationRun(Path("run"), results, each, group) for each in saved], metrics=["accuracy"])
+        [one] = compare([ComparedEvaluation(Path("run"), results, each, group) for each in saved], metrics=["accuracy"])
         assert one.differences["accuracy"].p_value == one.test.p_value
         return one.test.p_value
 
@@ -195,7 +196,7 @@ def test_equal_models_with_fully_correlated_documents_rarely_differ_significantl
 
 
 def test_all_pairs_are_one_family(folders: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
-    runs = [EvaluationRun.load(folder) for folder in folders]
+    runs = [load_run(folder) for folder in folders]
     found = compare(runs, metrics=["accuracy", "loss"], all_pairs=True)
     pairs = list(itertools.combinations(runs, 2))
     assert [(one.first.folder, one.run.folder) for one in found] == [(a.folder, b.folder) for a, b in pairs]

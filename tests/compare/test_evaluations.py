@@ -16,7 +16,8 @@ from samples import config_for, folder_of, rewrite_results
 
 from dist_eval.compare.__main__ import main
 from dist_eval.compare.comparison import compare
-from dist_eval.compare.evaluations import EvaluationRun
+from dist_eval.compare.evaluations import ComparedEvaluation
+from dist_eval.compare.loading import load_run
 from dist_eval.compare.tables import describe_comparisons
 from dist_eval.errors import RunError
 from dist_eval.metrics.computing import compute_metrics
@@ -28,7 +29,7 @@ from dist_eval.statistics import wilson
 
 
 def test_a_run_is_read_back_as_it_was(folders: list[Path]) -> None:
-    run, whole = EvaluationRun.load(folders[0]).predictions, predictions(1.0)
+    run, whole = load_run(folders[0]).predictions, predictions(1.0)
     for name in ("index", "label", "prediction", "loss", "probabilities"):
         assert np.array_equal(getattr(run, name), getattr(whole, name)), name
     assert [column.tolist() for column in run.probabilities_of([2, 0])] == [
@@ -54,14 +55,14 @@ def sampled(folder: Path, rows: np.ndarray, skill: float, method: str = "random"
     return run_of(folder, found, **{**data, **options})
 
 
-def with_coverage(run: EvaluationRun) -> EvaluationRun:
+def with_coverage(run: ComparedEvaluation) -> ComparedEvaluation:
     count = len(run.predictions)
     coverage = Coverage(expected=count, seen=count, duplicates=0, missing=0)
     return replace(run, results=run.results.model_copy(update={"coverage": coverage}))
 
 
 def test_a_run_on_a_sample_is_compared_with_one_on_all_rows_row_by_row(folders: list[Path], tmp_path: Path) -> None:
-    runs = [with_coverage(EvaluationRun.load(one)) for one in (folders[0], sampled(tmp_path / "sample", SAMPLE, 1.6))]
+    runs = [with_coverage(load_run(one)) for one in (folders[0], sampled(tmp_path / "sample", SAMPLE, 1.6))]
     (found,) = compare(runs, resamples=99)
     assert found.first.predictions.index.tolist() == found.run.predictions.index.tolist() == SAMPLE.tolist()
     whole = compute_metrics(predictions(1.0).at(SAMPLE), NAMES)
@@ -83,7 +84,7 @@ def test_two_parts_are_compared_on_the_rows_that_they_have_in_common(
         sampled(tmp_path / "first", np.arange(120), 1.0, "first"),
         sampled(tmp_path / "last", np.arange(200, 300), 1.0),
     ]
-    runs = [EvaluationRun.load(folder) for folder in parts]
+    runs = [load_run(folder) for folder in parts]
     (found,) = compare(runs[:2], resamples=99)
     assert found.run.predictions.index.tolist() == [5, 8, *range(100, 120)]
     assert found.first.sampling_fraction == 0.0  # the rows are no random sample
@@ -96,7 +97,7 @@ def test_groups_of_a_sample_are_those_of_all_rows_under_other_numbers(tmp_path: 
     first_seen = np.unique(DOCUMENTS[rows], return_inverse=True)[1]
     whole = run_of(tmp_path / "whole", predictions(1.0), groups=DOCUMENTS)
     part = sampled(tmp_path / "part", rows, 1.6, groups=first_seen)
-    (found,) = compare([EvaluationRun.load(whole), EvaluationRun.load(part)], resamples=99)
+    (found,) = compare([load_run(whole), load_run(part)], resamples=99)
     assert found.first.results.groups is not None
     assert found.first.results.groups.count == len(np.unique(first_seen)) < len(np.unique(DOCUMENTS))
     assert found.first.results.intervals["accuracy"].method != "wilson"
@@ -138,14 +139,14 @@ def test_models_with_the_same_classes_in_another_order_are_compared_by_names(
         run_of(tmp_path / "plain", models[1], custom=custom),
         run_of(tmp_path / "other", reordered(models[1]), names, custom=custom, text_digest="others"),
     )
-    first = EvaluationRun.load(run_of(tmp_path / "first", models[0], custom=custom))
-    expected, found = (compare([first, EvaluationRun.load(each)], resamples=99)[0] for each in (plain, other))
+    first = load_run(run_of(tmp_path / "first", models[0], custom=custom))
+    expected, found = (compare([first, load_run(each)], resamples=99)[0] for each in (plain, other))
     assert "own" in expected.differences and "own" not in found.differences
     assert list(found.changes()) == list(expected.changes())
     assert found.facts == pytest.approx(expected.facts, rel=1e-12)
     for name, difference in found.differences.items():
         assert difference.value == pytest.approx(expected.differences[name].value, abs=1e-12), name
-    (again,) = compare([first, EvaluationRun.load(other)], custom_metrics=custom, resamples=99)
+    (again,) = compare([first, load_run(other)], custom_metrics=custom, resamples=99)
     assert again.differences["own"].value == expected.differences["own"].value
 
 
@@ -153,7 +154,7 @@ def test_models_with_the_same_classes_in_another_order_are_compared_by_names(
 @pytest.mark.parametrize("problem", [MULTI_LABEL, REGRESSION], ids=lambda problem: problem.name)
 def test_runs_of_other_problems_are_read_back_as_they_were(problem: Problem, outputs: int, tmp_path: Path) -> None:
     whole = predictions(1.0, problem=problem, outputs=outputs)
-    run = EvaluationRun.load(run_of(tmp_path / "run", whole, NAMES[:outputs]))
+    run = load_run(run_of(tmp_path / "run", whole, NAMES[:outputs]))
     assert (run.results.problem_type, run.results.label_names) == (problem.name, NAMES[:outputs])
     for name in ("index", "label", "prediction", "loss"):
         assert np.array_equal(getattr(run.predictions, name), getattr(whole, name)), name
@@ -239,21 +240,21 @@ def test_texts_of_other_columns_can_be_compared_if_one_is_the_same(
 
 def test_a_folder_without_a_complete_run_is_named(folders: list[Path], tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"has no results\.json"):
-        EvaluationRun.load(tmp_path)
+        load_run(tmp_path)
     running = folder_of(config_for(tmp_path / "running"))
     running.open()
     with pytest.raises(RunError, match="is not complete but running"):
-        EvaluationRun.load(tmp_path / "running")
+        load_run(tmp_path / "running")
     broken = run_of(tmp_path / "broken", predictions(1.0))
     (broken / "predictions.parquet").write_bytes(b"PAR1")
     with pytest.raises(RunError, match=r"predictions\.parquet was damaged or changed"):
-        EvaluationRun.load(broken)
+        load_run(broken)
     (broken / "predictions.parquet").unlink()
     with pytest.raises(RunError, match=r"predictions\.parquet is missing"):
-        EvaluationRun.load(broken)
+        load_run(broken)
     (broken / "results.json").write_text("{")
     with pytest.raises(RunError, match=r"results\.json cannot be read"):
-        EvaluationRun.load(broken)
+        load_run(broken)
     (broken / "results.json").write_text('{"schema_version": 0}')
     with pytest.raises(RunError, match="not in the format of this version"):
-        EvaluationRun.load(broken)
+        load_run(broken)

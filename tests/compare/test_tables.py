@@ -15,7 +15,7 @@ from compare_runs import NAMES, predictions, run_of
 from dist_eval.compare.__main__ import main
 from dist_eval.compare.changes import format_label
 from dist_eval.compare.comparison import compare
-from dist_eval.compare.evaluations import EvaluationRun
+from dist_eval.compare.loading import load_run
 from dist_eval.compare.tables import format_p, short_names
 from dist_eval.petals.base_model.problem_types import MULTI_LABEL, REGRESSION, Problem
 
@@ -25,7 +25,7 @@ def test_the_table_shows_figures_intervals_and_both_ways_of_changing(
 ) -> None:
     assert main([*map(str, folders)]) == 0
     table = capsys.readouterr().out
-    runs = [EvaluationRun.load(folder) for folder in folders]
+    runs = [load_run(folder) for folder in folders]
     for one in compare(runs):
         assert (
             f"{one.run.folder}: {one.facts['changed']} predictions changed, {one.test.only_second} of them from "
@@ -44,9 +44,7 @@ def test_the_table_shows_figures_intervals_and_both_ways_of_changing(
 def test_json_says_what_the_table_says(folders: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*map(str, folders[:2]), "--json", "--metric", "roc_auc_ovr_macro", "--confidence", "0.9"]) == 0
     found = json.loads(capsys.readouterr().out)
-    [comparison] = compare(
-        [EvaluationRun.load(folder) for folder in folders[:2]], metrics=["roc_auc_ovr_macro"], confidence=0.9
-    )
+    [comparison] = compare([load_run(folder) for folder in folders[:2]], metrics=["roc_auc_ovr_macro"], confidence=0.9)
     [one] = found["runs"]
     assert found["examples"] == 300
     assert one["mcnemar"]["p_value"] == one["mcnemar"]["p_value_holm"] == comparison.test.p_value
@@ -62,7 +60,7 @@ def test_changed_examples_are_written_with_the_kind_of_change(folders: list[Path
     assert main([*map(str, folders), "--changed", str(path), "--metric", "accuracy"]) == 0
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    first, second = (EvaluationRun.load(folder).predictions for folder in folders[:2])
+    first, second = (load_run(folder).predictions for folder in folders[:2])
     ours = [row for row in rows if row["run"] == str(folders[1])]
     changed = np.flatnonzero(first.prediction != second.prediction)
     assert [int(row["index"]) for row in ours] == changed.tolist()

@@ -19,7 +19,7 @@ from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.metric_loading import load_metrics
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.petals.base_model.problem_types import SINGLE_LABEL
-from dist_eval.runs.reading import read_results
+from dist_eval.runs.reading import read_run
 from dist_eval.runs.saved_samples import read_predictions
 
 ROWS, NAMES = 120, ["a", "b"]
@@ -119,7 +119,7 @@ def test_own_metrics_are_drawn_in_the_groups_that_the_run_has(
 def test_an_overwritten_run_keeps_nothing(data: TokenizedDataset, tmp_path: Path) -> None:
     complete(tmp_path, data, group_column="doc", slice_by=["source"])
     config, plain = config_for(tmp_path, overwrite=True), config_for(tmp_path)
-    before = read_results(tmp_path)
+    before = read_run(tmp_path)
     assert with_recorded_analysis(config, before) == config
     assert with_recorded_analysis(plain, before) != plain
     assert with_recorded_analysis(plain, None) == plain

@@ -18,7 +18,7 @@ from dist_eval.report.model_card import model_index
 from dist_eval.report.page import format_run
 from dist_eval.report.text import render_text
 from dist_eval.results.inputs import DatasetSummary
-from dist_eval.runs.reading import read_results
+from dist_eval.runs.reading import read_run
 from dist_eval.statistics import metric_intervals
 
 
@@ -27,7 +27,7 @@ def table_of(folder: Path, metrics: Metrics = METRICS, **changes: Any) -> str:
     if not (folder / RESULTS).exists():
         complete_run(folder)
     results = sections(metrics, **{"per_class": metrics.per_class, **changes})
-    run = read_results(folder).model_copy(update=dict(results))
+    run = read_run(folder).model_copy(update=dict(results))
     return render_text(ShownEvaluation(run, folder).describe(ReportOptions()))
 
 
@@ -107,7 +107,7 @@ def test_the_table_and_the_summaries_say_which_rows_were_evaluated(
     groups = {"column": "doc", "count": 50, "largest": 10}
     assert "; the intervals are for further groups of this kind" in table_of(tmp_path, data=data, groups=groups)
     complete_run(tmp_path / "run")
-    run = read_results(tmp_path / "run")
+    run = read_run(tmp_path / "run")
     run = run.model_copy(update={"data": DatasetSummary.model_validate(data)})
     assert line in render_markdown(ShownEvaluation(run, tmp_path / "run").describe(ReportOptions()))
     assert f"({line.removeprefix('rows: ').partition(';')[0]})" in " ".join(model_index(run, "model").split())

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from samples import METRICS, RESULTS, complete_run, config_for, folder_of, write_with_digest
 from task_runs import task_run
 
-from dist_eval.compare.evaluations import EvaluationRun
+from dist_eval.compare.loading import load_run
 from dist_eval.errors import RunError
 from dist_eval.report.page import write_report
 from dist_eval.results.inputs import Coverage
-from dist_eval.results.run import CompleteHarnessRun, CompleteRun
+from dist_eval.results.run import CompleteRun, CompleteTasksRun
 from dist_eval.runs.digests import with_digests
 from dist_eval.runs.outcome import read_outcome
-from dist_eval.runs.reading import FinishedRun, read_results, read_run
+from dist_eval.runs.reading import FinishedRun, read_run
 from dist_eval.runs.task_samples import TaskRun
 
 
@@ -40,7 +40,7 @@ def folder(tmp_path: Path, complete: Path) -> Path:
 
 
 def test_a_run_is_read_as_it_was_written(folder: Path) -> None:
-    run = FinishedRun(folder, read_results(folder))
+    run = FinishedRun(folder, read_run(folder))
     assert run.results.label_names == ["neg", "pos"]
     assert run.results.metrics == METRICS.values
     assert run.results.to_json() == results_of(folder)
@@ -52,7 +52,7 @@ def test_what_does_not_fit_is_named(folder: Path) -> None:
     )
     (folder / RESULTS).write_text(json.dumps(with_digests(content, folder)))
     with pytest.raises(RunError, match=r"not in the format of this version \(coverage\.seen: .*\): run it again"):
-        read_results(folder)
+        read_run(folder)
     (folder / RESULTS).unlink()  # or it would have to fit the schema
 
 
@@ -80,7 +80,7 @@ def test_a_changed_digit_in_the_results_is_noticed(folder: Path, data: st.DataOb
 def test_what_a_person_only_formats_anew_is_still_the_run(folder: Path) -> None:
     results = results_of(folder)
     (folder / RESULTS).write_text(json.dumps(dict(reversed(results.items()))))
-    assert read_results(folder).to_json() == results
+    assert read_run(folder).to_json() == results
 
 
 def test_damage_is_named_with_what_to_do(folder: Path) -> None:
@@ -102,18 +102,18 @@ def test_a_flipped_bit_in_the_predictions_is_noticed_wherever_they_are_read(fold
     damaged[place % len(content)] ^= 1 << bit
     path.write_bytes(damaged)
     try:
-        for read in (read_results, EvaluationRun.load, write_report):
+        for read in (read_run, load_run, write_report):
             with pytest.raises(RunError, match=r"predictions\.parquet was damaged or changed"):
                 read(folder)
     finally:
         path.write_bytes(content)
-    assert FinishedRun(folder, read_results(folder)).sample(5)[0].shape == (5,)
+    assert FinishedRun(folder, read_run(folder)).sample(5)[0].shape == (5,)
 
 
 def test_the_samples_of_a_run_on_tasks_are_checked_as_well(tmp_path: Path) -> None:
     run = task_run(tmp_path / "run", {"digits": {"acc": [1, 0, 1]}}, {})
     results = read_run(run)
-    assert isinstance(results, CompleteHarnessRun) and len(list(TaskRun(run, results).samples("digits"))) == 3
+    assert isinstance(results, CompleteTasksRun) and len(list(TaskRun(run, results).samples("digits"))) == 3
     samples = run / "samples_digits_now.jsonl"
     samples.write_text(samples.read_text().replace('"acc": 0', '"acc": 1'))
     with pytest.raises(RunError, match=r"samples_digits_now\.jsonl was damaged or changed"):
@@ -130,7 +130,7 @@ def test_what_is_no_table_is_not_read(folder: Path, make: Callable[[Path], None]
         make(path)
     what = "is missing" if make is Path.unlink else "was damaged or changed"
     with pytest.raises(RunError, match=rf"predictions\.parquet {what}.*Start the run's command again"):
-        read_results(folder)
+        read_run(folder)
 
 
 @pytest.mark.parametrize("name", ["/dev/zero", "../secret", "pipe", "\0"])

@@ -16,7 +16,7 @@ from task_runs import task_run
 from dist_eval.data.answers import BatchOutcome, logits_columns
 from dist_eval.errors import RunError
 from dist_eval.options.harness import HarnessConfig
-from dist_eval.results.harness import HarnessFiles
+from dist_eval.results.tasks import TasksFiles
 from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.runs.journal import Journal
@@ -55,7 +55,7 @@ def test_the_names_of_files_are_plain(before: str, separator: str, after: str) -
     name = f"{before}{separator}{after}"
     for results, samples in ((f"results_{name}.json", "samples_a.jsonl"), (None, f"samples_{name}.jsonl")):
         with pytest.raises(ValidationError):
-            HarnessFiles(results=results, samples={"a": samples})
+            TasksFiles(results=results, samples={"a": samples})
 
 
 DATE = "2026-11-23T02-48-59.398099"

@@ -24,7 +24,7 @@ from dist_eval.results.run import CompleteRun
 from dist_eval.results.tuning import TUNING
 from dist_eval.runs.digests import with_digests
 from dist_eval.runs.evaluation_folder import EvaluationFolder
-from dist_eval.runs.reading import read_results
+from dist_eval.runs.reading import read_run
 from dist_eval.summary.__main__ import main
 from dist_eval.summary.document import differing_options, on_same_data
 from dist_eval.tables import format_count
@@ -267,7 +267,7 @@ def test_options_that_differ_are_shown_without_directories(tmp_path: Path, capsy
 
 def test_options_of_paths_that_end_alike_and_weights_of_the_same_model_are_told_apart(tmp_path: Path) -> None:
     run(tmp_path).complete(PREDICTIONS, sections())
-    one = read_results(tmp_path)
+    one = read_run(tmp_path)
 
     def other(weights: str = "w", **options: Any) -> CompleteRun:
         model = one.model.model_copy(update={"weights_digest": weights})
@@ -302,7 +302,7 @@ def test_the_best_epoch_of_a_tuning_is_named(tmp_path: Path, capsys: pytest.Capt
 
 def test_a_prompt_makes_no_other_data(tmp_path: Path) -> None:
     run(tmp_path).complete(PREDICTIONS, sections())
-    first = read_results(tmp_path)
+    first = read_run(tmp_path)
     other = first.model_copy(update={"data": first.data.model_copy(update={"text_digest": "with the prompt"})})
     assert on_same_data(first, first) and not on_same_data(first, other)
     prompted = other.model_copy(update={"model": other.model.model_copy(update={"prompt": "text: {text}"})})
@@ -311,7 +311,7 @@ def test_a_prompt_makes_no_other_data(tmp_path: Path) -> None:
 
 def test_the_same_classes_in_another_order_make_no_other_data(tmp_path: Path) -> None:
     run(tmp_path).complete(PREDICTIONS, sections())
-    first = read_results(tmp_path)
+    first = read_run(tmp_path)
     changes = {"data": first.data.model_copy(update={"text_digest": "by other numbers"})}
     other = first.model_copy(update={**changes, "per_class": first.per_class[::-1]})
     assert on_same_data(first, other) and on_same_data(other, first)

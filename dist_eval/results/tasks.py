@@ -52,9 +52,9 @@ class TaskMetric(GroupMetric):
     documents: Count
     """Documents with a value."""
     aggregation: str | None
-    """The harness' function that makes the value of the documents' values, null for a function of the task's own."""
+    """The harness' function that aggregates the documents' values, null for a function of the task's own."""
     interval: Interval
-    """Of the value, if that is a mean over documents, or a function of such means."""
+    """Interval of the value, if that is a mean over documents or a function of such means."""
     higher_is_better: bool | None
     """Which direction is better, null if the task does not say."""
 
@@ -83,10 +83,10 @@ class GroupResults(Record):
 
 ResultsName = Annotated[str, Field(pattern=r"^results_[^/\x00]*\.json$")]
 SamplesName = Annotated[str, Field(pattern=r"^(samples_[^/\x00]*\.jsonl|predictions\.parquet)$")]
-"""Names in the run's folder, whatever `results.json` says: these files are removed when the run is replaced."""
+"""Other names are refused, because these files are removed when the run is replaced."""
 
 
-class HarnessFiles(Record):
+class TasksFiles(Record):
     """The files of a run on tasks, or on prompts, in its folder."""
 
     results: ResultsName | None
@@ -139,8 +139,8 @@ class LanguageModelSummary(Record):
     """Hash of the tokenizer."""
 
 
-class HarnessResults(Record):
-    """All sections that only a complete run has."""
+class TasksResults(Record):
+    """All sections that only a complete run on tasks or prompts has."""
 
     problem_type: Literal["language_modeling"]
     """What is evaluated: how a model continues texts."""
@@ -152,20 +152,20 @@ class HarnessResults(Record):
     """Version of the lm-evaluation-harness; null for a run on prompts."""
     dataset: PromptedDataset | None = None
     """What prompts were made of; null for a run on tasks."""
-    files: HarnessFiles
+    files: TasksFiles
     """Its files."""
     notices: list[str] = Field(default_factory=list)
-    """What the harness warns of, or ignores, and what was done about it, where that changes a metric."""
+    """Warnings of the harness, and what it ignores or what was replaced where that changes a metric."""
     slices: list[Slice] = Field(default_factory=list)
     """With --slice-by: parts of the dataset, column by column; empty for a run on tasks."""
     coverage: Coverage
-    """The proof of who was counted: continuations with a log-likelihood, and prompts with a text after them."""
+    """The proof that each request was answered exactly once: continuations by a log-likelihood, prompts by a text."""
     failures: list[FailedExample] = Field(default_factory=list)
     """Rows of the dataset that failed; they are in no metric."""
     requests: ContinuationsSummary
-    """The log-likelihoods that the harness asked for: of choices, and of windows of texts."""
+    """The log-likelihoods that were requested: of choices, and of windows of texts."""
     prompts: PromptsSummary | None = None
-    """The texts that it asked for; null if it asked for none."""
+    """The texts that were requested, null if none."""
     model: LanguageModelSummary
     """The model."""
     plan: PlanSummary
@@ -180,7 +180,7 @@ class HarnessResults(Record):
     swarm: Swarm | None
     """The servers, null without a swarm."""
     audit: Audit | None = None
-    """What other servers said of generated texts; null where nothing was audited."""
+    """The results of auditing, null if nothing was audited."""
 
     @property
     def tables(self) -> list[str]:
