@@ -17,15 +17,10 @@ def run(config: EvaluationConfig, scratch_dir: Path, stop: Stop | None = None) -
 
 def _load(config: EvaluationConfig) -> program.Loaded:
     from dist_eval.evaluation import job
+    from dist_eval.evaluation.kinds import kind_of
     from dist_eval.runs.evaluation_folder import EvaluationFolder
 
-    if config.generate:
-        from dist_eval.evaluation.generation import Generation
-
-        return partial(job.run, Generation), EvaluationFolder
-    from dist_eval.evaluation.classification import Classification
-
-    return partial(job.run, Classification), EvaluationFolder
+    return partial(job.run, kind_of(config)), EvaluationFolder
 
 
 if __name__ == "__main__":

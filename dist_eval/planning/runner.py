@@ -15,10 +15,10 @@ from dist_eval.data.plan import BatchPlan
 from dist_eval.distributed.collectives import all_gather, require_agreement
 from dist_eval.errors import RunError
 from dist_eval.evaluation.audit import audited_batches
-from dist_eval.evaluation.classification import Classification
 from dist_eval.evaluation.context import RunContext
 from dist_eval.evaluation.generation import Generation
 from dist_eval.evaluation.job import Job
+from dist_eval.evaluation.kinds import kind_of
 from dist_eval.evaluation.requests import Requests
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.petals.base_model.problem_types import REGRESSION
@@ -50,7 +50,7 @@ def plan_run(context: PlanContext) -> PlannedRun | None:
         config, is_leader = context.config, context.topology.is_leader
         if not config.probe and not is_leader:
             return None
-        job: Job[Any, Any] = Generation(config) if config.generate else Classification(config)
+        job = kind_of(config)(config)
         if is_leader:
             job.prepare()
         if config.probe:

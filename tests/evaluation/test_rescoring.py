@@ -14,7 +14,7 @@ from samples import config_for, folder_of, sections, tokenized_digits
 from dist_eval.analysis.options import analyse
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.evaluation.classification import rescored
-from dist_eval.evaluation.rescoring import analysis_of, rescore, with_recorded_analysis
+from dist_eval.evaluation.rescoring import analysis_of, rescore, with_new_scores, with_recorded_analysis
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.metric_loading import load_metrics
 from dist_eval.metrics.predictions import Predictions
@@ -123,3 +123,16 @@ def test_an_overwritten_run_keeps_nothing(data: TokenizedDataset, tmp_path: Path
     assert with_recorded_analysis(config, before) == config
     assert with_recorded_analysis(plain, before) != plain
     assert with_recorded_analysis(plain, None) == plain
+
+
+def test_a_metric_that_an_older_version_lacked_has_no_interval(data: TokenizedDataset, tmp_path: Path) -> None:
+    complete(tmp_path, data)
+    whole, config, found = read_run(tmp_path), config_for(tmp_path, confidence=0.9), predictions()
+    older = whole.model_copy(
+        update={
+            name: {k: v for k, v in getattr(whole, name).items() if k != "mcc"} for name in ("metrics", "intervals")
+        }
+    )
+    metrics = compute_metrics(found, NAMES)
+    later = with_new_scores(older, metrics, analyse(found, metrics, analysis_of(config, data)), config, [])
+    assert later.intervals.keys() == older.intervals.keys() and later.intervals["accuracy"].confidence == 0.9
