@@ -59,10 +59,7 @@ def load_metrics(
     for spec in specs:
         metric = _load(spec, problem, sample)
         if metric.name in {*built_in, *(other.name for other in metrics)}:
-            raise ConfigError(
-                f"--metric {spec}: the name {metric.name!r} is already in use. Give this metric another name: "
-                f"--metric my_{metric.name}={spec.split('=')[-1]}."
-            )
+            raise _name_in_use(spec, metric.name)
         _check(metric, sample)
         metrics.append(metric)
     return metrics
@@ -85,6 +82,13 @@ def synthetic_predictions(problem: Problem, num_labels: int) -> Predictions:
     return Predictions.from_logits(rows, label, logits, problem)
 
 
+def _name_in_use(spec: str, name: str) -> ConfigError:
+    return ConfigError(
+        f"--metric {spec}: the name {name!r} is already in use. Give this metric another name: "
+        f"--metric my_{name}={spec.split('=')[-1]}."
+    )
+
+
 def load_text_metrics(specs: Sequence[str], taken: Sequence[str] = ()) -> list[TextMetric]:
     """Loads metrics of generated texts, and checks custom ones on synthetic texts.
 
@@ -104,10 +108,7 @@ def load_text_metrics(specs: Sequence[str], taken: Sequence[str] = ()) -> list[T
     for spec in dict.fromkeys(specs):
         metric = _load_text_metric(spec)
         if metric.is_custom and metric.name in {*TEXT_METRICS, *metrics, *taken}:
-            raise ConfigError(
-                f"--metric {spec}: the name {metric.name!r} is already in use. Give this metric another name: "
-                f"--metric my_{metric.name}={spec.split('=')[-1]}."
-            )
+            raise _name_in_use(spec, metric.name)
         metrics[metric.name] = metric
     return list(metrics.values())
 
