@@ -8,6 +8,7 @@ the next blocks with support for chains. The number of waiting requests and thei
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +32,8 @@ from dist_eval.petals.server.server_tasks import run_forward
 from dist_eval.printable import printable
 
 _MOST_PASSED_ON, _SLOT_SECONDS = 16, 5.0  # concurrently, by each handler; and how long a request waits for a slot
-_READ_SECONDS, _READ_AGAIN_SECONDS = 60.0, 3.0  # longest age of announcements that contain a server, and that do not
+# age of announcements from which they are read again: meanwhile; before a request that needs another server; always
+_READ_SECONDS, _READ_AGAIN_SECONDS, _OLDEST_SECONDS = 60.0, 3.0, 300.0
 _LOOK_UP_SECONDS = 5.0
 LONGEST_REASON = 200
 """Most characters of the reason why a request was not passed on."""
@@ -70,6 +72,13 @@ class ChainHandler:
         self._handler, self._embedder = handler, embedder
         self._slots = asyncio.Semaphore(_MOST_PASSED_ON)
         self.servers = AnnouncedServers(handler.dht, handler.dht_prefix)
+
+    def prepare(self) -> None:
+        """Looks up the servers of the next blocks in the background, because requests may follow soon."""
+        last = [*self._handler.module_backends.values()][-1]
+        block = int(last.name.rpartition(".")[2]) + 1
+        if block < last.config.num_hidden_layers:
+            self.servers.prepare(block)
 
     async def answer(
         self, uid: str, tensors: Sequence[torch.Tensor], request: ChainRequest, metadata: Mapping[str, Any]
@@ -157,12 +166,21 @@ class ChainHandler:
 
 
 class AnnouncedServers:
-    """Looks up servers in the swarm's DHT when they are needed."""
+    """Looks up servers in the swarm's DHT; once known, they are looked up again while requests use what is known.
+
+    A look-up takes several round trips, and each server of a chain needs one: requests that waited would pause for
+    their sum.
+    """
 
     def __init__(self, dht: Any, dht_prefix: str) -> None:
         self._dht, self._dht_prefix = dht, dht_prefix
         self._read: dict[int, tuple[float, Mapping[str, ServerRecord]]] = {}
-        self._lock = asyncio.Lock()
+        self._reading: dict[int, asyncio.Task[None]] = {}
+
+    def prepare(self, block: int) -> None:
+        """Looks up the servers of a block in the background, if that was not done recently."""
+        if self._age(block) > _READ_SECONDS:
+            self._look_up(block)
 
     async def named(self, hop: Hop, adapter: str, *, in_session: bool = False) -> Span:
         """Returns a server with its announcement.
@@ -170,17 +188,34 @@ class AnnouncedServers:
         Raises:
             CannotPassOn: it is not announced as a server of the blocks that passes requests on.
         """
-        async with self._lock:
-            read_at, servers = self._read.get(hop.start, (float("-inf"), {}))
-            age = time.monotonic() - read_at
-            fits = _fits(servers.get(hop.peer), hop, adapter, in_session=in_session)
-            if age > (_READ_SECONDS if fits else _READ_AGAIN_SECONDS):
-                servers = await asyncio.to_thread(read_block, self._dht, self._dht_prefix, hop.start, _LOOK_UP_SECONDS)
-                self._read[hop.start] = time.monotonic(), servers
-        record = servers.get(hop.peer)
-        if record is None or not _fits(record, hop, adapter, in_session=in_session):
+        record = self._record(hop, adapter, in_session)
+        if self._age(hop.start) > (_READ_AGAIN_SECONDS if record is None else _OLDEST_SECONDS):
+            await asyncio.shield(self._look_up(hop.start))
+            record = self._record(hop, adapter, in_session)
+        else:
+            self.prepare(hop.start)
+        if record is None:
             raise CannotPassOn(f"{hop.peer} is not announced as a server of blocks {hop.start}:{hop.end} that chains")
         return Span(_peer(hop), hop.start, hop.end, announcement_of(record))
+
+    def _age(self, block: int) -> float:
+        return time.monotonic() - self._read[block][0] if block in self._read else math.inf
+
+    def _record(self, hop: Hop, adapter: str, in_session: bool) -> ServerRecord | None:
+        """Returns a server's announcement if it is known and passes requests on."""
+        record = self._read[hop.start][1].get(hop.peer) if hop.start in self._read else None
+        return record if _fits(record, hop, adapter, in_session=in_session) else None
+
+    def _look_up(self, block: int) -> asyncio.Task[None]:
+        """Looks up the servers of a block, unless that is being done already."""
+        if block not in self._reading or self._reading[block].done():
+            self._reading[block] = task = asyncio.create_task(self._read_now(block))
+            task.add_done_callback(lambda task: task.cancelled() or task.exception())  # retrieved, if nobody waits
+        return self._reading[block]
+
+    async def _read_now(self, block: int) -> None:
+        servers = await asyncio.to_thread(read_block, self._dht, self._dht_prefix, block, _LOOK_UP_SECONDS)
+        self._read[block] = time.monotonic(), servers
 
 
 def _fits(record: ServerRecord | None, hop: Hop, adapter: str, *, in_session: bool) -> bool:

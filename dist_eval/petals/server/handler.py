@@ -171,6 +171,7 @@ def handler_class() -> Any:
         @functools.wraps(petals_handler.rpc_info)
         async def rpc_info(self, request: Any, context: Any) -> Any:
             self._guard.info(request.uid)
+            self._chain.prepare()
             return await super().rpc_info(request, context)
 
         @contextlib.contextmanager
