@@ -18,6 +18,7 @@ from dist_eval.process.shared_state import SharedStates
 
 _LATEST = 100  # Answers over which least times are taken; older ones may reflect other conditions
 _LEAST_SECONDS = 1e-3  # least time of a server for a request
+_AHEAD = 1.5  # Most times the number of servers by which announced speeds, which may be wrong, raise the first limit
 _LOOK_AGAIN_SECONDS = 1.0  # Another rank may get an answer sooner; a gate checks more often anyway
 
 
@@ -50,7 +51,7 @@ class ChainPacing(UnansweredRequests[Unanswered]):
     ) -> None:
         super().__init__(Unanswered, shared, name, period)
         self._parts, self._blocks = parts, sum(blocks for _, blocks in parts)
-        self._most = len(parts) + 1  # most unanswered requests
+        self._most: int | None = None  # most unanswered requests; None before the first answer
         self._latest: deque[list[float]] = deque(maxlen=_LATEST)
 
     def add_waiting(self, work: int) -> None:
@@ -62,7 +63,7 @@ class ChainPacing(UnansweredRequests[Unanswered]):
     def admit(self, work: int, now: float) -> Ticket | float:
         """See `Admission`."""
         with self._locked(now):
-            if self._pace.unanswered >= self._most:
+            if self._pace.unanswered >= (self._most or self._most_at_first(work)):
                 return _LOOK_AGAIN_SECONDS
             self._pace.unanswered += 1
             self._pace.unanswered_work += work
@@ -92,13 +93,27 @@ class ChainPacing(UnansweredRequests[Unanswered]):
         for (pacing, _), part in zip(self._parts, ticket.parts, strict=True):
             pacing.failed(part, now)
 
+    def _most_at_first(self, work: int) -> int:
+        """Returns the limit until the first answer, by round trips and announced speeds if all servers announce one."""
+        few = len(self._parts) + 1
+        rates = [pacing.announced_seconds_per_work for pacing, _ in self._parts]
+        own = [rate * share for rate, share in zip(rates, self._shares(work), strict=True) if rate]
+        if len(own) < len(self._parts):
+            return few
+        way = sum(pacing.round_trip for pacing, _ in self._parts)
+        return max(few, min(_most_for(way, own), int(_AHEAD * few)))
+
     def _measure(self, ticket: ChainTicket, now: float) -> None:
         way = max(0.0, now - ticket.sent_at - sum(ticket.own))
         self._latest.append([way, *(seconds / ticket.work for seconds in ticket.own)])
         way, *rates = map(min, zip(*self._latest, strict=True))
-        slowest = max(rates) * ticket.work
-        self._most = math.ceil((way + sum(rates) * ticket.work) / max(slowest, _LEAST_SECONDS)) + 1
+        self._most = _most_for(way, [rate * ticket.work for rate in rates])
 
     def _shares(self, work: int) -> list[int]:
         """Splits work, in tokens times all blocks, into that of each server."""
         return [work * blocks // self._blocks for _, blocks in self._parts]
+
+
+def _most_for(way: float, own: Sequence[float]) -> int:
+    """Returns how many requests keep the slowest server busy, given the seconds in the network and of each server."""
+    return math.ceil((way + sum(own)) / max(*own, _LEAST_SECONDS)) + 1

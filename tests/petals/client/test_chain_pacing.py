@@ -53,6 +53,25 @@ def test_before_an_answer_it_holds_one_request_more_than_servers() -> None:
     assert held(make()[0], 10.0) == 3
 
 
+@pytest.mark.parametrize(
+    ("speeds", "round_trip", "most"),
+    [
+        ((OWN[0], OWN[1]), 0.0, 3),
+        ((OWN[0], OWN[1]), 0.8, 4),  # a passage of 4.1 s, of which the slowest server takes 2
+        ((OWN[0], OWN[1] / 100), 9.0, 4),  # at most half as much again, because servers may announce anything
+        ((None, OWN[1]), 9.0, 3),
+    ],
+)
+def test_before_an_answer_announced_speeds_say_what_a_distant_chain_holds(
+    speeds: tuple[float | None, float], round_trip: float, most: int
+) -> None:
+    pacing, parts = make()
+    for part, seconds, work in zip(parts, speeds, (100, 500), strict=True):
+        part.announced_seconds_per_work = None if seconds is None else seconds / work
+        part.measured_round_trip(round_trip)
+    assert held(pacing, 10.0) == most
+
+
 @given(own=st.tuples(st.floats(0.01, 5.0), st.floats(0.01, 5.0)), way=st.floats(0.0, 10.0))
 def test_it_holds_as_many_requests_as_are_done_during_a_passage_and_one_more(
     own: tuple[float, float], way: float
