@@ -14,8 +14,6 @@ from dist_eval.runs.reading import read_run
 def load_run(folder: Path) -> ComparedRun:
     """Loads a complete run of any kind from its folder."""
     results = read_run(folder)
-    return (
-        ComparedTasks(folder, results)
-        if isinstance(results, CompleteTasksRun)
-        else ComparedEvaluation.load(folder, results)
-    )
+    if isinstance(results, CompleteTasksRun):
+        return ComparedTasks(folder, results)
+    return ComparedEvaluation.load(folder, results)
