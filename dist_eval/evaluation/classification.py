@@ -151,13 +151,12 @@ class Classification(Job[TokenizedDataset, Gathered]):
         results = EvaluationResults(
             **dict(scores_of(metrics)),
             **dict(found),
-            **work.sections(answered.plan, context.swarm),
+            **work.sections(answered.plan, context.swarm, self.audit),
             coverage=coverage,
             failures=[FailedExample(index=index, reason=reason) for index, reason in work.failed],
             data=data.facts,
             model=self.base.summary(self.target),
             spread=spread_of(work.ranks, metrics),
-            audit=work.audit.summary(self.audit) if self.audit or work.audit else None,
         )
         context.folder.complete(predictions, results, analysis.groups(predictions))
         show_results(context.folder, self.config)

@@ -45,8 +45,14 @@ class RunOutput(Generic[Entry]):
             fell_back=sum(all_gather(local.fell_back)),
         )
 
-    def sections(self, plan: BatchPlan, swarm: Swarm | None) -> dict[str, Any]:
-        """Returns the sections of `results.json` about the work, by name."""
+    def sections(self, plan: BatchPlan, swarm: Swarm | None, audit: float) -> dict[str, Any]:
+        """Returns the sections of `results.json` about the work, by name.
+
+        Args:
+            plan: the batches.
+            swarm: the servers.
+            audit: share of the batches that were to be audited.
+        """
         seconds = max(max(work.seconds for work in self.ranks), _SHORTEST_SECONDS)
         return {
             "plan": plan.summary(),
@@ -58,6 +64,7 @@ class RunOutput(Generic[Entry]):
                 tokens_per_second=sum(work.tokens for work in self.ranks) / seconds,
             ),
             "swarm": swarm and swarm.model_copy(update={"precisions": self.precisions}),
+            "audit": self.audit.summary(audit) if audit or self.audit else None,
         }
 
 

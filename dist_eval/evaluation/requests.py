@@ -222,7 +222,6 @@ class RequestJob(Job[Requests, np.ndarray]):
         failed = (position for position, _ in work.failed)
         return {
             "problem_type": LANGUAGE_MODELING,
-            "audit": work.audit.summary(self.audit) if self.audit or work.audit else None,
             "coverage": prove_coverage(answered.found["index"], len(data), failed),
             "requests": data.continuations.facts,
             "prompts": prompts,
@@ -232,5 +231,5 @@ class RequestJob(Job[Requests, np.ndarray]):
                 digest=self.base.digest(),
                 tokenizer_digest=tokenizer_digest,
             ),
-            **work.sections(answered.plan, context.swarm),
+            **work.sections(answered.plan, context.swarm, self.audit),
         }
