@@ -1,15 +1,19 @@
-"""Splits requests into tasks of as many blocks as a server computes in a quarter of a second.
+"""Splits requests into tasks of several blocks.
 
 Petals makes a task of each block, and copies the activations from the GPU to the handler's process and back after each.
 They are large (16 MiB for 1024 tokens of a 70B model in bfloat16), so here they stay on the GPU for several blocks.
-Tasks are short because a server does not interrupt them: steps of sessions go first between tasks, and an abandoned
-request starts no further task.
+
+Forwards are computed in the order in which they arrive, because the next server of a chain would idle while several
+requests took turns. A task of a forward ends early if a step of a session waits, and after two seconds, so that an
+abandoned request does not take longer. Other tasks have as many blocks as take a quarter of a second.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from multiprocessing.sharedctypes import RawValue
 from typing import Any
 
 import torch
@@ -24,9 +28,15 @@ from dist_eval.petals.server.shared_memory import SharedMemory
 from dist_eval.petals.server.task_pool import task_pool_class
 
 TASK_SECONDS = 0.25
-"""Longest time of a task with more than one block."""
+"""Longest time of a task with more than one block, and until a forward checks whether a step of a session waits."""
 
-_seconds_per_work: dict[str, float] = {}  # of one token in one block, measured in the latest task of each kind
+FORWARD_SECONDS = 2.0
+"""Time after which a task of a forward ends."""
+
+_LATER = 1e-10  # Added to the priority for each second since the host was started: the oldest request goes first
+
+# Of one token in one block, in the latest task of each kind; shared by the handlers, which are forked later
+_seconds_per_work = {kind: RawValue("d", math.inf) for kind in ("forward", "backward", "inference")}
 
 
 def merge_pools(backends: Mapping[str, Any], memory: SharedMemory) -> None:
@@ -36,7 +46,8 @@ def merge_pools(backends: Mapping[str, Any], memory: SharedMemory) -> None:
         backends: Petals' `TransformerBackend` for each block's uid.
         memory: shared memory for the tensors of handlers and blocks.
     """
-    first, chain, pool_class = next(iter(backends.values())), _Chain(backends), task_pool_class()
+    first, pool_class = next(iter(backends.values())), task_pool_class()
+    chain = _Chain(backends, lambda: inference.has_tasks)
     size, device = first.forward_pool.max_batch_size, first.forward_pool.device
 
     def pool(run: Callable[..., Any]) -> Any:
@@ -50,8 +61,8 @@ def merge_pools(backends: Mapping[str, Any], memory: SharedMemory) -> None:
 class _Chain:
     """Consecutive blocks; its methods run in the process of the blocks, and return the seconds as last value."""
 
-    def __init__(self, backends: Mapping[str, Any]) -> None:
-        self._backends = backends
+    def __init__(self, backends: Mapping[str, Any], is_urgent: Callable[[], bool]) -> None:
+        self._backends, self._is_urgent = backends, is_urgent
         self._kept = KeptPrompts(KEPT_TOKENS * len(backends))
 
     def forward(
@@ -63,24 +74,32 @@ class _Chain:
         digests: Sequence[bytes],
         *prompts: Any,
     ) -> tuple[Any, ...]:
-        """Runs blocks forward; prompts have shape [batch or 1, pre_seq_len, hidden], or are None.
+        """Runs blocks forward, as many as it may; prompts have shape [batch or 1, pre_seq_len, hidden], or are None.
 
         With digests, prompts are kept, or replaced by kept ones if None. The outputs have the shape of `hidden`, or [1,
-        rows, hidden] at positions in batch x length. They are empty if the prompts of a digest are missing.
+        rows, hidden] at positions in batch x length if these are all blocks. They are empty if the prompts of a digest
+        are missing. The last value is the number of blocks.
         """
-        start = time.monotonic()
+        began = time.monotonic()
         if digests:
             kept = self._kept.exchange(digests, prompts)
             if kept is None:
-                return torch.empty(0), torch.tensor(0.0)
+                return torch.empty(0), 0
             if max(prompt.shape[1] for prompt in kept) > hidden.shape[1]:
                 raise ValueError("Received digests of deep prompts that are longer than the texts")
             prompts = tuple(kept)
-        for uid, prompt in zip(uids, prompts, strict=True):
-            (hidden,) = self._backends[uid].forward(_with_prompt(hidden, prompt), adapter)
-        if rows is not None:
+        done = 0
+        for blocks in _tasks("forward", hidden, len(uids)):
+            start = time.monotonic()
+            for uid, prompt in zip(uids[blocks], prompts[blocks], strict=True):
+                (hidden,) = self._backends[uid].forward(_with_prompt(hidden, prompt), adapter)
+            _note("forward", _seconds_since(start, hidden), hidden, blocks.stop - blocks.start)
+            done = blocks.stop
+            if self._is_urgent() or time.monotonic() - began >= FORWARD_SECONDS:
+                break
+        if rows is not None and done == len(uids):
             hidden = hidden.flatten(0, 1)[rows].unsqueeze(0)
-        return hidden, _seconds_since(start, hidden)
+        return hidden, done
 
     def backward(
         self, hidden: torch.Tensor, gradient: torch.Tensor, adapter: str, uids: Sequence[str], *prompts: Any
@@ -146,12 +165,8 @@ async def run_forward(
     hidden = _as_hidden(hidden, requested_backends)
     deep = _prompt_of_each(prompts, requested_backends)
     priority = prioritizer.prioritize(hidden, points=points, backend=requested_backends[0], type="forward")
-    for blocks in _tasks("forward", hidden, len(requested_backends)):
-        picked = rows if blocks.stop == len(requested_backends) else None
-        hidden = await _forward(
-            hidden, requested_backends[blocks], deep[blocks], active_adapter, priority, picked, digests[blocks]
-        )
-    return hidden
+    priority += _LATER * time.monotonic()
+    return await _forward(hidden, requested_backends, deep, active_adapter, priority, rows, digests)
 
 
 async def run_backward(
@@ -167,6 +182,7 @@ async def run_backward(
     hidden, gradient = (_as_hidden(tensor, requested_backends) for tensor in (hidden, gradient))
     deep = _prompt_of_each(prompts, requested_backends)
     priority = prioritizer.prioritize(hidden, gradient, points=points, backend=requested_backends[0], type="backward")
+    priority += _LATER * time.monotonic()
     inputs: list[tuple[slice, torch.Tensor]] = []
     for blocks in _tasks("backward", hidden, len(requested_backends)):
         inputs.append((blocks, hidden))
@@ -193,18 +209,19 @@ async def _forward(
     digests: Sequence[bytes] = (),
 ) -> torch.Tensor:
     uids, pool = [backend.name for backend in backends], backends[0].forward_pool
-    outputs, seconds = await pool.compute(hidden, adapter, uids, rows, digests, *prompts, priority=priority)
-    if digests and not outputs.numel():
-        raise ValueError(LACKS_PROMPTS)
-    _note("forward", seconds, hidden, len(backends))
-    return outputs
+    while uids:
+        hidden, done = await pool.compute(hidden, adapter, uids, rows, digests, *prompts, priority=priority)
+        if not done:
+            raise ValueError(LACKS_PROMPTS)
+        uids, prompts, digests = uids[done:], prompts[done:], digests[done:]
+    return hidden
 
 
 def _tasks(kind: str, hidden: torch.Tensor, count: int) -> Iterator[slice]:
     """Yields the blocks of each task of a request, as many as fit into the time, judging by earlier tasks."""
     start = 0
     while start < count:
-        seconds = _seconds_per_work.get(kind, float("inf")) * _tokens(hidden)
+        seconds = _seconds_per_work[kind].value * _tokens(hidden)
         end = min(count, start + max(1, int(min(count, TASK_SECONDS / seconds))))
         yield slice(start, end)
         start = end
@@ -212,7 +229,7 @@ def _tasks(kind: str, hidden: torch.Tensor, count: int) -> Iterator[slice]:
 
 def _note(kind: str, seconds: float, hidden: torch.Tensor, count: int) -> None:
     """Records the time of a task of several blocks."""
-    _seconds_per_work[kind] = max(1e-12, seconds / (_tokens(hidden) * count))
+    _seconds_per_work[kind].value = max(1e-12, seconds / (_tokens(hidden) * count))
 
 
 def _tokens(hidden: torch.Tensor) -> int:

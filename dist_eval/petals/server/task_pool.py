@@ -27,6 +27,11 @@ def task_pool_class() -> Any:
             self.memory = memory
             self._waiting: dict[Any, list[Any]] = {}
 
+        @property
+        def has_tasks(self) -> bool:
+            """Whether tasks wait or are being computed; known in the process of the blocks."""
+            return bool(self._dispatched_tasks) or not self._ordered_tasks.empty()
+
         async def compute(self, *args: Any, priority: float) -> list[Any]:
             """Submits a task, and returns its outputs. Called by handlers."""
             args = self.memory.put(args)  # type: ignore[assignment]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import multiprocessing
 from collections.abc import Callable
+from multiprocessing.sharedctypes import RawValue
 from typing import Any
 
 import pytest
@@ -13,6 +16,10 @@ from dist_eval.petals.server import server_tasks
 from dist_eval.petals.server.server_tasks import _Chain, run_backward, run_forward
 
 BLOCKS, HIDDEN = 6, 8
+
+
+def speeds(seconds: float) -> dict[str, Any]:
+    return {kind: RawValue("d", seconds) for kind in server_tasks._seconds_per_work}
 
 
 class Backend:
@@ -39,9 +46,11 @@ class Pool:
 
     def __init__(self, run: Callable[..., Any], place: int, sizes: list[int]) -> None:
         self.run, self.place, self.sizes = run, place, sizes
+        self.priorities: list[float] = []
 
     async def compute(self, *arguments: Any, priority: float) -> Any:
         self.sizes.append(len(arguments[self.place]))
+        self.priorities.append(priority)
         return self.run(*arguments)
 
 
@@ -53,11 +62,11 @@ class Prioritizer:
 @pytest.fixture
 def backends(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     torch.manual_seed(2)
-    monkeypatch.setattr(server_tasks, "_seconds_per_work", {})
+    monkeypatch.setattr(server_tasks, "_seconds_per_work", speeds(math.inf))
     backends: list[Any] = [Backend(number) for number in range(BLOCKS)]
-    chain, sizes = _Chain({backend.name: backend for backend in backends}), list[int]()
+    chain, sizes = _Chain({backend.name: backend for backend in backends}, lambda: False), list[int]()
     for backend in backends:
-        backend.sizes = sizes
+        backend.sizes, backend.chain = sizes, chain
         backend.forward_pool, backend.backward_pool = Pool(chain.forward, 2, sizes), Pool(chain.backward, 3, sizes)
     return backends
 
@@ -68,7 +77,7 @@ def test_gradients_of_inputs_and_prompts_are_those_of_the_blocks_however_many_a_
 ) -> None:
     monkeypatch.setattr(server_tasks, "TASK_SECONDS", blocks_in_time * 15)
     monkeypatch.setattr(server_tasks, "_note", lambda *_: None)
-    monkeypatch.setattr(server_tasks, "_seconds_per_work", {"forward": 1.0, "backward": 1.0})
+    monkeypatch.setattr(server_tasks, "_seconds_per_work", speeds(1.0))
     inputs, prompts = torch.randn(3, 5, HIDDEN), torch.randn(BLOCKS, 1, 2, HIDDEN)
     gradient = torch.randn(3, 5, HIDDEN)
     leaf = inputs.clone().requires_grad_()
@@ -79,19 +88,49 @@ def test_gradients_of_inputs_and_prompts_are_those_of_the_blocks_however_many_a_
     expected = torch.autograd.grad(hidden, [leaf, *leaves], gradient)
     options: dict[str, Any] = {"requested_backends": backends, "prioritizer": Prioritizer()}
     found = asyncio.run(run_forward(inputs.clone(), prompts, **options))
-    assert backends[0].sizes == {0.0: [1] * BLOCKS, 2.5: [2, 2, 2], 1e9: [BLOCKS]}[blocks_in_time]
     of_inputs, of_prompts = asyncio.run(run_backward(inputs.clone(), gradient, prompts, **options))
     torch.testing.assert_close(found, hidden.detach())
     torch.testing.assert_close(of_inputs, expected[0])
     torch.testing.assert_close(of_prompts, torch.stack(expected[1:]))
 
 
-def test_a_task_has_one_block_until_it_is_known_what_that_takes(backends: list[Any]) -> None:
+@pytest.mark.parametrize(
+    ("is_urgent", "seconds", "sizes"),
+    [(False, 100.0, [BLOCKS]), (True, 100.0, [6, 4, 2]), (False, 0.0, [6, 4, 2])],
+)
+def test_a_forward_is_one_task_that_ends_early_if_a_step_waits_or_after_a_while(
+    is_urgent: bool, seconds: float, sizes: list[int], backends: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_tasks, "FORWARD_SECONDS", seconds)
+    monkeypatch.setattr(server_tasks, "TASK_SECONDS", 2.5 * 15)
+    monkeypatch.setattr(server_tasks, "_note", lambda *_: None)
+    monkeypatch.setattr(server_tasks, "_seconds_per_work", speeds(1.0))
+    monkeypatch.setattr(backends[0].chain, "_is_urgent", lambda: is_urgent)
+    inputs, prompts, rows = torch.randn(3, 5, HIDDEN), torch.randn(BLOCKS, 1, 2, HIDDEN), torch.tensor([4, 9])
+    options: dict[str, Any] = {"requested_backends": backends, "prioritizer": Prioritizer()}
+    hidden = inputs
+    for backend, prompt in zip(backends, prompts, strict=True):
+        hidden = backend.compute(hidden + torch.nn.functional.pad(prompt.expand(3, -1, -1), (0, 0, 0, 3)))
+    found = asyncio.run(run_forward(inputs.clone(), prompts, rows=rows, **options))
+    torch.testing.assert_close(found, hidden.detach().flatten(0, 1)[rows].unsqueeze(0))
+    assert backends[0].sizes == sizes
+
+
+def test_the_oldest_forward_goes_first_whatever_came_meanwhile(backends: list[Any]) -> None:
     options: dict[str, Any] = {"requested_backends": backends, "prioritizer": Prioritizer()}
     for _ in range(2):
         asyncio.run(run_forward(torch.zeros(1, 4, HIDDEN), torch.empty(0), **options))
-    assert backends[0].sizes[0] == 1 and backends[0].sizes[-1] == BLOCKS
-    assert sum(backends[0].sizes) == 2 * BLOCKS
+    first, second = backends[0].forward_pool.priorities
+    assert 2.0 < first < second < 2.01
+
+
+def test_handlers_know_what_others_have_measured(backends: list[Any]) -> None:
+    other = multiprocessing.get_context("fork").Process(
+        target=server_tasks._note, args=("forward", 3.0, torch.zeros(1, 4, HIDDEN), 2)
+    )
+    other.start()
+    other.join()
+    assert server_tasks._seconds_per_work["forward"].value == 3.0 / 8
 
 
 @pytest.mark.parametrize(
