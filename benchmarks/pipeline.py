@@ -88,6 +88,7 @@ SHAPES = {
         *(make(stages) for stages in (2, 4, 8) for make in (_equal, _unequal)),
         Shape("2 stages, replicas of unequal speed", ((_SLOWEST,), (1.5 * _SLOWEST, 3 * _SLOWEST))),
         Shape("1 stage, one of two replicas 5 times slower", ((_SLOWEST, 5 * _SLOWEST),)),
+        Shape("4 stages of two replicas", ((2 * _SLOWEST, 2 * _SLOWEST),) * 4),
     )
 }
 

@@ -1,196 +1,166 @@
-"""A swarm in simulated time: servers that work block by block, by turns, as Petals' do, and ranks that send to them."""
+"""A swarm in simulated time: servers that compute, and ranks that send to them with the real router and lines."""
 
 from __future__ import annotations
 
-import heapq
-import itertools
+import asyncio
 import random
-from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from dist_eval.petals.client.attempts import Attempts, Choice, RoutePart
+from dist_eval.petals.client.chain import ChainAnswer, HopTimes
+from dist_eval.petals.client.petals_version import ANNOUNCED
+from dist_eval.petals.client.records import Announcement
 from dist_eval.petals.client.router import Router
 from dist_eval.petals.client.routes import Span
-from dist_eval.petals.client.unanswered import Ticket
+from dist_eval.petals.client.transport import ChainOutputs
+from dist_eval.petals.client.turns import Request, Turns
 
 TOKENS = 1000
 """Of a batch."""
 
 BEGIN = 100.0
 
+_INSTANT = 1e-10  # seconds between calls for the same time, to keep their order
+
 _WATCHED_SECONDS = 20.0
-"""How long ranks go on trying to send to a server that has stopped."""
+"""How long ranks go on after a server has stopped."""
 
 
-class Clock:
-    """Simulated time."""
+class SimulatedLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time passes only while nothing can run."""
 
     def __init__(self) -> None:
-        self.now = BEGIN
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._numbers = itertools.count()
+        super().__init__()
+        self.now, self._calls = BEGIN, 0
 
-    def after(self, seconds: float, act: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (self.now + seconds, next(self._numbers), act))
+    def time(self) -> float:
+        return self.now
 
-    def run(self) -> None:
-        while self._events:
-            self.now, _, act = heapq.heappop(self._events)
-            act()
+    def call_at(self, when: float, *args: Any, **kwargs: Any) -> asyncio.TimerHandle:
+        self._calls += 1
+        return super().call_at(when + _INSTANT * self._calls, *args, **kwargs)
+
+    def _run_once(self) -> None:
+        inner: Any = self
+        if not inner._ready and inner._scheduled:
+            self.now = max(self.now, inner._scheduled[0].when())
+        super()._run_once()  # type: ignore[misc]
 
 
 @dataclass
 class Server:
-    """Works on one thing at a time: a block of the request that has waited longest.
+    """Works on one thing at a time: a block of the request that has waited longest, or all its blocks.
 
     Attributes:
         rate: seconds for a token through a block.
         noise: most by which the time for a block deviates, as a share.
         stops_at: from when on it does not answer.
+        in_order: whether it finishes a request before it begins the next one, as servers of dist_eval mostly do.
+        most_held: most requests that it had at once.
     """
 
-    clock: Clock
     rate: float
     noise: float = 0.0
     stops_at: float = float("inf")
+    in_order: bool = False
     most_held: int = 0
-    received: int = 0
     _held: int = 0
-    _is_busy: bool = False
-    _queue: deque[tuple[int, Callable[[], None]]] = field(default_factory=deque)
+    _busy: asyncio.Lock = field(default_factory=asyncio.Lock)
     _random: random.Random = field(default_factory=lambda: random.Random(7))
 
-    def receive(self, blocks: int, answer: Callable[[], None]) -> None:
-        self.received += 1
+    async def compute(self, blocks: int) -> None:
         self._held += 1
         self.most_held = max(self.most_held, self._held)
-        self._queue.append((blocks, answer))
-        self._work()
-
-    def _work(self) -> None:
-        if not self._is_busy and self._queue and self.clock.now < self.stops_at:
-            self._is_busy = True
-            blocks, answer = self._queue.popleft()
-            seconds = self.rate * TOKENS * (1.0 + self.noise * self._random.uniform(-1.0, 1.0))
-            self.clock.after(seconds, lambda: self._done(blocks - 1, answer))
-
-    def _done(self, blocks: int, answer: Callable[[], None]) -> None:
-        self._is_busy = False
-        if blocks:
-            self._queue.append((blocks, answer))
-        else:
-            self._held -= 1
-            answer()
-        self._work()
+        at_once = blocks if self.in_order else 1
+        for _ in range(blocks // at_once):
+            async with self._busy:
+                if asyncio.get_running_loop().time() >= self.stops_at:
+                    await asyncio.Event().wait()
+                noise = 1.0 + self.noise * self._random.uniform(-1.0, 1.0)
+                await asyncio.sleep(at_once * self.rate * TOKENS * noise)
+        self._held -= 1
 
 
+@dataclass
 class Rank:
     """Sends batches through all blocks.
 
-    Args:
+    Attributes:
+        router: chooses servers.
         spans: the servers' blocks.
         servers: by peer.
         way: seconds from sending a request to its answer, without the server's time.
         jitter: most seconds by which either direction takes longer at times.
-        window: most batches in flight.
-        choose: chooses a server instead of the router.
+        chained: whether servers pass requests on to each other.
+        choose: chooses the server for a block instead of the router.
+        counts: requests by server.
+        finished: number of batches that were answered.
     """
 
-    def __init__(
-        self,
-        router: Router,
-        clock: Clock,
-        spans: Sequence[Span],
-        servers: Mapping[str, Server],
-        *,
-        way: float,
-        jitter: float,
-        window: int,
-        choose: Callable[[int], Span] | None = None,
-    ) -> None:
-        self.router, self.clock, self.spans, self.servers, self.way = router, clock, spans, servers, way
-        self.jitter, self._random = jitter, random.Random(8)
-        self.blocks, self.window, self.choose = max(span.end for span in spans), window, choose
-        self.counts, self.left, self.finished = Counter[str](), 0, 0
-        self._waiting: dict[str, deque[Span]] = {peer: deque() for peer in servers}
-        self._timers = Counter[str]()
+    router: Router
+    spans: Sequence[Span]
+    servers: Mapping[str, Server]
+    way: float
+    jitter: float
+    chained: bool
+    choose: Callable[[int], Span] | None
+    counts: Counter[str] = field(default_factory=Counter)
+    finished: int = 0
+    _random: random.Random = field(default_factory=lambda: random.Random(8))
 
-    def start(self, batches: int) -> None:
-        self.left = batches
-        for _ in range(min(self.window, batches)):
-            self._next_batch()
+    async def run(self, batches: int, window: int) -> None:
+        """Sends batches, a number of them at once."""
+        turns, left = Turns(self.router), iter(range(batches))
 
-    def _next_batch(self) -> None:
-        if self.left:
-            self.left -= 1
-            self._send(0)
+        async def send_some() -> None:
+            for _ in left:
+                await self._batch(turns)
 
-    def _send(self, block: int) -> None:
-        if self.choose is None:
-            segment = self.router.next_segment(self.spans, block, self.blocks, TOKENS, self.clock.now)
-        else:
-            segment = self.choose(block)
-        assert segment is not None
-        self.router.stats(segment.peer).pacing.announced_seconds_per_work = segment.seconds_per_work
-        self._waiting[segment.peer].append(segment)
-        self.router.stats(segment.peer).pacing.add_waiting(TOKENS * (segment.end - segment.start))
-        self._pump(segment.peer)
+        await asyncio.gather(*(send_some() for _ in range(window)))
 
-    def _pump(self, peer: str) -> None:
-        """Sends what may be sent, as `Gate` does, and looks again later; an earlier timer counts no more."""
-        self._timers[peer] += 1
-        timer = self._timers[peer]
+    async def _batch(self, turns: Turns) -> None:
+        block, end = 0, max(span.end for span in self.spans)
+        while block < end:
+            part = RoutePart(block, end, TOKENS, chained=self.chained)
+            turn = await turns.wait(part.line, self._choices(part), self._request)
+            await turns.send(turn)
+            block = turn.choice.end
+        self.finished += 1
 
-        def look_again() -> None:
-            if timer == self._timers[peer] and not self._choose_again():
-                self._pump(peer)
+    def _choices(self, part: RoutePart) -> Callable[[int], Iterator[Choice]]:
+        clock, forever = asyncio.get_running_loop().time, float("inf")
+        if self.choose is not None:
+            choice = Choice(self.choose(part.block), forever, self.spans, clock())
+            return lambda waiting: iter([choice])
+        attempts = Attempts(self.router, part, limit=1, timeout=forever)
+        return lambda waiting: attempts.choices(self.spans, clock(), waiting)
 
-        pacing, waiting = self.router.stats(peer).pacing, self._waiting[peer]
-        while waiting:
-            work = TOKENS * (waiting[0].end - waiting[0].start)
-            admitted = pacing.admit(work, self.clock.now)
-            if not isinstance(admitted, Ticket):
-                if self.clock.now < self.servers[peer].stops_at + _WATCHED_SECONDS:
-                    self.clock.after(max(1e-6, min(admitted, 0.02)), look_again)
-                return
-            pacing.add_waiting(-work)
-            self._pass_on(waiting.popleft(), admitted)
+    def _request(self, choice: Choice) -> Request:
+        spans = choice.servers
 
-    def _pass_on(self, segment: Span, ticket: Ticket) -> None:
-        blocks = segment.end - segment.start
-        self.counts[segment.peer] += 1
+        async def send(stall_timeout: float) -> Any:
+            loop, own, done = asyncio.get_running_loop(), list[float](), list[float]()
+            for span in spans:
+                await self._travel()
+                self.counts[span.peer] += 1
+                received = loop.time()
+                await self.servers[span.peer].compute(span.end - span.start)
+                done.append(loop.time())
+                own.append(done[-1] - received)
+            calls = list[float]()
+            for finished in reversed(done):
+                calls.insert(0, loop.time() - finished)
+                await self._travel()
+            hops = [HopTimes(own=seconds, call=call) for seconds, call in zip(own, calls, strict=True)]
+            return ChainOutputs(None, ChainAnswer(end=choice.end, hops=hops)) if choice.chain else None
 
-        def answered() -> None:
-            server = self.router.stats(segment.peer)
-            server.pacing.answered(ticket, self.clock.now)
-            server.answered(TOKENS * blocks, ticket.sent_at, self.clock.now)
-            self._pump(segment.peer)
-            self._choose_again()
-            if segment.end < self.blocks:
-                self._send(segment.end)
-            else:
-                self.finished += 1
-                self._next_batch()
+        return Request(send, TOKENS * (spans[-1].end - spans[0].start))
 
-        def answers() -> None:
-            self.clock.after(self._half_way(), answered)
-
-        server = self.servers[segment.peer]
-        self.clock.after(self._half_way(), lambda: server.receive(blocks, answers))
-
-    def _choose_again(self) -> bool:
-        if self.choose is not None or not self.router.speeds_changed(self.spans):
-            return False
-        displaced = [segment for waiting in self._waiting.values() for segment in waiting]
-        for segment in displaced:
-            self._waiting[segment.peer].clear()
-            self.router.stats(segment.peer).pacing.add_waiting(-TOKENS * (segment.end - segment.start))
-        for segment in displaced:
-            self._send(segment.start)
-        return True
-
-    def _half_way(self) -> float:
-        return self.way / 2 + self._random.uniform(0.0, self.jitter)
+    async def _travel(self) -> None:
+        await asyncio.sleep(self.way / 2 + self._random.uniform(0.0, self.jitter))
 
 
 def simulate(
@@ -204,24 +174,45 @@ def simulate(
     routers: Sequence[Router] | None = None,
     measured: float | None = None,
     choose: Callable[[int], Span] | None = None,
+    chained: bool = False,
 ) -> tuple[float, list[Rank]]:
     """Sends batches through a swarm.
 
     Args:
+        spans: the servers' blocks.
+        servers: by peer.
+        batches: number of batches.
+        way: seconds from sending a request to its answer, without the server's time.
+        jitter: most seconds by which either direction takes longer at times.
+        window: most batches of a rank in flight.
         routers: of each rank; the batches are shared out evenly.
         measured: round trip that was measured before, by default the true one; 0 if it was not measured.
+        choose: chooses the server for a block instead of the router.
+        chained: whether servers pass requests on to each other.
 
     Returns:
         Seconds until the last answer, and the ranks.
     """
-    clock = next(iter(servers.values())).clock
-    ranks = [
-        Rank(router, clock, spans, servers, way=way, jitter=jitter, window=window, choose=choose)
-        for router in routers or [Router()]
-    ]
-    for number, rank in enumerate(ranks):
+    if chained:
+        spans = [replace(span, announced=Announcement(version=ANNOUNCED)) for span in spans]
+    ranks = [Rank(router, spans, servers, way, jitter, chained, choose) for router in routers or [Router()]]
+    for rank in ranks:
         for peer in servers if measured != 0 else ():
             rank.router.stats(peer).pacing.measured_round_trip(way if measured is None else measured)
-        rank.start(len(range(number, batches, len(ranks))))
-    clock.run()
-    return clock.now - BEGIN, ranks
+    stops_at = min(server.stops_at for server in servers.values())
+
+    async def run() -> float:
+        runs = (rank.run(len(range(number, batches, len(ranks))), window) for number, rank in enumerate(ranks))
+        tasks = [asyncio.ensure_future(one) for one in runs]
+        watched = None if stops_at == float("inf") else stops_at + _WATCHED_SECONDS - BEGIN
+        _, hanging = await asyncio.wait(tasks, timeout=watched)
+        for task in hanging:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=bool(hanging))
+        return asyncio.get_running_loop().time() - BEGIN
+
+    loop = SimulatedLoop()
+    try:
+        return loop.run_until_complete(run()), ranks
+    finally:
+        loop.close()

@@ -4,8 +4,9 @@
   `dht_records` reads its DHT and `announcements` checks the contents. `coverage` and `status` show them, and
   `directory` keeps the list of servers current.
 - Requests: `requests` sends a batch through the `servers` of a model, on `routes` that `router` chooses. `attempts`
-  decides which server to ask and what to do after a failure, which `failures` classifies. `turns` sends requests when
-  a `gate` admits them by the server's `pacing`, given its `unanswered` requests. `gradients` sends them backwards.
+  decides which server to ask and what to do after a failure, which `failures` classifies. `turns` sends a request when
+  it is first in line and the server's `pacing`, given its `unanswered` requests, or another `admission` admits it.
+  `gradients` sends them backwards.
 - Transport: `transport` sends `inputs` by the `protocol` and checks the `outputs`; `limited_p2p` limits answers. Large
   requests go through `streams`, where `tensor_stream` writes each `payload` to a `raw_stream` without copies.
 - Chains: servers pass a `chain` on to each other, with `deep_prompts` kept there; `chain_pacing` limits its requests.

@@ -7,7 +7,8 @@ attempt (`NoServer`). If two servers refuse a request, the request itself is at 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import math
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -17,12 +18,12 @@ from dist_eval.petals.client.failures import Failure, classify, may_have_room_la
 from dist_eval.petals.client.petals_version import can_chain, can_chain_sessions
 from dist_eval.petals.client.records import RouteSegment
 from dist_eval.petals.client.router import Router
-from dist_eval.petals.client.routes import Span, without
+from dist_eval.petals.client.routes import Span, covers, without
 from dist_eval.tables import format_count
 
 _FIRST_DELAY, _LONGEST_DELAY = 1.0, 5.0
-# Time until a displaced request chooses again. If a lost cache displaced it, the failure has been recorded by then.
-_DISPLACED_SECONDS = 0.01
+# Seconds until a request of a session whose caches changed chooses again; a lost cache has been recorded by then
+_CHOOSE_AGAIN_SECONDS = 0.01
 # Stall timeout if another server holds the blocks: at least this many seconds, or this multiple of the server's recent
 # median latency. It doubles with each attempt: if all servers are busy, the first one asked answers first.
 _MIN_STALL_SECONDS, _STALL_LATENCIES = 5.0, 10.0
@@ -65,6 +66,11 @@ class RoutePart:
     rows: int = 1  # texts of the request, if it can be split between texts
     chained: bool = False  # whether servers may pass it on to each other
     has_ids: bool = False  # whether such servers get token ids
+
+    @property
+    def line(self) -> Hashable:
+        """Requests for which this is equal wait for the same servers."""
+        return self.block, self.in_session, self.prefer_whole, (*self.avoided,), (*self.cached(),)
 
     @property
     def size(self) -> int:
@@ -114,8 +120,16 @@ class Attempts:
     _reasons: list[tuple[str, str]] = field(default_factory=list)  # blocks and peer, and why there was no answer
     _peers: dict[Failure, list[Any]] = field(default_factory=dict)  # the servers that failed in each way
 
-    def choose(self, online: Sequence[Span], now: float) -> Choice:
-        """Chooses a server.
+    def choices(self, online: Sequence[Span], now: float, waiting: int = 0) -> Iterator[Choice]:
+        """Yields the servers to ask, the best ones first.
+
+        While those are busy, others may be asked that would answer before the best ones could get the last of the
+        requests that wait.
+
+        Args:
+            online: the online blocks.
+            now: the time.
+            waiting: number of requests behind this one that wait for the same servers.
 
         Raises:
             TooLarge: the request must be split.
@@ -130,13 +144,26 @@ class Attempts:
         cached = self.part.cached()
         has_cache = bool(cached) and {span.peer for span in cached} <= {span.peer for span in spans}
         route = cached if has_cache else self._route_again(spans, now)
-        if is_for_halves or (not route and self._route(wanted, now)):
+        if is_for_halves or (not route and self._covers(wanted)):
             refusing = next(span.peer for span in wanted if not self._takes_it(span))
             raise TooLarge(f"peer {refusing}: {self.router.stats(refusing).refusal}")
         if not route:
             having = "with sessions holds" if self.part.in_session else "holds"
             why = f"no server online {having} it, or a block after it"
             raise self._unreachable(f"block {self.part.block}", why, now, f"block {self.part.block}: {why}")
+        yield self._choice(route, spans, now, has_cache=has_cache)
+        left, latest = spans, math.inf
+        while not has_cache:
+            asked = [*zip(self._chain(route, now) or route[:1], self._seconds(route, spans, now), strict=False)]
+            slowest, (_, own) = max(asked, key=lambda pair: pair[1][1])
+            latest = min(latest, self._latency(route, spans, now) + waiting * own)
+            left = [span for span in left if span.peer != slowest.peer]
+            route = self._route(self._not_banned(left, now), now)
+            if not route or self._latency(route, spans, now) > latest:
+                return
+            yield self._choice(route, spans, now)
+
+    def _choice(self, route: Sequence[Span], spans: Sequence[Span], now: float, *, has_cache: bool = False) -> Choice:
         chain = route if has_cache and len(route) > 1 else self._chain(route, now)
         # those after the first get their usual time; then the client asks them itself, without that limit
         stalls = [self._stall_timeout(route[0], spans, now), *(self._usual_stall(span) for span in chain[1:])]
@@ -176,8 +203,8 @@ class Attempts:
         """
         peer, failure = choice.segment.peer, classify(error)
         what = f"blocks {choice.segment.start}:{choice.segment.end} (peer {peer})"
-        if failure is Failure.DISPLACED:
-            return _DISPLACED_SECONDS
+        if failure is Failure.CHOOSE_AGAIN:
+            return _CHOOSE_AGAIN_SECONDS
         if failure is Failure.TOO_LARGE:
             self._peers.setdefault(failure, []).append(peer)
             self.router.stats(peer).refused_size(self.part.size, stated_limit(error), one_line(error), now)
@@ -217,7 +244,7 @@ class Attempts:
     def has_route(self, online: Sequence[Span], now: float) -> bool:
         """Whether there is a route of servers that are not banned and accept the request, or a part if it is split."""
         takers = online if self.part.rows > 1 else self._taking_it(online)
-        return bool(self._route(self._not_banned(takers, now), now))
+        return self._covers(self._not_banned(takers, now))
 
     def _blame_request(self, failure: Failure, peers: Sequence[Any], error: Exception) -> NoReturn:
         """Raises the error that several servers report about the request; it does not count against them."""
@@ -236,7 +263,7 @@ class Attempts:
         """Whether all servers that accept the whole request failed recently, and others would accept its halves."""
         if self.part.rows == 1 or len(taking) == len(wanted) or not self.has_route(wanted, now):
             return False
-        return not self._route(self._not_banned(taking, now), now)
+        return not self._covers(self._not_banned(taking, now))
 
     def _unreachable(self, what: str, why: str, now: float, brief: str) -> NoServer | SwarmError:
         if self.part.avoided:
@@ -249,15 +276,21 @@ class Attempts:
         if len(peers) < _FAILURES_TO_CONFIRM:
             return False
         others = [span for span in choice.spans if span.peer not in peers]
-        return len({*peers}) > 1 or not self._route(others, choice.at)
+        return len({*peers}) > 1 or not self._covers(others)
 
     def _stall_timeout(self, segment: Span, spans: Sequence[Span], now: float) -> float:
         """Returns seconds to wait for a server, fewer if another one could answer or the request is optional."""
         others = [span for span in self._not_banned(spans, now) if span.peer != segment.peer]
         is_optional = bool(self.part.avoided)
-        if not is_optional and self.router.next_segment(others, segment.start, segment.end, 1, now) is None:
+        if not is_optional and not covers(others, segment.start, segment.end):
             return self.timeout
         return self._usual_stall(segment)
+
+    def _latency(self, route: Sequence[Span], spans: Sequence[Span], now: float) -> float:
+        return sum(latency for latency, _ in self._seconds(route, spans, now))
+
+    def _seconds(self, route: Sequence[Span], spans: Sequence[Span], now: float) -> Sequence[tuple[float, float]]:
+        return self.router.seconds(route, spans, self.part.tokens, now)
 
     def _usual_stall(self, segment: Span) -> float:
         usual = self.router.stats(segment.peer).usual_latency(self.part.tokens * (segment.end - segment.start))
@@ -296,6 +329,9 @@ class Attempts:
             if again := self._route(self._not_banned(proven, now), now):
                 return again
         return self._route(spans, now)
+
+    def _covers(self, spans: Sequence[Span]) -> bool:
+        return covers(spans, self.part.block, self.part.end)
 
     def _route(self, spans: Sequence[Span], now: float) -> Sequence[Span]:
         return self.router.route(spans, self.part.block, self.part.end, self.part.tokens, now)

@@ -1,8 +1,9 @@
 """Decides when a chain of servers can use another request. Does no I/O except on the state that a host's ranks share.
 
-A chain gets as many requests as keep its slowest server busy, plus one: the time of a passage without waiting, divided
-by the time of that server (Little's law). Both follow from the times that servers report, without a request's waiting
-times. The work and time of each server are also recorded in its own pacing, by which routes are chosen.
+A chain, or a single server that reports its time, gets as many requests as keep its slowest server busy, plus one: the
+time of a passage without waiting, divided by the time of that server (Little's law). Both follow from the times that
+servers report, without a request's waiting times. The work and time of each server are also recorded in its own pacing,
+by which routes are chosen.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from dist_eval.process.shared_state import SharedStates
 _LATEST = 100  # Answers over which least times are taken; older ones may reflect other conditions
 _LEAST_SECONDS = 1e-3  # least time of a server for a request
 _AHEAD = 1.5  # Most times the number of servers by which announced speeds, which may be wrong, raise the first limit
-_LOOK_AGAIN_SECONDS = 1.0  # Another rank may get an answer sooner; a gate checks more often anyway
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class ChainTicket(Ticket):
 
 
 class ChainPacing(UnansweredRequests[Unanswered]):
-    """The pace of a chain; an `Admission`.
+    """The pace of a chain, or of a single server that reports its time; an `Admission`.
 
     Args:
         parts: the pacing of each server, and the number of its blocks.
@@ -54,17 +54,19 @@ class ChainPacing(UnansweredRequests[Unanswered]):
         self._most: int | None = None  # most unanswered requests; None before the first answer
         self._latest: deque[list[float]] = deque(maxlen=_LATEST)
 
-    def add_waiting(self, work: int) -> None:
-        """See `Admission`."""
-        super().add_waiting(work)
+    def add_steps(self, work: int) -> None:
+        """Records work of steps of sessions, of each server."""
         for (pacing, _), share in zip(self._parts, self._shares(work), strict=True):
-            pacing.add_waiting(share)
+            pacing.add_steps(share)
 
     def admit(self, work: int, now: float) -> Ticket | float:
         """See `Admission`."""
         with self._locked(now):
-            if self._pace.unanswered >= (self._most or self._most_at_first(work)):
-                return _LOOK_AGAIN_SECONDS
+            most, unanswered = self._most or self._most_at_first(work), self._pace.unanswered
+            if self._most is None:  # all chains of a server together may send it twice as many
+                unanswered = max(unanswered, *(pacing.unanswered // 2 for pacing, _ in self._parts))
+            if unanswered >= most:
+                return math.inf
             self._pace.unanswered += 1
             self._pace.unanswered_work += work
             period = self._pace.period

@@ -32,7 +32,7 @@ class Failure(Enum):
     NO_ANSWER = "the server did not answer in time, or the transport failed"
     UNREACHABLE = "the server cannot be reached"
     NOT_LISTENING = "nothing listens at the server's address, so the request was not sent"
-    DISPLACED = "the request was not computed, and may choose another server"
+    CHOOSE_AGAIN = "the request was not computed, because the caches of its session changed"
 
 
 class WrongAnswer(Exception):
@@ -43,8 +43,8 @@ class PeerUnreachable(ConnectionError):
     """Nothing listens at a peer's address, so the daemon was not made to dial it."""
 
 
-class RequestDisplaced(Exception):
-    """A request was not computed, because another one failed or servers' speeds changed; it may choose again."""
+class ChooseAgain(Exception):
+    """A request was not computed, because the caches of its session changed; it may choose servers again."""
 
 
 def classify(error: BaseException) -> Failure:
@@ -54,8 +54,8 @@ def classify(error: BaseException) -> Failure:
         return Failure.WRONG
     if isinstance(error, PeerUnreachable):
         return Failure.NOT_LISTENING
-    if isinstance(error, RequestDisplaced):
-        return Failure.DISPLACED
+    if isinstance(error, ChooseAgain):
+        return Failure.CHOOSE_AGAIN
     if any(words in text for words in _TOO_LARGE):
         return Failure.TOO_LARGE
     if any(words in text for words in _NO_CACHE):

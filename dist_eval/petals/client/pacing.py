@@ -1,7 +1,7 @@
 """Decides when a server can use another request. Does no I/O except on the state that the ranks of a host share.
 
-A server works on all its requests in turns, one or several blocks at a time. So they finish together, and the next
-server idles until then: a convoy. Each additional request delays those before it; it only needs to arrive before the
+A server of Petals works on all its requests in turns, block by block. So they finish together, and the next server
+idles until then: a convoy. Each additional request delays those before it; it only needs to arrive before the
 server runs out of work. Requests are therefore paced, like packets in BBR (Cardwell et al., 2016, "BBR:
 congestion-based congestion control"). Two measurements determine when to send:
 
@@ -16,19 +16,14 @@ from __future__ import annotations
 
 import ctypes
 import math
+from typing import NamedTuple
 
 from dist_eval.petals.client.unanswered import Ticket, Unanswered, UnansweredRequests, settle
 from dist_eval.process.shared_state import SharedStates
 
-# Worst loss of speed without each constant, in runs of 20 to 200 batches in a simulated swarm
-# (tests/simulated_swarm.py: pipelines of 2 to 8 stages and of replicas, 1 to 500 ms away; servers that work in turns or
-# not; that announce their speed, four times their speed or none; or whose speed varies):
-#
-#     _EARLY_SHARE      21 %     _FIRST_SECONDS    62 %
-#     _SLOWER           35 %     _FIRST_SHARE       9 %, with messages of 0.7 s
-#     _CORRECTED        31 %     _LATE              8 %
-#
-# _LEAST_OVER and _HALF_LIFE_SECONDS are for changing networks and servers, which are not simulated.
+# Each constant below pays in simulated swarms (tests/petals/client/test_pacing.py): pipelines and replicas, 0 to 1.4 s
+# away; servers that work in turns, announce a wrong speed or none, vary in speed, or hang; slow first connections; and
+# messages that travel for longer than the measured round trip
 
 # Work that the server should still have when the next request arrives: 0.9 of a request like those that it has, but at
 # least 0.15 s and at most 0.3 s. More would hide more of its pauses between blocks, but delay the next server
@@ -54,7 +49,7 @@ _FIRST_SECONDS = 5.0
 
 _FAR_SECONDS = 0.02  # Round trip from which a server counts as far: it would lose much by waiting for a request
 
-_LATE = 2.0  # Expected final delay of a late answer, as a multiple of its delay so far
+_LATE = 2.0  # Expected final delay of a late answer, as a multiple of its delay so far: servers may hang
 
 _HALF_LIFE_SECONDS = 30.0  # Half-life of the estimated time of an idle server, which may have become faster
 
@@ -79,6 +74,17 @@ class Pace(Unanswered):
         ("least_latency_before_work", ctypes.c_double),
         ("round_trip", ctypes.c_double),  # of a message without work
     )
+
+
+class Outlook(NamedTuple):
+    """What another request to a server has to expect."""
+
+    wait: float  # seconds in the network, and until the server has done what it was sent
+    rate: float  # seconds of the server for one token through one block
+
+    def latency(self, work: float) -> float:
+        """Returns the expected seconds until the answer to a request of this work."""
+        return self.wait + self.rate * work
 
 
 class Pacing(UnansweredRequests[Pace]):
@@ -153,8 +159,13 @@ class Pacing(UnansweredRequests[Pace]):
             if settle(self._pace, ticket):
                 self._correct(-ticket.work * (self.seconds_per_work or 0.0))
 
-    def latency(self, work: float, now: float, expected: float) -> float:
-        """Estimates the latency of another request after all that was sent or waits."""
+    def outlook(self, now: float, expected: float) -> Outlook:
+        """Estimates what another request has to expect after all that was sent.
+
+        Args:
+            now: the time.
+            expected: expected seconds for one token through one block.
+        """
         with self._locked(now):
             pace, rate, rest = self._pace, self.seconds_per_work, 0.0
             if rate is None:
@@ -167,10 +178,10 @@ class Pacing(UnansweredRequests[Pace]):
                 way = self._network_delay(rate)
                 if pace.unanswered:
                     rest = pace.done_at + _LATE * self._late_by(rate, now) - now
-                elif not pace.waiting:
+                elif not pace.steps:
                     decay = 0.5 ** ((now - pace.answered_at) / _HALF_LIFE_SECONDS)
                     rate, way = max(expected, rate * decay), way * decay
-            return max(rest, way) + rate * (pace.waiting + work)
+            return Outlook(max(rest, way) + rate * pace.steps, rate)
 
     def _opens_at(self, rate: float | None, now: float) -> float:
         """Returns when the next request may be sent while others are unanswered."""

@@ -19,10 +19,10 @@ import torch
 
 from dist_eval.errors import NoCacheError, RefusedError, SwarmError, one_line
 from dist_eval.petals.base_model.config import max_request_tokens
+from dist_eval.petals.client.admission import RateLimiter
 from dist_eval.petals.client.attempts import Attempts, Choice, NoServer, RoutePart, TooLarge
 from dist_eval.petals.client.directory import ServerDirectory
-from dist_eval.petals.client.failures import Failure, RequestDisplaced, classify, drop_traceback, may_have_room_later
-from dist_eval.petals.client.gate import RateLimiter
+from dist_eval.petals.client.failures import Failure, classify, drop_traceback, may_have_room_later
 from dist_eval.petals.client.inputs import Inputs, TokenIds
 from dist_eval.petals.client.outputs import picked
 from dist_eval.petals.client.records import RouteSegment, Traffic
@@ -94,7 +94,7 @@ class SwarmRequests:
         self.num_blocks = self.servers.num_blocks
         # a chain would not compress the activations between its servers, which would change results
         self.chains = chains and compression == "none"
-        self._turns = Turns(self.router, self.servers.spans)
+        self._turns = Turns(self.router)
 
     def start(self) -> None:
         """Waits for the first list of servers, and measures their round trips.
@@ -242,13 +242,16 @@ class SwarmRequests:
         has_waited = False
         while True:
             try:
-                choice = attempts.choose(online(), time.monotonic())
+                turn = await self._turns.wait(
+                    part.line, lambda waiting: attempts.choices(online(), time.monotonic(), waiting), make_request
+                )
+                choice = turn.choice
                 try:
-                    answer = await self._turns.send(make_request(choice), choice)
+                    answer = await self._turns.send(turn)
                 except Exception as error:  # any error of the daemon, the connection or the server
                     drop_traceback(error)
                     delay = attempts.failed(choice, error, time.monotonic())
-                    if classify(error) not in (Failure.DISPLACED, Failure.TOO_LARGE):
+                    if classify(error) not in (Failure.CHOOSE_AGAIN, Failure.TOO_LARGE):
                         self.servers.refresh()
                     await asyncio.sleep(delay)
                 else:
@@ -304,9 +307,8 @@ class SwarmRequests:
         choice = Choice(segment, self.timeout, spans=(), at=time.monotonic())
 
         async def send() -> torch.Tensor:
-            while True:
-                with contextlib.suppress(RequestDisplaced):  # another request failed
-                    return await self._turns.send(request, choice)
+            turn = await self._turns.wait(segment.peer, lambda _: iter([choice]), lambda _: request)
+            return await self._turns.send(turn)
 
         try:
             return RemoteExpertWorker.run_coroutine(send())

@@ -1,9 +1,8 @@
 """Routes requests by the measured speed of servers. Does no I/O.
 
-A request takes the route with the least cost: its expected latency, in which its own computing time counts a little
-less than its waiting time. Both follow from each server's `pacing`: its speed, its network delay, and the work that it
-was sent or that waits for it. Until a server's first answer, its announced speed is used, scaled by the measured ones.
-So replicas get work in proportion to their speed, and a server that fails is banned for a while.
+A request takes the route with the least expected latency. It follows from each server's `pacing`: its speed, its
+network delay, and the work that it was sent. Until a server's first answer, its announced speed is used, scaled by the
+measured ones. So replicas get work in proportion to their speed, and a server that fails is banned for a while.
 """
 
 from __future__ import annotations
@@ -26,17 +25,11 @@ from dist_eval.process.shared_state import SharedStates
 
 _BAN_SECONDS, _LONGEST_BAN_SECONDS = 1.0, 60.0
 _SEGMENT_BLOCKS = 0.25  # Least cost of a segment, in blocks: without measurements, fewer segments are better
-# Weight of a request's computing time at a server relative to its waiting time: the server where it would finish first
-# may be needed by the next requests while a slower one idles
-_OWN_WEIGHT = 0.75
 _JITTER = 0.02  # Relative noise on costs, which breaks ties between equal servers differently on each rank
 _LATENCIES_KEPT, _RECENT = 1_000, 20
 # Most times that an unmeasured server may be expected to be faster than the slowest announced and the fastest measured
 # one, whatever it announces: more would only affect its first requests
 _MOST_AHEAD = 30.0
-# Change of a server's speed, relative to others, at which waiting requests choose again. Of two replicas that announce
-# the same speed, one may be five times slower: without this, 20 batches take twice as long
-_OTHER_SPEED = 3.0
 
 
 @dataclass
@@ -102,7 +95,7 @@ class ServerStats:
         Failures that may be the client's fault ban it briefly or not at all; a wrong answer bans it for the longest
         time. Requests that were not sent do not count.
         """
-        if failure is Failure.DISPLACED:
+        if failure is Failure.CHOOSE_AGAIN:
             return
         if failure is Failure.NOT_LISTENING:
             self.ban.longer(now)
@@ -159,11 +152,6 @@ class ServerStats:
             latency_p95=latencies[min(count - 1, int(0.95 * count))] if count else None,
         )
 
-    def cost(self, tokens: int, blocks: int, now: float, expected: float) -> float:
-        """Estimates the cost of a request here, in seconds: its latency, with a lower weight for its own time."""
-        work = tokens * (max(blocks, _SEGMENT_BLOCKS) + _SEGMENT_BLOCKS)
-        return self.pacing.latency(_OWN_WEIGHT * work, now, expected)
-
 
 class Router:
     """Chooses routes, and keeps statistics of the servers.
@@ -187,7 +175,6 @@ class Router:
         self.chains: dict[tuple[Any, ...], Ban] = {}
         self.retries = 0
         self._shared, self._period, self._random = shared, period, random.Random(seed)
-        self._rates_before: dict[Any, float] = {}  # when the waiting requests chose their servers
 
     def stats(self, peer: Any) -> ServerStats:
         """Returns the statistics of a server."""
@@ -196,7 +183,7 @@ class Router:
         return self.servers[peer]
 
     def pacing_of(self, chain: Sequence[Span]) -> ChainPacing:
-        """Returns the pacing of requests that servers pass on to each other."""
+        """Returns the pacing of requests that servers pass on to each other, or of a single server that could."""
         name = hashlib.sha256(repr([(str(span.peer), span.start, span.end) for span in chain]).encode()).hexdigest()
         parts = [(self.stats(span.peer).pacing, span.end - span.start) for span in chain]
         return ChainPacing(parts, self._shared, name, self._period)
@@ -210,36 +197,29 @@ class Router:
         ends = (tuple(peers[start:]) for start in range(len(peers)))
         return not self.chains or not any(end in self.chains and self.chains[end].holds(now) for end in ends)
 
-    def speeds_changed(self, spans: Sequence[Span]) -> bool:
-        """Whether servers are new, or their relative speeds changed much since this last returned True."""
-        rates = self._rates(spans)
-        ratios = [rate / self._rates_before[peer] for peer, rate in rates.items() if peer in self._rates_before]
-        if len(ratios) == len(rates) and max(ratios, default=1.0) <= _OTHER_SPEED * min(ratios, default=1.0):
-            return False
-        self._rates_before = rates
-        return True
-
-    def _rates(self, spans: Sequence[Span]) -> dict[Any, float]:
-        """Returns each server's seconds per unit of work, measured or expected."""
-        expected = self._expected_rates(spans)
-        return {peer: self.stats(peer).pacing.seconds_per_work or rate for peer, rate in expected.items()}
-
-    def next_segment(self, spans: Sequence[Span], start: int, end: int, tokens: int, now: float) -> Span | None:
-        """Returns the first segment of `route`, if any."""
-        return next(iter(self.route(spans, start, end, tokens, now)), None)
-
     def route(self, spans: Sequence[Span], start: int, end: int, tokens: int, now: float) -> Sequence[Span]:
         """Chooses the route from block `start` to `end` that should be fastest; empty if there is none.
 
         A request of `tokens`, including padding and prompts, may change servers wherever a server's blocks start or
         end. Banned servers are used only if there is no other route.
         """
-        self._rates_before = self._rates_before or self._rates(spans)
         healthy = [span for span in spans if not self.stats(span.peer).is_banned(now)]
         return self._fastest(healthy, start, end, tokens, now) or self._fastest(spans, start, end, tokens, now)
 
+    def seconds(
+        self, route: Sequence[Span], spans: Sequence[Span], tokens: int, now: float
+    ) -> list[tuple[float, float]]:
+        """Returns for each segment of a route the expected latency, and the server's own time, in seconds."""
+        expected, found = self._expected_rates(spans), list[tuple[float, float]]()
+        for span in route:
+            outlook = self.stats(span.peer).pacing.outlook(now, expected[span.peer])
+            work = tokens * (span.end - span.start)
+            found.append((outlook.latency(work), outlook.rate * work))
+        return found
+
     def _fastest(self, spans: Sequence[Span], start: int, end: int, tokens: int, now: float) -> Sequence[Span]:
         expected = self._expected_rates(spans)
+        outlooks = {peer: self.stats(peer).pacing.outlook(now, rate) for peer, rate in expected.items()}
         points = sorted({p for span in spans for p in (span.start, span.end) if start < p < end} | {start, end})
         cost: dict[int, float] = {end: 0.0}
         first: dict[int, Span] = {}
@@ -250,8 +230,8 @@ class Router:
                 noise = 1.0 + _JITTER * self._random.random()
                 for stop in points:
                     if point < stop <= span.end and stop in cost:
-                        own = self.stats(span.peer).cost(tokens, stop - point, now, expected[span.peer])
-                        total = own * noise + cost[stop]
+                        work = tokens * (max(stop - point, _SEGMENT_BLOCKS) + _SEGMENT_BLOCKS)
+                        total = outlooks[span.peer].latency(work) * noise + cost[stop]
                         if total < cost.get(point, math.inf):
                             cost[point], first[point] = total, replace(span, start=point, end=stop)
         route: list[Span] = []

@@ -62,6 +62,11 @@ class RouteRecord:
     findings: Findings | None = None
 
 
+def covers(spans: Sequence[Span], start: int, end: int) -> bool:
+    """Whether servers hold all blocks from `start` to `end`."""
+    return all(any(span.start <= block < span.end for span in spans) for block in range(start, end))
+
+
 def without(spans: Sequence[Span], avoided: Sequence[RouteSegment]) -> list[Span]:
     """Removes avoided segments from spans where another server holds the same blocks."""
     if not avoided:

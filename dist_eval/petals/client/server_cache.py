@@ -16,7 +16,7 @@ import torch
 
 from dist_eval.errors import SwarmError
 from dist_eval.petals.client.chain import ChainAnswer, ChainRequest, read_chain_answer
-from dist_eval.petals.client.failures import RequestDisplaced
+from dist_eval.petals.client.failures import ChooseAgain
 from dist_eval.petals.client.inputs import Inputs
 from dist_eval.petals.client.limited_p2p import Allowance
 from dist_eval.petals.client.petals_version import can_roll_back
@@ -36,7 +36,7 @@ REQUEST_TOKENS = 1024
 """Most tokens in a message, as in Petals' own micro-batches; servers accept 2048 or more."""
 
 
-class CacheLost(RequestDisplaced):
+class CacheLost(ChooseAgain):
     """The stream has ended: by the server, after five idle minutes or half an hour, or here after a failed step."""
 
 
@@ -90,11 +90,11 @@ class ServerCache:
             rolls_back: whether texts may be continued from before their end; otherwise some servers need less memory.
 
         Raises:
-            RequestDisplaced: the server's sessions differ from those of Petals.
+            ChooseAgain: the server's sessions differ from those of Petals.
             Exception: any error of the daemon or the connection (see `failures.classify`).
         """
         if not await transport.has_sessions(segment):
-            raise RequestDisplaced("its sessions are not those of Petals")
+            raise ChooseAgain("its sessions are not those of Petals")
         cache = cls(transport, segment, prompts, rolls_back)
         cache._opening = {"max_length": max_length, "alloc_timeout": _ALLOCATION_SECONDS, ROLLS_BACK: rolls_back}
         answers = await transport.open_inference(segment, cache._sent(), cache._allowance)
@@ -278,7 +278,7 @@ def whole_text_request(
                 return torch.cat(await cache.answers([(chunk, None) for chunk in chunks], timeout), dim=1)
             finally:
                 await cache.close()
-        except RequestDisplaced as error:  # this is its own failure; a displaced request would be sent again
+        except ChooseAgain as error:  # this is its own failure; otherwise it would be sent again
             raise SwarmError(str(error) or "the server has ended the stream") from error
 
     return Request(send, tokens_in(hidden) * (segment.end - segment.start))

@@ -12,7 +12,7 @@ from dist_eval.petals.client.attempts import NoServer
 from dist_eval.petals.client.directory import ServerDirectory
 from dist_eval.petals.client.petals_version import serves, versions_needed
 from dist_eval.petals.client.reachability import BETWEEN_CONTACTS, CONTACT_SECONDS
-from dist_eval.petals.client.routes import Span
+from dist_eval.petals.client.routes import Span, covers
 from dist_eval.petals.client.transport import Transport
 
 _POLL_SECONDS, _REJOIN_SECONDS = 1.0, 3.0
@@ -63,9 +63,9 @@ class SwarmServers:
         """
         self._directory.start(timeout)
         prefix = self._directory.dht_prefix
-        if not self._hold_all_blocks(self._directory.spans()):
+        if not covers(self._directory.spans(), 0, self.num_blocks):
             raise SwarmError(f"Some blocks of {prefix} have no usable server: start one, and try again.")
-        if not self._hold_all_blocks(self.spans()):
+        if not covers(self.spans(), 0, self.num_blocks):
             raise SwarmError(
                 f"Some blocks of {prefix} are held only by servers whose version of Petals would fail or compute "
                 f"something else: this model needs servers with {versions_needed(self._config)}."
@@ -95,7 +95,7 @@ class SwarmServers:
     @property
     def has_sessions(self) -> bool:
         """Whether servers with sessions hold all blocks."""
-        return self._hold_all_blocks(self.session_spans())
+        return covers(self.session_spans(), 0, self.num_blocks)
 
     def free_cache(self) -> dict[Span, int]:
         """Asks all servers for their free attention cache, for a few seconds again if some cannot be reached.
@@ -173,6 +173,3 @@ class SwarmServers:
         self._noticed_at = now
         self._notice_seconds = min(max(2 * self._notice_seconds, _NOTICE_SECONDS), _LONGEST_NOTICE_SECONDS)
         return what
-
-    def _hold_all_blocks(self, spans: Sequence[Span]) -> bool:
-        return all(any(span.start <= block < span.end for span in spans) for block in range(self.num_blocks))

@@ -12,7 +12,7 @@ import torch
 
 from dist_eval.petals.client.attempts import Choice
 from dist_eval.petals.client.chain import ChainRequest, request_to
-from dist_eval.petals.client.failures import RequestDisplaced
+from dist_eval.petals.client.failures import ChooseAgain
 from dist_eval.petals.client.inputs import Inputs
 from dist_eval.petals.client.routes import Span
 from dist_eval.petals.client.server_cache import CacheLost, ChainCut, SentStep, ServerCache
@@ -133,13 +133,13 @@ class Segment:
             See `continued`.
 
         Raises:
-            RequestDisplaced: other servers hold caches of the texts by now.
+            ChooseAgain: other servers hold caches of the texts by now.
             Exception: see `ServerCache.open` and `ServerCache.answers`.
         """
         async with self._lock:
             if self.cache in (None, unfit) or not self.can_step(position):
                 return await self._opened(choice, chunks, timeout)
-        raise RequestDisplaced("a server has caches of the texts by now")
+        raise ChooseAgain("a server has caches of the texts by now")
 
     async def _opened(self, choice: Choice, chunks: Sequence[Chunk], timeout: float) -> Any:
         await self.close()

@@ -30,7 +30,7 @@ class Unanswered(ctypes.Structure):
     """Counts of requests. Times are in seconds of `time.monotonic()`, work is in tokens times blocks."""
 
     _fields_: ClassVar[Sequence[tuple[str, Any]]] = (
-        ("waiting", ctypes.c_int64),  # work that may not be sent yet, or belongs to steps of sessions
+        ("steps", ctypes.c_int64),  # work of unanswered steps of sessions, which are not counted below
         ("unanswered", ctypes.c_int64),  # requests
         ("unanswered_work", ctypes.c_int64),
         ("period", ctypes.c_int64),  # number of periods so far (see `forget`)
@@ -55,7 +55,7 @@ def settle(state: Unanswered, ticket: Ticket) -> bool:
 def forget(state: Unanswered, now: float, period: float) -> None:
     """Begins a new period when the current one is over, or two after a long pause, when all requests are old.
 
-    Requests sent before the previous period are no longer counted, nor is waiting work.
+    Requests sent before the previous period are no longer counted, nor are steps of sessions.
     """
     state.period_began = state.period_began or now
     over = min(2, int((now - state.period_began) // period))
@@ -63,7 +63,7 @@ def forget(state: Unanswered, now: float, period: float) -> None:
         state.unanswered -= state.unanswered_before
         state.unanswered_work -= state.unanswered_work_before
         state.unanswered_before, state.unanswered_work_before = state.unanswered, state.unanswered_work
-        state.period, state.period_began, state.waiting = state.period + 1, now, 0
+        state.period, state.period_began, state.steps = state.period + 1, now, 0
 
 
 State = TypeVar("State", bound=Unanswered)
@@ -81,13 +81,18 @@ class UnansweredRequests(Generic[State]):
 
     def __init__(self, kind: type[State], shared: SharedStates | None, name: str, period: float) -> None:
         self._pace = shared.open(name, kind) if shared else kind()
-        self._shared, self._period, self._seen, self._waiting = shared, period, 0, 0
+        self._shared, self._period, self._seen, self._steps = shared, period, 0, 0
 
-    def add_waiting(self, work: int) -> None:
-        """Records waiting work; a negative number is work that no longer waits."""
+    @property
+    def unanswered(self) -> int:
+        """Number of requests without an answer."""
+        return self._pace.unanswered
+
+    def add_steps(self, work: int) -> None:
+        """Records work of steps of sessions; a negative number is work that was answered."""
         with self._locked():
-            self._pace.waiting += work
-            self._waiting += work
+            self._pace.steps += work
+            self._steps += work
 
     @contextmanager
     def _locked(self, now: float | None = None) -> Iterator[None]:
@@ -96,5 +101,5 @@ class UnansweredRequests(Generic[State]):
                 forget(self._pace, now, self._period)
             if self._seen != self._pace.period:
                 self._seen = self._pace.period
-                self._pace.waiting += self._waiting  # a rank that hangs does not get here
+                self._pace.steps += self._steps  # a rank that hangs does not get here
             yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from dist_eval.errors import ModelOutputError, NoCacheError, RefusedError, SwarmError
 from dist_eval.petals.client.attempts import _MIN_STALL_SECONDS, Attempts, Choice, NoServer, RoutePart, TooLarge
 from dist_eval.petals.client.chain import ChainAnswer, HopTimes
-from dist_eval.petals.client.failures import LACKS_PROMPTS, Failure, RequestDisplaced, WrongAnswer, classify
+from dist_eval.petals.client.failures import LACKS_PROMPTS, ChooseAgain, Failure, WrongAnswer, classify
 from dist_eval.petals.client.pacing import Ticket
 from dist_eval.petals.client.petals_version import ANNOUNCED
 from dist_eval.petals.client.records import Announcement, RouteSegment
@@ -37,9 +38,13 @@ def attempts_of(
     return Attempts(router or Router(), part, limit=LIMIT, timeout=TIMEOUT)
 
 
+def choose(attempts: Attempts, online: Sequence[Span], now: float) -> Choice:
+    return next(attempts.choices(online, now))
+
+
 def fails(attempts: Attempts, error: Exception, online: list[Span], now: float = 0.0) -> float:
     """Asks one of the servers, which fails and is banned; returns the delay until the next attempt."""
-    choice = attempts.choose(online, now)
+    choice = choose(attempts, online, now)
     attempts.router.stats(choice.segment.peer).failed(now, classify(error))
     return attempts.failed(choice, error, now)
 
@@ -63,11 +68,11 @@ def test_the_delay_is_bounded() -> None:
 def test_without_a_server_requests_wait_from_the_first_moment_on_and_no_attempt_is_counted() -> None:
     attempts = attempts_of()
     with pytest.raises(NoServer, match=r"^block 0: no server online holds it, or a block after it$") as first:
-        attempts.choose([Span("a", 1, BLOCKS)], 7.0)
+        choose(attempts, [Span("a", 1, BLOCKS)], 7.0)
     assert first.value.since == 7.0
     for _ in range(2 * LIMIT):
         with pytest.raises(NoServer, match=r"^blocks 0:4 \(peer \w\): gone$") as unreachable:
-            attempts.failed(attempts.choose(REPLICAS, 8.0), GONE, 8.0)
+            attempts.failed(choose(attempts, REPLICAS, 8.0), GONE, 8.0)
         assert unreachable.value.since == 7.0
     assert fails(attempts, LATE, REPLICAS) == 0.0
 
@@ -76,7 +81,7 @@ def test_an_outage_begins_again_once_a_server_was_reached() -> None:
     attempts, began = attempts_of(), list[float]()
     for now in (10.0, 30.0, 40.0):
         with pytest.raises(NoServer) as outage:
-            attempts.choose([], now)
+            choose(attempts, [], now)
         began.append(outage.value.since)
         if now == 10.0:
             fails(attempts, REFUSED, REPLICAS[:1], now=20.0)
@@ -94,7 +99,7 @@ def test_a_route_counts_only_if_none_of_its_servers_is_banned() -> None:
 
 def refuses(attempts: Attempts, online: list[Span], now: float, limit: int | None = None) -> str:
     """Has one of the servers refuse the size of the request; returns which."""
-    choice = attempts.choose(online, now)
+    choice = choose(attempts, online, now)
     words = "too large" if limit is None else f"Task size greater than max_batch_size ({limit}), it can't be processed"
     assert attempts.failed(choice, P2PHandlerError(words), now) == 0.0
     return choice.segment.peer
@@ -106,11 +111,11 @@ def test_a_request_is_split_only_if_all_servers_refuse_its_size() -> None:
     again = Attempts(attempts.router, attempts.part, limit=LIMIT, timeout=TIMEOUT)  # nobody has to be asked twice
     for requests in (attempts, again):
         with pytest.raises(TooLarge, match=r"^peer \w: .* max_batch_size \(99\), it can't be processed$"):
-            requests.choose(REPLICAS, 0.0)
+            choose(requests, REPLICAS, 0.0)
     assert not any(server.is_banned(0.0) for server in attempts.router.servers.values()), "it was too large"
     assert attempts.router.retries == 0
     smaller = Attempts(attempts.router, RoutePart(0, BLOCKS, TOKENS - 1), limit=LIMIT, timeout=TIMEOUT)
-    assert smaller.choose(REPLICAS, 0.0)
+    assert choose(smaller, REPLICAS, 0.0)
 
 
 @pytest.mark.parametrize("error", [LATE, GONE])
@@ -123,7 +128,7 @@ def test_while_all_that_did_not_refuse_a_request_fail_it_is_sent_in_halves(error
         attempts = Attempts(router, RoutePart(0, BLOCKS, rows * 64, rows=rows), limit=LIMIT, timeout=TIMEOUT)
         while True:
             try:
-                choice = attempts.choose(online, now)
+                choice = choose(attempts, online, now)
             except TooLarge as too_large:
                 assert re.fullmatch(r"peer a: .* max_batch_size \(1024\), .*", str(too_large))
                 return rows_answered(rows // 2) + rows_answered(rows - rows // 2)
@@ -152,23 +157,23 @@ def test_a_single_text_waits_for_the_servers_that_did_not_refuse_it() -> None:
     with pytest.raises(NoServer):
         fails(attempts, GONE, online)
     assert not attempts.has_route(online, 0.0)
-    assert attempts.choose(online, 0.0).segment.peer != refusing
+    assert choose(attempts, online, 0.0).segment.peer != refusing
 
 
 def test_who_refuses_the_size_that_another_one_takes_is_banned_and_never_asked_for_it_again() -> None:
     attempts = attempts_of()
     liar = refuses(attempts, REPLICAS, 5.0)
-    taken = attempts.choose(REPLICAS, 5.0)
+    taken = choose(attempts, REPLICAS, 5.0)
     assert taken.segment.peer != liar
     attempts.answered(taken, 6.0)
     assert {peer for peer, server in attempts.router.servers.items() if server.is_banned(6.5)} == {liar}
     for later in range(1000):
-        assert attempts_of(router=attempts.router).choose(REPLICAS, 100.0 + later).segment.peer != liar
+        assert choose(attempts_of(router=attempts.router), REPLICAS, 100.0 + later).segment.peer != liar
     assert attempts.has_route(REPLICAS, 100.0)
     [alone] = [span for span in REPLICAS if span.peer == liar]
     assert not attempts.has_route([alone], 100.0)
     with pytest.raises(TooLarge):
-        attempts_of(router=attempts.router).choose([alone], 100.0)
+        choose(attempts_of(router=attempts.router), [alone], 100.0)
 
 
 @pytest.mark.parametrize("stated", [None, TOKENS])
@@ -176,7 +181,7 @@ def test_who_refuses_what_it_says_it_takes_or_took_before_is_banned_for_longer_e
     router, lengths, now = Router(), list[float](), 0.0
     if stated is None:
         took = attempts_of(router=router)
-        took.answered(took.choose(REPLICAS[:1], 0.0), now)
+        took.answered(choose(took, REPLICAS[:1], 0.0), now)
     for size in (TOKENS, TOKENS - 10, TOKENS - 20):
         attempts = Attempts(router, RoutePart(0, BLOCKS, size), limit=LIMIT, timeout=TIMEOUT)
         refuses(attempts, REPLICAS[:1], now, stated)
@@ -190,11 +195,11 @@ def test_after_a_failure_a_server_that_has_answered_before_is_asked_whatever_oth
     router, online = Router(), [*silent, REPLICAS[0]]
     answer(router, "a", 100.0)  # slowly
     attempts = attempts_of(router=router)
-    assert attempts.choose(online, 0.0).segment.peer != "a"
+    assert choose(attempts, online, 0.0).segment.peer != "a"
     fails(attempts, LATE, online)
-    assert attempts.choose(online, 0.0).segment.peer == "a"
+    assert choose(attempts, online, 0.0).segment.peer == "a"
     fails(attempts, LATE, online)
-    assert attempts.choose(online, 0.0).segment.peer != "a", "it is banned"
+    assert choose(attempts, online, 0.0).segment.peer != "a", "it is banned"
 
 
 @pytest.mark.parametrize(("error", "kind"), [(REFUSED, RefusedError), (WrongAnswer("nan"), ModelOutputError)])
@@ -240,18 +245,18 @@ def test_one_servers_word_is_not_enough_while_another_one_could_be_asked() -> No
 def test_a_second_opinion_is_not_waited_for(error: Exception) -> None:
     avoided = [RouteSegment("a", 0, BLOCKS)]
     attempts = attempts_of(avoided)
-    choice = attempts.choose(REPLICAS[:2], 0.0)
+    choice = choose(attempts, REPLICAS[:2], 0.0)
     assert choice.segment.peer == "b"
     with pytest.raises(SwarmError, match=r"^no second opinion for blocks 0:4 \(peer b\)$"):
         attempts.failed(choice, error, 0.0)
     with pytest.raises(SwarmError, match=r"^no second opinion for block 0$"):
-        attempts_of(avoided).choose([], 0.0)
+        choose(attempts_of(avoided), [], 0.0)
 
 
-def test_a_displaced_request_chooses_again_and_no_attempt_is_counted() -> None:
+def test_a_request_whose_caches_changed_chooses_again_and_no_attempt_is_counted() -> None:
     attempts = attempts_of()
     for _ in range(2 * LIMIT):
-        assert 0.0 < fails(attempts, RequestDisplaced("by another"), REPLICAS) < 0.1
+        assert 0.0 < fails(attempts, ChooseAgain("lost"), REPLICAS) < 0.1
     assert attempts.router.retries == 0 and not attempts.router.stats("a").failures
 
 
@@ -274,15 +279,15 @@ def router_with_latency(seconds: float) -> Router:
 def test_a_server_gets_less_time_where_another_one_holds_the_blocks_and_more_with_each_attempt() -> None:
     router = router_with_latency(0.01)
     attempts = attempts_of(router=router)
-    assert attempts.choose(REPLICAS, 0.0).stall_timeout == _MIN_STALL_SECONDS
-    assert attempts.choose(REPLICAS[:1], 0.0).stall_timeout == TIMEOUT, "nobody else could answer"
-    waited = attempts_of([RouteSegment("c", 0, BLOCKS)], router=router).choose(REPLICAS[:1], 0.0)
+    assert choose(attempts, REPLICAS, 0.0).stall_timeout == _MIN_STALL_SECONDS
+    assert choose(attempts, REPLICAS[:1], 0.0).stall_timeout == TIMEOUT, "nobody else could answer"
+    waited = choose(attempts_of([RouteSegment("c", 0, BLOCKS)], router=router), REPLICAS[:1], 0.0)
     assert waited.stall_timeout == _MIN_STALL_SECONDS, "optional"
-    attempts.failed(attempts.choose(REPLICAS, 0.0), LATE, 0.0)
-    assert attempts.choose(REPLICAS, 0.0).stall_timeout == 2 * _MIN_STALL_SECONDS
-    assert attempts_of(router=router_with_latency(2.0)).choose(REPLICAS, 0.0).stall_timeout == 20.0
-    assert attempts_of(router=router_with_latency(30.0)).choose(REPLICAS, 0.0).stall_timeout == TIMEOUT
-    assert attempts_of().choose(REPLICAS, 0.0).stall_timeout == TIMEOUT, "no latency is known"
+    attempts.failed(choose(attempts, REPLICAS, 0.0), LATE, 0.0)
+    assert choose(attempts, REPLICAS, 0.0).stall_timeout == 2 * _MIN_STALL_SECONDS
+    assert choose(attempts_of(router=router_with_latency(2.0)), REPLICAS, 0.0).stall_timeout == 20.0
+    assert choose(attempts_of(router=router_with_latency(30.0)), REPLICAS, 0.0).stall_timeout == TIMEOUT
+    assert choose(attempts_of(), REPLICAS, 0.0).stall_timeout == TIMEOUT, "no latency is known"
 
 
 def test_a_server_with_all_blocks_is_preferred_unless_it_is_banned() -> None:
@@ -291,27 +296,27 @@ def test_a_server_with_all_blocks_is_preferred_unless_it_is_banned() -> None:
     for peer in ("x", "y"):
         answer(router, peer, 1e-3)
     attempts = attempts_of(prefer_whole=True, router=router)
-    assert attempts.choose([REPLICAS[0], *halves], 11.0).segment.peer == "a"
-    assert attempts_of(router=router).choose([REPLICAS[0], *halves], 11.0).segment.peer == "x"
+    assert choose(attempts, [REPLICAS[0], *halves], 11.0).segment.peer == "a"
+    assert choose(attempts_of(router=router), [REPLICAS[0], *halves], 11.0).segment.peer == "x"
     fails(attempts, LATE, REPLICAS[:1], 11.0)
-    assert attempts.choose([REPLICAS[0], *halves], 11.0).segment.peer == "x"
+    assert choose(attempts, [REPLICAS[0], *halves], 11.0).segment.peer == "x"
 
 
 def test_the_server_with_the_caches_of_the_moment_is_asked_while_it_is_there() -> None:
     holding = [Span("c", 0, BLOCKS)]
     part = RoutePart(0, BLOCKS, TOKENS, cached=lambda: holding)
     attempts = Attempts(router_with_latency(1.0), part, limit=LIMIT, timeout=1000.0)
-    first = attempts.choose(REPLICAS, 0.0)
+    first = choose(attempts, REPLICAS, 0.0)
     assert first.segment is holding[0] and first.has_cache
     attempts.failed(first, LATE, 0.0)
     holding = []
-    second = attempts.choose(REPLICAS, 0.0)
+    second = choose(attempts, REPLICAS, 0.0)
     assert not second.has_cache
     assert second.stall_timeout == 2 * first.stall_timeout
     holding = [Span("a", 0, BLOCKS)]  # another request found a server meanwhile
-    assert attempts.choose(REPLICAS, 0.0).segment is holding[0]
+    assert choose(attempts, REPLICAS, 0.0).segment is holding[0]
     holding = [Span("gone", 0, BLOCKS)]
-    assert attempts.choose(REPLICAS, 0.0).segment.peer in "abc"
+    assert choose(attempts, REPLICAS, 0.0).segment.peer in "abc"
 
 
 def test_servers_without_room_are_asked_by_turns_and_then_it_is_said() -> None:
@@ -345,27 +350,29 @@ def chain_of(choice: Choice) -> str:
 )
 def test_a_chain_is_the_longest_run_of_servers_that_can(third: Announcement, expected: str) -> None:
     router = Router()
-    choice = chained(router).choose([replace(span, announced=third) if span.peer == "c" else span for span in ROUTE], 0)
+    choice = choose(
+        chained(router), [replace(span, announced=third) if span.peer == "c" else span for span in ROUTE], 0
+    )
     assert chain_of(choice) == expected
     assert choice.patience == [TIMEOUT * left for left in range(len(expected), 0, -1)]
     assert choice.stall_timeout == choice.patience[0]
-    assert not Attempts(router, RoutePart(0, BLOCKS, TOKENS), limit=LIMIT, timeout=TIMEOUT).choose(ROUTE, 0).chain
+    assert not choose(Attempts(router, RoutePart(0, BLOCKS, TOKENS), limit=LIMIT, timeout=TIMEOUT), ROUTE, 0).chain
 
 
 def test_a_server_is_in_a_chain_once() -> None:
     route = [Span("a", 0, 1, CHAINS), Span("b", 1, 2, CHAINS), Span("a", 2, BLOCKS, CHAINS)]
-    assert chain_of(chained(Router()).choose(route, 0)) == "ab"
+    assert chain_of(choose(chained(Router()), route, 0)) == "ab"
 
 
 def test_servers_that_did_not_pass_a_request_on_are_not_used_as_a_chain_for_a_while() -> None:
     router = Router()
     attempts, hops = chained(router), [HopTimes(own=1.0)] * 2
-    attempts.answered(attempts.choose(ROUTE, 0.0), 0.0, ChainAnswer(end=2, hops=hops, why=f"Error: {LACKS_PROMPTS}"))
-    assert chain_of(chained(router).choose(ROUTE, 0.5)) == "abcd", "the next one is only to be sent prompts"
-    attempts.answered(attempts.choose(ROUTE, 0.0), 0.0, ChainAnswer(end=2, hops=hops))
-    assert chain_of(chained(router).choose(ROUTE, 0.5)) == "ab"
-    assert chain_of(chained(router, block=2).choose(ROUTE, 0.5)) == "cd"
-    assert chain_of(chained(router).choose(ROUTE, 2.0)) == "abcd"
+    attempts.answered(choose(attempts, ROUTE, 0.0), 0.0, ChainAnswer(end=2, hops=hops, why=f"Error: {LACKS_PROMPTS}"))
+    assert chain_of(choose(chained(router), ROUTE, 0.5)) == "abcd", "the next one is only to be sent prompts"
+    attempts.answered(choose(attempts, ROUTE, 0.0), 0.0, ChainAnswer(end=2, hops=hops))
+    assert chain_of(choose(chained(router), ROUTE, 0.5)) == "ab"
+    assert chain_of(choose(chained(router, block=2), ROUTE, 0.5)) == "cd"
+    assert chain_of(choose(chained(router), ROUTE, 2.0)) == "abcd"
     assert {peer: server.largest_answered for peer, server in router.servers.items()} == {
         **dict.fromkeys("ab", TOKENS),
         **dict.fromkeys("cd", 0),
@@ -377,27 +384,27 @@ def test_servers_that_did_not_pass_a_request_on_are_not_used_as_a_chain_for_a_wh
 def test_after_a_doubtful_failure_of_a_chain_its_servers_are_asked_one_by_one(error: Exception) -> None:
     router = Router()
     attempts = chained(router)
-    choice = attempts.choose(ROUTE, 0.0)
+    choice = choose(attempts, ROUTE, 0.0)
     assert classify(error) in choice.doubtful
     assert attempts.failed(choice, error, 0.0) == 0.0
-    again = attempts.choose(ROUTE, 0.0)
+    again = choose(attempts, ROUTE, 0.0)
     assert (again.segment, again.chain, again.doubtful) == (ROUTE[0], [], [])
-    assert chain_of(chained(router).choose(ROUTE, 0.0)) == "abc", "the next request tries a shorter one"
+    assert chain_of(choose(chained(router), ROUTE, 0.0)) == "abc", "the next request tries a shorter one"
     assert not any(server.is_banned(0.0) for server in router.servers.values())
 
 
 def test_what_a_server_alone_answers_is_its_own_unless_it_may_be_about_token_ids() -> None:
     whole = [Span("a", 0, BLOCKS, CHAINS)]
-    choice = chained(Router()).choose(whole, 0.0)
+    choice = choose(chained(Router()), whole, 0.0)
     assert chain_of(choice) == "a" and not choice.doubtful
-    assert chained(Router(), has_ids=True).choose(whole, 0.0).doubtful == [Failure.REFUSED]
+    assert choose(chained(Router(), has_ids=True), whole, 0.0).doubtful == [Failure.REFUSED]
 
 
 def test_a_chain_whose_first_server_does_not_answer_is_that_servers_failure() -> None:
     attempts = chained(Router())
     replicas = [*ROUTE, Span("A", 0, 1, CHAINS)]
-    first = attempts.choose(replicas, 0.0)
+    first = choose(attempts, replicas, 0.0)
     assert classify(LATE) not in first.doubtful
     attempts.router.stats(first.segment.peer).failed(0.0, classify(LATE))
     assert attempts.failed(first, LATE, 0.0) == 0.0
-    assert chain_of(attempts.choose(replicas, 0.0))[1:] == "bcd"
+    assert chain_of(choose(attempts, replicas, 0.0))[1:] == "bcd"

@@ -110,7 +110,7 @@ def test_whatever_happens_to_one_server_nothing_is_lost_and_only_the_liar_is_exc
     def lie(number: int) -> Callable[[], object]:
         for span in requests.servers.spans():
             if span.start == SPANS[number][0] and str(span.peer) != swarm.peer(number):
-                requests.router.stats(span.peer).pacing.add_waiting(10**9)  # so that the liar is asked
+                requests.router.stats(span.peer).pacing.add_steps(10**9)  # so that the liar is asked
         return swarm.lie(number)
 
     def cut_off(number: int) -> Callable[[], object]:

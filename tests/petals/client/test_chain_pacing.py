@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from simulated_swarm import TOKENS, Server, simulate
 
 from dist_eval.petals.client.chain_pacing import ChainPacing, ChainTicket
 from dist_eval.petals.client.pacing import Pacing
+from dist_eval.petals.client.router import Router
+from dist_eval.petals.client.routes import Span
 from dist_eval.process.shared_state import SharedStates
 
 WORK = 600  # of 100 tokens, in 1 block of the first server and 5 of the second one
@@ -103,9 +106,55 @@ def test_servers_that_a_request_did_not_get_to_are_not_measured_and_have_nothing
     pacing, parts = make()
     answer(pacing, send(pacing, 10.0), [(10.0, 10.5)], 12.5, OWN[:1])
     assert parts[0].seconds_per_work is not None and parts[1].seconds_per_work is None
-    idle = Pacing().latency(500, 13.0, 0.01)
-    assert parts[1].latency(500, 13.0, 0.01) == idle
+    idle = Pacing().outlook(13.0, 0.01).latency(500)
+    assert parts[1].outlook(13.0, 0.01).latency(500) == idle
     pacing.failed(send(pacing, 13.0), 14.0)
-    assert parts[1].latency(500, 14.0, 0.01) == idle
-    pacing.add_waiting(WORK)
-    assert parts[1].latency(500, 14.0, 0.01) == 2 * idle
+    assert parts[1].outlook(14.0, 0.01).latency(500) == idle
+    pacing.add_steps(WORK)
+    assert parts[1].outlook(14.0, 0.01).latency(500) == 2 * idle
+
+
+SLOW = 0.2
+"""Seconds of the slowest stage of a pipeline for a batch, with all its replicas."""
+
+EQUAL = ((SLOW,), (SLOW,), (SLOW,), (SLOW,))
+UNEQUAL = ((SLOW / 3,), (SLOW,), (SLOW / 3,), (SLOW / 3,))
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("announced", [1.0, 4.0])
+@pytest.mark.parametrize("way", [0.0, 0.1])
+@pytest.mark.parametrize(
+    ("stages", "batches", "least"),
+    [
+        (EQUAL, 20, 0.9),
+        (UNEQUAL, 20, 0.9),
+        (((SLOW,), (1.5 * SLOW, 3 * SLOW)), 20, 0.8),
+        (((SLOW,), (1.5 * SLOW, 3 * SLOW)), 50, 0.9),
+        (((SLOW, 5 * SLOW),), 20, 0.8),
+        (((SLOW, 5 * SLOW),), 50, 0.9),
+        (((SLOW, SLOW),) * 4, 20, 0.9),
+        (((SLOW / 3,), (SLOW, SLOW, SLOW), (SLOW / 3,)), 50, 0.8),
+        (((SLOW, 2 * SLOW), (SLOW, 2 * SLOW)), 50, 0.8),
+    ],
+)
+def test_chains_of_replicas_that_announce_the_same_speed_are_busy(
+    stages: tuple[tuple[float, ...], ...],
+    batches: int,
+    least: float,
+    way: float,
+    announced: float,
+    ranks: int,
+    tmp_path: Path,
+) -> None:
+    blocks, spans, servers, shared = 8 // len(stages), list[Span](), dict[str, Server](), SharedStates(tmp_path)
+    for stage, replicas in enumerate(stages):
+        for number, seconds in enumerate(replicas):
+            rps = announced * blocks * TOKENS / min(map(min, stages))
+            spans.append(Span(f"{stage}.{number}", blocks * stage, blocks * (stage + 1), forward_rps=rps))
+            servers[spans[-1].peer] = Server(seconds / blocks / TOKENS, in_order=True)
+    routers = [Router(rank, shared) for rank in range(ranks)]
+    seconds, _ = simulate(spans, servers, batches, way=way, routers=routers, chained=True)
+    slowest = max(1 / sum(1 / seconds for seconds in replicas) for replicas in stages)
+    limit = sum(min(replicas) + way for replicas in stages) + (batches - 1) * slowest
+    assert limit / seconds > least

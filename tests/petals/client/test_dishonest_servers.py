@@ -88,7 +88,7 @@ def connect(
         classifier = swarm_client.classifier(swarm, make_tuned("deep_ptune"), **options)
         for span in requests_of(classifier).servers.spans():
             if str(span.peer) not in swarm.liars:  # so that the liars are asked first
-                requests_of(classifier).router.stats(span.peer).pacing.add_waiting(10**9)
+                requests_of(classifier).router.stats(span.peer).pacing.add_steps(10**9)
         swarm.tell(lie, liars)
         return classifier
 

@@ -21,7 +21,7 @@ from dist_eval.errors import EvaluationError, NoCacheError, RefusedError
 from dist_eval.model.backbone import SoftPrompts
 from dist_eval.model.classifier import load_local_backbone
 from dist_eval.model.swarm_backbone import SwarmBackbone
-from dist_eval.petals.client.gate import STEPS
+from dist_eval.petals.client.admission import STEPS
 from dist_eval.petals.client.inputs import Inputs
 from dist_eval.petals.client.routes import RouteRecord
 from dist_eval.petals.client.server_cache import REQUEST_TOKENS, CacheLost, SentStep, ServerCache

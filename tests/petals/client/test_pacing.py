@@ -8,7 +8,7 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated_swarm import TOKENS, Clock, Server, simulate
+from simulated_swarm import BEGIN, TOKENS, Server, simulate
 
 from dist_eval.petals.client.pacing import Pacing
 from dist_eval.petals.client.router import Router
@@ -46,13 +46,12 @@ def share_of_limit(
     Returns:
         The least time that it could take, divided by the time that it took; and the servers.
     """
-    clock = Clock()
     rate = busy / BLOCKS / TOKENS
     spans = [
         Span(str(stage), BLOCKS * stage, BLOCKS * (stage + 1), forward_rps=announced and announced / rate)
         for stage in range(stages)
     ]
-    servers = {span.peer: Server(clock, rate, noise) for span in spans}
+    servers = {span.peer: Server(rate, noise) for span in spans}
     seconds, ranks = simulate(
         spans, servers, batches, way=way, jitter=jitter, window=64, routers=routers, measured=measured
     )
@@ -65,7 +64,7 @@ def share_of_limit(
 def test_a_pipeline_is_busy_nearly_all_the_time_and_holds_little(stages: int, way: float) -> None:
     share, servers = share_of_limit(stages, 100, way)
     assert share > 0.95
-    assert all(server.most_held <= (3 if way < SECONDS else 4) for server in servers)
+    assert all(server.most_held <= (4 if way < SECONDS else 5) for server in servers)
 
 
 @pytest.mark.parametrize("way", [0.0, 0.1])
@@ -77,7 +76,7 @@ def test_few_batches_pass_without_a_convoy(way: float) -> None:
 @pytest.mark.parametrize("way", [0.02, 0.1, 0.5])
 def test_a_way_that_was_not_measured_is_learned(way: float) -> None:
     share, servers = share_of_limit(1, 300, way, measured=0.0, announced=None)
-    assert share > 0.93
+    assert share > 0.91
     assert servers[0].most_held <= 5
 
 
@@ -121,26 +120,25 @@ def test_ranks_of_a_host_are_paced_as_one(ranks: int, tmp_path: Path) -> None:
     apart, _ = share_of_limit(2, 40, 0.0, routers=[Router(rank) for rank in range(ranks)])
     assert together > max(0.93, alone - 0.03)
     assert together > apart
-    assert all(server.most_held <= 3 for server in servers)
+    assert all(server.most_held <= 4 for server in servers)
 
 
 @pytest.mark.parametrize("way", [0.0, 0.1])
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_replicas_of_unequal_speed_are_used_together(ranks: int, way: float, tmp_path: Path) -> None:
-    clock, rate, shared = Clock(), SECONDS / BLOCKS / TOKENS, SharedStates(tmp_path)
+    rate, shared = SECONDS / BLOCKS / TOKENS, SharedStates(tmp_path)
     rates = {"first": rate, "fast": 1.5 * rate, "slow": 3 * rate}  # the replicas do as much as the first stage
     spans = [Span("first", 0, BLOCKS), Span("fast", BLOCKS, 2 * BLOCKS), Span("slow", BLOCKS, 2 * BLOCKS)]
-    servers = {peer: Server(clock, rate) for peer, rate in rates.items()}
+    servers = {peer: Server(rate) for peer, rate in rates.items()}
     routers = [Router(rank, shared) for rank in range(ranks)]
     seconds, _ = simulate(spans, servers, 50, way=way, routers=routers)
-    assert (2.5 * SECONDS + 2 * way + 49 * SECONDS) / seconds > 0.93
+    assert (2.5 * SECONDS + 2 * way + 49 * SECONDS) / seconds > 0.92
 
 
 def test_a_server_that_stops_answering_gets_nothing_more() -> None:
-    clock = Clock()
     spans = [Span("hangs", 0, BLOCKS), Span("other", 0, BLOCKS)]
-    servers = {span.peer: Server(clock, SECONDS / BLOCKS / TOKENS) for span in spans}
-    servers["hangs"].stops_at = clock.now + 5.0
+    servers = {span.peer: Server(SECONDS / BLOCKS / TOKENS) for span in spans}
+    servers["hangs"].stops_at = BEGIN + 5.0
     _, (rank,) = simulate(spans, servers, 100, way=0.02)
     lost = rank.counts["hangs"] - (rank.finished - rank.counts["other"])
     assert lost <= 3
@@ -214,55 +212,57 @@ def test_a_round_trip_that_was_measured_too_long_is_no_longer_believed() -> None
 def test_a_request_that_failed_is_not_waited_for() -> None:
     pacing = measured(seconds=1.0)
     tickets = [admitted(pacing, now) for now in (20.0, 20.7)]
-    assert pacing.latency(WORK, 20.7, 1e-9) == pytest.approx(2.3)
+    assert pacing.outlook(20.7, 1e-9).latency(WORK) == pytest.approx(2.3)
     pacing.failed(tickets[0], 20.8)
-    assert pacing.latency(WORK, 20.8, 1e-9) == pytest.approx(1.2)
+    assert pacing.outlook(20.8, 1e-9).latency(WORK) == pytest.approx(1.2)
     pacing.failed(tickets[1], 20.8)
-    assert pacing.latency(WORK, 20.8, 1e-9) == pytest.approx(1.0, rel=0.2)
+    assert pacing.outlook(20.8, 1e-9).latency(WORK) == pytest.approx(1.0, rel=0.2)
     admitted(pacing, 20.8)
 
 
-def test_what_is_sent_and_what_waits_delays_the_next_answer() -> None:
+def test_what_was_sent_delays_the_next_answer() -> None:
     pacing = measured(seconds=2.0)
-    assert pacing.latency(WORK, 12.0, 1e-9) == pytest.approx(2.0)
+    assert pacing.outlook(12.0, 1e-9).latency(WORK) == pytest.approx(2.0)
     admitted(pacing, 12.0)
-    assert pacing.latency(WORK, 13.0, 1e-9) == pytest.approx(3.0)
-    pacing.add_waiting(WORK // 2)
-    assert pacing.latency(WORK, 13.0, 1e-9) == pytest.approx(4.0)
+    assert pacing.outlook(13.0, 1e-9).latency(WORK) == pytest.approx(3.0)
+    pacing.add_steps(WORK // 2)
+    assert pacing.outlook(13.0, 1e-9).latency(WORK) == pytest.approx(4.0)
 
 
-def test_what_another_rank_sent_or_has_waiting_delays_the_next_answer(tmp_path: Path) -> None:
+def test_what_another_rank_sent_delays_the_next_answer(tmp_path: Path) -> None:
     one, other = (Pacing(SharedStates(tmp_path), "server") for _ in range(2))
     one.answered(admitted(one, 10.0), 12.0)
     admitted(one, 12.0)
-    one.add_waiting(WORK)
-    assert other.latency(WORK, 12.0, 1e-9) == pytest.approx(6.0)
-    one.add_waiting(-WORK)
-    assert other.latency(WORK, 12.0, 1e-9) == pytest.approx(4.0)
+    one.add_steps(WORK)
+    assert other.outlook(12.0, 1e-9).latency(WORK) == pytest.approx(6.0)
+    one.add_steps(-WORK)
+    assert other.outlook(12.0, 1e-9).latency(WORK) == pytest.approx(4.0)
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_what_a_rank_that_hangs_has_sent_or_has_waiting_is_forgotten(busy: bool, tmp_path: Path) -> None:
+def test_what_a_rank_that_hangs_has_sent_is_forgotten(busy: bool, tmp_path: Path) -> None:
     hangs, other = (Pacing(SharedStates(tmp_path), "server", period=100.0) for _ in range(2))
     other.answered(admitted(other, 10.0), 12.0)
     sent = [admitted(hangs, now) for now in (12.0, 13.8)]
-    hangs.add_waiting(3 * WORK)
-    other.add_waiting(WORK)
+    hangs.add_steps(3 * WORK)
+    other.add_steps(WORK)
     now = 13.8
     while now < 240.0:  # the other rank goes on, or waits as well
         now += 2.0
         if busy and isinstance(ticket := other.admit(WORK, now), Ticket):
             now += 2.0
             other.answered(ticket, now)
-    assert other.latency(WORK, 240.0, 1e-9) == pytest.approx(4.0, abs=0.1), "its own time, after what waits here"
+    assert other.outlook(240.0, 1e-9).latency(WORK) == pytest.approx(4.0, abs=0.1), (
+        "its own time, after what waits here"
+    )
     ticket = admitted(other, 240.0)
     for late in sent:  # it goes on
         hangs.answered(late, 241.0)
-    assert other.latency(WORK, 241.0, 1e-9) == pytest.approx(1.0 + 3 * 2.0 + 2.0 + 2.0, abs=0.1)
+    assert other.outlook(241.0, 1e-9).latency(WORK) == pytest.approx(1.0 + 3 * 2.0 + 2.0 + 2.0, abs=0.1)
     other.answered(ticket, 242.0)
-    hangs.add_waiting(-3 * WORK)
-    other.add_waiting(-WORK)
-    assert (other._pace.unanswered, other._pace.unanswered_work, other._pace.waiting) == (0, 0, 0)
+    hangs.add_steps(-3 * WORK)
+    other.add_steps(-WORK)
+    assert (other._pace.unanswered, other._pace.unanswered_work, other._pace.steps) == (0, 0, 0)
 
 
 def test_a_small_request_does_not_wait_until_large_ones_are_done() -> None:
@@ -274,22 +274,22 @@ def test_a_small_request_does_not_wait_until_large_ones_are_done() -> None:
 
 def test_a_server_whose_answers_are_late_is_expected_to_be_slow() -> None:
     pacing, expected = Pacing(), 1.0 / WORK
-    assert pacing.latency(WORK, 10.0, expected) == pytest.approx(1.0)
+    assert pacing.outlook(10.0, expected).latency(WORK) == pytest.approx(1.0)
     ticket = admitted(pacing, 10.0)
-    assert pacing.latency(WORK, 10.4, expected) == pytest.approx(0.6 + 1.0)
-    assert pacing.latency(WORK, 13.0, expected) == pytest.approx(3.0 + 6.0)
+    assert pacing.outlook(10.4, expected).latency(WORK) == pytest.approx(0.6 + 1.0)
+    assert pacing.outlook(13.0, expected).latency(WORK) == pytest.approx(3.0 + 6.0)
     pacing.failed(ticket, 13.0)
-    assert pacing.latency(WORK, 13.0, expected) == pytest.approx(1.0)
+    assert pacing.outlook(13.0, expected).latency(WORK) == pytest.approx(1.0)
     pacing = measured(seconds=1.0)
     admitted(pacing, 20.0)
-    assert pacing.latency(WORK, 24.0, expected) == pytest.approx(3.0 + 1.0)
+    assert pacing.outlook(24.0, expected).latency(WORK) == pytest.approx(3.0 + 1.0)
 
 
 def test_an_idle_server_may_have_become_faster() -> None:
     pacing = measured(seconds=2.0)
     expected = 0.5 / WORK
-    assert pacing.latency(WORK, 42.0, expected) == pytest.approx(1.0, rel=0.01)
-    assert pacing.latency(WORK, 1000.0, expected) == pytest.approx(0.5)
+    assert pacing.outlook(42.0, expected).latency(WORK) == pytest.approx(1.0, rel=0.01)
+    assert pacing.outlook(1000.0, expected).latency(WORK) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("seconds", [0.2, 20.0])
@@ -352,7 +352,7 @@ def test_no_order_of_events_closes_a_gate_for_good(
                 pacing.answered(ticket, now)
             else:
                 pacing.failed(ticket, now)
-        assert 0.0 <= pacing.latency(work, now, 1e-6) < 1e12
+        assert 0.0 <= pacing.outlook(now, 1e-6).latency(work) < 1e12
     for ticket in inside[1:]:
         pacing.failed(ticket, now)
     for _ in range(3):
@@ -384,9 +384,9 @@ def test_a_request_counts_until_a_whole_period_later() -> None:
 def test_after_a_long_pause_all_is_forgotten() -> None:
     pace = Unanswered()
     ticket = send(pace, 3, 1.0)
-    pace.waiting = 7
+    pace.steps = 7
     forget(pace, 1000.0, PERIOD)
-    assert (pace.unanswered, pace.unanswered_work, pace.waiting) == (0, 0, 0)
+    assert (pace.unanswered, pace.unanswered_work, pace.steps) == (0, 0, 0)
     assert not settle(pace, ticket)
 
 

@@ -23,8 +23,6 @@ from dist_eval.model.classifier import Classifier, load_swarm_backbone, with_tun
 from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.petals.client import attempts
 from dist_eval.petals.client.client import join_swarm, rejoin_swarm
-from dist_eval.petals.client.gate import Gate
-from dist_eval.petals.client.pacing import Pacing
 from dist_eval.petals.client.requests import SwarmRequests
 from dist_eval.petals.client.router import Router
 from dist_eval.petals.client.routes import UNKNOWN, RouteRecord, Span
@@ -157,27 +155,18 @@ def replicas(tiny_models: dict[str, Path], swarm_client: SwarmClient) -> Iterato
         yield swarm
 
 
-def test_requests_that_choose_again_are_answered_once(
-    replicas: ForkedSwarm,
-    swarm_client: SwarmClient,
-    make_tuned: Callable[..., TunedCheckpoint],
-    monkeypatch: pytest.MonkeyPatch,
+def test_requests_that_wait_in_line_are_answered_once(
+    replicas: ForkedSwarm, swarm_client: SwarmClient, make_tuned: Callable[..., TunedCheckpoint]
 ) -> None:
     classifier = swarm_client.classifier_on_all(replicas, make_tuned(None))
     requests, (ids, lengths) = requests_of(classifier), batch()
     before = classifier.logits(ids, lengths)
     asked = sum(server.requests for server in requests.router.servers.values())
-    waiting: list[int] = []
-    displace = Gate.displace
-    monkeypatch.setattr(Gate, "displace", lambda gate, why: (waiting.append(len(gate._waiting)), displace(gate, why)))
-    monkeypatch.setattr(Router, "speeds_changed", lambda self, spans: True)
-    monkeypatch.setattr(Pacing, "_opens_at", lambda self, rate, now: now + 60.0)  # one request at a time
     with ThreadPoolExecutor(16) as pool:
         for answer in pool.map(lambda _: classifier.logits(ids, lengths), range(48)):
             assert torch.equal(answer, before)
     assert sum(server.requests for server in requests.router.servers.values()) == asked + 48
     assert not requests.router.retries and not failures(requests)
-    assert sum(waiting)
 
 
 def failures(requests: SwarmRequests) -> int:

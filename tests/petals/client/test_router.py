@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from simulated_swarm import TOKENS, Clock, Server, simulate
+from simulated_swarm import TOKENS, Server, simulate
 
 from dist_eval.petals.client.pacing import Ticket
 from dist_eval.petals.client.records import RouteSegment
@@ -39,8 +39,7 @@ def seconds_of(
     Returns:
         Seconds until the last answer, and requests to each server.
     """
-    clock = Clock()
-    servers = {peer: Server(clock, rate) for peer, rate in rates.items()}
+    servers = {peer: Server(rate) for peer, rate in rates.items()}
     seconds, ranks = simulate(spans, servers, batches, way=way, window=window, choose=choose, routers=routers)
     return seconds, sum((rank.counts for rank in ranks), Counter[str]())
 
@@ -66,6 +65,11 @@ def send(router: Router, peer: str, now: float, work: int = TOKENS) -> Ticket:
 def measure(router: Router, peer: str, seconds: float, work: int = TOKENS, now: float = 0.0) -> None:
     """Has a server answer a request that takes this long."""
     router.stats(peer).pacing.answered(send(router, peer, now, work), now + seconds)
+
+
+def first_of(router: Router, spans: Sequence[Span], start: int, end: int, now: float) -> Span | None:
+    """Returns the first segment of a route."""
+    return next(iter(router.route(spans, start, end, TOKENS, now)), None)
 
 
 @pytest.mark.parametrize("way", [0.0, 0.2])
@@ -106,7 +110,7 @@ def test_ties_between_equal_replicas_are_broken_differently_on_each_rank() -> No
     spans = [Span("a", 0, 4), Span("b", 0, 4)]
     first = []
     for rank in range(40):
-        segment = Router(rank).next_segment(spans, 0, 4, TOKENS, 0.0)
+        segment = first_of(Router(rank), spans, 0, 4, 0.0)
         assert segment is not None
         first.append(segment.peer)
     assert 8 <= first.count("a") <= 32
@@ -116,10 +120,10 @@ def test_requests_that_are_sent_or_wait_count_before_anything_is_measured() -> N
     spans, router = [Span("a", 0, 4), Span("b", 0, 4), Span("c", 0, 4)], Router()
     sent = []
     for _ in range(6):
-        segment = router.next_segment(spans, 0, 4, TOKENS, 0.0)
+        segment = first_of(router, spans, 0, 4, 0.0)
         assert segment is not None
         if segment.peer in sent:
-            router.stats(segment.peer).pacing.add_waiting(4 * TOKENS)
+            router.stats(segment.peer).pacing.add_steps(4 * TOKENS)
         else:
             send(router, segment.peer, 0.0, 4 * TOKENS)
         sent.append(segment.peer)
@@ -131,7 +135,7 @@ def test_before_their_first_answer_servers_are_as_fast_as_they_announce_beside_t
     assert all(chosen(Router(seed), [slow, fast]) == "fast" for seed in range(20))
     router = Router()
     measure(router, "fast", 2.0, 4 * TOKENS)  # 2000 tokens a second through a block
-    router.stats("fast").pacing.add_waiting(8 * TOKENS)  # 4 s
+    router.stats("fast").pacing.add_steps(8 * TOKENS)  # 4 s
     assert chosen(router, [fast, slow]) == "fast"  # slow: 250 tokens a second
     assert chosen(router, [fast, Span("other", 0, 4, forward_rps=16000.0)]) == "other"
     assert chosen(router, [fast, silent]) == "?"  # as fast as the fastest, and idle
@@ -146,16 +150,16 @@ def test_a_speed_that_is_announced_counts_up_to_thirty_times_that_of_the_slowest
             if is_measured:
                 measure(router, "honest", 2.0, 4 * TOKENS)
             assert chosen(router, [honest, boaster]) == "boaster"
-            router.stats("boaster").pacing.add_waiting(12 * 4 * TOKENS)
+            router.stats("boaster").pacing.add_steps(12 * 4 * TOKENS)
             assert chosen(router, [honest, boaster]) == "boaster"
-            router.stats("boaster").pacing.add_waiting(24 * 4 * TOKENS)
+            router.stats("boaster").pacing.add_steps(24 * 4 * TOKENS)
             assert chosen(router, [honest, boaster]) == "honest"
 
 
 def test_who_announces_more_than_it_does_does_not_make_the_others_look_slow() -> None:
     router, honest = Router(), Span("honest", 0, 4, forward_rps=1000.0)
     measure(router, "boaster", 2.0, 4 * TOKENS)  # no more than the other one announces
-    router.stats("boaster").pacing.add_waiting(36 * 4 * TOKENS)
+    router.stats("boaster").pacing.add_steps(36 * 4 * TOKENS)
     assert chosen(router, [honest, Span("boaster", 0, 4, forward_rps=1e300)]) == "honest"
 
 
@@ -166,18 +170,18 @@ def test_there_is_a_route_whatever_servers_announce(announced: list[float | None
     if is_measured:
         measure(router, "0", 1.0)
     for _ in range(3):
-        router.stats(chosen(router, spans)).pacing.add_waiting(1000 * TOKENS)
+        router.stats(chosen(router, spans)).pacing.add_steps(1000 * TOKENS)
 
 
 def chosen(router: Router, spans: list[Span]) -> str:
-    segment = router.next_segment(spans, 0, 4, TOKENS, 5.0)
+    segment = first_of(router, spans, 0, 4, 5.0)
     assert segment is not None
     return segment.peer
 
 
 def test_without_measurements_routes_have_few_segments() -> None:
     spans = [Span("half", 0, 4), Span("other half", 4, 8), Span("all", 0, 8)]
-    segments = [Router(seed).next_segment(spans, 0, 8, TOKENS, 0.0) for seed in range(20)]
+    segments = [first_of(Router(seed), spans, 0, 8, 0.0) for seed in range(20)]
     assert {segment.peer for segment in segments if segment} == {"all"}
 
 
@@ -186,9 +190,9 @@ def test_a_request_leaves_a_slow_server_where_a_fast_one_begins() -> None:
     for peer, seconds in (("slow", 4.0), ("fast", 0.1)):
         measure(router, peer, seconds, 4 * TOKENS)
     spans = [Span("slow", 0, 6), Span("fast", 2, 8)]
-    segment = router.next_segment(spans, 0, 8, TOKENS, 5.0)
+    segment = first_of(router, spans, 0, 8, 5.0)
     assert segment == Span("slow", 0, 2)
-    assert router.next_segment(spans, 2, 8, TOKENS, 5.0) == Span("fast", 2, 8)
+    assert first_of(router, spans, 2, 8, 5.0) == Span("fast", 2, 8)
 
 
 def test_a_server_that_failed_is_banned_and_longer_each_time() -> None:
@@ -196,7 +200,7 @@ def test_a_server_that_failed_is_banned_and_longer_each_time() -> None:
     bad, lengths, now = router.stats("bad"), [], 0.0
     for _ in range(3):
         bad.failed(now)
-        assert all(router.next_segment(spans, 0, 4, TOKENS, now) == Span("good", 0, 4) for _ in range(20))
+        assert all(first_of(router, spans, 0, 4, now) == Span("good", 0, 4) for _ in range(20))
         start = now
         while bad.is_banned(now):
             now += 0.1
@@ -210,7 +214,7 @@ def test_a_server_that_failed_is_banned_and_longer_each_time() -> None:
 def test_a_server_that_failed_is_used_where_there_is_no_other() -> None:
     router = Router()
     router.stats("only").failed(0.0)
-    assert router.next_segment([Span("only", 0, 4)], 0, 4, TOKENS, 0.0) == Span("only", 0, 4)
+    assert first_of(router, [Span("only", 0, 4)], 0, 4, 0.0) == Span("only", 0, 4)
 
 
 def test_a_server_that_was_slow_is_tried_again() -> None:
@@ -218,9 +222,9 @@ def test_a_server_that_was_slow_is_tried_again() -> None:
     for peer, seconds in (("slow", 5.0), ("fast", 1.0)):
         measure(router, peer, seconds)
     spans = [Span("slow", 0, 1), Span("fast", 0, 1)]
-    router.stats("fast").pacing.add_waiting(TOKENS)
-    assert router.next_segment(spans, 0, 1, TOKENS, 6.0) == Span("fast", 0, 1)
-    assert router.next_segment(spans, 0, 1, TOKENS, 300.0) == Span("slow", 0, 1)
+    router.stats("fast").pacing.add_steps(TOKENS)
+    assert first_of(router, spans, 0, 1, 6.0) == Span("fast", 0, 1)
+    assert first_of(router, spans, 0, 1, 300.0) == Span("slow", 0, 1)
 
 
 def test_opening_a_connection_does_not_make_a_server_look_slow() -> None:
@@ -229,13 +233,13 @@ def test_opening_a_connection_does_not_make_a_server_look_slow() -> None:
     measure(router, "slow to connect", 2.0)
     measure(router, "slow to connect", 0.1, now=2.5)
     spans = [Span("in use", 0, 1), Span("slow to connect", 0, 1)]
-    router.stats("in use").pacing.add_waiting(TOKENS)
-    assert router.next_segment(spans, 0, 1, TOKENS, 3.0) == Span("slow to connect", 0, 1)
+    router.stats("in use").pacing.add_steps(TOKENS)
+    assert first_of(router, spans, 0, 1, 3.0) == Span("slow to connect", 0, 1)
 
 
 def test_blocks_without_a_server_have_no_route() -> None:
-    assert Router().next_segment([], 0, 4, TOKENS, 0.0) is None
-    assert Router().next_segment([Span("a", 0, 2), Span("b", 3, 4)], 0, 4, TOKENS, 0.0) is None
+    assert first_of(Router(), [], 0, 4, 0.0) is None
+    assert first_of(Router(), [Span("a", 0, 2), Span("b", 3, 4)], 0, 4, 0.0) is None
 
 
 spans_of_eight = st.lists(
@@ -256,7 +260,7 @@ def test_segments_lead_to_the_end_whenever_there_is_a_route(
     reachable = holders >= set(range(start, 8))
     block = start
     while block < 8:
-        segment = router.next_segment(spans, block, 8, TOKENS, 1e4)
+        segment = first_of(router, spans, block, 8, 1e4)
         assert (segment is not None) == reachable
         if segment is None:
             return
