@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,6 +46,9 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 
     def _run_once(self) -> None:
         inner: Any = self
+        while inner._scheduled and inner._scheduled[0].cancelled():  # else it would really wait for the next one
+            inner._timer_cancelled_count -= 1
+            heapq.heappop(inner._scheduled)._scheduled = False
         if not inner._ready and inner._scheduled:
             self.now = max(self.now, inner._scheduled[0].when())
         super()._run_once()  # type: ignore[misc]
