@@ -154,14 +154,16 @@ class Attempts:
         yield self._choice(route, spans, now, has_cache=has_cache)
         left, latest = spans, math.inf
         while not has_cache:
-            asked = [*zip(self._chain(route, now) or route[:1], self._seconds(route, spans, now), strict=False)]
-            slowest, (_, own) = max(asked, key=lambda pair: pair[1][1])
-            latest = min(latest, self._latency(route, spans, now) + waiting * own)
+            latency, slowest, own = self._outlook(route, spans, now)
+            if latency > latest:
+                return
+            if left is not spans:
+                yield self._choice(route, spans, now)
+            latest = min(latest, latency + waiting * own)
             left = [span for span in left if span.peer != slowest.peer]
             route = self._route(self._not_banned(left, now), now)
-            if not route or self._latency(route, spans, now) > latest:
+            if not route:
                 return
-            yield self._choice(route, spans, now)
 
     def _choice(self, route: Sequence[Span], spans: Sequence[Span], now: float, *, has_cache: bool = False) -> Choice:
         chain = route if has_cache and len(route) > 1 else self._chain(route, now)
@@ -286,11 +288,12 @@ class Attempts:
             return self.timeout
         return self._usual_stall(segment)
 
-    def _latency(self, route: Sequence[Span], spans: Sequence[Span], now: float) -> float:
-        return sum(latency for latency, _ in self._seconds(route, spans, now))
-
-    def _seconds(self, route: Sequence[Span], spans: Sequence[Span], now: float) -> Sequence[tuple[float, float]]:
-        return self.router.seconds(route, spans, self.part.tokens, now)
+    def _outlook(self, route: Sequence[Span], spans: Sequence[Span], now: float) -> tuple[float, Span, float]:
+        """Returns the expected latency of a route, and the slowest of the servers to ask with its own seconds."""
+        latencies, own = zip(*self.router.seconds(route, spans, self.part.tokens, now), strict=True)
+        asked = self._chain(route, now) or route[:1]
+        slowest = max(range(len(asked)), key=lambda place: own[place])
+        return sum(latencies), asked[slowest], own[slowest]
 
     def _usual_stall(self, segment: Span) -> float:
         usual = self.router.stats(segment.peer).usual_latency(self.part.tokens * (segment.end - segment.start))
