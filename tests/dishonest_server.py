@@ -32,9 +32,7 @@ def _lie(file: Path) -> str:
 
 
 def _make_dishonest(file: Path) -> None:
-    from hivemind.compression import serialization
-    from hivemind.compression.serialization import serialize_torch_tensor
-    from petals.server import handler, server
+    from petals.server import server
 
     from dist_eval.petals.client.payload import Payload
     from dist_eval.petals.server import chain
@@ -44,12 +42,6 @@ def _make_dishonest(file: Path) -> None:
 
     def declare_fast(dht: Any, uids: Any, info: Any, **options: Any) -> Any:
         return declare(dht, uids, dataclasses.replace(info, **_ANNOUNCED), **options)
-
-    def serialize(tensor: torch.Tensor, *arguments: Any, **options: Any) -> Any:
-        """Of answers to steps of sessions."""
-        if _lie(file) == NOT_FINITE_ONCE_CAST:
-            return serialize_torch_tensor(torch.full(tensor.shape, 1e300, dtype=torch.float64))
-        return serialize_torch_tensor(tensor, *arguments, **options)
 
     def lying(method: Any) -> Any:
         @functools.wraps(method)
@@ -76,35 +68,34 @@ def _make_dishonest(file: Path) -> None:
         outputs = await forward(*tensors, **arguments)
         return outputs.flip(-1) if _lie(file) == MIRRORED else outputs
 
-    steps = handler.iterate_rpc_inference
-    found: list[Any] = []  # the answers to the steps of all sessions so far
+    steps = own_handler.run_inference
+    found: list[torch.Tensor] = []  # the outputs of the steps of all sessions so far
 
-    async def lying_steps(**arguments: Any) -> Any:
+    async def lying_steps(*requests: Any, **arguments: Any) -> Any:
         count, before = 0, None
-        async for answers, may_push in steps(**arguments):
-            lie, honest = _lie(file), list(answers)
-            size, count = list(answers[0].size), count + 1
+        async for honest, may_push in steps(*requests, **arguments):
+            lie, outputs = _lie(file), honest
+            size, count = honest.shape, count + 1
             if lie == WRONG_SHAPE:
-                answers = [serialize_torch_tensor(torch.zeros(size[0], size[1] + 1, size[2]))]
+                outputs = torch.zeros(size[0], size[1] + 1, size[2])
             if lie == NOT_FINITE_ONCE_CAST:
-                answers = [serialize_torch_tensor(torch.full(size, 1e300, dtype=torch.float64))]
+                outputs = torch.full(size, 1e300, dtype=torch.float64)
             if lie == NOT_FINITE:
-                answers = [serialize_torch_tensor(torch.full(size, torch.nan))]
+                outputs = torch.full(size, torch.nan)
             if lie == CLOSING and count > 2:
                 return
-            if lie == LATE and before is not None and list(before[0].size) == size:
-                answers = before
+            if lie == LATE and before is not None and before.shape == size:
+                outputs = before
             if lie == ANOTHERS:
-                answers = next((others for others in found if list(others[0].size) == size), answers)
-            yield answers, may_push
+                outputs = next((others for others in found if others.shape == size), outputs)
+            yield outputs, may_push
             before = honest
             if size[1] == 1:
                 found.append(honest)
 
     own_handler.run_forward = chain.run_forward = lying_forward
-    handler.iterate_rpc_inference = lying_steps
+    own_handler.run_inference = lying_steps
     server.declare_active_modules = declare_fast
-    handler.serialize_torch_tensor = serialization.serialize_torch_tensor = serialize
     for name in ("rpc_forward", "rpc_backward"):
         setattr(server.TransformerConnectionHandler, name, lying(getattr(server.TransformerConnectionHandler, name)))
 

@@ -6,6 +6,7 @@ server that has dropped them refuses the request in words that clients know (`fa
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 from collections.abc import Iterator, Sequence
@@ -55,7 +56,18 @@ class Packed:
     @functools.cached_property
     def digests(self) -> list[bytes]:
         """The digest of each block's prompts; empty if there are none or they are too long to be kept."""
-        return digests_of(self._tensor) if self._tensor.numel() and self._tensor.shape[2] <= KEPT_TOKENS else []
+        return digests_of(self._tensor) if 0 < self.tokens <= KEPT_TOKENS else []
+
+    @property
+    def tokens(self) -> int:
+        """Number of prompts of each block."""
+        return self._tensor.shape[2] if self._tensor.numel() else 0
+
+    def omitted(self) -> Packed:
+        """Returns the same with an empty tensor, for servers that keep these prompts."""
+        others = copy.copy(self)
+        others.payload = Payload.of(NO_TENSOR)
+        return others
 
     def of(self, chain: Sequence[Span]) -> Iterator[tuple[Span, list[bytes]]]:
         """Yields each server of a chain with these blocks, and the digests of its own blocks."""
@@ -96,9 +108,9 @@ class DeepPrompts:
         return self._packed[key]
 
     def are_kept(self, chain: Sequence[Span], prompts: Packed) -> bool:
-        """Whether all servers of a chain have answered requests with these prompts."""
-        sent = ((span.peer, digest) for span, own in prompts.of(chain) for digest in own)
-        return bool(prompts.digests) and all(one in self._kept for one in sent)
+        """Whether there is a chain, and all its servers have answered requests with these prompts."""
+        sent = [(span.peer, digest) for span, own in prompts.of(chain) for digest in own]
+        return bool(sent) and self._kept.issuperset(sent)
 
     def answered(self, chain: Sequence[Span], prompts: Packed, end: int) -> None:
         """Records that servers answered up to a block; those after it get the prompts again."""

@@ -17,11 +17,11 @@ from dist_eval.errors import ConfigError
 INSTALLED = "2.2.0.post1"
 """The version of Petals on which our servers are built."""
 
-ANNOUNCED = "2.3.0+dist.eval.chain2.sessions"
+ANNOUNCED = "2.3.0+dist.eval.chain3.sessions"
 """The version that our servers announce. Like Petals main they can roll a session back. `dist.eval` identifies them;
-`chain2` says that they pass requests on and keep deep prompts, `sessions` that they pass steps of sessions on."""
+`chain3` says that they pass requests on and keep deep prompts, `sessions` that they pass steps of sessions on."""
 
-_OURS, _CHAIN, _SESSIONS = ("dist", "eval"), "chain2", "sessions"
+_OURS, _CHAIN, _SESSIONS = ("dist", "eval"), "chain3", "sessions"
 _FIRST_OF_MAIN = Version("2.3.0.dev0")
 # Supported rotary embeddings by model type. Main fails on every request to a Falcon.
 _RELEASE = {"llama": ("default", "linear", "dynamic"), "bloom": ("default",), "falcon": ("default",)}

@@ -12,6 +12,7 @@ import socket
 from typing import Any
 
 _AHEAD_BYTES = 1 << 12  # read at once where small fields are expected
+_JOINED_BYTES = 1 << 12  # shorter pieces are written together
 
 
 class RawStream:
@@ -90,8 +91,16 @@ class RawStream:
 
     async def write(self, *pieces: bytes | memoryview) -> None:
         """Writes bytes."""
-        for piece in pieces:
-            await self._loop.sock_sendall(self._connection, piece)
+        joined = b""
+        for piece in (*pieces, None):
+            if piece is not None and len(piece) < _JOINED_BYTES:
+                joined += piece
+                continue
+            if joined:
+                await self._loop.sock_sendall(self._connection, joined)
+                joined = b""
+            if piece is not None:
+                await self._loop.sock_sendall(self._connection, piece)
 
     def close(self) -> None:
         """Closes the connection; no read or write may be pending."""

@@ -7,22 +7,23 @@ caches of its own blocks.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import deque
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
 
 from dist_eval.errors import SwarmError
 from dist_eval.petals.client.chain import ChainAnswer, ChainRequest, read_chain_answer
-from dist_eval.petals.client.failures import ChooseAgain
+from dist_eval.petals.client.deep_prompts import NO_TENSOR, Packed
+from dist_eval.petals.client.failures import ChooseAgain, WrongAnswer
 from dist_eval.petals.client.inputs import Inputs
-from dist_eval.petals.client.limited_p2p import Allowance
+from dist_eval.petals.client.payload import Payload
 from dist_eval.petals.client.petals_version import can_roll_back
 from dist_eval.petals.client.protocol import ROLLS_BACK
 from dist_eval.petals.client.requests import tokens_in
 from dist_eval.petals.client.routes import Span
+from dist_eval.petals.client.streams import Answer, SessionStream
 from dist_eval.petals.client.transport import NO_ORDER, Transport
 from dist_eval.petals.client.turns import Request
 
@@ -51,7 +52,7 @@ class ChainCut(Exception):
 class SentStep(NamedTuple):
     """A step that was sent."""
 
-    answer: asyncio.Future[Any]  # the server's message, or the error
+    answer: asyncio.Future[Answer | Exception]
     shape: torch.Size  # shape of all its outputs
     request: ChainRequest | None = None  # the request, if it was sent to a chain
 
@@ -65,19 +66,28 @@ class ServerCache:
         answer: how far a chain of servers passed the latest step on; None without a chain or an answer.
     """
 
-    def __init__(self, transport: Transport, segment: Span, prompts: torch.Tensor | None, rolls_back: bool) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        stream: SessionStream,
+        segment: Span,
+        max_length: int,
+        prompts: Packed,
+        *,
+        rolls_back: bool,
+    ) -> None:
         self.segment, self.position = segment, 0
         self.answer: ChainAnswer | None = None
-        self._rolls_back = rolls_back
-        self._transport, self._prompts, self._allowance = transport, prompts, Allowance()
-        self._requests: asyncio.Queue[Any] = asyncio.Queue()
-        self._opening: dict[str, Any] | None = None
-        self._unanswered: deque[asyncio.Future[Any]] = deque()
-        self._reading: asyncio.Task[None]
+        self._transport, self._stream, self._rolls_back = transport, stream, rolls_back
+        self._prompt_tokens = prompts.tokens
+        self._prompts: Payload | None = prompts.payload  # None once they are sent
+        self._opening = {"max_length": max_length, "alloc_timeout": _ALLOCATION_SECONDS, ROLLS_BACK: rolls_back}
+        self._unanswered: deque[SentStep] = deque()
+        self._reading = asyncio.create_task(self._read())
 
     @classmethod
     async def open(
-        cls, transport: Transport, segment: Span, max_length: int, prompts: torch.Tensor | None, *, rolls_back: bool
+        cls, transport: Transport, segment: Span, max_length: int, prompts: Packed, *, rolls_back: bool
     ) -> ServerCache:
         """Opens the stream; the server allocates the caches at the first step.
 
@@ -85,8 +95,8 @@ class ServerCache:
             transport: the connection.
             segment: the server and its blocks.
             max_length: most tokens of a text.
-            prompts: deep prompts of these blocks and of the rest of a chain, of shape [blocks, 1, pre_seq_len,
-                hidden], or None. They are sent with the first step, which must not be shorter.
+            prompts: deep prompts of these blocks and of the rest of a chain. They are sent with the first step, which
+                must not be shorter.
             rolls_back: whether texts may be continued from before their end; otherwise some servers need less memory.
 
         Raises:
@@ -95,11 +105,8 @@ class ServerCache:
         """
         if not await transport.has_sessions(segment):
             raise ChooseAgain("its sessions are not those of Petals")
-        cache = cls(transport, segment, prompts, rolls_back)
-        cache._opening = {"max_length": max_length, "alloc_timeout": _ALLOCATION_SECONDS, ROLLS_BACK: rolls_back}
-        answers = await transport.open_inference(segment, cache._sent(), cache._allowance)
-        cache._reading = asyncio.create_task(cache._read(answers))
-        return cache
+        stream = await transport.open_session(segment)
+        return cls(transport, stream, segment, max_length, prompts, rolls_back=rolls_back)
 
     def can_step(self, position: int) -> bool:
         """Whether the texts may be continued at a position: at the end of the caches, or before it."""
@@ -107,8 +114,8 @@ class ServerCache:
             return True
         if not self._rolls_back:
             return False
-        least = 0 if self._prompts is None else self._prompts.shape[2]
-        return least <= position < self.position and can_roll_back(self.segment.announced.version)
+        is_within = self._prompt_tokens <= position < self.position
+        return is_within and can_roll_back(self.segment.announced.version)
 
     async def send(
         self, inputs: Inputs, position: int, request: ChainRequest | None = None, order: torch.Tensor = NO_ORDER
@@ -127,25 +134,25 @@ class ServerCache:
         from hivemind import MSGPackSerializer
         from hivemind.proto import runtime_pb2
 
-        prompts, ids = (self._prompts if self._opening else None), request is not None and request.ids
-        tensors = await self._transport.inference_tensors(self.segment, inputs, prompts, order, ids=ids)
+        prompts, ids = self._prompts or Payload.of(NO_TENSOR), request is not None and request.ids
+        tensors = await self._transport.session_tensors(self.segment, inputs, prompts, order, ids=ids)
         if self._reading.done():
             raise CacheLost
         fields: dict[str, Any] = {} if request is None else request.packed()
-        if self._opening is not None:
-            head, self._opening = self._transport.inference_head(self.segment, self._opening | fields), None
+        if self._prompts is not None:
+            head, self._prompts = self._transport.session_head(self.segment, self._opening | fields), None
         else:
             if position != self.position:
                 fields["start_from_position"] = position
             head = {"metadata": MSGPackSerializer.dumps(fields)} if fields else {}
-        self._allowance.expect(4 * inputs.shape.numel())
-        self._unanswered.append(asyncio.get_running_loop().create_future())
-        self._requests.put_nowait(runtime_pb2.ExpertRequest(tensors=tensors, **head))
+        step = SentStep(asyncio.get_running_loop().create_future(), inputs.shape, request)
+        self._unanswered.append(step)
+        self._stream.send(runtime_pb2.ExpertRequest(**head), tensors)
         self.position = position + inputs.length
-        return SentStep(self._unanswered[-1], inputs.shape, request)
+        return step
 
-    async def answer_to(self, step: SentStep) -> Any:
-        """Waits for the answer to a step, and returns the message unchanged.
+    async def answer_to(self, step: SentStep) -> Answer:
+        """Waits for the answer to a step, and returns it unchanged.
 
         Raises:
             CacheLost: the stream has ended.
@@ -153,15 +160,15 @@ class ServerCache:
             ChainCut: the chain ended earlier than in previous steps.
             Exception: any error of the daemon, the connection or the server (see `failures.classify`).
         """
-        message = await step.answer
-        if isinstance(message, Exception):
-            raise message
+        answer = await step.answer
+        if isinstance(answer, Exception):
+            raise answer
         if step.request is not None:
             ends = [self.segment.end, *(hop.end for hop in step.request.chain)]
-            before, self.answer = self.answer, read_chain_answer(message.metadata, ends)
+            before, self.answer = self.answer, read_chain_answer(answer.metadata, ends)
             if before is not None and before.end != self.answer.end:
                 raise ChainCut(self.answer)
-        return message
+        return answer
 
     async def outputs(self, step: SentStep) -> torch.Tensor:
         """Waits for the answer to a step.
@@ -174,12 +181,12 @@ class ServerCache:
             WrongAnswer: the answer has the wrong shape, or is not finite.
             Exception: see `answer_to`.
         """
-        message, request = await self.answer_to(step), step.request
+        answer, request = await self.answer_to(step), step.request
         end = self.segment.end if request is None or not request.chain else request.chain[-1].end
         if request is None or request.rows is None or self.end < end:
-            return await self._transport.inference_outputs(message.tensors, step.shape)
+            return await self._transport.session_outputs(answer.tensors, step.shape)
         shape = torch.Size((1, len(request.rows), step.shape[2]))
-        return (await self._transport.inference_outputs(message.tensors, shape))[0]
+        return (await self._transport.session_outputs(answer.tensors, shape))[0]
 
     @property
     def end(self) -> int:
@@ -215,38 +222,38 @@ class ServerCache:
         """Ends the stream after the steps that were sent; the server then frees its memory."""
         from hivemind.proto import runtime_pb2
 
-        self._requests.put_nowait(runtime_pb2.ExpertRequest())  # a request without tensors ends the session
-        self._requests.put_nowait(None)
+        self._stream.send(runtime_pb2.ExpertRequest(), [])  # a request without tensors ends the session
+        self._stream.end()
         ended, _ = await asyncio.wait([self._reading], timeout=_CLOSING_SECONDS)
         if not ended:  # a dead server has nothing to free
             await self.drop()
 
     async def drop(self) -> None:
         """Closes the connection after a failure."""
-        self._requests.put_nowait(None)
         self._reading.cancel()
         await asyncio.wait([self._reading])
 
-    async def _sent(self) -> AsyncIterator[Any]:
-        while (request := await self._requests.get()) is not None:
-            yield request
-
-    async def _read(self, answers: Any) -> None:
+    async def _read(self) -> None:
         """Delivers the answers in the order of the steps; a failure goes to the first unanswered one."""
         try:
-            async for answer in answers:
+            async for answer in self._stream.answers(self._largest_answer):
                 self._hand_out(answer)
         except Exception as error:  # any error of the daemon, the connection or the server
             if self._unanswered:
                 self._hand_out(error)
         finally:
-            with contextlib.suppress(Exception):  # the connection is lost anyway
-                await answers.aclose()
+            await self._stream.close()
             while self._unanswered:
                 self._hand_out(CacheLost())
 
-    def _hand_out(self, answer: Any) -> None:
-        waiting = self._unanswered.popleft()
+    def _largest_answer(self) -> int:
+        """Returns the most bytes of tensors in the next answer: hivemind may serialize bfloat16 as float32."""
+        if not self._unanswered:
+            raise WrongAnswer("an answer to nothing")
+        return 4 * self._unanswered[0].shape.numel()
+
+    def _hand_out(self, answer: Answer | Exception) -> None:
+        waiting = self._unanswered.popleft().answer
         if not waiting.done():  # not given up
             waiting.set_result(answer)
 
@@ -271,8 +278,9 @@ def whole_text_request(
 
     async def send(timeout: float) -> torch.Tensor:
         try:
-            deep = None if deep_prompts is None else deep_prompts[segment.start : segment.end, None]
-            cache = await ServerCache.open(transport, segment, length, deep, rolls_back=False)
+            transport.prompts.use(deep_prompts)
+            prompts = transport.prompts.packed(segment)
+            cache = await ServerCache.open(transport, segment, length, prompts, rolls_back=False)
             try:
                 chunks = Inputs.of(hidden).chunks(chunk_tokens(rows, deep_prompts, request_tokens))
                 return torch.cat(await cache.answers([(chunk, None) for chunk in chunks], timeout), dim=1)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
 
 from dist_eval.petals.client.attempts import Choice
 from dist_eval.petals.client.chain import ChainRequest, request_to
-from dist_eval.petals.client.failures import ChooseAgain
+from dist_eval.petals.client.deep_prompts import Packed
+from dist_eval.petals.client.failures import ChooseAgain, lacks_prompts
 from dist_eval.petals.client.inputs import Inputs
 from dist_eval.petals.client.routes import Span
 from dist_eval.petals.client.server_cache import CacheLost, ChainCut, SentStep, ServerCache
@@ -143,17 +144,29 @@ class Segment:
 
     async def _opened(self, choice: Choice, chunks: Sequence[Chunk], timeout: float) -> Any:
         await self.close()
-        settings, deep = self.settings, self.settings.deep_prompts
+        known = self.settings.transport.prompts
+        known.use(self.settings.deep_prompts)
+        prompts = known.packed(replace(choice.segment, start=self.start, end=choice.end))
+        if known.are_kept(choice.chain, prompts):
+            try:
+                return await self._opened_with(prompts.omitted(), choice, chunks, timeout)
+            except Exception as error:
+                if not lacks_prompts(error):
+                    raise
+        outputs = await self._opened_with(prompts, choice, chunks, timeout)
+        if self.cache is not None:
+            known.answered(choice.chain, prompts, self.end)
+        return outputs
+
+    async def _opened_with(self, prompts: Packed, choice: Choice, chunks: Sequence[Chunk], timeout: float) -> Any:
+        settings = self.settings
         cache = await ServerCache.open(
-            settings.transport,
-            choice.segment,
-            settings.max_length,
-            None if deep is None else deep[self.start : choice.end, None],
-            rolls_back=settings.rolls_back,
+            settings.transport, choice.segment, settings.max_length, prompts, rolls_back=settings.rolls_back
         )
         sent = [Chunk(inputs, _NO_ROWS) for inputs in self._again()]
+        messages = self._messages(choice.chain, choice.patience, [*sent, *chunks], prompts.digests)
         try:
-            outputs = await cache.answers(self._messages(choice.chain, choice.patience, [*sent, *chunks]), timeout)
+            outputs = await cache.answers(messages, timeout)
         except ChainCut as cut:
             await cache.drop()
             return ChainOutputs(None, cut.answer)
@@ -162,6 +175,9 @@ class Segment:
             if isinstance(error, CacheLost):
                 raise ConnectionResetError("the server has ended the stream") from error
             raise
+        if cache.answer is not None and cache.answer.lacks_prompts and not prompts.payload.data:
+            await cache.drop()
+            raise ChooseAgain(cache.answer.why)  # `_opened` catches it
         if cache.end < self.end:
             sizes = [chunk.length for chunk in self.sent]
             rest = torch.cat(outputs[: len(sent)], dim=1).split(sizes, dim=1) if sent else []
@@ -186,14 +202,15 @@ class Segment:
         return chunks
 
     def _messages(
-        self, chain: Sequence[Span], patience: Sequence[float], chunks: Sequence[Chunk]
+        self, chain: Sequence[Span], patience: Sequence[float], chunks: Sequence[Chunk], prompts: Sequence[bytes] = ()
     ) -> list[tuple[Inputs, ChainRequest | None]]:
-        """Returns the messages to a chain of servers, or to a single one."""
+        """Returns the messages to a chain of servers, or to a single one; the first one has digests of prompts."""
         if not chain:
             return [(chunk.inputs, None) for chunk in chunks]
         is_last = chain[-1].end == self.settings.num_blocks  # only then may outputs be left out
         messages = list[tuple[Inputs, ChainRequest | None]]()
         for inputs, needed in chunks:
             rows = needed if is_last and needed is not None and len(needed) < inputs.size else None
-            messages.append((inputs, request_to(chain, patience, rows, ids=inputs.tokens is not None)))
+            digests = None if messages else [*prompts] or None
+            messages.append((inputs, request_to(chain, patience, rows, ids=inputs.tokens is not None, prompts=digests)))
         return messages

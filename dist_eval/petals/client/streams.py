@@ -1,13 +1,16 @@
-"""Streams requests to servers that are too large for one message, without copies (see `tensor_stream`)."""
+"""Streams to servers, without copies (see `tensor_stream`): large requests, and sessions.
+
+Answers are limited in bytes, and errors in length and to printable characters.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from dist_eval.petals.client.failures import WrongAnswer
-from dist_eval.petals.client.limited_p2p import LONGEST_ERROR, Allowance, printable_errors
 from dist_eval.petals.client.payload import Payload
 from dist_eval.petals.client.raw_stream import RawStream
 from dist_eval.petals.client.tensor_stream import (
@@ -16,6 +19,7 @@ from dist_eval.petals.client.tensor_stream import (
     PeerError,
     TensorReader,
     write_error,
+    write_message,
     write_tensors,
 )
 from dist_eval.printable import printable
@@ -24,6 +28,9 @@ PART_BYTES = 4 << 20
 """Largest part of a tensor in a message: `DEFAULT_MAX_MSG_SIZE` of hivemind."""
 
 _OPEN_SECONDS = 5.0
+_LONGEST_ERROR = 500  # characters kept of a peer's error message
+_SPARE_BYTES = 1 << 20  # of an answer, besides its tensors
+_LEAST_MESSAGE_BYTES = 1 << 10  # counted for shorter messages, which limits the number of empty ones
 
 
 class Answer(NamedTuple):
@@ -67,10 +74,7 @@ async def call_stream(
         P2PHandlerError: the server answered with an error.
         P2PDaemonError: there is no connection.
     """
-    with printable_errors():
-        opening = p2p.call_binary_stream_handler(peer, name)
-        _, reader, writer = await asyncio.wait_for(opening, _OPEN_SECONDS)
-    stream = await RawStream.take(reader, writer)
+    stream = await _open(p2p, peer, name)
     sending = asyncio.create_task(send_request(stream, request, payloads))
     try:
         answer = await receive_answer(stream, largest_answer, timeout)
@@ -81,6 +85,13 @@ async def call_stream(
     finally:
         await end_tasks(sending)  # before closing the connection that it uses
         stream.close()
+
+
+async def _open(p2p: Any, peer: Any, name: str) -> RawStream:
+    with printable_errors():
+        opening = p2p.call_binary_stream_handler(peer, name)
+        _, reader, writer = await asyncio.wait_for(opening, _OPEN_SECONDS)
+    return await RawStream.take(reader, writer)
 
 
 async def send_request(
@@ -105,23 +116,126 @@ async def send_answer(stream: RawStream, answer: Answer, part_bytes: int = PART_
 
 async def receive_answer(stream: RawStream, largest: int, timeout: float) -> Answer:
     """Reads an answer; see `call_stream`."""
-    from hivemind.p2p import P2PHandlerError
-    from hivemind.proto import runtime_pb2
-
-    allowance = Allowance(largest)
-    reader = TensorReader(stream, runtime_pb2.ExpertResponse, Arena(allowance.left), allowance.take)
-    loop, metadata = asyncio.get_running_loop(), b""
+    reader, loop, metadata = _answer_reader(stream, largest), asyncio.get_running_loop(), b""
     deadline = loop.time() + timeout * (1 - -largest // PART_BYTES)
-    try:
+    with _known_errors():
         while (message := await asyncio.wait_for(reader.next(), min(timeout, deadline - loop.time()))) is not None:
             metadata = metadata or message.metadata
-    except PeerError as error:
-        raise P2PHandlerError(printable(str(error), LONGEST_ERROR) or "an error without a reason") from None
-    except MalformedStream as error:
-        raise WrongAnswer(str(error)) from error
     if not (payloads := reader.payloads):
         raise ConnectionResetError("the server ended the stream without an answer")
     return Answer(payloads, metadata)
+
+
+class SessionStream:
+    """A stream of requests, each of which the server answers with one message.
+
+    Args:
+        stream: the connection.
+    """
+
+    def __init__(self, stream: RawStream) -> None:
+        self._stream = stream
+        self._requests: asyncio.Queue[tuple[Any, Sequence[Payload]] | None] = asyncio.Queue()
+        self._sending = asyncio.create_task(self._send())
+
+    @classmethod
+    async def open(cls, p2p: Any, peer: Any, name: str) -> SessionStream:
+        """Opens a stream to a method of a server; see `call_stream`."""
+        return cls(await _open(p2p, peer, name))
+
+    def send(self, request: Any, payloads: Sequence[Payload]) -> None:
+        """Sends a request in the background.
+
+        Args:
+            request: `runtime_pb2.ExpertRequest` without tensors.
+            payloads: its tensors, which must not change until the answer arrives.
+        """
+        self._requests.put_nowait((request, payloads))
+
+    def end(self) -> None:
+        """Ends the stream after the requests so far."""
+        self._requests.put_nowait(None)
+
+    async def answers(self, largest: Callable[[], int]) -> AsyncIterator[Answer]:
+        """Yields the answers until the server ends the stream after its `end`.
+
+        Args:
+            largest: returns the most bytes of tensors in the next answer; called when it begins.
+
+        Raises:
+            Exception: see `call_stream`.
+        """
+        with _known_errors():
+            while not await self._stream.at_end():
+                reader = _answer_reader(self._stream, largest())
+                message = await reader.next()
+                yield Answer(reader.payloads, message.metadata)
+        if not self._sending.done():
+            raise ConnectionResetError("the server ended the stream")
+        await self._sending
+
+    async def close(self) -> None:
+        """Closes the connection; no answer may be awaited."""
+        await end_tasks(self._sending)
+        self._stream.close()
+
+    async def _send(self) -> None:
+        from hivemind.proto import runtime_pb2
+
+        while (one := await self._requests.get()) is not None:
+            request, payloads = one
+            before = runtime_pb2.ExpertRequest(uid=request.uid).SerializeToString()
+            behind = runtime_pb2.ExpertRequest(metadata=request.metadata).SerializeToString()
+            await write_message(self._stream, payloads, before, behind)
+        await write_error(self._stream)
+
+
+async def send_message(stream: RawStream, answer: Answer) -> None:
+    """Writes an answer as one message, as in a session; its tensors must not change meanwhile."""
+    from hivemind.proto import runtime_pb2
+
+    behind = runtime_pb2.ExpertResponse(metadata=answer.metadata).SerializeToString()
+    await write_message(stream, answer.tensors, b"", behind)
+
+
+def _answer_reader(stream: RawStream, largest: int) -> TensorReader:
+    """Returns the reader of an answer with at most so many bytes of tensors."""
+    from hivemind.proto import runtime_pb2
+
+    left = _SPARE_BYTES + largest + largest // 4
+
+    def allow(size: int) -> None:
+        nonlocal left
+        left -= max(size, _LEAST_MESSAGE_BYTES)
+        if left < 0:
+            raise WrongAnswer("a stream that is longer than any answer")
+
+    return TensorReader(stream, runtime_pb2.ExpertResponse, Arena(left), allow)
+
+
+@contextlib.contextmanager
+def _known_errors() -> Iterator[None]:
+    """Converts the errors of a reader."""
+    from hivemind.p2p import P2PHandlerError
+
+    try:
+        yield
+    except PeerError as error:
+        raise P2PHandlerError(printable(str(error), _LONGEST_ERROR) or "an error without a reason") from None
+    except MalformedStream as error:
+        raise WrongAnswer(str(error)) from error
+
+
+@contextlib.contextmanager
+def printable_errors() -> Iterator[None]:
+    """Truncates and cleans the error messages of a peer, or of the daemon about it."""
+    from hivemind.p2p import P2PDaemonError, P2PHandlerError
+
+    try:
+        yield
+    except (P2PDaemonError, P2PHandlerError) as error:
+        error.args = (printable(str(error), _LONGEST_ERROR),)
+        raise
 
 
 async def end_tasks(*tasks: asyncio.Task[Any]) -> None:

@@ -240,26 +240,33 @@ async def write_tensors(
     """
     is_first = True
     for payload in payloads:
-        for head, data in _parts(payload, part_bytes):
-            before, behind = fields(is_first)
+        for part in _parts(payload, part_bytes):
+            await _write_message(stream, [part], *fields(is_first))
             is_first = False
-            begin = field_begin(_BUFFER, len(data)) if data else b""
-            before += field_begin(_TENSORS, len(begin) + len(data) + len(head)) + begin
-            behind = head + behind
-            length = len(before) + len(data) + len(behind)
-            await stream.write(MESSAGE + length.to_bytes(_LENGTH_BYTES, "big") + before, data, behind)
+
+
+async def write_message(stream: RawStream, payloads: Sequence[Payload], before: bytes, behind: bytes) -> None:
+    """Writes a message with whole tensors, and other fields before and after them; see `write_tensors`."""
+    await _write_message(stream, [(one.head.SerializeToString(), one.data) for one in payloads], before, behind)
+
+
+async def _write_message(
+    stream: RawStream, parts: Sequence[tuple[bytes, memoryview]], before: bytes, behind: bytes
+) -> None:
+    pieces: list[bytes | memoryview] = [before]
+    for head, data in parts:
+        begin = field_begin(_BUFFER, len(data)) if data else b""
+        pieces += [field_begin(_TENSORS, len(begin) + len(data) + len(head)) + begin, data, head]
+    length = sum(map(len, pieces)) + len(behind)
+    await stream.write(MESSAGE + length.to_bytes(_LENGTH_BYTES, "big"), *pieces, behind)
 
 
 async def write_error(stream: RawStream, message: str | None = None) -> None:
     """Writes an error; without text, it ends the requests of a stream."""
     from hivemind.proto.p2pd_pb2 import RPCError
 
-    await write_content(stream, ERROR, RPCError(message=message).SerializeToString())
-
-
-async def write_content(stream: RawStream, marker: bytes, content: bytes) -> None:
-    """Writes a serialized message or error."""
-    await stream.write(marker + len(content).to_bytes(_LENGTH_BYTES, "big"), content)
+    content = RPCError(message=message).SerializeToString()
+    await stream.write(ERROR + len(content).to_bytes(_LENGTH_BYTES, "big"), content)
 
 
 def field_begin(number: int, length: int) -> bytes:

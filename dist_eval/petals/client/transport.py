@@ -7,7 +7,7 @@ of the result.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -18,12 +18,11 @@ from dist_eval.petals.client.chain import ChainAnswer, ChainRequest, read_chain_
 from dist_eval.petals.client.deep_prompts import NO_TENSOR, DeepPrompts
 from dist_eval.petals.client.failures import lacks_prompts
 from dist_eval.petals.client.inputs import Inputs
-from dist_eval.petals.client.limited_p2p import Allowance, LimitedP2P
 from dist_eval.petals.client.outputs import DTYPES, read_answer
 from dist_eval.petals.client.payload import Payload
 from dist_eval.petals.client.petals_version import can_chain_sessions, has_petals_sessions
 from dist_eval.petals.client.routes import Span
-from dist_eval.petals.client.streams import Answer, call_stream
+from dist_eval.petals.client.streams import Answer, SessionStream, call_stream, printable_errors
 
 Result = TypeVar("Result")
 
@@ -31,7 +30,6 @@ NO_ORDER = torch.empty(0, dtype=torch.int64)
 """Sent in a session if its rows keep their order."""
 
 _FORWARD, _BACKWARD, _INFERENCE = "rpc_forward", "rpc_backward", "rpc_inference"
-_STREAM_OPEN_SECONDS = 5.0
 _COMPRESSION = {"none": "NONE", "float16": "FLOAT16"}
 _PLAIN = 0  # `CompressionType.NONE`, which is imported late
 _FEW = 1 << 15  # numbers for which switching to a thread would take longer than the work
@@ -188,34 +186,27 @@ class Transport:
         outputs = await asyncio.to_thread(read_answer, answer.tensors, shapes)
         return outputs[0], outputs[1] if len(outputs) > 1 else None
 
-    async def open_inference(
-        self, segment: Span, requests: AsyncIterator[Any], allowance: Allowance
-    ) -> AsyncIterator[Any]:
-        """Opens the stream of a `ServerCache`; returns the answers."""
-        opening = self._stub(segment, allowance).rpc_inference(requests)
-        answers: AsyncIterator[Any] = await asyncio.wait_for(opening, _STREAM_OPEN_SECONDS)
-        return answers
+    async def open_session(self, segment: Span) -> SessionStream:
+        """Opens the stream of a `ServerCache`."""
+        return await SessionStream.open(self._directory.p2p, segment.peer, _name_of(_INFERENCE))
 
-    def inference_head(self, segment: Span, metadata: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the fields of the first request of `open_inference`, besides tensors."""
+    def session_head(self, segment: Span, metadata: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the fields of the first request of a session, besides tensors."""
         return self._head(_INFERENCE, segment, metadata)
 
-    async def inference_tensors(
-        self, segment: Span, inputs: Inputs, prompts: torch.Tensor | None, order: torch.Tensor, *, ids: bool
-    ) -> list[Any]:
-        """Serializes the tensors of a request of `open_inference`.
+    async def session_tensors(
+        self, segment: Span, inputs: Inputs, prompts: Payload, order: torch.Tensor, *, ids: bool
+    ) -> list[Payload]:
+        """Serializes the tensors of a request of a session.
 
         Args:
             segment: the server and its blocks.
             inputs: inputs of the first of these blocks.
-            prompts: deep prompts of all blocks of the request, of shape [blocks, 1, pre_seq_len, hidden], or None.
+            prompts: deep prompts of all blocks of the request, or an empty tensor.
             order: which row each row continues, int64 of shape [rows]; empty if each continues itself.
             ids: whether to send token ids.
         """
-        packed = [
-            self.pack(NO_TENSOR if prompts is None else prompts, segment.dtype, _PLAIN),
-            self.pack(order, None, _PLAIN),
-        ]
+        packed = [prompts, self.pack(order, None, _PLAIN)]
         if ids and inputs.tokens is not None:
             soft = NO_TENSOR if inputs.tokens.prompts is None else inputs.tokens.prompts
             packed = [self.pack(inputs.tokens.ids, None, _PLAIN), *packed, self.pack(soft, "float32", _PLAIN)]
@@ -224,13 +215,12 @@ class Transport:
             hidden = await _away_from_loop(size, inputs.hidden)
             packed.insert(0, await _away_from_loop(size, self.pack, hidden, segment.dtype, compression))
         self.bytes_sent += sum(len(tensor.data) for tensor in packed)
-        return [tensor.message() for tensor in packed]
+        return packed
 
-    async def inference_outputs(self, tensors: Sequence[Any], shape: torch.Size) -> torch.Tensor:
-        """Reads the tensors of an answer to a request of `open_inference`."""
-        payloads = list(map(Payload.of_message, tensors))
-        self.bytes_received += sum(len(payload.data) for payload in payloads)
-        return (await _away_from_loop(shape.numel(), read_answer, payloads, [shape]))[0]
+    async def session_outputs(self, tensors: Sequence[Payload], shape: torch.Size) -> torch.Tensor:
+        """Reads the tensors of an answer of a session."""
+        self.bytes_received += sum(len(tensor.data) for tensor in tensors)
+        return (await _away_from_loop(shape.numel(), read_answer, tensors, [shape]))[0]
 
     async def free_cache(self, segment: Span) -> int:
         """Asks a server for its free attention cache, in tokens of a text times blocks; 0 without sessions."""
@@ -239,7 +229,8 @@ class Transport:
         from dist_eval.petals.client.protocol import block_uid
 
         uid = runtime_pb2.ExpertUID(uid=block_uid(self._directory.dht_prefix, segment.start))
-        answer = await self._stub(segment, Allowance()).rpc_info(uid, timeout=self._timeout)
+        with printable_errors():
+            answer = await self._stub(segment).rpc_info(uid, timeout=self._timeout)
         info = read_info(answer.serialized_info)
         self._has_sessions[segment.peer] = has_petals_sessions(info.inference_schema)
         return info.cache_tokens_available if self._has_sessions[segment.peer] else 0
@@ -256,10 +247,10 @@ class Transport:
         """Whether a server's sessions are those of Petals, or the server was not asked yet."""
         return self._has_sessions.get(segment.peer, True)
 
-    def _stub(self, segment: Span, allowance: Allowance) -> Any:
+    def _stub(self, segment: Span) -> Any:
         from dist_eval.petals.client.protocol import TransformerConnectionHandler
 
-        return TransformerConnectionHandler.get_stub(LimitedP2P(self._directory.p2p, allowance), segment.peer)
+        return TransformerConnectionHandler.get_stub(self._directory.p2p, segment.peer)
 
     def _head(self, method: str, segment: Span, metadata: Mapping[str, Any] | None = None) -> dict[str, Any]:
         from hivemind import MSGPackSerializer
@@ -287,15 +278,13 @@ class Transport:
         from hivemind.p2p.p2p_daemon_bindings.control import MAX_UNARY_PAYLOAD_SIZE
         from hivemind.proto import runtime_pb2
 
-        from dist_eval.petals.client.protocol import TransformerConnectionHandler
-
         request = runtime_pb2.ExpertRequest(**self._head(method, segment, metadata))
         size, timeout = sum(len(tensor.data) for tensor in tensors), self._timeout if timeout is None else timeout
         if max(size, largest_answer) > MAX_UNARY_PAYLOAD_SIZE:
             answer = await call_stream(
                 self._directory.p2p,
                 segment.peer,
-                f"{TransformerConnectionHandler.__name__}.{method}_stream",
+                _name_of(f"{method}_stream"),
                 request,
                 tensors,
                 largest_answer=largest_answer,
@@ -303,7 +292,8 @@ class Transport:
             )
         else:
             request.tensors.extend(tensor.message() for tensor in tensors)
-            found = await getattr(self._stub(segment, Allowance()), method)(request, timeout=timeout)
+            with printable_errors():
+                found = await getattr(self._stub(segment), method)(request, timeout=timeout)
             answer = Answer([Payload.of_message(tensor) for tensor in found.tensors], found.metadata)
         self.bytes_sent += size
         self.bytes_received += sum(len(tensor.data) for tensor in answer.tensors)
@@ -322,6 +312,11 @@ class Transport:
             return Payload.of_message(serialize_torch_tensor(tensor, compression))
         # the server casts to a dtype that is unknown here
         return Payload.of(tensor.to("cpu", DTYPES.get(dtype or "", tensor.dtype)))
+
+
+def _name_of(method: str) -> str:
+    """Returns the name by which servers register a method."""
+    return f"TransformerConnectionHandler.{method}"
 
 
 async def _away_from_loop(size: int, call: Callable[..., Result], *arguments: Any) -> Result:

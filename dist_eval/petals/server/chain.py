@@ -19,7 +19,7 @@ import torch
 from dist_eval.errors import one_line
 from dist_eval.petals.client.announcements import ServerRecord, announcement_of
 from dist_eval.petals.client.chain import ChainAnswer, ChainRequest, Hop, HopTimes, read_chain_answer
-from dist_eval.petals.client.deep_prompts import NO_TENSOR, digests_of
+from dist_eval.petals.client.deep_prompts import NO_TENSOR
 from dist_eval.petals.client.dht_records import read_block
 from dist_eval.petals.client.outputs import require_usable
 from dist_eval.petals.client.payload import Payload
@@ -28,6 +28,7 @@ from dist_eval.petals.client.routes import Span
 from dist_eval.petals.client.streams import Answer
 from dist_eval.petals.client.transport import Transport
 from dist_eval.petals.server.embedding import Embedder
+from dist_eval.petals.server.kept_prompts import require_digests
 from dist_eval.petals.server.server_tasks import run_forward
 from dist_eval.printable import printable
 
@@ -124,8 +125,7 @@ class ChainHandler:
             hidden = await asyncio.to_thread(self._embedder.embedded, hidden, soft)
         rows = torch.tensor(request.rows, dtype=torch.int64) if request.rows is not None and not request.chain else None
         own, digests = deep[: len(backends)], (request.prompts or [])[: len(backends)]
-        if digests and own.numel() and await asyncio.to_thread(digests_of, own) != digests:
-            raise ValueError("Received deep prompts that do not match their digests")
+        await require_digests(own, digests)
         outputs = await run_forward(
             hidden,
             own,

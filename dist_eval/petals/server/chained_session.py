@@ -19,18 +19,22 @@ import torch
 
 from dist_eval.errors import one_line
 from dist_eval.petals.client.chain import ChainAnswer, ChainRequest, HopTimes, read_chain_answer
+from dist_eval.petals.client.deep_prompts import Packed
 from dist_eval.petals.client.inputs import Inputs
 from dist_eval.petals.client.outputs import require_usable
 from dist_eval.petals.client.payload import Payload
 from dist_eval.petals.client.protocol import ROLLS_BACK
 from dist_eval.petals.client.server_cache import SentStep, ServerCache
+from dist_eval.petals.client.streams import Answer
 from dist_eval.petals.client.transport import Transport
 from dist_eval.petals.server.chain import LONGEST_REASON, AnnouncedServers, Connection, pack_answer
 from dist_eval.petals.server.embedding import Embedder
+from dist_eval.petals.server.kept_prompts import require_digests
 from dist_eval.petals.server.metadata import Refused, read_metadata
 from dist_eval.petals.server.request import Request
 from dist_eval.printable import printable
 
+_OF_CHAINS = "args_structure", *ChainRequest.model_fields  # metadata
 _AHEAD = 3  # most steps that the next server has not answered yet
 
 
@@ -108,34 +112,33 @@ class ChainedSession:
             ids, before = (payload.tensor() for payload in (inputs, *soft))
             hidden = await asyncio.to_thread(self._embedder.embedded, ids, before)
             inputs = Payload.of(hidden.to(self._backends[0].dtype))
-        deep = prompts.tensor()
+        deep, digests, blocks = prompts.tensor(), (request.prompts or [])[: len(self._backends)], len(self._backends)
+        if (deep.numel() or digests) and self._has_begun:
+            raise Refused("prompts after the first step of a session that is passed on")
         if deep.numel():
-            if self._has_begun:
-                raise Refused("prompts after the first step of a session that is passed on")
-            prompts, deep = Payload.of(deep[: len(self._backends)]), deep[len(self._backends) :]
+            await require_digests(deep[:blocks], digests)
+            prompts, deep = Payload.of(deep[:blocks]), deep[blocks:]
         self._has_begun = True
         position = metadata.get("start_from_position")
         self._steps.append(_Step(request, came_at, position, order.tensor(), deep))
-        own = ChainRequest(chain=[], rows=None if request.chain else request.rows).packed()
-        kept = {name: value for name, value in metadata.items() if name not in ("args_structure", "ids", "rows")}
-        packed = MSGPackSerializer.dumps({**kept, **own})
+        own = ChainRequest(chain=[], rows=None if request.chain else request.rows, prompts=digests or None).packed()
+        others = {name: value for name, value in metadata.items() if name not in _OF_CHAINS}
+        packed = MSGPackSerializer.dumps({**others, **own})
         return Request(received.uid, [inputs, prompts, order], packed)
 
-    async def answers(self, own: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    async def answers(self, own: AsyncGenerator[Answer, None]) -> AsyncGenerator[Answer, None]:
         """Answers the steps.
 
         Args:
             own: this server's answers to the steps of `own_step`.
         """
-        from hivemind.proto import runtime_pb2
-
         computed: asyncio.Queue[Any] = asyncio.Queue(_AHEAD)
         computing = asyncio.create_task(self._compute(own, computed))
         try:
             while (found := await computed.get()) is not None:
                 if isinstance(found, Exception):
                     raise found
-                yield runtime_pb2.ExpertResponse(**await self._answer(*found))
+                yield await self._answer(*found)
             if self._next is not None:
                 await self._next.close()
         finally:
@@ -143,7 +146,7 @@ class ChainedSession:
             await self._leave_next()
             await asyncio.wait([computing])
 
-    async def _compute(self, own: AsyncGenerator[Any, None], computed: asyncio.Queue[Any]) -> None:
+    async def _compute(self, own: AsyncGenerator[Answer, None], computed: asyncio.Queue[Any]) -> None:
         """Computes this server's own outputs and passes them on."""
         try:
             async with aclosing(own):
@@ -156,14 +159,14 @@ class ChainedSession:
         else:
             await computed.put(None)
 
-    async def _pass_on(self, answer: Any, step: _Step) -> _Passed | None:
+    async def _pass_on(self, answer: Answer, step: _Step) -> _Passed | None:
         """Sends this server's outputs to the next one, if that server has all earlier ones."""
         if self._why or not self._opening.chain:
             return None
         try:
             if not step.request.chain:
                 raise Refused("the client's step leaves the next server out")
-            hidden = Payload.of_message(answer.tensors[0]).tensor()
+            hidden = answer.tensors[0].tensor()
             require_usable(hidden)
             if self._next is None:
                 self._next = await self._open_next(step)
@@ -182,11 +185,11 @@ class ChainedSession:
             Transport(connection, timeout=self._handler.request_timeout),
             span,
             self._max_length,
-            step.deep if step.deep.numel() else None,
+            Packed(step.deep),
             rolls_back=self._rolls_back,
         )
 
-    async def _answer(self, answer: Any, step: _Step, times: HopTimes, passed: _Passed | None) -> dict[str, Any]:
+    async def _answer(self, answer: Answer, step: _Step, times: HopTimes, passed: _Passed | None) -> Answer:
         """Returns the answer of the servers after this one, or its own."""
         if passed is not None:
             hops = step.request.chain
@@ -195,11 +198,11 @@ class ChainedSession:
                 theirs = await asyncio.wait_for(passed.cache.answer_to(passed.step), seconds)
                 found = read_chain_answer(theirs.metadata, [hop.end for hop in hops])
                 own = times.model_copy(update={"call": time.monotonic() - passed.sent_at})
-                return {"tensors": theirs.tensors, "metadata": pack_answer(found.preceded_by(own))}
+                return Answer(theirs.tensors, pack_answer(found.preceded_by(own)))
             except Exception as error:  # any error of the daemon, the connection or the next server
                 await self._leave_next(error)
         chain = ChainAnswer(end=self._end, hops=[times], why=self._why)
-        return {"tensors": answer.tensors, "metadata": pack_answer(chain)}
+        return Answer(answer.tensors, pack_answer(chain))
 
     async def _leave_next(self, error: Exception | None = None) -> None:
         if error is not None:

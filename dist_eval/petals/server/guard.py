@@ -87,8 +87,6 @@ class Guard:
                 raise Refused(f"outputs of positions up to {last} are requested, but there are {math.prod(shape)}")
         self._prompts(prompts, blocks, shape)
         if chained is not None and chained.prompts is not None:
-            if names:
-                raise Refused("digests can replace deep prompts in forwards only, not in sessions")
             _require_digests(chained.prompts, blocks, prompts)
         return chained, shape, further
 

@@ -15,8 +15,8 @@ from contextlib import aclosing, closing, contextmanager
 from typing import Any, NoReturn
 
 from dist_eval.petals.client.raw_stream import RawStream
-from dist_eval.petals.client.streams import Answer, send_answer
-from dist_eval.petals.client.tensor_stream import MESSAGE, Arena, PeerError, TensorReader, write_content, write_error
+from dist_eval.petals.client.streams import Answer, send_answer, send_message
+from dist_eval.petals.client.tensor_stream import Arena, PeerError, TensorReader, write_error
 from dist_eval.petals.server.metadata import Refused
 from dist_eval.petals.server.request import Request
 from dist_eval.petals.server.shared_memory import SharedMemory
@@ -46,7 +46,7 @@ class GuardedP2P:
 
     A unary method gets a `Request`, or another message as it is, and returns an `Answer` or a message. So does a
     streaming method, because its stream is a single large request or answer. Only `rpc_inference` has many messages: it
-    gets an iterator of `Request`s, and yields messages.
+    gets an iterator of `Request`s, and yields `Answer`s.
 
     Args:
         p2p: hivemind's `P2P`.
@@ -123,8 +123,7 @@ class GuardedP2P:
     ) -> None:
         request = await _in_time(self._whole(stream, reserve), REQUEST_SECONDS, "waited for a complete request")
         answer = await _while_there(handler(request), _require_silence(stream))
-        seconds = _seconds_for(sum(len(tensor.data) for tensor in answer.tensors))
-        await _in_time(send_answer(stream, answer), seconds, "waited for the client to read an answer")
+        await _delivered(send_answer, stream, answer)
 
     async def _whole(self, stream: RawStream, reserve: Callable[[int], None]) -> Request:
         """Reads a request whose tensors may be split into parts."""
@@ -139,7 +138,7 @@ class GuardedP2P:
 
     async def _converse(
         self,
-        handler: Callable[[AsyncIterator[Request]], AsyncGenerator[Any, None]],
+        handler: Callable[[AsyncIterator[Request]], AsyncGenerator[Answer, None]],
         stream: RawStream,
         reserve: Callable[[int], None],
     ) -> None:
@@ -157,9 +156,7 @@ class GuardedP2P:
         async def answer() -> None:
             async with aclosing(handler(requests())) as responses:
                 async for response in responses:
-                    content = response.SerializeToString()
-                    sending = write_content(stream, MESSAGE, content)
-                    await _in_time(sending, _seconds_for(len(content)), "waited for the client to read an answer")
+                    await _delivered(send_message, stream, response)
 
         async def read() -> NoReturn:
             limit = FIRST_MESSAGE_SECONDS
@@ -262,6 +259,13 @@ async def _next(reader: TensorReader, limit: float) -> tuple[Any, int]:
     if size is None:
         raise EOFError("the client is gone")
     return await _in_time(rest(), _seconds_for(size), "waited for a complete message"), _counted(size)
+
+
+async def _delivered(
+    send: Callable[[RawStream, Answer], Coroutine[Any, Any, None]], stream: RawStream, answer: Answer
+) -> None:
+    seconds = _seconds_for(sum(len(tensor.data) for tensor in answer.tensors))
+    await _in_time(send(stream, answer), seconds, "waited for the client to read an answer")
 
 
 async def _require_silence(stream: RawStream) -> NoReturn:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -23,7 +23,7 @@ from dist_eval.petals.server.guard import Guard
 from dist_eval.petals.server.guarded_p2p import GuardedP2P
 from dist_eval.petals.server.metadata import Refused, read_metadata
 from dist_eval.petals.server.request import Request
-from dist_eval.petals.server.server_tasks import run_backward, run_forward
+from dist_eval.petals.server.server_tasks import run_backward, run_forward, run_inference
 from dist_eval.printable import printable
 
 rolls_back = ContextVar("rolls_back", default=True)
@@ -128,7 +128,7 @@ def handler_class() -> Any:
             return Answer([_packed(tensor, kind) for tensor, kind in zip(outputs, kinds, strict=True)], b"")
 
         @functools.wraps(petals_handler.rpc_inference)
-        async def rpc_inference(self, requests: AsyncIterator[Request], context: Any) -> AsyncIterator[Any]:
+        async def rpc_inference(self, requests: AsyncIterator[Request], context: Any) -> AsyncIterator[Answer]:
             first = await anext(requests, None)
             if first is None:
                 return
@@ -150,10 +150,47 @@ def handler_class() -> Any:
                     yield request
                 yield Request()  # ends the session, if the client has not done so
 
-            own = super().rpc_inference(all_requests(), context)
+            own = self._session(all_requests(), context)
             async with contextlib.aclosing(own if session is None else session.answers(own)) as answers:
                 async for answer in answers:
                     yield answer
+
+        async def _session(self, requests: AsyncIterator[Request], context: Any) -> AsyncGenerator[Answer, None]:
+            """Answers the steps of a session with this server's blocks, like Petals' `rpc_inference`."""
+            first = await anext(requests)
+            uids, metadata = self._check_uids(first.uid), read_metadata(first.metadata)
+            backends, max_length = [self.module_backends[uid] for uid in uids], metadata["max_length"]
+            self._log_request("rpc_inference.open", uids, context)
+            pushing: set[asyncio.Task[None]] = set()
+            try:
+                async with (
+                    timeout(self.session_timeout),
+                    self._allocate_cache(
+                        backends,
+                        batch_size=first.tensors[0].size[0],
+                        max_length=max_length,
+                        timeout=float(metadata.get("alloc_timeout") or 0.0),
+                    ) as handles,
+                ):
+                    steps = self._iterate_inference_steps(first, requests, metadata.get("session_id"), uids, context)
+                    async for outputs, can_push in run_inference(
+                        steps,
+                        handles,
+                        requested_backends=backends,
+                        active_adapter=self._get_active_adapter(metadata),
+                        prioritizer=self._prioritizer,
+                        points=metadata.get("points") or 0,
+                        args_structure=metadata.get("args_structure"),
+                        max_length=max_length,
+                    ):
+                        answer = Answer([_packed(outputs, _PLAIN)], b"")
+                        if can_push and metadata.get("next_servers"):
+                            sent = self._push_outputs(first.message(), answer.tensors[0].message(), metadata)
+                            pushing.add(task := asyncio.create_task(sent))
+                            task.add_done_callback(pushing.discard)
+                        yield answer
+            finally:
+                self._log_request("rpc_inference.close", uids, context)
 
         @functools.wraps(petals_handler.rpc_push)
         async def rpc_push(self, request: Request, context: Any) -> Any:
@@ -163,10 +200,6 @@ def handler_class() -> Any:
         async def _get_from_session_queue(self, session_id: str) -> Request | None:
             message = await super()._get_from_session_queue(session_id)
             return None if message is None else Request.of(message)
-
-        async def _push_outputs(self, request: Request, outputs: Any, metadata: Any) -> None:
-            if metadata.get("next_servers"):
-                await super()._push_outputs(request.message(), outputs, metadata)
 
         @functools.wraps(petals_handler.rpc_info)
         async def rpc_info(self, request: Any, context: Any) -> Any:

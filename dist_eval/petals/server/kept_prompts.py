@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
 
 import torch
+
+from dist_eval.petals.client.deep_prompts import digests_of
+
+
+async def require_digests(prompts: torch.Tensor, digests: Sequence[bytes]) -> None:
+    """Checks that deep prompts, if there are any, have these digests, if there are any.
+
+    Raises:
+        ValueError: they have others.
+    """
+    if digests and prompts.numel() and await asyncio.to_thread(digests_of, prompts) != [*digests]:
+        raise ValueError("Received deep prompts that do not match their digests")
 
 
 class KeptPrompts:

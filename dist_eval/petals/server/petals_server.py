@@ -34,7 +34,7 @@ from dist_eval.petals.server.handler import handler_class, log_in_one_line, requ
 from dist_eval.petals.server.lora import adapter_bytes, add_adapter, using_adapter
 from dist_eval.petals.server.private import LOADED
 from dist_eval.petals.server.quantization import converting_experts
-from dist_eval.petals.server.server_tasks import iterate_inference, merge_pools
+from dist_eval.petals.server.server_tasks import merge_pools
 from dist_eval.petals.server.session_cache import NO_CACHE, BlockCache, SessionLayer, block_caches
 from dist_eval.petals.server.session_memory import session_memory_class
 from dist_eval.petals.server.shared_memory import SharedMemory
@@ -67,7 +67,7 @@ def import_server() -> Any:
     )
     _module("petals.server.from_pretrained", load_pretrained_block=_load_pretrained_block)
     from petals.cli import run_server
-    from petals.server import handler, server
+    from petals.server import server
 
     run_server.Server = _server_class()
     server.TransformerBackend = _backend_class()
@@ -75,7 +75,6 @@ def import_server() -> Any:
     server.MemoryCache = session_memory_class()
     log_in_one_line()
     server.convert_block = converting_experts(server.convert_block, server.QuantType.NF4)
-    handler.iterate_rpc_inference = iterate_inference
     # it starts a libp2p daemon that tells others whether they can be reached, which our servers do not ask
     server.ReachabilityProtocol.attach_to_dht = lambda dht: None
     return run_server

@@ -21,9 +21,9 @@ import torch
 from dist_eval.petals.client.chain import read_request
 from dist_eval.petals.client.deep_prompts import KEPT_TOKENS
 from dist_eval.petals.client.failures import LACKS_PROMPTS
-from dist_eval.petals.client.payload import Payload
 from dist_eval.petals.client.protocol import ROLLS_BACK
 from dist_eval.petals.server.kept_prompts import KeptPrompts
+from dist_eval.petals.server.request import Request
 from dist_eval.petals.server.shared_memory import SharedMemory
 from dist_eval.petals.server.task_pool import task_pool_class
 
@@ -80,15 +80,10 @@ class _Chain:
         rows, hidden] at positions in batch x length if these are all blocks. They are empty if the prompts of a digest
         are missing. The last value is the number of blocks.
         """
-        began = time.monotonic()
-        if digests:
-            kept = self._kept.exchange(digests, prompts)
-            if kept is None:
-                return torch.empty(0), 0
-            if max(prompt.shape[1] for prompt in kept) > hidden.shape[1]:
-                raise ValueError("Received digests of deep prompts that are longer than the texts")
-            prompts = tuple(kept)
-        done = 0
+        began, done = time.monotonic(), 0
+        if (found := self._with_kept(digests, prompts, hidden)) is None:
+            return torch.empty(0), 0
+        prompts = found
         for blocks in _tasks("forward", hidden, len(uids)):
             start = time.monotonic()
             for uid, prompt in zip(uids[blocks], prompts[blocks], strict=True):
@@ -100,6 +95,15 @@ class _Chain:
         if rows is not None and done == len(uids):
             hidden = hidden.flatten(0, 1)[rows].unsqueeze(0)
         return hidden, done
+
+    def _with_kept(self, digests: Sequence[bytes], prompts: Any, hidden: torch.Tensor) -> Any:
+        """Returns the prompts, or with digests the kept ones; None if any is missing."""
+        if not digests:
+            return prompts
+        found = self._kept.exchange(digests, prompts)
+        if found and max(prompt.shape[1] for prompt in found) > hidden.shape[1]:
+            raise ValueError("Received digests of deep prompts that are longer than the texts")
+        return found
 
     def backward(
         self, hidden: torch.Tensor, gradient: torch.Tensor, adapter: str, uids: Sequence[str], *prompts: Any
@@ -120,10 +124,22 @@ class _Chain:
 
     @torch.inference_mode()
     def inference(
-        self, hidden: torch.Tensor, order: torch.Tensor, steps: Any, rows: torch.Tensor | None, *prompts: Any
+        self,
+        hidden: torch.Tensor,
+        order: torch.Tensor,
+        steps: Any,
+        rows: torch.Tensor | None,
+        digests: Sequence[bytes],
+        *prompts: Any,
     ) -> tuple[Any, ...]:
-        """Runs a step of a session; `steps` are Petals' `InferenceMetadata` of each block. See `forward` for rows."""
+        """Runs a step of a session; `steps` are Petals' `InferenceMetadata` of each block. See `forward` for the rest.
+
+        The last value is the time in seconds; negative if prompts are missing.
+        """
         start = time.monotonic()
+        if (found := self._with_kept(digests, prompts, hidden)) is None:
+            return torch.empty(0), -1.0
+        prompts = found
         for step, prompt in zip(steps, prompts, strict=True):
             (hidden,) = self._backends[step.uid].inference_step(_with_prompt(hidden, prompt), order, step)
         if rows is not None:
@@ -267,33 +283,41 @@ def _prompt_of_each(prompts: torch.Tensor | None, backends: Sequence[Any]) -> li
     return list(_finite(prompts.to(backends[0].dtype), "prompts").unbind(0))
 
 
-async def iterate_inference(
-    requested_uids: Sequence[str],
-    requested_backends: Sequence[Any],
-    active_adapter: str | None,
-    input_iterator: AsyncIterator[tuple[Any, dict[str, Any]]],
+async def run_inference(
+    requests: AsyncIterator[tuple[Request, dict[str, Any]]],
     cache_handles: Sequence[Sequence[int]],
     *,
-    max_length: int,
+    requested_backends: Sequence[Any],
+    active_adapter: str | None,
     prioritizer: Any,
     points: int,
-    args_structure: Any = None,
-    **_: Any,
-) -> AsyncIterator[tuple[Sequence[Any], bool]]:
-    """Answers the steps of a session; a step's `start_from_position` drops the tokens from there on.
+    args_structure: Any,
+    max_length: int,
+) -> AsyncIterator[tuple[torch.Tensor, bool]]:
+    """Computes the steps of a session; a step's `start_from_position` drops the tokens from there on.
 
-    It has the interface of `petals.server.block_functions.iterate_rpc_inference` (Petals 2.2.0.post1), but takes steps
-    as `Request`s. `start_from_position`, which Petals 2.2 lacks, is that of Petals main (2.3.0.dev2).
+    This is that of Petals main (2.3.0.dev2); Petals 2.2 lacks it.
+
+    Args:
+        requests: the steps, each with its metadata.
+        cache_handles: Petals' handles of the attention caches of each block.
+        requested_backends: the blocks.
+        active_adapter: name of the LoRA adapter, if any.
+        prioritizer: see `run_forward`.
+        points: see `run_forward`.
+        args_structure: the order of the tensors of a step, if it is not that of `petals.client.chain`.
+        max_length: most tokens of a text.
+
+    Yields:
+        The outputs of a step, in memory of their own, and whether it had no deep prompts.
     """
-    from hivemind.compression.serialization import serialize_torch_tensor
-    from hivemind.utils.nested import nested_flatten
     from petals.data_structures import InferenceMetadata
 
     if any(backend.kept is None for backend in requested_backends):
         raise ValueError("recurrent blocks keep no attention cache, so they do not support sessions")
     backend, position, rolls_back, rows = requested_backends[0], 0, True, None
-    (output,) = nested_flatten(requested_backends[-1].outputs_schema)
-    async for request, step in input_iterator:
+    uids = [one.name for one in requested_backends]
+    async for request, step in requests:
         received = [tensor.tensor() for tensor in request.tensors]
         hidden, prompts, order, *_ignored = _unpacked(received, args_structure)
         hidden = _as_hidden(hidden, requested_backends)
@@ -313,27 +337,24 @@ async def iterate_inference(
         if end > max_length:
             raise ValueError(f"Maximum length exceeded: {end} tokens in a session for {max_length}")
         priority = prioritizer.prioritize(
-            hidden, order, points=points / max(max_length, 1), requested_uids=requested_uids, type="inference"
+            hidden, order, points=points / max(max_length, 1), requested_uids=uids, type="inference"
         )
         chained = read_request(step)
         needed = None if chained is None or chained.rows is None else torch.tensor(chained.rows, dtype=torch.int64)
+        digests = (chained and chained.prompts) or []
         if hidden.numel():  # a step without tokens allocates the cache
             steps = [
                 InferenceMetadata(uid, position, tuple(handles), active_adapter)
-                for uid, handles in zip(requested_uids, cache_handles, strict=True)
+                for uid, handles in zip(uids, cache_handles, strict=True)
             ]
             for blocks in _tasks("inference", hidden, len(steps)):
                 picked = needed if blocks.stop == len(steps) else None
                 size = torch.empty(*hidden.shape[:2], 0)
-                hidden, seconds = await backend.inference_pool.compute(
-                    hidden, order, tuple(steps[blocks]), picked, *deep[blocks], priority=priority
-                )
+                arguments = order, tuple(steps[blocks]), picked, digests[blocks], *deep[blocks]
+                hidden, seconds = await backend.inference_pool.compute(hidden, *arguments, priority=priority)
+                if seconds < 0:
+                    raise ValueError(LACKS_PROMPTS)
                 _note("inference", seconds, size, blocks.stop - blocks.start)
-        outputs = hidden.to(output.dtype)
-        if chained is None:
-            answer = serialize_torch_tensor(outputs, output.compression, allow_inplace=True)
-        else:
-            answer = Payload.of(outputs).message()
-        del hidden, outputs  # frees the shared memory while waiting for the next step
-        yield [answer], all(prompt is None for prompt in deep)
+        hidden = hidden.clone()  # frees the shared memory while waiting for the next step
+        yield hidden, not digests and all(prompt is None for prompt in deep)
         position = end

@@ -31,7 +31,7 @@ from dist_eval.petals.client.chain import (
     read_request,
     request_to,
 )
-from dist_eval.petals.client.deep_prompts import KEPT_TOKENS, NO_TENSOR, digests_of
+from dist_eval.petals.client.deep_prompts import KEPT_TOKENS, NO_TENSOR, Packed, digests_of
 from dist_eval.petals.client.failures import LACKS_PROMPTS, Failure, WrongAnswer, classify
 from dist_eval.petals.client.inputs import Inputs
 from dist_eval.petals.client.payload import Payload
@@ -173,6 +173,36 @@ def test_deep_prompts_travel_once_and_again_to_servers_that_have_forgotten_them(
     assert not requests_of(classifier).router.chains and not requests_of(classifier).traffic().retries
 
 
+def test_sessions_send_deep_prompts_once_and_again_to_servers_that_have_forgotten_them(
+    mortal: ForkedSwarm, swarm_client: SwarmClient
+) -> None:
+    tuned = random_checkpoint("deep_ptune")
+    assert tuned.deep_prompts is not None
+    prompts = SoftPrompts(tuned.prompts, tuned.deep_prompts + 1)  # not those of another test
+    backbone, other = swarm_client.backbone(mortal), swarm_client.backbone(mortal).requests
+    further = mortal.addresses[len(SPANS) :]
+    backbone.requests.servers.excluded = {address.rsplit("/", 1)[1] for address in further}  # one route only
+
+    def session() -> tuple[torch.Tensor, int]:
+        before = backbone.requests.traffic().bytes_sent
+        with closing(backbone.session(ROWS, LENGTH, prompts)) as opened:
+            found = opened.step(ids_of())
+        return found, backbone.requests.traffic().bytes_sent - before
+
+    found, sent = session()
+    without = sent - tuned.deep_prompts.nbytes
+    assert session()[1] == without
+    for block in (0, 3):
+        (span,) = [span for span in other.servers.spans() if span.start == block]
+        other.transport.prompts.use(torch.ones(LAYERS, KEPT_TOKENS, HIDDEN))  # as many as it keeps
+        passed_on(other, [span], length=KEPT_TOKENS)
+        again, taken = session()
+        assert torch.equal(again, found)
+        assert taken == without + sent, "digests are refused, then the prompts are sent"
+        assert session()[1] == without
+    assert not backbone.requests.traffic().retries
+
+
 def test_a_digest_stands_for_what_was_sent_only(mortal: ForkedSwarm, swarm_client: SwarmClient) -> None:
     requests = swarm_client.backbone(mortal).requests
     (span,) = [span for span in requests.servers.spans() if span.start == 0]
@@ -261,7 +291,7 @@ def test_rows_of_a_session_are_reordered_on_all_servers_of_a_chain(
 
     async def steps(chain: list[Span], texts: torch.Tensor, token: torch.Tensor) -> list[torch.Tensor]:
         request = request_to(chain, [20.0] * len(chain), None, ids=False) if len(chain) > 1 else None
-        cache = await ServerCache.open(requests.transport, chain[0], 6, None, rolls_back=False)
+        cache = await ServerCache.open(requests.transport, chain[0], 6, Packed(NO_TENSOR), rolls_back=False)
         first = await cache.outputs(await cache.send(Inputs.of(texts), 0, request))
         second = await cache.outputs(await cache.send(Inputs.of(token), 5, request, order))
         await cache.close()

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from dist_eval.model.backbone import SoftPrompts
 from dist_eval.model.classifier import load_local_backbone
 from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.petals.client.admission import STEPS
+from dist_eval.petals.client.deep_prompts import NO_TENSOR, Packed
 from dist_eval.petals.client.inputs import Inputs
 from dist_eval.petals.client.routes import RouteRecord
 from dist_eval.petals.client.server_cache import REQUEST_TOKENS, CacheLost, SentStep, ServerCache
@@ -165,8 +167,9 @@ def test_a_stream_that_ended_is_told_by_its_cause(monkeypatch: pytest.MonkeyPatc
 
     async def answers() -> None:
         nothing: Any = None
+        stream: Any = MagicMock()
         chunks = [(Inputs.of(torch.ones(1, 2, 4)), None)] * 3
-        await ServerCache(nothing, nothing, None, rolls_back=False).answers(chunks, 10.0)
+        await ServerCache(nothing, stream, nothing, 6, Packed(NO_TENSOR), rolls_back=False).answers(chunks, 10.0)
 
     with pytest.raises(ConnectionError, match="no room"):
         asyncio.run(answers())

@@ -62,7 +62,7 @@ def test_a_mixtral_has_the_name_of_petals_main() -> None:
     assert default_dht_prefix("org/Mixtral-8x7B-v0.1", config_of("mixtral")) == "org/Mixtral-8x7B-v0-1"
 
 
-BEFORE, AFTER = "2.3.0+dist.eval.chain", "2.4.0+dist.eval.chain2.later"
+BEFORE, AFTER = "2.3.0+dist.eval.chain2", "2.4.0+dist.eval.chain3.later"
 """What servers of ours announced before they kept deep prompts, and what they may announce one day."""
 
 
@@ -72,7 +72,7 @@ BEFORE, AFTER = "2.3.0+dist.eval.chain", "2.4.0+dist.eval.chain2.later"
 )
 def test_only_versions_that_say_so_pass_requests_on(version: str | None, chains: bool) -> None:
     assert can_chain(version) is chains
-    assert not can_chain(f"{RELEASE}+chain2")
+    assert not can_chain(f"{RELEASE}+chain3")
 
 
 @pytest.mark.parametrize("version", [BEFORE, AFTER])

@@ -112,10 +112,14 @@ def test_other_requests_to_pass_on_are_refused(
         GUARD.forward(request("m.0 m.1 m.2", *tensors, metadata={"chain": [HOP], **fields}))
 
 
-def test_sessions_have_no_digests_of_prompts() -> None:
-    metadata = {"chain": [HOP], "max_length": 9, "prompts": [bytes(32)] * 5}
-    with pytest.raises(Refused, match="in forwards only, not in sessions"):
+def test_sessions_may_have_digests_of_the_prompts_of_all_blocks() -> None:
+    def check(count: int) -> None:
+        metadata = {"chain": [HOP], "max_length": 9, "prompts": [bytes(32)] * count}
         GUARD.opening(request("m.0 m.1 m.2", hidden(), NONE, NO_ORDER, metadata=metadata))
+
+    check(5)
+    with pytest.raises(Refused, match="of 4 blocks instead of 5"):
+        check(4)
 
 
 def test_prompts_that_are_too_long_to_be_kept_have_no_digest() -> None:

@@ -54,9 +54,9 @@ async def echo(request: Request) -> Answer:
     return Answer(request.tensors, request.metadata)
 
 
-async def echo_each(requests: AsyncIterator[Request]) -> AsyncIterator[Any]:
+async def echo_each(requests: AsyncIterator[Request]) -> AsyncIterator[Answer]:
     async for request in requests:
-        yield ExpertResponse(metadata=request.metadata)
+        yield await echo(request)
 
 
 def play(script: Script, *, handler: Any = echo, method: str = "rpc_forward_stream") -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -12,14 +12,13 @@ import torch
 from conftest import TIMEOUT, SwarmClient
 
 from dist_eval.petals.client.failures import WrongAnswer
-from dist_eval.petals.client.limited_p2p import Allowance, LimitedP2P
 from dist_eval.petals.client.payload import Payload
-from dist_eval.petals.client.streams import call_stream
+from dist_eval.petals.client.streams import SessionStream, call_stream, printable_errors
 
 pytestmark = pytest.mark.processes
 
-EXPECTED = 4_000_000
-BOTH = pytest.mark.parametrize("with_copies", [True, False], ids=["session", "call"])
+EXPECTED, PARTS = 4_000_000, 4
+BOTH = pytest.mark.parametrize("in_session", [True, False], ids=["session", "call"])
 NASTY = "\x1b[2J\x1b]0;owned\x07" + "x" * 1_000_000
 
 
@@ -58,8 +57,8 @@ async def a_cut_answer(writer: asyncio.StreamWriter) -> None:
 
 
 async def what_is_expected(writer: asyncio.StreamWriter) -> None:
-    for _ in range(4):
-        await write_message(writer, b"\0", tensors(EXPECTED // 4))
+    for _ in range(PARTS):
+        await write_message(writer, b"\0", tensors(EXPECTED // PARTS))
 
 
 def tensors(size: int) -> bytes:
@@ -76,7 +75,7 @@ class Peers(NamedTuple):
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         return self.loop.run_until_complete(asyncio.wait_for(coroutine, TIMEOUT))
 
-    def ask(self, answer: Callable[[asyncio.StreamWriter], Any], with_copies: bool) -> int:
+    def ask(self, answer: Callable[[asyncio.StreamWriter], Any], in_session: bool) -> int:
         """Opens a stream to a peer that answers so; returns the bytes of its tensors."""
         from hivemind.proto import runtime_pb2
 
@@ -86,14 +85,11 @@ class Peers(NamedTuple):
                 await answer(writer)
             writer.close()
 
-        async def requests() -> AsyncIterator[Any]:
-            yield runtime_pb2.ExpertRequest(uid="base.0")
-
         async def call() -> int:
-            name = f"{answer.__name__}, {with_copies}"  # a name cannot be registered twice
+            name = f"{answer.__name__}, {in_session}"  # a name cannot be registered twice
             await self.answering.add_binary_stream_handler(name, handle)
-            if not with_copies:
-                request, payloads = runtime_pb2.ExpertRequest(uid="base.0"), [Payload.of(torch.zeros(1))]
+            request, payloads = runtime_pb2.ExpertRequest(uid="base.0"), [Payload.of(torch.zeros(1))]
+            if not in_session:
                 found = await call_stream(
                     self.asking,
                     self.answering.peer_id,
@@ -104,10 +100,22 @@ class Peers(NamedTuple):
                     timeout=TIMEOUT,
                 )
                 return sum(len(payload.data) for payload in found.tensors)
-            answers = await LimitedP2P(self.asking, Allowance(EXPECTED)).iterate_protobuf_handler(
-                self.answering.peer_id, name, requests(), runtime_pb2.ExpertResponse
-            )
-            return sum([sum(len(one.buffer) for one in message.tensors) async for message in answers])
+            stream = await SessionStream.open(self.asking, self.answering.peer_id, name)
+            stream.send(request, payloads)
+            stream.end()
+            left, size = [EXPECTED // PARTS] * PARTS, 0
+
+            def largest() -> int:
+                if not left:
+                    raise WrongAnswer("longer than any answer")
+                return left.pop()
+
+            try:
+                async for found in stream.answers(largest):
+                    size += sum(len(payload.data) for payload in found.tensors)
+            finally:
+                await stream.close()
+            return size
 
         return self.run(call())
 
@@ -128,20 +136,20 @@ def peers(swarm_client: SwarmClient) -> Iterator[Peers]:
 
 @BOTH
 @pytest.mark.parametrize("answer", [endless_parts, huge_parts, one_huge_part])
-def test_a_stream_without_end_is_a_wrong_answer(answer: Any, with_copies: bool, peers: Peers) -> None:
+def test_a_stream_without_end_is_a_wrong_answer(answer: Any, in_session: bool, peers: Peers) -> None:
     with pytest.raises(WrongAnswer, match="longer than any answer"):
-        peers.ask(answer, with_copies)
+        peers.ask(answer, in_session)
 
 
 @BOTH
-def test_an_answer_of_the_expected_size_is_read(with_copies: bool, peers: Peers) -> None:
-    assert peers.ask(what_is_expected, with_copies) == EXPECTED
+def test_an_answer_of_the_expected_size_is_read(in_session: bool, peers: Peers) -> None:
+    assert peers.ask(what_is_expected, in_session) == EXPECTED
 
 
 @BOTH
-def test_a_server_that_ends_within_an_answer_has_failed(with_copies: bool, peers: Peers) -> None:
+def test_a_server_that_ends_within_an_answer_has_failed(in_session: bool, peers: Peers) -> None:
     with pytest.raises(EOFError):
-        peers.ask(a_cut_answer, with_copies)
+        peers.ask(a_cut_answer, in_session)
 
 
 def test_errors_of_servers_are_cut_and_cleaned(peers: Peers) -> None:
@@ -153,9 +161,10 @@ def test_errors_of_servers_are_cut_and_cleaned(peers: Peers) -> None:
 
     async def call() -> None:
         await peers.answering.add_protobuf_handler("fail", fail, runtime_pb2.ExpertUID)
-        await LimitedP2P(peers.asking, Allowance()).call_protobuf_handler(
-            peers.answering.peer_id, "fail", runtime_pb2.ExpertUID(uid=""), runtime_pb2.ExpertInfo
-        )
+        with printable_errors():
+            await peers.asking.call_protobuf_handler(
+                peers.answering.peer_id, "fail", runtime_pb2.ExpertUID(uid=""), runtime_pb2.ExpertInfo
+            )
 
     for failing in (
         lambda: peers.ask(a_long_error, True),
