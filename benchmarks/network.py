@@ -1,9 +1,10 @@
-"""`python -m benchmarks.network`: what a request of 1024 tokens through two servers costs, hop by hop and as a chain.
+"""`python -m benchmarks.network`: what 1024 tokens through two servers cost, hop by hop, as a chain and in a session.
 
 The servers are on hosts of their own, behind a slow network (see `wire.py`), and return what they get instead of
 computing (see `waiting_server.py`). Hop by hop, each request goes to the first server and back, and to the second one
 and back. In a chain, token ids go to the first server, which sends hidden states to the second one, and the outputs of
-one position come back the same way. Ways alternate within a round, on the same servers.
+one position come back the same way. In a session, they are a step that is passed on like a request, and replaces the
+step before. Ways alternate within a round, on the same servers.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import psutil
@@ -38,7 +40,7 @@ from dist_eval.petals.server import private
 from dist_eval.petals.server.private import PrivateSwarm
 
 QUESTION = "What does a large request cost, hop by hop and as a chain, and what share of a network does it get?"
-TCP, HOPS, CHAIN = "plain TCP, hop by hop", "hop by hop", "chain"
+TCP, HOPS, CHAIN, SESSION = "plain TCP, hop by hop", "hop by hop", "chain", "session"
 _LAYERS, _TOKENS, _PORT, _TIMEOUT, _WARM_UP = 2, 1024, 31337, 180.0, 2
 _SERVERS = "blocks", "handlers", "servers' daemons"
 
@@ -72,19 +74,20 @@ def _measure(
     report: Report, group: str, swarm: PrivateSwarm, dtype: str, hidden: int, options: argparse.Namespace
 ) -> None:
     hops = [HOPS if name == "none" else f"{HOPS}, --compression {name}" for name in options.compressions]
-    ways = [*zip(hops, options.compressions, strict=True), (CHAIN, CHAIN)]
+    ways = [*zip(hops, options.compressions, strict=True), (CHAIN, CHAIN), (SESSION, CHAIN)]
     with _backbones(swarm, ways) as backbones:
         for width, _ in itertools.product(options.in_flight, range(options.rounds)):
             for way in backbones:
-                found = _send(backbones[way], way == CHAIN, width, torch.empty(1, _TOKENS, hidden), dtype, options)
+                found = _send(backbones[way], way, width, torch.empty(1, _TOKENS, hidden), dtype, options)
                 report.add(group, f"{way}, {width} in flight", options.requests / found["seconds"], found)
     for width in options.in_flight:
         for way in backbones:
             name = f"{way}, {width} in flight"
             report.note(f"{group}: {name}: {_costs(report.series[group, name].details, options.requests)}")
             report.compare(f"{group}: {name} / {TCP}", (group, name), (group, TCP))
-        chain, plain = (f"{way}, {width} in flight" for way in (CHAIN, hops[0]))
-        report.compare(f"{group}: {chain} / {plain}", (group, chain), (group, plain))
+        plain, *others = (f"{way}, {width} in flight" for way in (hops[0], CHAIN, SESSION))
+        for other in others:
+            report.compare(f"{group}: {other} / {plain}", (group, other), (group, plain))
 
 
 def _costs(rounds: list[dict[str, Any]], requests: int) -> str:
@@ -177,7 +180,7 @@ def _backbones(swarm: PrivateSwarm, ways: list[tuple[str, str]]) -> Iterator[dic
         for way, name in ways:
             dht = join_swarm(swarm.initial_peers, _TIMEOUT, check=swarm.require_alive)
             settings: dict[str, Any] = {"dht_prefix": swarm.dht_prefix, "request_timeout": _TIMEOUT, "max_retries": 0}
-            settings |= {"chains": way == CHAIN, "compression": "none" if way == CHAIN else name}
+            settings |= {"chains": name == CHAIN, "compression": "none" if name == CHAIN else name}
             backbones[way] = load_swarm_backbone(swarm.model, dht, **settings)
         yield backbones
     finally:
@@ -186,22 +189,30 @@ def _backbones(swarm: PrivateSwarm, ways: list[tuple[str, str]]) -> Iterator[dic
 
 
 def _send(
-    backbone: SwarmBackbone, chain: bool, width: int, shape: torch.Tensor, dtype: str, options: argparse.Namespace
+    backbone: SwarmBackbone, way: str, width: int, shape: torch.Tensor, dtype: str, options: argparse.Namespace
 ) -> dict[str, Any]:
     """Sends requests through both servers, some at a time; returns what they cost in all."""
-    from dist_eval.petals.client.inputs import TokenIds
+    from dist_eval.petals.client.inputs import Inputs, TokenIds
 
     hidden = torch.randn_like(shape).to(getattr(torch, dtype))
     ids = TokenIds(torch.ones(1, _TOKENS, dtype=torch.int64), None, backbone.embedded, hidden.shape[2])
     requests, last = backbone.requests, torch.tensor([_TOKENS - 1])
+    sessions: SimpleQueue[Any] = SimpleQueue()
 
     def send(_: int) -> None:
-        if chain:
+        if way == CHAIN:
             requests.forward(ids, None, rows=last)
+        elif way == SESSION:
+            session = sessions.get()
+            session.step(ids, start=0, rows=last)
+            sessions.put(session)
         else:
             requests.forward(hidden, None)
 
-    with ThreadPoolExecutor(width) as pool:
+    with ExitStack() as stack, ThreadPoolExecutor(width) as pool:
+        for _ in range(width if way == SESSION else 0):
+            session = backbone.blocks.session(lambda given, _: Inputs.of(given), 1, _TOKENS, rolls_back=True)
+            sessions.put(stack.enter_context(closing(session)))
         list(pool.map(send, range(max(width, _WARM_UP))))
         before, worked, began = requests.traffic(), _processor_seconds(), time.monotonic()
         list(pool.map(send, range(options.requests)))

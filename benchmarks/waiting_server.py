@@ -1,8 +1,8 @@
 """A Petals server that waits instead of computing: `python -m benchmarks.waiting_server FILE [arguments of a server]`.
 
-Transport, handlers, queues and the order of work are Petals' own. Only the forward of a block is replaced: it sleeps
-and returns its input. Like a GPU, it processes one request at a time and leaves the processor idle. Its announcement
-follows from its speed at the start, like a server's own measurement.
+Transport, handlers, queues and the order of work are Petals' own. Only forwards and steps of a block are replaced: they
+sleep and return their input. Like a GPU, it processes one request at a time and leaves the processor idle. Its
+announcement follows from its speed at the start, like a server's own measurement.
 """
 
 from __future__ import annotations
@@ -100,11 +100,15 @@ def main() -> None:
         time.sleep(block_seconds(hidden.shape[0] * hidden.shape[1]))
         return (hidden.clone(),)
 
+    def inference_step(self: Any, hidden: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
+        return forward(self, hidden)
+
     def announced(*_: Any, **__: Any) -> dict[str, float]:
         rate = _MEASURED_TOKENS / block_seconds(_MEASURED_TOKENS)
         return {"forward_rps": rate, "inference_rps": rate, "throughput": rate / ((blocks + 1) / 2)}
 
     petals_server.TransformerBackend.forward = forward
+    petals_server.TransformerBackend.inference_step = inference_step
     petals_server.get_server_throughput = announced
     sys.argv[sys.argv.index("--throughput") + 1] = "eval"
     server.main()
