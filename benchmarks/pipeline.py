@@ -21,6 +21,7 @@ from benchmarks.waiting_server import Speed, waiting_swarm
 QUESTION = "How close does a run come to the limit of a pipeline's servers?"
 BASE = Size(32, 8)
 PETALS = "Petals' client, all texts in one batch"
+TRUE, SAME = "true", "same"
 _SLOWEST = 0.2  # seconds of the slowest stage for a batch of `_BATCH_TOKENS`
 _BATCH_TOKENS = 1024  # as in requests of Petals' own client
 _TEXT_TOKENS = 16
@@ -99,17 +100,16 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     sentence, rows = _sentence_of_a_batch(options.batch_tokens)
     share = options.overhead + (1 - options.overhead) * options.batch_tokens / _BATCH_TOKENS
     model = make_model(scratch_dir, BASE, make_corpus(200).sentences)
-    by_spans: dict[tuple[tuple[int, int], ...], list[Shape]] = {}
-    for name in options.shapes:
-        by_spans.setdefault(SHAPES[name].spans, []).append(SHAPES[name])
-    for spans, shapes in by_spans.items():
-        with waiting_swarm(model, scratch_dir, spans) as (peers, adjust):
-            for shape, far, batches in itertools.product(shapes, options.round_trips, options.batches):
-                adjust(shape.speeds(options.overhead), far / 1000)
+    for shape, announced in itertools.product(map(SHAPES.__getitem__, options.shapes), options.announced):
+        speeds = shape.speeds(options.overhead)
+        name = shape.name if announced == TRUE else f"{shape.name}, announcing the same speed"
+        with waiting_swarm(model, scratch_dir, shape.spans, speeds if announced == TRUE else ()) as (peers, adjust):
+            for far, batches in itertools.product(options.round_trips, options.batches):
+                adjust(speeds, far / 1000)
                 texts = [sentence] * rows * batches
                 work = Classification(model, Corpus(texts, [0] * len(texts), "one sentence"), peers, scratch_dir)
                 limit = shape.least_seconds(batches, far / 1000, share)
-                _measure_cell(report, f"{shape.name}, {far} ms, {batches} batches", work, limit, batches, options)
+                _measure_cell(report, f"{name}, {far} ms, {batches} batches", work, limit, batches, options)
     report.finish()
 
 
@@ -153,6 +153,12 @@ PROGRAM = Program(
     quick={"shapes": ["2 stages"], "round_trips": [0], "ranks": [1], "batches": [20]},
 )
 PROGRAM.add("--shapes", tuple(SHAPES), "of the pipeline", choices=SHAPES, metavar="SHAPE")
+PROGRAM.add(
+    "--announced",
+    (TRUE,),
+    "what servers announce: their true speeds, which real ones measure, or all the same one, which is far too high",
+    choices=(TRUE, SAME),
+)
 PROGRAM.add("--round-trips", (0, 100), "milliseconds")
 PROGRAM.add("--ranks", (1, 4), "numbers of ranks")
 PROGRAM.add("--batches", (20, 50, 500), "numbers of batches")

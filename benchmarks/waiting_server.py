@@ -44,7 +44,7 @@ _MEASURED_TOKENS = 1024  # with as many tokens Petals' servers measure what they
 
 @contextmanager
 def waiting_swarm(
-    model: Model, scratch_dir: Path, spans: Sequence[tuple[int, int]]
+    model: Model, scratch_dir: Path, spans: Sequence[tuple[int, int]], announced: Sequence[Speed] = ()
 ) -> Iterator[tuple[list[str], Callable[[Sequence[Speed], float], None]]]:
     """Opens a swarm of such servers behind a delay proxy.
 
@@ -52,6 +52,7 @@ def waiting_swarm(
         model: the model to serve.
         scratch_dir: folder for temporary files.
         spans: the blocks of each server.
+        announced: the speed that each server announces; by default all announce the same one, which is far too high.
 
     Yields:
         The addresses of the swarm, and a function that sets the speed of each server and the round trip in seconds.
@@ -65,7 +66,7 @@ def waiting_swarm(
         draft.write_text(json.dumps([asdict(speed) for speed in speeds]), encoding="utf-8")
         draft.replace(file)
 
-    set_speeds([Speed(0.0, 1e-6)] * len(spans))
+    set_speeds(announced or [Speed(0.0, 1e-6)] * len(spans))
     program = ("-m", "benchmarks.waiting_server", str(file))
     with distant_swarm_of(model, scratch_dir, spans=spans, program=program) as (swarm, proxy):
 

@@ -148,17 +148,7 @@ def _load_text_metric(spec: str) -> TextMetric:
         return number
 
     called = f"--metric {spec}: for a synthetic text and its references, it"
-    try:
-        once, again = (measure("a synthetic text", ["a text", "another"]) for _ in range(2))
-    except NoResult as error:
-        raise ConfigError(f"{called} gave {error}. {expected}") from error
-    except Exception as error:  # user code may raise anything
-        raise ConfigError(f"{called} raised {error_sentence(error)} {expected}") from error
-    if once != again:
-        raise ConfigError(
-            f"{called} gave {once} and, called again, {again}. It should depend on its arguments only: seed any "
-            "random numbers that it draws."
-        )
+    _call_twice(lambda: measure("a synthetic text", ["a text", "another"]), called, expected)
     return TextMetric(name_of_spec(spec), measure, is_custom=True)
 
 
@@ -285,20 +275,25 @@ def _measure_torchmetrics(metric: Any, form: Callable[[Inputs], np.ndarray], inp
 
 
 def _check(metric: CustomMetric, sample: Inputs) -> None:
-    """Computes a metric on a sample twice."""
+    """Computes a metric on a sample."""
     shapes = ", ".join(
         f"{name} {'None' if array is None else f'{array.dtype} of shape {list(array.shape)}'}"
         for name, array in zip(("predictions", "labels", "probabilities"), sample.arguments(), strict=True)
     )
     called = f"--metric {metric.spec}: for {format_count(len(sample), 'synthetic example')} ({shapes}), it"
-    expected = "must return a float, or a dict of floats by name"
+    expected = "It must return a float, or a dict of floats by name."
+    _call_twice(lambda: numbers_by_name(metric.name, metric.measure(sample)), called, expected)
+
+
+def _call_twice(measure: Callable[[], object], called: str, expected: str) -> None:
+    """Requires that a user's metric returns the same value twice; `called` and `expected` are for messages."""
     try:
-        once, again = (numbers_by_name(metric.name, metric.measure(sample)) for _ in range(2))
+        once, again = repr(measure()), repr(measure())
     except NoResult as error:
-        raise ConfigError(f"{called} gave {error}; it {expected}.") from error
+        raise ConfigError(f"{called} gave {error}. {expected}") from error
     except Exception as error:  # user code may raise anything
-        raise ConfigError(f"{called} raised {error_sentence(error)} It {expected}.") from error
-    if not all(np.array_equal(value, again.get(name, np.nan), equal_nan=True) for name, value in once.items()):
+        raise ConfigError(f"{called} raised {error_sentence(error)} {expected}") from error
+    if once != again:
         raise ConfigError(
             f"{called} gave {once} and, called again, {again}. It should depend on its arguments only: seed any "
             "random numbers that it draws."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -64,12 +65,18 @@ def read_run(folder: Path) -> CompleteRun | CompleteTasksRun:
 
 def read_table(folder: Path, read: Callable[[Path], Table], advice: str = "") -> Table:
     """Reads the table of a run's samples; raises `RunError` on failure."""
+    with _readable(folder / PREDICTIONS, advice):
+        return read(folder / PREDICTIONS)
+
+
+@contextmanager
+def _readable(table: Path, advice: str = "") -> Iterator[None]:
     import pyarrow as pa
 
     try:
-        return read(folder / PREDICTIONS)
+        yield
     except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        raise RunError(f"{folder / PREDICTIONS} cannot be read: {one_line(error)}.{advice}") from error
+        raise RunError(f"{table} cannot be read: {one_line(error)}.{advice}") from error
 
 
 def _damage(path: Path) -> RunError:
@@ -90,14 +97,10 @@ class FinishedRun:
         Raises:
             RunError: they cannot be read.
         """
-        import pyarrow as pa
-
         from dist_eval.runs.saved_samples import read_chunks
 
-        try:
+        with _readable(self.folder / PREDICTIONS):
             yield from read_chunks(self.folder / PREDICTIONS)
-        except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-            raise RunError(f"{self.folder / PREDICTIONS} cannot be read: {one_line(error)}.") from error
 
     def sample(self, most: int) -> tuple[np.ndarray, np.ndarray]:
         """Reads labels and predictions; of evenly spaced examples if there are more than `most`.

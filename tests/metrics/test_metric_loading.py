@@ -32,7 +32,7 @@ def error_of(*specs: str, problem: Problem = SINGLE_LABEL, outputs: int = 3) -> 
         ("sample_metrics:raises", "it raised KeyError: 'no such class'. It must return a float, or a dict of floats"),
         ("sample_metrics:draws", "called again, {'draws': "),
         ("sample_metrics:changes_labels", "raised ValueError: assignment destination is read-only."),
-        ("sample_metrics:gives_none", "it gave None; it must return a float"),
+        ("sample_metrics:gives_none", "it gave None. It must return a float"),
         ("sample_metrics:gives_text", "it gave str ('0.5')"),
         ("sample_metrics:gives_an_array", "it gave ndarray of shape [8]"),
         ("sample_metrics:gives_a_nested_dict", "under 'a'"),

@@ -23,7 +23,7 @@ from dist_eval.tables import format_count
 
 _FIRST_DELAY, _LONGEST_DELAY = 1.0, 5.0
 # Seconds until a request of a session whose caches changed chooses again; a lost cache has been recorded by then
-_CHOOSE_AGAIN_SECONDS = 0.01
+_AFTER_CHANGE_SECONDS = 0.01
 # Stall timeout if another server holds the blocks: at least this many seconds, or this multiple of the server's recent
 # median latency. It doubles with each attempt: if all servers are busy, the first one asked answers first.
 _MIN_STALL_SECONDS, _STALL_LATENCIES = 5.0, 10.0
@@ -206,7 +206,7 @@ class Attempts:
         peer, failure = choice.segment.peer, classify(error)
         what = f"blocks {choice.segment.start}:{choice.segment.end} (peer {peer})"
         if failure is Failure.CHOOSE_AGAIN:
-            return _CHOOSE_AGAIN_SECONDS
+            return _AFTER_CHANGE_SECONDS
         if failure is Failure.TOO_LARGE:
             self._peers.setdefault(failure, []).append(peer)
             self.router.stats(peer).refused_size(self.part.size, stated_limit(error), one_line(error), now)

@@ -92,9 +92,9 @@ class BlockMemory:
         fit = int((self.free - _WORK_BYTES * self.hidden_size) // (largest + self.cache))
         if fit < 1:
             raise ConfigError(
-                f"No block fits into the {format_bytes(self.free)} of free memory: each takes up to "
-                f"{format_bytes(largest)}, its sessions and prompts {format_bytes(self.cache)}, and a backward pass "
-                f"{format_bytes(int(_WORK_BYTES * self.hidden_size))}."
+                f"No block fits into the {format_memory(self.free)} of free memory: each takes up to "
+                f"{format_memory(largest)}, its sessions and prompts {format_memory(self.cache)}, and a backward pass "
+                f"{format_memory(int(_WORK_BYTES * self.hidden_size))}."
             )
         return min(fit, len(self.sizes))
 
@@ -107,16 +107,17 @@ class BlockMemory:
         needed = sum(self.sizes[start:end])
         if needed > self.free:
             raise ConfigError(
-                f"Blocks {start}:{end} take {format_bytes(needed)}, but {format_bytes(self.free)} are free: give this "
-                f"server {format_count(self.blocks_that_fit(), 'block')} or fewer (--blocks), or other GPUs (--gpus)."
+                f"Blocks {start}:{end} take {format_memory(needed)}, but {format_memory(self.free)} are free: give "
+                f"this server {format_count(self.blocks_that_fit(), 'block')} or fewer (--blocks), or other GPUs "
+                "(--gpus)."
             )
 
 
-def format_bytes(size: int) -> str:
+def format_memory(size: int) -> str:
     """Formats a number of bytes.
 
     Examples:
-        >>> format_bytes(3 << 29), format_bytes(5 << 20)
+        >>> format_memory(3 << 29), format_memory(5 << 20)
         ('1.50 GiB', '5.0 MiB')
     """
     return f"{size / 2**30:.2f} GiB" if size >= 1 << 30 else f"{size / 2**20:.1f} MiB"

@@ -11,7 +11,7 @@ from dist_eval.errors import CheckpointError, ConfigError, one_line
 from dist_eval.petals.base_model.architecture import Architecture
 from dist_eval.petals.base_model.config import read_base_config
 from dist_eval.petals.base_model.weights import INDEX_FILE, ModelWeights
-from dist_eval.petals.server.block_memory import format_bytes
+from dist_eval.petals.server.block_memory import format_memory
 from dist_eval.tables import format_count
 
 
@@ -48,7 +48,7 @@ def download_blocks(
     files = sorted({file for path in paths for file in weights.files(path)})
     missing = [file for file in _snapshot(model, commit, files, dry_run=True) if file.will_download]
     if missing:
-        size = format_bytes(sum(file.file_size for file in missing))
+        size = format_memory(sum(file.file_size for file in missing))
         say(f"downloading {format_count(len(missing), 'file')} of {model} ({commit[:12]}), {size}")
     folder = Path(_snapshot(model, commit, files, shown=sys.stderr.isatty()))
     if absent := [file for file in files if not (folder / file).exists()]:

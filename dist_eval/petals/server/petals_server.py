@@ -27,7 +27,7 @@ from dist_eval.petals.base_model.config import default_cache_tokens
 from dist_eval.petals.base_model.weights import ModelWeights
 from dist_eval.petals.client.deep_prompts import KEPT_TOKENS
 from dist_eval.petals.client.petals_version import ANNOUNCED, require_petals
-from dist_eval.petals.server.block_memory import BlockMemory, block_bytes, format_bytes
+from dist_eval.petals.server.block_memory import BlockMemory, block_bytes, format_memory
 from dist_eval.petals.server.blocks import Block, load_block
 from dist_eval.petals.server.embedding import Embedder, table_bytes
 from dist_eval.petals.server.handler import handler_class, log_in_one_line, request_memory, rolls_back
@@ -194,8 +194,8 @@ def _server_class() -> Any:
                 kind = " and ".join(filter(None, (self.server_info.torch_dtype, self._quantization)))
                 taken, estimate = _taken_bytes(device) - before, sum(memory.sizes[start:end])
                 print(
-                    f"{LOADED}{start}:{end} in {kind}: {format_bytes(taken)} (estimated: {format_bytes(estimate)}); "
-                    f"sessions may take up to {format_bytes(self.attn_cache_bytes)} more",
+                    f"{LOADED}{start}:{end} in {kind}: {format_memory(taken)} (estimated: {format_memory(estimate)}); "
+                    f"sessions may take up to {format_memory(self.attn_cache_bytes)} more",
                     flush=True,
                 )
 

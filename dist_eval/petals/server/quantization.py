@@ -13,7 +13,7 @@ from torch import nn
 
 from dist_eval.errors import ConfigError
 from dist_eval.petals.base_model.architecture import Architecture
-from dist_eval.petals.server.block_memory import block_bytes, format_bytes, fused_experts, layers_of
+from dist_eval.petals.server.block_memory import block_bytes, format_memory, fused_experts, layers_of
 
 NF4_BLOCK = 64
 
@@ -36,7 +36,7 @@ def require_quantizable(model: str, config: Any, dtype: str, quantization: str) 
     if not any(fused_experts(layer) for layer in layers_of(architecture)):
         return
     sizes = [sum(block_bytes(architecture, getattr(torch, dtype), kind)) for kind in ("", "int8", "nf4")]
-    whole, int8, nf4 = map(format_bytes, sizes)
+    whole, int8, nf4 = map(format_memory, sizes)
     raise ConfigError(
         f"--quantization int8: the experts of {model} are kept in one tensor for each layer, which bitsandbytes does "
         f"not store in INT8. All blocks together would take {int8} instead of {whole}. Use --quantization nf4, which "
