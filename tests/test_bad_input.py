@@ -344,13 +344,13 @@ KINDS = (
     ),
     Kind(
         "a prompt and a checkpoint",
-        "--checkpoint and --prompt contradict each other",
+        "--checkpoint and --prompt cannot be combined",
         lambda s: [*s.data(), "--prompt", "{text}", "--label-words", "<0>", "<1>"],
         2,
     ),
     Kind(
         "a prompt without label words",
-        "--prompt and --label-words belong together",
+        "--prompt and --label-words must be given together",
         lambda s: s.prompt("--prompt", "{text}"),
         2,
     ),
@@ -392,7 +392,7 @@ KINDS = (
     ),
     Kind(
         "two swarms",
-        "--swarm embedded and --initial-peers contradict each other",
+        "--swarm embedded and --initial-peers cannot be combined",
         lambda s: [*s.data(), *SWARM, "--swarm", "embedded", "--initial-peers", PEER],
         2,
     ),

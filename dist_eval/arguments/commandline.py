@@ -41,7 +41,7 @@ _GROUPS = {
     "swarm": "Data goes to a swarm only when that swarm is named here.",
     "output": None,
     "metrics": None,
-    "speed": "Nothing here needs setting.",
+    "speed": "The defaults suit most runs.",
     "failures": None,
     "processes": "torchrun's --nnodes, --node-rank, --rdzv-endpoint, --rdzv-id, --rdzv-backend,\n"
     "--rdzv-conf, --master-addr, --master-port, --local-addr and --max-restarts\n"

@@ -115,7 +115,7 @@ class Options:
     def _refuse_together(self, *names: str) -> None:
         given = [flag(name) for name in names if getattr(self, name) not in (None, False, [], {})]
         if len(given) > 1:
-            raise ConfigError(f"{' and '.join(given)} contradict each other: give one of them.")
+            raise ConfigError(f"{' and '.join(given)} cannot be combined: give one of them.")
 
 
 Group = TypeVar("Group", bound=Options)

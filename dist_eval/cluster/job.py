@@ -55,7 +55,7 @@ class JobOptions(Options):
 
     def _validate(self) -> None:
         if (self.list is None) != (self.line is None):
-            raise ConfigError("--list and --line need each other: the file, and the line of this job's run.")
+            raise ConfigError("--list and --line must be given together: the file, and the line of this job's run.")
 
 
 COMMAND = Command(

@@ -5,6 +5,6 @@ reason, because a difference between them would not be attributable to the model
 (`--group-column`), whole groups are resampled; McNemar's test, which assumes independent examples, is then not used.
 
 `comparison` compares runs of any kind, which `loading` reads: `evaluations` on a dataset, `tasks` of the
-lm-evaluation-harness or prompts.
+lm-evaluation-harness or prompts. `changes` finds the examples whose prediction changed.
 `tables` shows them as a document, as JSON, and as CSV.
 """

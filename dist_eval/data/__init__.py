@@ -6,7 +6,8 @@
 - Labels: `labels` and `label_columns` convert the label column to classes or numbers; `columns` stores further columns.
 - Rows: `labelled_rows` reads texts with their labels and draws the examples of `prompts`. `selection` selects rows.
 - Tokens: `dataset` holds a tokenized dataset, `continuations` and `generation` the requests of a language model.
-  `prompted_rows` makes prompts of a dataset, `tokenizers` loads tokenizers and `token_file` stores token ids.
+  `prompted_rows` makes prompts of a dataset, which `chat` frames. `tokenizers` loads tokenizers and `token_file`
+  stores token ids.
 - Batches: `plan` forms batches. `shared_prefixes` and `shared_contexts` plan texts with a common prefix, by
   `prefix_costs`. `answers` declares the columns of answers and `collector` concatenates them.
 

@@ -12,7 +12,7 @@ import numpy as np
 from dist_eval.errors import CheckpointError, one_line
 from dist_eval.revisions import pinned
 
-HAS_BOS = "the tokenizer's BOS in front already, which is not doubled"
+HAS_BOS = "the tokenizer's BOS in front already, which is not added again"
 """Describes texts that already begin with the tokenizer's BOS, in messages."""
 
 

@@ -1,6 +1,6 @@
 """Collectives between ranks, in a gloo process group that is opened after the model is built.
 
-Only this module and `rank_store`, which passes small values between ranks without a group, use torch.distributed.
+Ranks communicate only here and in `rank_store`, which passes small values between them without a group.
 Gathered objects are pickles, and gloo's connections have neither authentication nor encryption: a rank trusts any peer
 that reaches its port while the group opens. On a single host, the port is on loopback.
 """

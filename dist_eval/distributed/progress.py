@@ -286,7 +286,7 @@ class Progress:
                         self._stopping_shown = True
                         again = _AGAIN if self._stop.reason.startswith("this rank got") else ""
                         why = common_reason([self._stop.reason]).rstrip(".")
-                        display.note(f"stopping, because {why}: batches in flight are finished first{again}")
+                        display.note(f"stopping because {why}: batches in flight are finished first{again}")
                     if store.check([_NOTICE]):
                         self._show_notice(display, store.get(_NOTICE).decode())
                         store.delete_key(_NOTICE)

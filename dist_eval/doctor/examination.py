@@ -41,7 +41,7 @@ _SCHEDULER_HOSTS = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES", "PET_NNODES")
 _START_ALIKE = "Start torchrun on each host with the same --nnodes, --master-addr and --master-port, and --node-rank."
 _FAILURES = {
     "group": (
-        "The ranks do not come together: ",
+        "The ranks could not connect: ",
         "They connect to each other directly, at ports that the system chooses: a firewall between the hosts must "
         "allow this.",
     ),
@@ -180,7 +180,7 @@ class Examination:
             ranks_of_host = Counter(all_gather(topology.host))
             seconds = time.monotonic() - start
         places = ", ".join(f"{count} on {host}" for host, count in list(ranks_of_host.items())[:_SHOWN])
-        return f"{topology.world_size} ranks ({places}) come together in {seconds:.1f} s"
+        return f"{topology.world_size} ranks ({places}) connected in {seconds:.1f} s"
 
     def check_folder(self, probes: Mapping[int, str]) -> str:
         """Checks that the output folder shows the files of all ranks, and is not in use."""

@@ -99,7 +99,7 @@ def require_complete(left: int, finished: int, failed: int, before: int, stop: S
         given_up = sum(failed for *_, failed, _ in everybody)
         why = common_reason([reason for *_, reason in everybody])
         raise RunStopped(
-            f"Stopped, because {why}: {seen} of {format_count(examples, 'example is', 'examples are')} in the "
+            f"Stopped because {why}: {seen} of {format_count(examples, 'example is', 'examples are')} in the "
             f"journal. Start the same command "
             "again to resume.",
             Coverage(expected=examples, seen=seen, duplicates=0, missing=examples - seen, failed=given_up),

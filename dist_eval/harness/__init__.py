@@ -7,7 +7,8 @@ all tasks become one dataset, which `dist_eval.evaluation.requests` sends throug
 planned, journalled, gathered and checked for coverage by all ranks. `runner` is the whole run; `finding` finds tasks,
 including those in `shipped_tasks/`, and `task_files` checks their files; `tasks` loads and runs them; `examples` keeps
 questions out of their own few-shot examples; `notices` collects the harness' warnings; `metrics` reads its metrics and
-adds intervals; `decodings` says how texts are generated. `inspection` lists and checks tasks.
+adds intervals, and `failures` keeps one that fails from ending the run; `decodings` says how texts are generated.
+`inspection` lists and checks tasks.
 
 `lm_eval` is imported only here, on the leader, and by `dist_eval.options.harness` for `--gen-kwargs` and `--metadata`.
 """

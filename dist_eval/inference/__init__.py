@@ -1,1 +1,4 @@
-"""Inference on a rank's batches: `forward` predicts them, and `in_flight` chooses the number of concurrent requests."""
+"""Inference on a rank's batches.
+
+`forward` predicts them, with `send_options` for each; `in_flight` chooses the number of concurrent requests.
+"""

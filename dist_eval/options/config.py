@@ -1,8 +1,8 @@
 """The configuration of a run: all options of a command, combined from groups.
 
 Everything that can be checked without reading data or contacting the swarm is checked on construction.
-`commandline.py` parses the command line into a configuration. `RunConfig` has the options of every kind of run,
-`DatasetRunConfig` adds those of a labelled dataset, and `EvaluationConfig` those of an evaluation.
+`dist_eval.arguments.commandline` parses the command line into a configuration. `RunConfig` has the options of every
+kind of run, `DatasetRunConfig` adds those of a labelled dataset, and `EvaluationConfig` those of an evaluation.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class RunConfig(OutputOptions, RankOptions, ModelOptions, SwarmOptions):
             return
         if self.initial_peers and self.swarm:
             raise ConfigError(
-                f"--swarm {self.swarm} and --initial-peers contradict each other: "
+                f"--swarm {self.swarm} and --initial-peers cannot be combined: "
                 "--initial-peers names a running swarm, --swarm embedded starts one, --swarm public means Petals' own."
             )
         if not (self.initial_peers or self.swarm):
@@ -220,7 +220,7 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions, Genera
                 self._require(self.model, "--model", "the language model that --prompt is for")
                 if self.checkpoint:
                     raise ConfigError(
-                        "--checkpoint and --prompt contradict each other: a checkpoint has a tuned head, a prompt uses "
+                        "--checkpoint and --prompt cannot be combined: a checkpoint has a tuned head, a prompt uses "
                         "the language model's own. Leave out one; `dist-eval compare` compares two runs."
                     )
             elif self.backend == "local" and not self.checkpoint:
@@ -310,7 +310,7 @@ examples:
     usage=f"(--checkpoint TUNED | --model MODEL --prompt TEMPLATE (--label-words WORD... | --generate))\n"
     f"       --dataset FILE {WHERE.strip()}\n       [options]",
     nothing_asked=f"""\
-dist_eval needs a base model and a tuned checkpoint, labelled data, and a swarm:
+dist_eval needs a model (with a tuned checkpoint, or a prompt), labelled data, and a swarm or --backend local:
   {PROGRAM} --model MODEL --checkpoint TUNED --dataset FILE --initial-peers ADDRESS...
 Or try it on its own private swarm: {PROGRAM} --demo   (all options: --help)""",
     is_run=True,

@@ -77,9 +77,11 @@ class SwarmOptions(PeerOptions):
         group="speed",
         metavar="SHARE",
     )
-    swarm_timeout: Seconds = option(120.0, "longest wait for missing blocks", group="failures", metavar="SECONDS")
-    request_timeout: Seconds = option(60.0, "longest wait for a server's answer", group="failures", metavar="SECONDS")
-    max_retries: Natural = option(4, "how often to resend a part of a request before the run stops", group="failures")
+    swarm_timeout: Seconds = option(120.0, "how long to wait for missing blocks", group="failures", metavar="SECONDS")
+    request_timeout: Seconds = option(
+        60.0, "how long to wait for a server's answer", group="failures", metavar="SECONDS"
+    )
+    max_retries: Natural = option(4, "times to resend a part of a request before giving up", group="failures")
 
     @property
     def starts_swarm(self) -> bool:
@@ -133,10 +135,13 @@ class RankOptions(Options):
         None, "requests that a rank keeps in flight (default: adapts to the swarm)", group="speed", metavar="REQUESTS"
     )
     collective_timeout: Seconds = option(
-        600.0, "longest wait for another rank's heartbeat or progress", group="failures", metavar="SECONDS"
+        600.0, "how long to wait for another rank's heartbeat or progress", group="failures", metavar="SECONDS"
     )
     stop_grace: SecondsOrZero = option(
-        20.0, "longest wait for batches in flight once the run is asked to stop", group="failures", metavar="SECONDS"
+        20.0,
+        "how long to wait for batches in flight once the run is asked to stop",
+        group="failures",
+        metavar="SECONDS",
     )
 
 

@@ -47,7 +47,7 @@ class PromptOptions(Options):
     few_shot_from: str | list[str] | None = option(
         None, "files with the same columns as --dataset", group="prompts", metavar="FILE"
     )
-    few_shot_seed: Natural = option(0, "seed of that draw", group="prompts", metavar="SEED")
+    few_shot_seed: Natural = option(0, "seed for drawing the examples", group="prompts", metavar="SEED")
     apply_chat_template: bool = option(
         False, "send examples and prompt as the user's message, in the tokenizer's chat template", group="prompts"
     )
@@ -59,19 +59,19 @@ class PromptOptions(Options):
         super()._validate()
         if self.prompt_file is not None:
             if self.prompt is not None:
-                raise ConfigError("--prompt and --prompt-file contradict each other: leave out one of them.")
+                raise ConfigError("--prompt and --prompt-file cannot be combined: leave out one of them.")
             self.prompt, self.prompt_file = _read_prompt(Path(self.prompt_file)), None
         if self.generate and self.label_words:
             raise ConfigError(
-                "--generate and --label-words contradict each other: the model either writes a text or chooses a word. "
+                "--generate and --label-words cannot be combined: the model either writes a text or chooses a word. "
                 "Leave out one of them."
             )
         if self.generate and self.prompt is None:
             raise ConfigError("--generate needs a --prompt to continue.")
         if (self.prompt is None) != (not self.label_words and not self.generate):
             raise ConfigError(
-                "--prompt and --label-words belong together: the model chooses the word after the prompt. Or give "
-                "--prompt and --generate to have it write a text."
+                "--prompt and --label-words must be given together: the model chooses the word after the prompt. Or "
+                "give --prompt and --generate to have it write a text."
             )
         if self.prompt is None and self.few_shot:
             raise ConfigError("--few-shot needs a --prompt.")
@@ -82,7 +82,9 @@ class PromptOptions(Options):
         if len(self.label_words) == 1:
             raise ConfigError(f"--label-words names only {self.label_words[0]!r}: name at least two.")
         if bool(self.few_shot) != bool(self.few_shot_from):
-            raise ConfigError("--few-shot K and --few-shot-from FILE belong together: leave out both, or give both.")
+            raise ConfigError(
+                "--few-shot K and --few-shot-from FILE must be given together: leave out both, or give both."
+            )
 
 
 def _read_prompt(path: Path) -> str:

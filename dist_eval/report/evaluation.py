@@ -163,7 +163,7 @@ def _metrics(results: CompleteRun) -> Section:
     if others:
         tables.append(metric_table(f"{len(others)} more metrics", others, results, is_folded=True))
     if share := results.majority_share:
-        majority = f"Always guessing the most frequent class would have an accuracy of {share:.4f}."
+        majority = f"Always predicting the most frequent class would give an accuracy of {share:.4f}."
         tables[0] = replace(tables[0], notes=[*tables[0].notes, majority])
     return Section("Metrics", tables, notes=caveats(results))
 

@@ -167,7 +167,7 @@ def format_coverage(results: EvaluationResults) -> str:
     blank = format_count(data.blank, "text has no token of its own", "texts have no token of their own")
     parts = [
         (True, f"{coverage.seen} of {format_count(coverage.expected, 'example')}, each exactly once"),
-        (coverage.failed, f"{coverage.failed} failed and are in no metric (see failures)"),
+        (coverage.failed, f"{coverage.failed} failed and are excluded from all metrics (see failures)"),
         (data.truncated, f"{format_count(data.truncated, 'text')} cut to {format_count(data.max_length, 'token')}"),
         (data.multiline, f"{texts_have(data.multiline)} several lines"),
         (data.blank, blank),

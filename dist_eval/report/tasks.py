@@ -61,7 +61,7 @@ class ShownTasks(ShownRun):
             new_tokens = format_count(prompts.new_tokens, "token")
             parts.append(f"{format_count(prompts.texts, 'text')} of {new_tokens} generated")
         if coverage.failed:
-            parts.append(f"{coverage.failed} failed and are in no metric (see failures)")
+            parts.append(f"{coverage.failed} failed and are excluded from all metrics (see failures)")
         if requests.truncated:
             longest = format_count(requests.max_length - 1, "token")
             parts.append(f"{format_count(requests.truncated, 'context')} cut to {longest}")

@@ -268,7 +268,7 @@ class SessionsSummary(Record):
 
 
 class Environment(Record):
-    """What a result depends on besides."""
+    """Software that the results depend on."""
 
     python: str
     """Version of Python."""

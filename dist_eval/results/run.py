@@ -26,7 +26,7 @@ RecordedOptions = dict[str, OptionValue]
 """All options by name; `initial_peers` says how many addresses there were, which are not recorded.
 
 No record, because each option is declared once, in `dist_eval.options`, and files of other versions have other options.
-The schema is made from these declarations, and `dist_eval.options.groups.Options.recorded_in` returns a group of them.
+The schema is made from these declarations. `dist_eval.arguments.fields.Options.recorded_in` returns a group of them.
 """
 
 

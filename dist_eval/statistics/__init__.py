@@ -2,7 +2,8 @@
 
 `metric_intervals` and `paired_differences` cover the metrics of `dist_eval.compute_metrics`, and `class_intervals`
 covers those of each class. Any other metric can be added as a `Statistic`: as `Sums` if it depends only on sums over
-examples, or as `OfRows` for an arbitrary function of the examples. Everything here is seeded and free of side effects.
+examples, or as `OfRows` for an arbitrary function of the examples. `documents` has metrics over documents of tasks and
+generated texts, `sampling` corrects intervals of random samples. Everything here is seeded and free of side effects.
 """
 
 from __future__ import annotations

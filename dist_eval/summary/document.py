@@ -167,7 +167,8 @@ def _remarks(outcomes: Sequence[Outcome], names: Mapping[Path, str]) -> list[str
     if first is None:
         return remarks
     remarks += [
-        f"{names[outcome.folder]}: on other data than {names[first.folder]}, their metrics are not comparable"
+        f"{names[outcome.folder]}: evaluated on different data from {names[first.folder]}, so the metrics are not "
+        "comparable"
         for outcome in others
     ]
     same = [outcome for outcome in outcomes if _measured(outcome) and outcome not in others]

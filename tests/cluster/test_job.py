@@ -210,7 +210,7 @@ def test_a_line_of_the_list_determines_the_run(tmp_path: Path, job_here: JobHere
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--output", "x", "--list", "y", "--", "true"], "--list and --line need each other"),
+        (["--output", "x", "--list", "y", "--", "true"], "--list and --line must be given together"),
         (["--output", "x", "--", "/no/such/program"], "/no/such/program cannot be started"),
         (["--output", "x", "--slurm", "--", "true"], "the environment variable SLURM_JOB_NODELIST is missing"),
     ],

@@ -243,7 +243,7 @@ def test_a_folder_without_a_complete_run_is_named(folders: list[Path], tmp_path:
         load_run(tmp_path)
     running = folder_of(config_for(tmp_path / "running"))
     running.open()
-    with pytest.raises(RunError, match="is not complete but running"):
+    with pytest.raises(RunError, match=r"is not complete \(status: running\)"):
         load_run(tmp_path / "running")
     broken = run_of(tmp_path / "broken", predictions(1.0))
     (broken / "predictions.parquet").write_bytes(b"PAR1")

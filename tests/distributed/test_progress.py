@@ -57,7 +57,7 @@ def test_a_request_to_stop_reaches_the_other_rank_with_its_reason(two_ranks: Mak
         stops[1].request("this rank got SIGTERM")
         assert wait_for(lambda: stops[0].requested)
     assert stops[0].reason == "rank 1 got SIGTERM"
-    assert stream.getvalue().count("stopping, because rank 1 got SIGTERM: batches in flight are finished first") == 1
+    assert stream.getvalue().count("stopping because rank 1 got SIGTERM: batches in flight are finished first") == 1
 
 
 def test_a_stop_file_is_noticed(two_ranks: MakeProgress, tmp_path: Path) -> None:

@@ -82,5 +82,5 @@ def test_the_ranks_agree_on_one_reason_and_a_persons_comes_first(tmp_path: Path)
     assert common_reason(["", ""]) == ""
     assert common_reason(["", signalled, signalled]) == "rank 1 got SIGTERM"
     assert common_reason([signalled, by_file.reason, ""]) == by_file.reason
-    assert asked_by_a_person(f"Stopped, because {by_file.reason}: 3 of 5 examples are in the journal.")
+    assert asked_by_a_person(f"Stopped because {by_file.reason}: 3 of 5 examples are in the journal.")
     assert not asked_by_a_person(signalled)

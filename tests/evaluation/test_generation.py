@@ -116,7 +116,7 @@ def test_a_prompt_that_begins_with_the_tokenizers_own_first_token_has_it_once(
     prompt = ("--prompt", "<s>Question: {question}\\nAnswer:")
     assert run_here(*command(model, dataset, tmp_path, *prompt, *LOCAL)) == 0
     assert [row["text"] for row in predictions(tmp_path)] == expected
-    said = f"{ROWS} prompts have the tokenizer's BOS in front already, which is not doubled"
+    said = f"{ROWS} prompts have the tokenizer's BOS in front already, which is not added again"
     empty = f"{sum(not text.strip() for text in expected)} texts are empty, which counts as a wrong answer unless a "
     assert results_of(tmp_path)["notices"] == [said, f"{empty}reference is also empty"]
     assert f"\nnotice: {said}\n" in capfd.readouterr().out

@@ -171,13 +171,13 @@ def test_the_doctor_names_awkward_hosts_and_finds_the_script_fine(
         assert f"on {host.name}: The host's own name resolves to 127.0.1.1" in said
         cure = f"There, export GLOO_SOCKET_IFNAME={INTERFACE}, and start torchrun with --local-addr="
         assert cure + host.address in said
-    assert "The ranks do not come together: " in said
+    assert "The ranks could not connect: " in said
     assert "fine swarm 2 servers hold all 4 blocks of base" in said
     said, statuses = by_hand("dist_eval.cluster.agent", network.hosts[0].name)  # which means alpha itself, on alpha
     assert statuses == [0, 0], said
     assert run.finish("dist_eval.doctor") == [0, 0], run.said(0, "dist_eval.doctor")
     found = run.said(0, "dist_eval.doctor")
-    assert "2 ranks (1 on alpha, 1 on beta) come together" in found
+    assert "2 ranks (1 on alpha, 1 on beta) connected" in found
     assert "seen by all 2 ranks" in found
     network.name_hosts()
 

@@ -56,11 +56,11 @@ UNPROMPTED = {"prompt": None, "label_words": [], "checkpoint": "tuned"}
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"prompt": "{text}", "prompt_file": "prompt.txt"}, "--prompt and --prompt-file contradict each other"),
+        ({"prompt": "{text}", "prompt_file": "prompt.txt"}, "--prompt and --prompt-file cannot be combined"),
         ({"prompt_file": "/nowhere/prompt.txt"}, "--prompt-file /nowhere/prompt.txt: cannot be read (No such file"),
         ({"prompt": "{text}", "demo": True}, "--demo evaluates the embedded example, a tuned checkpoint: leave out"),
         ({"prompt": "{text}", "label_words": ["yes"]}, "--label-words names only 'yes'"),
-        ({"prompt": "{text}", "few_shot": 3}, "--few-shot K and --few-shot-from FILE belong together"),
+        ({"prompt": "{text}", "few_shot": 3}, "--few-shot K and --few-shot-from FILE must be given together"),
         ({"prompt": "{text}", "model": None}, "--model is missing: the language model that --prompt is for"),
         ({"prompt": "{a} {b}", "text_column": ["c"]}, "--prompt names the columns of the texts itself"),
         (
@@ -78,8 +78,8 @@ def test_a_prompt_that_cannot_be_used_is_refused(options: dict[str, Any], words:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"limit": 5, "sample": 5}, "--limit and --sample contradict each other: give one of them."),
-        ({"sample": 5, "precision": 0.1}, "--sample and --precision contradict each other"),
+        ({"limit": 5, "sample": 5}, "--limit and --sample cannot be combined: give one of them."),
+        ({"sample": 5, "precision": 0.1}, "--sample and --precision cannot be combined"),
         ({"stratify": True, "limit": 5}, "--stratify needs --sample or --precision."),
         ({"sample_seed": 1}, "--sample-seed needs --sample or --precision"),
         ({"precision": 0.1, "group_column": "doc"}, "needs independent rows, so it contradicts --group-column"),
@@ -93,7 +93,7 @@ def test_a_selection_of_rows_that_cannot_be_is_refused(options: dict[str, Any], 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"label_words": ["no", "yes"]}, "--generate and --label-words contradict each other"),
+        ({"label_words": ["no", "yes"]}, "--generate and --label-words cannot be combined"),
         ({"prompt": None, "checkpoint": "tuned"}, "--generate needs a --prompt to continue"),
         ({"generate": False}, "Or give --prompt and --generate to have it write a text."),
         ({"generate": False, "label_words": ["no", "yes"], "stop": ["."]}, "--stop needs --generate"),

@@ -129,7 +129,7 @@ def test_listing_and_checking_need_neither_a_model_nor_a_swarm() -> None:
         ({"limit": 0.0}, "--limit must be a whole number, or a share between 0 and 1, not 0."),
         ({"max_length": 1}, "--max-length must be at least 2, for a context and a continuation, not 1."),
         ({"backend": "petals"}, "No swarm was named."),
-        ({"samples": {"a": [1]}, "limit": 3.0}, "--samples and --limit contradict each other"),
+        ({"samples": {"a": [1]}, "limit": 3.0}, "--samples and --limit cannot be combined"),
         ({"samples": {"a": []}}, "--samples: a should have a list of numbers of documents, from 0, not []."),
         ({"samples": {"a": [-1]}}, "--samples: a should have a list of numbers of documents, from 0, not [-1]."),
         ({"metadata": {1: 2}}, "--metadata {1: 2} has a key that is not text"),

@@ -40,7 +40,7 @@ def test_the_table_contains_the_figures(tmp_path: Path) -> None:
     for name in ("accuracy", "balanced_accuracy", "f1_macro", "f1_weighted", "mcc", "loss", "log_loss", "roc_auc"):
         digits = "#.4g" if "loss" in name else ".4f"
         assert line_of(table, name + " ").split()[1] == format(METRICS.values[name], digits)
-    assert "\nAlways guessing the most frequent class would have an accuracy of 0.6000." in table
+    assert "\nAlways predicting the most frequent class would give an accuracy of 0.6000." in table
     assert re.findall(r"\d\.\d+(?= [\[(]|  )", line_of(table.partition("By class")[2], "neg ")) == [
         "0.6667",
         "1.0000",

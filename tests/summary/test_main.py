@@ -160,7 +160,7 @@ def test_runs_on_other_data_are_named_and_the_best_of_the_others_is_doubted(
     written = [tmp_path / f"summary.{kind}" for kind in ("json", "md")]
     assert main([str(tmp_path / "wrong"), first, other, third, "--write", *map(str, written)]) == 1
     printed = capsys.readouterr().out
-    caution = f"{other}: on other data than {first}, their metrics are not comparable"
+    caution = f"{other}: evaluated on different data from {first}, so the metrics are not comparable"
     doubt = "the best of 2 runs looks better than it is, because it was selected; to test differences: "
     command = f"dist-eval compare '{first}' {third}"
     assert caution in printed.splitlines()
@@ -172,7 +172,7 @@ def test_runs_on_other_data_are_named_and_the_best_of_the_others_is_doubted(
 def test_there_is_no_best_of_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([on_data(tmp_path / "a", "x"), on_data(tmp_path / "b", "y")]) == 0
     printed = capsys.readouterr().out
-    assert "on other data than" in printed and "the best of" not in printed
+    assert "evaluated on different data from" in printed and "the best of" not in printed
 
 
 def test_runs_on_tasks_have_the_metrics_of_groups_and_of_other_tasks(
@@ -188,7 +188,7 @@ def test_runs_on_tasks_have_the_metrics_of_groups_and_of_other_tasks(
     assert main([str(tasks), first, "--metric", "words/acc", "--write", str(tmp_path / "written.json")]) == 0
     printed = capsys.readouterr().out
     assert "0.7500 [0.5981, 0.8581]" in printed
-    assert f"{first}: on other data than {tasks}" in printed
+    assert f"{first}: evaluated on different data from {tasks}" in printed
     assert json.loads((tmp_path / "written.json").read_text())[0]["words/acc"] == 0.75
 
 

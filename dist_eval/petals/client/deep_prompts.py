@@ -6,9 +6,12 @@ server that has dropped them refuses the request in words that clients know (`fa
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import functools
 import hashlib
+import threading
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,6 +24,8 @@ from dist_eval.petals.client.routes import Span
 KEPT_TOKENS = 1024
 """Most tokens of deep prompts that a server keeps for each of its blocks. Petals' recipes have 16, so there is room for
 64 tunings, in 1 % of the size of the weights of a block of Llama 3 70B."""
+
+_RECENT = 4  # prompts that a client uses alternately, such as those of several models
 
 NO_TENSOR = torch.empty(0)
 """Sent if a request has no prompts, or digests replace them."""
@@ -64,10 +69,15 @@ class Packed:
         return self._tensor.shape[2] if self._tensor.numel() else 0
 
     def omitted(self) -> Packed:
-        """Returns the same with an empty tensor, for servers that keep these prompts."""
-        others = copy.copy(self)
-        others.payload = Payload.of(NO_TENSOR)
-        return others
+        """Returns a copy that sends an empty tensor, for servers that keep these prompts."""
+        empty = copy.copy(self)
+        empty.payload = Payload.of(NO_TENSOR)
+        return empty
+
+    @property
+    def is_omitted(self) -> bool:
+        """Whether there are prompts, and an empty tensor is sent."""
+        return self.tokens > 0 and not self.payload.data
 
     def of(self, chain: Sequence[Span]) -> Iterator[tuple[Span, list[bytes]]]:
         """Yields each server of a chain with these blocks, and the digests of its own blocks."""
@@ -76,35 +86,25 @@ class Packed:
 
 
 class DeepPrompts:
-    """Serializes and hashes the deep prompts of a client once, and remembers which servers keep them.
+    """Deep prompts, serialized and hashed once, and the servers that keep them.
+
+    Args:
+        tensor: the prompts, of shape [blocks, pre_seq_len, hidden]; None for none.
 
     Attributes:
-        tensor: the prompts, of shape [blocks, pre_seq_len, hidden]; None if there are none.
+        tensor: see above.
     """
 
-    def __init__(self) -> None:
-        self.tensor: torch.Tensor | None = None
-        self._version: Any = None
+    def __init__(self, tensor: torch.Tensor | None = None) -> None:
+        self.tensor = tensor
         self._packed: dict[tuple[int, int, str | None], Packed] = {}
         self._kept: set[tuple[Any, bytes]] = set()  # servers and the digests of the prompts that they keep
 
-    def use(self, prompts: torch.Tensor | None) -> None:
-        """Sets the prompts of all further requests, of shape [blocks, pre_seq_len, hidden].
-
-        They are serialized once, and again after an in-place change: pass the same tensor each time.
-        """
-        version = None
-        if prompts is not None:
-            changes = 0 if prompts.is_inference() else prompts._version
-            version = (prompts.data_ptr(), prompts.shape, changes)
-        if version != self._version:
-            self.tensor, self._packed, self._kept, self._version = prompts, {}, set(), version
-
-    def packed(self, segment: Span) -> Packed:
+    async def packed(self, segment: Span) -> Packed:
         """Returns the prompts of some blocks, in the dtype of their server."""
         key = (segment.start, segment.end, segment.dtype)
         if key not in self._packed:
-            self._packed[key] = self._pack(segment)
+            self._packed[key] = await asyncio.to_thread(self._pack, segment)
         return self._packed[key]
 
     def are_kept(self, chain: Sequence[Span], prompts: Packed) -> bool:
@@ -123,4 +123,30 @@ class DeepPrompts:
             return Packed(NO_TENSOR)
         # the server broadcasts a batch of 1, and casts to a dtype that is unknown here
         prompts = self.tensor[segment.start : segment.end].unsqueeze(1).detach()
-        return Packed(prompts.to("cpu", DTYPES.get(segment.dtype or "", prompts.dtype)))
+        packed = Packed(prompts.to("cpu", DTYPES.get(segment.dtype or "", prompts.dtype)))
+        _ = packed.digests  # computed here, in a thread
+        return packed
+
+
+class RecentPrompts:
+    """Finds the `DeepPrompts` of a tensor again. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._recent: OrderedDict[Any, DeepPrompts] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def of(self, tensor: torch.Tensor | None) -> DeepPrompts:
+        """Returns the same object for the same tensor, and another one after it was changed in place.
+
+        Args:
+            tensor: deep prompts of shape [blocks, pre_seq_len, hidden], or None.
+        """
+        if tensor is None:
+            return DeepPrompts()
+        version = (tensor.data_ptr(), tensor.shape, 0 if tensor.is_inference() else tensor._version)
+        with self._lock:
+            found = self._recent.pop(version, None) or DeepPrompts(tensor)
+            self._recent[version] = found
+            if len(self._recent) > _RECENT:
+                self._recent.popitem(last=False)
+        return found

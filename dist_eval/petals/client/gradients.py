@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from dist_eval.petals.client.attempts import Choice, RoutePart, TooLarge
+from dist_eval.petals.client.deep_prompts import DeepPrompts
 from dist_eval.petals.client.requests import SwarmRequests, for_all, tokens_in, within
 from dist_eval.petals.client.turns import Request
 
@@ -35,7 +36,7 @@ def through_swarm(
     Args:
         requests: sends to the swarm.
         batches: float tensors of shape [batch, length, hidden].
-        prompts: deep prompts of shape [blocks, pre_seq_len, hidden], or None; the same in all concurrent calls.
+        prompts: deep prompts of shape [blocks, pre_seq_len, hidden], or None.
 
     Returns:
         The last block's outputs for each batch, of its shape, dtype and device.
@@ -54,9 +55,9 @@ class _ThroughSwarm(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
-        requests.transport.prompts.use(prompts)
+        deep = requests.transport.prompts.of(prompts)
         found = RemoteExpertWorker.run_coroutine(
-            for_all([batch.detach() for batch in batches], lambda batch: _forward_all(requests, batch))
+            for_all([batch.detach() for batch in batches], lambda batch: _forward_all(requests, deep, batch))
         )
         ctx.requests, ctx.prompts = requests, prompts
         ctx.routes = [[parts for _, parts in forwarded] for forwarded in found]  # of each batch
@@ -68,9 +69,9 @@ class _ThroughSwarm(torch.autograd.Function):
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
         of_prompts = None
-        ctx.requests.transport.prompts.use(ctx.prompts)
-        pairs = [*zip(ctx.routes, gradients, strict=True)]
-        answers = RemoteExpertWorker.run_coroutine(for_all(pairs, lambda pair: _backward_all(ctx.requests, *pair)))
+        deep, pairs = ctx.requests.transport.prompts.of(ctx.prompts), [*zip(ctx.routes, gradients, strict=True)]
+        backward = for_all(pairs, lambda pair: _backward_all(ctx.requests, deep, *pair))
+        answers = RemoteExpertWorker.run_coroutine(backward)
         if ctx.prompts is not None:
             of_prompts = torch.zeros_like(ctx.prompts, dtype=torch.float32)
             for _, pieces in itertools.chain(*answers):
@@ -85,42 +86,46 @@ Pieces = list[tuple[int, torch.Tensor]]
 """Gradients of deep prompts: first block, and a tensor of shape [blocks, batch, pre_seq_len, hidden]."""
 
 
-async def _forward_all(requests: SwarmRequests, hidden: torch.Tensor) -> list[Forwarded]:
+async def _forward_all(requests: SwarmRequests, deep: DeepPrompts, hidden: torch.Tensor) -> list[Forwarded]:
     """Sends a batch, which is halved if it is too large for all servers."""
     try:
-        return [await _forward(requests, hidden)]
+        return [await _forward(requests, deep, hidden)]
     except TooLarge as error:
-        halves = await for_all(requests.halves(hidden, error), lambda half: _forward_all(requests, half))
+        halves = await for_all(requests.halves(hidden, error), lambda half: _forward_all(requests, deep, half))
         return [forwarded for half in halves for forwarded in half]
 
 
-async def _forward(requests: SwarmRequests, hidden: torch.Tensor) -> Forwarded:
+async def _forward(requests: SwarmRequests, deep: DeepPrompts, hidden: torch.Tensor) -> Forwarded:
     block, parts = 0, list[Part]()
     await requests.rate_limiter.wait(tokens_in(hidden))
     while block < requests.num_blocks:
-        segment, outputs = await requests.send(hidden, block)
+        segment, outputs = await requests.send(hidden, block, deep)
         parts.append((segment.start, segment.end, hidden))
         hidden, block = outputs, segment.end
     return hidden, parts
 
 
 async def _backward_all(
-    requests: SwarmRequests, routes: list[list[Part]], gradient: torch.Tensor
+    requests: SwarmRequests, deep: DeepPrompts, routes: list[list[Part]], gradient: torch.Tensor
 ) -> list[tuple[torch.Tensor, Pieces]]:
     sizes = [len(parts[0][2]) for parts in routes]
     pairs = [*zip(routes, gradient.split(sizes), strict=True)]
-    return await for_all(pairs, lambda pair: _backward(requests, *pair))
+    return await for_all(pairs, lambda pair: _backward(requests, deep, *pair))
 
 
-async def _backward(requests: SwarmRequests, parts: list[Part], gradient: torch.Tensor) -> tuple[torch.Tensor, Pieces]:
+async def _backward(
+    requests: SwarmRequests, deep: DeepPrompts, parts: list[Part], gradient: torch.Tensor
+) -> tuple[torch.Tensor, Pieces]:
     pieces: Pieces = []
     for part in reversed(parts):
-        gradient, of_part = await _through_part(requests, part, gradient)
+        gradient, of_part = await _through_part(requests, deep, part, gradient)
         pieces += of_part
     return gradient, pieces
 
 
-async def _through_part(requests: SwarmRequests, part: Part, gradient: torch.Tensor) -> tuple[torch.Tensor, Pieces]:
+async def _through_part(
+    requests: SwarmRequests, deep: DeepPrompts, part: Part, gradient: torch.Tensor
+) -> tuple[torch.Tensor, Pieces]:
     """Backpropagates a gradient from the outputs of a segment to its inputs."""
     start, end, inputs = part
     tokens = tokens_in(inputs)
@@ -129,21 +134,20 @@ async def _through_part(requests: SwarmRequests, part: Part, gradient: torch.Ten
         segment = choice.segment
         work = tokens * (segment.end - segment.start)
         if segment.end == end:
-            return Request(
-                within(lambda: requests.transport.send_back(segment, inputs, gradient)), _BACKWARD_WORK * work
-            )
-        return Request(within(lambda: requests.transport.send(segment, inputs)), work)
+            send_back = within(lambda: requests.transport.send_back(segment, inputs, gradient, deep))
+            return Request(send_back, _BACKWARD_WORK * work)
+        return Request(within(lambda: requests.transport.send(segment, inputs, deep)), work)
 
     try:
         whole = RoutePart(start, end, tokens, prefer_whole=True, rows=len(inputs))
         choice, answer = await requests.send_with_retries(make_request, whole)
     except TooLarge as error:
         halves = zip(requests.halves(inputs, error), gradient.tensor_split(2), strict=True)
-        answers = [await _through_part(requests, (start, end, half), theirs) for half, theirs in halves]
+        answers = [await _through_part(requests, deep, (start, end, half), theirs) for half, theirs in halves]
         return torch.cat([by_inputs for by_inputs, _ in answers]), [piece for _, found in answers for piece in found]
     segment = choice.segment
     if segment.end == end:
         by_inputs, by_prompts = answer
         return by_inputs, [] if by_prompts is None else [(start, by_prompts)]
     # no server holds the whole segment any more; the answer has the inputs of its rest
-    return await _backward(requests, [(start, segment.end, inputs), (segment.end, end, answer)], gradient)
+    return await _backward(requests, deep, [(start, segment.end, inputs), (segment.end, end, answer)], gradient)

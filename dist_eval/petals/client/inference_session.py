@@ -64,7 +64,9 @@ class InferenceSession:
         self._position, self._max_length = 0, max_length + self._prompt_tokens  # both include the prompts
         self._chunk = chunk_tokens(rows, deep_prompts, request_tokens)
         settings = SessionSettings(
-            requests.transport, requests.num_blocks, self._max_length, self._chunk, deep_prompts, rolls_back=rolls_back
+            *(requests.transport, requests.num_blocks, self._max_length, self._chunk),
+            deep=requests.transport.prompts.of(deep_prompts),
+            rolls_back=rolls_back,
         )
         self._first = Segment(settings, 0, requests.num_blocks)
         self._servers: dict[RouteSegment, None] = {}

@@ -24,10 +24,11 @@ class RawStream:
 
     Attributes:
         position: number of bytes read so far.
+        is_torn: whether a write was interrupted, so nothing more can be written.
     """
 
     def __init__(self, connection: socket.socket, received: bytes = b"") -> None:
-        self.position = 0
+        self.position, self.is_torn = 0, False
         self._connection, self._loop = connection, asyncio.get_running_loop()
         self._ahead, self._place = memoryview(received), memoryview(bytearray(_AHEAD_BYTES))
 
@@ -91,7 +92,7 @@ class RawStream:
 
     async def write(self, *pieces: bytes | memoryview) -> None:
         """Writes bytes."""
-        joined = b""
+        joined, self.is_torn = b"", True
         for piece in (*pieces, None):
             if piece is not None and len(piece) < _JOINED_BYTES:
                 joined += piece
@@ -101,6 +102,7 @@ class RawStream:
                 joined = b""
             if piece is not None:
                 await self._loop.sock_sendall(self._connection, piece)
+        self.is_torn = False
 
     def close(self) -> None:
         """Closes the connection; no read or write may be pending."""

@@ -21,6 +21,7 @@ from dist_eval.errors import NoCacheError, RefusedError, SwarmError, one_line
 from dist_eval.petals.base_model.config import max_request_tokens
 from dist_eval.petals.client.admission import RateLimiter
 from dist_eval.petals.client.attempts import Attempts, Choice, NoServer, RoutePart, TooLarge
+from dist_eval.petals.client.deep_prompts import DeepPrompts
 from dist_eval.petals.client.directory import ServerDirectory
 from dist_eval.petals.client.failures import Failure, classify, drop_traceback, may_have_room_later
 from dist_eval.petals.client.inputs import Inputs, TokenIds
@@ -140,24 +141,29 @@ class SwarmRequests:
         """
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
-        self.transport.prompts.use(prompts)
-        inputs = Inputs.of(given)
+        inputs, deep = Inputs.of(given), self.transport.prompts.of(prompts)
         is_partial = rows is not None and len(rows) < inputs.size  # whether servers may leave outputs out
-        sent = self._forward(inputs, rows if is_partial else None, avoided, record or RouteRecord())
+        sent = self._forward(inputs, deep, rows if is_partial else None, avoided, record or RouteRecord())
         found = RemoteExpertWorker.run_coroutine(sent)
         found = found.to(given) if isinstance(given, torch.Tensor) else found.to(torch.float32)
         return found if is_partial else picked(found, rows)
 
     async def _forward(
-        self, inputs: Inputs, rows: torch.Tensor | None, avoided: Sequence[RouteSegment], record: RouteRecord
+        self,
+        inputs: Inputs,
+        deep: DeepPrompts,
+        rows: torch.Tensor | None,
+        avoided: Sequence[RouteSegment],
+        record: RouteRecord,
     ) -> torch.Tensor:
         await self.rate_limiter.wait(inputs.size, is_new=not record.route and not avoided)
-        return await self._forward_from(0, inputs, rows, avoided, record)
+        return await self._forward_from(0, inputs, deep, rows, avoided, record)
 
     async def _forward_from(
         self,
         block: int,
         inputs: Inputs,
+        deep: DeepPrompts,
         rows: torch.Tensor | None,
         avoided: Sequence[RouteSegment],
         record: RouteRecord,
@@ -171,11 +177,13 @@ class SwarmRequests:
             )
             try:
                 choice, answer = await self.send_with_retries(
-                    lambda choice, inputs=inputs: self._forward_request(choice, inputs, rows),  # type: ignore[misc]
+                    lambda choice, inputs=inputs: self._forward_request(  # type: ignore[misc]
+                        choice, inputs, deep, rows
+                    ),
                     part,
                 )
             except TooLarge as error:
-                return await self._forward_halves(block, self.halves(inputs, error), rows, avoided, record)
+                return await self._forward_halves(block, self.halves(inputs, error), deep, rows, avoided, record)
             block, outputs = choice.segment.end, answer
             if isinstance(answer, ChainOutputs):
                 block, outputs = answer.answer.end, answer.outputs
@@ -192,41 +200,41 @@ class SwarmRequests:
         self,
         block: int,
         halves: Sequence[Inputs],
+        deep: DeepPrompts,
         rows: torch.Tensor | None,
         avoided: Sequence[RouteSegment],
         record: RouteRecord,
     ) -> torch.Tensor:
         if rows is None:
-            return torch.cat([await self._forward_from(block, half, None, avoided, record) for half in halves])
+            return torch.cat([await self._forward_from(block, half, deep, None, avoided, record) for half in halves])
         cut, found = halves[0].size, list[torch.Tensor]()
         places = [(rows < cut).nonzero().flatten(), (rows >= cut).nonzero().flatten()]
         for half, place, start in zip(halves, places, (0, cut), strict=True):
             if len(place):
-                found.append(await self._forward_from(block, half, rows[place] - start, avoided, record))
+                found.append(await self._forward_from(block, half, deep, rows[place] - start, avoided, record))
         return torch.cat(found)[torch.cat(places).argsort()]
 
-    async def send(
-        self, hidden: torch.Tensor, block: int, avoided: Sequence[RouteSegment] = ()
-    ) -> tuple[Span, torch.Tensor]:
+    async def send(self, hidden: torch.Tensor, block: int, deep: DeepPrompts) -> tuple[Span, torch.Tensor]:
         """Sends hidden states from a block on to a single server; see `send_with_retries`."""
         inputs = Inputs.of(hidden)
-        part = RoutePart(block, self.num_blocks, inputs.size, avoided, rows=inputs.batch)
-        choice, outputs = await self.send_with_retries(lambda choice: self._forward_request(choice, inputs), part)
+        part = RoutePart(block, self.num_blocks, inputs.size, rows=inputs.batch)
+        choice, outputs = await self.send_with_retries(lambda choice: self._forward_request(choice, inputs, deep), part)
         return choice.segment, outputs
 
-    def _forward_request(self, choice: Choice, inputs: Inputs, rows: torch.Tensor | None = None) -> Request:
+    def _forward_request(
+        self, choice: Choice, inputs: Inputs, deep: DeepPrompts, rows: torch.Tensor | None = None
+    ) -> Request:
         chain = choice.chain
         if chain:
             wanted = rows if chain[-1].end == self.num_blocks else None
             blocks = chain[-1].end - chain[0].start
-            return Request(
-                within(lambda: self.transport.send_chain(chain, choice.patience, inputs, wanted)), inputs.size * blocks
-            )
-        return self._plain_request(choice.segment, inputs)
+            send = within(lambda: self.transport.send_chain(chain, choice.patience, inputs, deep, wanted))
+            return Request(send, inputs.size * blocks)
+        return self._plain_request(choice.segment, inputs, deep)
 
-    def _plain_request(self, segment: Span, inputs: Inputs) -> Request:
+    def _plain_request(self, segment: Span, inputs: Inputs, deep: DeepPrompts) -> Request:
         async def send() -> torch.Tensor:
-            return await self.transport.send(segment, await asyncio.to_thread(inputs.hidden))
+            return await self.transport.send(segment, await asyncio.to_thread(inputs.hidden), deep)
 
         return Request(within(send), inputs.size * (segment.end - segment.start))
 
@@ -292,8 +300,8 @@ class SwarmRequests:
         Raises:
             SwarmError: see `answer_of`.
         """
-        self.transport.prompts.use(prompts)
-        return self.answer_of(segment, self._plain_request(segment, Inputs.of(hidden)))
+        request = self._plain_request(segment, Inputs.of(hidden), self.transport.prompts.of(prompts))
+        return self.answer_of(segment, request)
 
     def answer_of(self, segment: Span, request: Request) -> torch.Tensor:
         """Sends a request to a given server.

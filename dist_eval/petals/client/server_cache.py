@@ -83,6 +83,7 @@ class ServerCache:
         self._prompts: Payload | None = prompts.payload  # None once they are sent
         self._opening = {"max_length": max_length, "alloc_timeout": _ALLOCATION_SECONDS, ROLLS_BACK: rolls_back}
         self._unanswered: deque[SentStep] = deque()
+        self._failure: Exception | None = None  # of the stream, if no step was unanswered
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
@@ -137,7 +138,7 @@ class ServerCache:
         prompts, ids = self._prompts or Payload.of(NO_TENSOR), request is not None and request.ids
         tensors = await self._transport.session_tensors(self.segment, inputs, prompts, order, ids=ids)
         if self._reading.done():
-            raise CacheLost
+            raise CacheLost from self._failure
         fields: dict[str, Any] = {} if request is None else request.packed()
         if self._prompts is not None:
             head, self._prompts = self._transport.session_head(self.segment, self._opening | fields), None
@@ -237,20 +238,22 @@ class ServerCache:
         """Delivers the answers in the order of the steps; a failure goes to the first unanswered one."""
         try:
             async for answer in self._stream.answers(self._largest_answer):
+                if not self._unanswered:
+                    raise WrongAnswer("an answer to nothing")
                 self._hand_out(answer)
         except Exception as error:  # any error of the daemon, the connection or the server
             if self._unanswered:
                 self._hand_out(error)
+            else:
+                self._failure = error
         finally:
-            await self._stream.close()
+            self._stream.close()
             while self._unanswered:
                 self._hand_out(CacheLost())
 
     def _largest_answer(self) -> int:
         """Returns the most bytes of tensors in the next answer: hivemind may serialize bfloat16 as float32."""
-        if not self._unanswered:
-            raise WrongAnswer("an answer to nothing")
-        return 4 * self._unanswered[0].shape.numel()
+        return 4 * self._unanswered[0].shape.numel() if self._unanswered else 0
 
     def _hand_out(self, answer: Answer | Exception) -> None:
         waiting = self._unanswered.popleft().answer
@@ -278,8 +281,7 @@ def whole_text_request(
 
     async def send(timeout: float) -> torch.Tensor:
         try:
-            transport.prompts.use(deep_prompts)
-            prompts = transport.prompts.packed(segment)
+            prompts = await transport.prompts.of(deep_prompts).packed(segment)
             cache = await ServerCache.open(transport, segment, length, prompts, rolls_back=False)
             try:
                 chunks = Inputs.of(hidden).chunks(chunk_tokens(rows, deep_prompts, request_tokens))

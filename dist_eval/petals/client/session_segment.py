@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ import torch
 
 from dist_eval.petals.client.attempts import Choice
 from dist_eval.petals.client.chain import ChainRequest, request_to
-from dist_eval.petals.client.deep_prompts import Packed
+from dist_eval.petals.client.deep_prompts import DeepPrompts, Packed
 from dist_eval.petals.client.failures import ChooseAgain, lacks_prompts
 from dist_eval.petals.client.inputs import Inputs
 from dist_eval.petals.client.routes import Span
@@ -20,6 +21,10 @@ from dist_eval.petals.client.server_cache import CacheLost, ChainCut, SentStep, 
 from dist_eval.petals.client.transport import ChainOutputs, Transport
 
 _NO_ROWS = torch.empty(0, dtype=torch.int64)
+
+
+class _PromptsLost(Exception):
+    """Servers no longer keep the deep prompts that digests replaced."""
 
 
 class Chunk(NamedTuple):
@@ -38,7 +43,7 @@ class SessionSettings:
     num_blocks: int  # of the model
     max_length: int  # most tokens of a text, prompts included
     chunk: int  # tokens of each text in a message
-    deep_prompts: torch.Tensor | None  # of all blocks, of shape [blocks, pre_seq_len, hidden]
+    deep: DeepPrompts  # of all blocks
     rolls_back: bool
 
 
@@ -144,18 +149,14 @@ class Segment:
 
     async def _opened(self, choice: Choice, chunks: Sequence[Chunk], timeout: float) -> Any:
         await self.close()
-        known = self.settings.transport.prompts
-        known.use(self.settings.deep_prompts)
-        prompts = known.packed(replace(choice.segment, start=self.start, end=choice.end))
-        if known.are_kept(choice.chain, prompts):
-            try:
+        deep = self.settings.deep
+        prompts = await deep.packed(replace(choice.segment, start=self.start, end=choice.end))
+        if deep.are_kept(choice.chain, prompts):
+            with contextlib.suppress(_PromptsLost):
                 return await self._opened_with(prompts.omitted(), choice, chunks, timeout)
-            except Exception as error:
-                if not lacks_prompts(error):
-                    raise
         outputs = await self._opened_with(prompts, choice, chunks, timeout)
         if self.cache is not None:
-            known.answered(choice.chain, prompts, self.end)
+            deep.answered(choice.chain, prompts, self.end)
         return outputs
 
     async def _opened_with(self, prompts: Packed, choice: Choice, chunks: Sequence[Chunk], timeout: float) -> Any:
@@ -172,12 +173,14 @@ class Segment:
             return ChainOutputs(None, cut.answer)
         except BaseException as error:
             await cache.drop()
+            if prompts.is_omitted and lacks_prompts(error):
+                raise _PromptsLost from error
             if isinstance(error, CacheLost):
-                raise ConnectionResetError("the server has ended the stream") from error
+                raise error.__cause__ or ConnectionResetError("the server has ended the stream") from error
             raise
-        if cache.answer is not None and cache.answer.lacks_prompts and not prompts.payload.data:
+        if prompts.is_omitted and cache.answer is not None and cache.answer.lacks_prompts:
             await cache.drop()
-            raise ChooseAgain(cache.answer.why)  # `_opened` catches it
+            raise _PromptsLost
         if cache.end < self.end:
             sizes = [chunk.length for chunk in self.sent]
             rest = torch.cat(outputs[: len(sent)], dim=1).split(sizes, dim=1) if sent else []

@@ -98,12 +98,17 @@ async def send_request(
     stream: RawStream, request: Any, payloads: Sequence[Payload], part_bytes: int = PART_BYTES
 ) -> None:
     """Writes a request; see `call_stream`."""
+    fields = _fields_of(request)
+    await write_tensors(stream, payloads, lambda _: fields, part_bytes)
+    await write_error(stream)
+
+
+def _fields_of(request: Any) -> tuple[bytes, bytes]:
+    """Returns the bytes of a message before and after its tensors."""
     from hivemind.proto import runtime_pb2
 
     before = runtime_pb2.ExpertRequest(uid=request.uid).SerializeToString()
-    behind = runtime_pb2.ExpertRequest(metadata=request.metadata).SerializeToString()
-    await write_tensors(stream, payloads, lambda _: (before, behind), part_bytes)
-    await write_error(stream)
+    return before, runtime_pb2.ExpertRequest(metadata=request.metadata).SerializeToString()
 
 
 async def send_answer(stream: RawStream, answer: Answer, part_bytes: int = PART_BYTES) -> None:
@@ -118,7 +123,7 @@ async def receive_answer(stream: RawStream, largest: int, timeout: float) -> Ans
     """Reads an answer; see `call_stream`."""
     reader, loop, metadata = _answer_reader(stream, largest), asyncio.get_running_loop(), b""
     deadline = loop.time() + timeout * (1 - -largest // PART_BYTES)
-    with _known_errors():
+    with _translating_errors():
         while (message := await asyncio.wait_for(reader.next(), min(timeout, deadline - loop.time()))) is not None:
             metadata = metadata or message.metadata
     if not (payloads := reader.payloads):
@@ -148,16 +153,16 @@ class SessionStream:
 
         Args:
             request: `runtime_pb2.ExpertRequest` without tensors.
-            payloads: its tensors, which must not change until the answer arrives.
+            payloads: its tensors, which must not change until they are written.
         """
         self._requests.put_nowait((request, payloads))
 
     def end(self) -> None:
-        """Ends the stream after the requests so far."""
+        """Ends the stream once all requests are sent."""
         self._requests.put_nowait(None)
 
     async def answers(self, largest: Callable[[], int]) -> AsyncIterator[Answer]:
-        """Yields the answers until the server ends the stream after its `end`.
+        """Yields the answers until the server closes the stream, which it does after `end`.
 
         Args:
             largest: returns the most bytes of tensors in the next answer; called when it begins.
@@ -165,7 +170,7 @@ class SessionStream:
         Raises:
             Exception: see `call_stream`.
         """
-        with _known_errors():
+        with _translating_errors():
             while not await self._stream.at_end():
                 reader = _answer_reader(self._stream, largest())
                 message = await reader.next()
@@ -174,19 +179,21 @@ class SessionStream:
             raise ConnectionResetError("the server ended the stream")
         await self._sending
 
-    async def close(self) -> None:
-        """Closes the connection; no answer may be awaited."""
-        await end_tasks(self._sending)
+    def close(self) -> None:
+        """Closes the connection; call it only when nothing reads answers."""
+        self._sending.cancel()
+        self._sending.add_done_callback(self._close_stream)
+
+    def _close_stream(self, sending: asyncio.Task[None]) -> None:
+        if not sending.cancelled():
+            sending.exception()  # retrieved, so that asyncio does not report it
         self._stream.close()
 
     async def _send(self) -> None:
-        from hivemind.proto import runtime_pb2
-
         while (one := await self._requests.get()) is not None:
             request, payloads = one
-            before = runtime_pb2.ExpertRequest(uid=request.uid).SerializeToString()
-            behind = runtime_pb2.ExpertRequest(metadata=request.metadata).SerializeToString()
-            await write_message(self._stream, payloads, before, behind)
+            await write_message(self._stream, payloads, *_fields_of(request))
+            del one, request, payloads  # frees them while waiting
         await write_error(self._stream)
 
 
@@ -214,7 +221,7 @@ def _answer_reader(stream: RawStream, largest: int) -> TensorReader:
 
 
 @contextlib.contextmanager
-def _known_errors() -> Iterator[None]:
+def _translating_errors() -> Iterator[None]:
     """Converts the errors of a reader."""
     from hivemind.p2p import P2PHandlerError
 

@@ -15,7 +15,7 @@ import torch
 
 from dist_eval.petals.client.announcements import read_info
 from dist_eval.petals.client.chain import ChainAnswer, ChainRequest, read_chain_answer, request_to
-from dist_eval.petals.client.deep_prompts import NO_TENSOR, DeepPrompts
+from dist_eval.petals.client.deep_prompts import NO_TENSOR, DeepPrompts, Packed, RecentPrompts
 from dist_eval.petals.client.failures import lacks_prompts
 from dist_eval.petals.client.inputs import Inputs
 from dist_eval.petals.client.outputs import DTYPES, read_answer
@@ -64,7 +64,7 @@ class Transport:
     """Sends hidden states to servers.
 
     Attributes:
-        prompts: deep prompts that are sent with all requests.
+        prompts: the deep prompts of the latest requests.
         bytes_sent: bytes of all tensors sent so far.
         bytes_received: bytes of all tensors received so far.
     """
@@ -78,18 +78,19 @@ class Transport:
         self._directory, self._timeout = directory, timeout
         self._compression = runtime_pb2.CompressionType.Value(_COMPRESSION[compression])
         self._has_sessions: dict[Any, bool] = {}
-        self.prompts = DeepPrompts()
+        self.prompts = RecentPrompts()
         self._metadata = {
             method: request_metadata(tensors, directory.adapter)
             for method, tensors in ((_FORWARD, 2), (_BACKWARD, 3), (_INFERENCE, 3))
         }
 
-    async def send(self, segment: Span, hidden: torch.Tensor) -> torch.Tensor:
+    async def send(self, segment: Span, hidden: torch.Tensor, deep: DeepPrompts) -> torch.Tensor:
         """Sends hidden states through blocks of one server.
 
         Args:
             segment: the server and its blocks.
             hidden: float tensor of shape [batch, length, hidden].
+            deep: deep prompts of all blocks of the model.
 
         Returns:
             The last block's outputs, of the same shape, in the dtype that the server sent.
@@ -102,12 +103,17 @@ class Transport:
         packed = await asyncio.to_thread(self.pack, hidden, segment.dtype, compression)
         metadata = {"output_compression": (compression,)} if compression != _PLAIN else {}
         # an answer can be larger than its request: hivemind may serialize bfloat16 as float32
-        tensors = [packed, self.prompts.packed(segment).payload]
+        tensors = [packed, (await deep.packed(segment)).payload]
         answer = await self._call(_FORWARD, segment, tensors, hidden.numel() * 4, metadata)
         return (await asyncio.to_thread(read_answer, answer.tensors, [hidden.shape]))[0]
 
     async def send_chain(
-        self, chain: Sequence[Span], patience: Sequence[float], inputs: Inputs, rows: torch.Tensor | None = None
+        self,
+        chain: Sequence[Span],
+        patience: Sequence[float],
+        inputs: Inputs,
+        deep: DeepPrompts,
+        rows: torch.Tensor | None = None,
     ) -> ChainOutputs:
         """Sends a batch through a chain of servers.
 
@@ -115,6 +121,7 @@ class Transport:
             chain: the servers and their blocks. All compute in the same dtype.
             patience: seconds to wait for each server and those after it.
             inputs: inputs of the first block; token ids are sent if they have any.
+            deep: deep prompts of all blocks of the model.
             rows: positions in batch x length whose outputs are needed, int64 of shape [rows], if the last server runs
                 the model's last block; None for all.
 
@@ -126,7 +133,7 @@ class Transport:
             Exception: any error of the daemon, the connection or the first server (see `failures.classify`).
         """
         first, tokens = chain[0], inputs.tokens
-        prompts = self.prompts.packed(replace(first, end=chain[-1].end))
+        prompts = await deep.packed(replace(first, end=chain[-1].end))
         request = request_to(chain, patience, rows, ids=tokens is not None, prompts=prompts.digests or None)
         if tokens is None:
             hidden = await asyncio.to_thread(inputs.hidden)
@@ -135,17 +142,18 @@ class Transport:
             given = self.pack(tokens.ids, None, _PLAIN)
             soft = [self.pack(NO_TENSOR if tokens.prompts is None else tokens.prompts, "float32", _PLAIN)]
 
-        async def call(deep: Payload) -> Answer:
-            return await self.call_chain(first, [given, deep, *soft], request, inputs.shape.numel() * 4, patience[0])
+        async def call(sent: Packed) -> Answer:
+            tensors = [given, sent.payload, *soft]
+            return await self.call_chain(first, tensors, request, inputs.shape.numel() * 4, patience[0])
 
         try:
-            answer = await call(Payload.of(NO_TENSOR) if self.prompts.are_kept(chain, prompts) else prompts.payload)
+            answer = await call(prompts.omitted() if deep.are_kept(chain, prompts) else prompts)
         except Exception as error:
             if not lacks_prompts(error):
                 raise
-            answer = await call(prompts.payload)
+            answer = await call(prompts)
         found = read_chain_answer(answer.metadata, [span.end for span in chain])
-        self.prompts.answered(chain, prompts, found.end)
+        deep.answered(chain, prompts, found.end)
         is_cut = rows is None or found.end < chain[-1].end
         shape = inputs.shape if is_cut else torch.Size((1, len(rows), inputs.width))  # type: ignore[arg-type]
         (outputs,) = await asyncio.to_thread(read_answer, answer.tensors, [shape])
@@ -166,7 +174,7 @@ class Transport:
         return await self._call(_FORWARD, segment, tensors, largest_answer, request.packed(), timeout)
 
     async def send_back(
-        self, segment: Span, inputs: torch.Tensor, gradient: torch.Tensor
+        self, segment: Span, inputs: torch.Tensor, gradient: torch.Tensor, deep: DeepPrompts
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Sends a gradient back through blocks of one server, which recomputes their forward.
 
@@ -178,17 +186,18 @@ class Transport:
         """
         packed = [await asyncio.to_thread(self.pack, tensor, segment.dtype, _PLAIN) for tensor in (inputs, gradient)]
         shapes = [inputs.shape]
-        if self.prompts.tensor is not None:
-            _, length, width = self.prompts.tensor.shape
+        if deep.tensor is not None:
+            _, length, width = deep.tensor.shape
             shapes.append(torch.Size((segment.end - segment.start, len(inputs), length, width)))
         largest_answer = 4 * sum(shape.numel() for shape in shapes)
-        answer = await self._call(_BACKWARD, segment, [*packed, self.prompts.packed(segment).payload], largest_answer)
+        packed.append((await deep.packed(segment)).payload)
+        answer = await self._call(_BACKWARD, segment, packed, largest_answer)
         outputs = await asyncio.to_thread(read_answer, answer.tensors, shapes)
         return outputs[0], outputs[1] if len(outputs) > 1 else None
 
     async def open_session(self, segment: Span) -> SessionStream:
         """Opens the stream of a `ServerCache`."""
-        return await SessionStream.open(self._directory.p2p, segment.peer, _name_of(_INFERENCE))
+        return await SessionStream.open(self._directory.p2p, segment.peer, _handler_name(_INFERENCE))
 
     def session_head(self, segment: Span, metadata: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the fields of the first request of a session, besides tensors."""
@@ -284,7 +293,7 @@ class Transport:
             answer = await call_stream(
                 self._directory.p2p,
                 segment.peer,
-                _name_of(f"{method}_stream"),
+                _handler_name(f"{method}_stream"),
                 request,
                 tensors,
                 largest_answer=largest_answer,
@@ -314,7 +323,7 @@ class Transport:
         return Payload.of(tensor.to("cpu", DTYPES.get(dtype or "", tensor.dtype)))
 
 
-def _name_of(method: str) -> str:
+def _handler_name(method: str) -> str:
     """Returns the name by which servers register a method."""
     return f"TransformerConnectionHandler.{method}"
 

@@ -28,7 +28,6 @@ from dist_eval.petals.client.routes import Span
 from dist_eval.petals.client.streams import Answer
 from dist_eval.petals.client.transport import Transport
 from dist_eval.petals.server.embedding import Embedder
-from dist_eval.petals.server.kept_prompts import require_digests
 from dist_eval.petals.server.server_tasks import run_forward
 from dist_eval.printable import printable
 
@@ -125,7 +124,6 @@ class ChainHandler:
             hidden = await asyncio.to_thread(self._embedder.embedded, hidden, soft)
         rows = torch.tensor(request.rows, dtype=torch.int64) if request.rows is not None and not request.chain else None
         own, digests = deep[: len(backends)], (request.prompts or [])[: len(backends)]
-        await require_digests(own, digests)
         outputs = await run_forward(
             hidden,
             own,

@@ -24,17 +24,16 @@ from dist_eval.petals.client.inputs import Inputs
 from dist_eval.petals.client.outputs import require_usable
 from dist_eval.petals.client.payload import Payload
 from dist_eval.petals.client.protocol import ROLLS_BACK
-from dist_eval.petals.client.server_cache import SentStep, ServerCache
+from dist_eval.petals.client.server_cache import CacheLost, SentStep, ServerCache
 from dist_eval.petals.client.streams import Answer
 from dist_eval.petals.client.transport import Transport
 from dist_eval.petals.server.chain import LONGEST_REASON, AnnouncedServers, Connection, pack_answer
 from dist_eval.petals.server.embedding import Embedder
-from dist_eval.petals.server.kept_prompts import require_digests
 from dist_eval.petals.server.metadata import Refused, read_metadata
 from dist_eval.petals.server.request import Request
 from dist_eval.printable import printable
 
-_OF_CHAINS = "args_structure", *ChainRequest.model_fields  # metadata
+_REPLACED = "args_structure", *ChainRequest.model_fields  # keys of a step's metadata
 _AHEAD = 3  # most steps that the next server has not answered yet
 
 
@@ -112,17 +111,17 @@ class ChainedSession:
             ids, before = (payload.tensor() for payload in (inputs, *soft))
             hidden = await asyncio.to_thread(self._embedder.embedded, ids, before)
             inputs = Payload.of(hidden.to(self._backends[0].dtype))
-        deep, digests, blocks = prompts.tensor(), (request.prompts or [])[: len(self._backends)], len(self._backends)
+        blocks = len(self._backends)
+        deep, digests = prompts.tensor(), (request.prompts or [])[:blocks]
         if (deep.numel() or digests) and self._has_begun:
             raise Refused("prompts after the first step of a session that is passed on")
         if deep.numel():
-            await require_digests(deep[:blocks], digests)
             prompts, deep = Payload.of(deep[:blocks]), deep[blocks:]
         self._has_begun = True
         position = metadata.get("start_from_position")
         self._steps.append(_Step(request, came_at, position, order.tensor(), deep))
         own = ChainRequest(chain=[], rows=None if request.chain else request.rows, prompts=digests or None).packed()
-        others = {name: value for name, value in metadata.items() if name not in _OF_CHAINS}
+        others = {name: value for name, value in metadata.items() if name not in _REPLACED}
         packed = MSGPackSerializer.dumps({**others, **own})
         return Request(received.uid, [inputs, prompts, order], packed)
 
@@ -174,6 +173,8 @@ class ChainedSession:
             sent_at = time.monotonic()
             sent = await self._next.send(Inputs.of(hidden), position, step.request.after_first(), step.order)
             return _Passed(self._next, sent, sent_at)
+        except CacheLost:  # an earlier step gets the reason
+            return None
         except Exception as error:  # any error of the DHT, the daemon, the connection or the next server
             await self._leave_next(error)
             return None
@@ -201,7 +202,8 @@ class ChainedSession:
                 return Answer(theirs.tensors, pack_answer(found.preceded_by(own)))
             except Exception as error:  # any error of the daemon, the connection or the next server
                 await self._leave_next(error)
-        chain = ChainAnswer(end=self._end, hops=[times], why=self._why)
+        why = self._why or ("the next server has ended the session" if step.request.chain else "")
+        chain = ChainAnswer(end=self._end, hops=[times], why=why)
         return Answer(answer.tensors, pack_answer(chain))
 
     async def _leave_next(self, error: Exception | None = None) -> None:

@@ -88,6 +88,8 @@ class Guard:
         self._prompts(prompts, blocks, shape)
         if chained is not None and chained.prompts is not None:
             _require_digests(chained.prompts, blocks, prompts)
+            if not math.prod(shape):
+                raise Refused("there are digests of prompts, but no tokens")
         return chained, shape, further
 
     def backward(self, request: Request) -> None:
@@ -155,7 +157,8 @@ class Guard:
         """
         if not isinstance(self._metadata(request).get("session_id"), str):
             raise Refused("a pushed step must name its session_id")
-        self.step(request, self._blocks(request.uid))
+        if self.step(request, self._blocks(request.uid)) is not None:
+            raise Refused("a pushed step cannot be passed on")
 
     def info(self, uid: str) -> None:
         """Checks a question about a block, or about the server.

@@ -111,7 +111,8 @@ class GuardedP2P:
             except Exception as error:
                 _forget_frames(error)
                 with contextlib.suppress(Exception):  # the client may be gone
-                    await asyncio.wait_for(write_error(stream, str(error) or type(error).__name__), MESSAGE_SECONDS)
+                    if not stream.is_torn:
+                        await asyncio.wait_for(write_error(stream, str(error) or type(error).__name__), MESSAGE_SECONDS)
                     # if the connection closes too early, a client may not read why it was refused
                     await asyncio.wait_for(stream.discard(), _DISCARD_SECONDS)
 
@@ -123,7 +124,7 @@ class GuardedP2P:
     ) -> None:
         request = await _in_time(self._whole(stream, reserve), REQUEST_SECONDS, "waited for a complete request")
         answer = await _while_there(handler(request), _require_silence(stream))
-        await _delivered(send_answer, stream, answer)
+        await _deliver(send_answer, stream, answer)
 
     async def _whole(self, stream: RawStream, reserve: Callable[[int], None]) -> Request:
         """Reads a request whose tensors may be split into parts."""
@@ -156,7 +157,7 @@ class GuardedP2P:
         async def answer() -> None:
             async with aclosing(handler(requests())) as responses:
                 async for response in responses:
-                    await _delivered(send_message, stream, response)
+                    await _deliver(send_message, stream, response)
 
         async def read() -> NoReturn:
             limit = FIRST_MESSAGE_SECONDS
@@ -261,7 +262,7 @@ async def _next(reader: TensorReader, limit: float) -> tuple[Any, int]:
     return await _in_time(rest(), _seconds_for(size), "waited for a complete message"), _counted(size)
 
 
-async def _delivered(
+async def _deliver(
     send: Callable[[RawStream, Answer], Coroutine[Any, Any, None]], stream: RawStream, answer: Answer
 ) -> None:
     seconds = _seconds_for(sum(len(tensor.data) for tensor in answer.tensors))

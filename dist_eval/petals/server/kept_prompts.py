@@ -11,13 +11,18 @@ import torch
 from dist_eval.petals.client.deep_prompts import digests_of
 
 
-async def require_digests(prompts: torch.Tensor, digests: Sequence[bytes]) -> None:
-    """Checks that deep prompts, if there are any, have these digests, if there are any.
+async def require_digests(prompts: torch.Tensor | None, digests: Sequence[bytes]) -> None:
+    """Checks deep prompts against their digests; does nothing if either is missing.
 
     Raises:
-        ValueError: they have others.
+        ValueError: they do not match.
     """
-    if digests and prompts.numel() and await asyncio.to_thread(digests_of, prompts) != [*digests]:
+    if (
+        digests
+        and prompts is not None
+        and prompts.numel()
+        and await asyncio.to_thread(digests_of, prompts) != [*digests]
+    ):
         raise ValueError("Received deep prompts that do not match their digests")
 
 

@@ -22,7 +22,7 @@ from dist_eval.petals.client.chain import read_request
 from dist_eval.petals.client.deep_prompts import KEPT_TOKENS
 from dist_eval.petals.client.failures import LACKS_PROMPTS
 from dist_eval.petals.client.protocol import ROLLS_BACK
-from dist_eval.petals.server.kept_prompts import KeptPrompts
+from dist_eval.petals.server.kept_prompts import KeptPrompts, require_digests
 from dist_eval.petals.server.request import Request
 from dist_eval.petals.server.shared_memory import SharedMemory
 from dist_eval.petals.server.task_pool import task_pool_class
@@ -179,6 +179,7 @@ async def run_forward(
     """
     hidden, prompts, *_ = _unpacked(tensors, args_structure)
     hidden = _as_hidden(hidden, requested_backends)
+    await require_digests(prompts, digests)
     deep = _prompt_of_each(prompts, requested_backends)
     priority = prioritizer.prioritize(hidden, points=points, backend=requested_backends[0], type="forward")
     priority += _LATER * time.monotonic()
@@ -296,7 +297,7 @@ async def run_inference(
 ) -> AsyncIterator[tuple[torch.Tensor, bool]]:
     """Computes the steps of a session; a step's `start_from_position` drops the tokens from there on.
 
-    This is that of Petals main (2.3.0.dev2); Petals 2.2 lacks it.
+    `start_from_position` is that of Petals main (2.3.0.dev2); Petals 2.2 does not have it.
 
     Args:
         requests: the steps, each with its metadata.
@@ -323,7 +324,9 @@ async def run_inference(
         hidden = _as_hidden(hidden, requested_backends)
         if rows not in (None, len(hidden)):
             raise ValueError(f"Received {len(hidden)} rows in a session of {rows}")
-        rows = len(hidden)
+        rows, chained = len(hidden), read_request(step)
+        digests = (chained and chained.prompts) or []
+        await require_digests(prompts, digests)
         deep = _prompt_of_each(prompts, requested_backends)
         rolls_back = rolls_back and step.get(ROLLS_BACK) is not False
         start = step.get("start_from_position")
@@ -339,9 +342,7 @@ async def run_inference(
         priority = prioritizer.prioritize(
             hidden, order, points=points / max(max_length, 1), requested_uids=uids, type="inference"
         )
-        chained = read_request(step)
         needed = None if chained is None or chained.rows is None else torch.tensor(chained.rows, dtype=torch.int64)
-        digests = (chained and chained.prompts) or []
         if hidden.numel():  # a step without tokens allocates the cache
             steps = [
                 InferenceMetadata(uid, position, tuple(handles), active_adapter)

@@ -31,7 +31,7 @@ from dist_eval.petals.client.chain import (
     read_request,
     request_to,
 )
-from dist_eval.petals.client.deep_prompts import KEPT_TOKENS, NO_TENSOR, Packed, digests_of
+from dist_eval.petals.client.deep_prompts import KEPT_TOKENS, NO_TENSOR, DeepPrompts, Packed, digests_of
 from dist_eval.petals.client.failures import LACKS_PROMPTS, Failure, WrongAnswer, classify
 from dist_eval.petals.client.inputs import Inputs
 from dist_eval.petals.client.payload import Payload
@@ -99,7 +99,8 @@ def test_all_outputs_or_those_of_hidden_states_can_be_asked_for(swarm: ForkedSwa
     rows = torch.tensor([77, 3, 5, 119, 3])
     embedded = chained.embedded(ids_of(), None)
     assert torch.equal(chained.requests.forward(embedded, None, rows=rows), whole.flatten(0, 1)[rows])
-    halves = chained.requests._forward_halves(0, Inputs.of(embedded).tensor_split(2), rows, (), RouteRecord())
+    parts = Inputs.of(embedded).tensor_split(2)
+    halves = chained.requests._forward_halves(0, parts, DeepPrompts(), rows, (), RouteRecord())
     assert torch.equal(run(halves), whole.flatten(0, 1)[rows])
 
 
@@ -109,10 +110,13 @@ def run(coroutine: Any) -> Any:
     return RemoteExpertWorker.run_coroutine(coroutine)
 
 
-def passed_on(requests: SwarmRequests, chain: list[Span], length: int = 3) -> ChainOutputs:
+def passed_on(
+    requests: SwarmRequests, chain: list[Span], length: int = 3, prompts: torch.Tensor | None = None
+) -> ChainOutputs:
     """Sends a request to a chain, whatever its servers are."""
-    hidden = torch.ones(2, length, HIDDEN)
-    outputs: ChainOutputs = run(requests.transport.send_chain(chain, [20.0] * len(chain), Inputs.of(hidden)))
+    hidden, deep = torch.ones(2, length, HIDDEN), DeepPrompts(prompts)
+    patience = [20.0] * len(chain)
+    outputs: ChainOutputs = run(requests.transport.send_chain(chain, patience, Inputs.of(hidden), deep))
     return outputs
 
 
@@ -164,8 +168,8 @@ def test_deep_prompts_travel_once_and_again_to_servers_that_have_forgotten_them(
         (3, (small + outputs + tuned.deep_prompts[3].nbytes, 2)),  # the one before the last has computed its blocks
     ):
         (span,) = [span for span in other.servers.spans() if span.start == block]
-        other.transport.prompts.use(torch.ones(LAYERS, KEPT_TOKENS, HIDDEN))  # as many as it keeps
-        passed_on(other, [span], length=KEPT_TOKENS)
+        as_many_as_it_keeps = torch.ones(LAYERS, KEPT_TOKENS, HIDDEN)
+        passed_on(other, [span], KEPT_TOKENS, as_many_as_it_keeps)
         found, *taken = sent_by(classifier)
         assert torch.equal(found, logits)
         assert taken == [*expected]
@@ -194,8 +198,8 @@ def test_sessions_send_deep_prompts_once_and_again_to_servers_that_have_forgotte
     assert session()[1] == without
     for block in (0, 3):
         (span,) = [span for span in other.servers.spans() if span.start == block]
-        other.transport.prompts.use(torch.ones(LAYERS, KEPT_TOKENS, HIDDEN))  # as many as it keeps
-        passed_on(other, [span], length=KEPT_TOKENS)
+        as_many_as_it_keeps = torch.ones(LAYERS, KEPT_TOKENS, HIDDEN)
+        passed_on(other, [span], KEPT_TOKENS, as_many_as_it_keeps)
         again, taken = session()
         assert torch.equal(again, found)
         assert taken == without + sent, "digests are refused, then the prompts are sent"
@@ -212,6 +216,14 @@ def test_a_digest_stands_for_what_was_sent_only(mortal: ForkedSwarm, swarm_clien
         tensors = [Payload.of(torch.ones(1, length, HIDDEN)), Payload.of(deep)]
         run(requests.transport.call_chain(span, tensors, ChainRequest(chain=[], prompts=digests), 1 << 20, 20.0))
 
+    async def step(digests: list[bytes], deep: torch.Tensor) -> None:
+        cache = await ServerCache.open(requests.transport, span, 10, Packed(deep), rolls_back=False)
+        inputs = [(Inputs.of(torch.ones(1, 10, HIDDEN)), ChainRequest(chain=[], prompts=digests))]
+        try:
+            await cache.answers(inputs, 20.0)
+        finally:
+            await cache.drop()
+
     for digests, deep, words in (
         (digests_of(prompts), NO_TENSOR, LACKS_PROMPTS),
         (digests_of(prompts + 1), prompts, "that do not match their digests"),
@@ -220,7 +232,10 @@ def test_a_digest_stands_for_what_was_sent_only(mortal: ForkedSwarm, swarm_clien
     ):
         with pytest.raises(Exception, match=words):
             send(digests, deep)
+        with pytest.raises(Exception, match=words):
+            run(step(digests, deep))
     send(digests_of(prompts), prompts)
+    run(step(digests_of(prompts), NO_TENSOR))
     send(digests_of(prompts), NO_TENSOR)
     with pytest.raises(Exception, match="longer than the texts"):
         send(digests_of(prompts), NO_TENSOR, length=8)

@@ -132,11 +132,11 @@ def test_a_server_killed_during_the_backward_only_costs_time(
     [whole, *halves] = (address.rpartition("/p2p/")[2] for address in killable_swarm.addresses)
     original, endings = Transport.send_back, []
 
-    async def while_it_dies(self: Transport, segment, inputs, gradient):  # type: ignore[no-untyped-def]
+    async def while_it_dies(self: Transport, segment, *further):  # type: ignore[no-untyped-def]
         if str(segment.peer) == whole and not endings:
             os.killpg(killable_swarm.group(0), signal.SIGSTOP)  # it has got the request, and cannot answer
             endings.append(ThreadPoolExecutor(1).submit(lambda: (time.sleep(0.3), killable_swarm.kill_server(0))))
-        return await original(self, segment, inputs, gradient)
+        return await original(self, segment, *further)
 
     monkeypatch.setattr(Transport, "send_back", while_it_dies)
     while not endings:  # until a backward went to the server with all blocks
@@ -154,9 +154,9 @@ def test_retries_of_a_backward_are_bounded(
 ) -> None:
     tuned, sent = make_tuned("ptune"), []
 
-    async def nonsense(self: Transport, segment, inputs, gradient):  # type: ignore[no-untyped-def]
+    async def nonsense(self: Transport, segment, inputs, gradient, deep):  # type: ignore[no-untyped-def]
         sent.append(segment)
-        return await original(self, segment, inputs, torch.full_like(gradient, torch.nan))
+        return await original(self, segment, inputs, torch.full_like(gradient, torch.nan), deep)
 
     original = Transport.send_back
     monkeypatch.setattr(Transport, "send_back", nonsense)

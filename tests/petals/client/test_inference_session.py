@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 import torch
@@ -25,8 +27,10 @@ from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.petals.client.admission import STEPS
 from dist_eval.petals.client.deep_prompts import NO_TENSOR, Packed
 from dist_eval.petals.client.inputs import Inputs
+from dist_eval.petals.client.raw_stream import RawStream
 from dist_eval.petals.client.routes import RouteRecord
 from dist_eval.petals.client.server_cache import REQUEST_TOKENS, CacheLost, SentStep, ServerCache
+from dist_eval.petals.client.streams import SessionStream
 from dist_eval.petals.model.checkpoint import TunedCheckpoint
 from dist_eval.petals.server.private import PrivateSwarm
 
@@ -173,6 +177,29 @@ def test_a_stream_that_ended_is_told_by_its_cause(monkeypatch: pytest.MonkeyPatc
 
     with pytest.raises(ConnectionError, match="no room"):
         asyncio.run(answers())
+
+
+def test_all_steps_in_flight_fail_at_once_when_the_server_ends_the_stream() -> None:
+    async def outcomes() -> list[type[Exception]]:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        transport: Any = SimpleNamespace(session_tensors=AsyncMock(return_value=[]), session_head=lambda *_: {})
+        segment: Any = None
+        stream = SessionStream(RawStream(ours))
+        cache = ServerCache(transport, stream, segment, 6, Packed(NO_TENSOR), rolls_back=False)
+        steps = [await cache.send(Inputs.of(torch.ones(1, 2, 4)), place) for place in (0, 2, 4)]
+        theirs.close()
+        found = list[type[Exception]]()
+        for step in steps:
+            with pytest.raises(Exception) as caught:
+                await asyncio.wait_for(cache.answer_to(step), 10)
+            found.append(caught.type)
+            await cache.drop()  # as the first one does that fails
+        assert ours.fileno() == -1
+        return found
+
+    first, *others = asyncio.run(outcomes())
+    assert issubclass(first, OSError) and others == [CacheLost, CacheLost]
 
 
 def test_a_server_that_stops_under_many_continuations_loses_none(

@@ -114,7 +114,7 @@ class Peers(NamedTuple):
                 async for found in stream.answers(largest):
                     size += sum(len(payload.data) for payload in found.tensors)
             finally:
-                await stream.close()
+                stream.close()
             return size
 
         return self.run(call())

@@ -122,6 +122,12 @@ def test_sessions_may_have_digests_of_the_prompts_of_all_blocks() -> None:
         check(4)
 
 
+def test_pushed_steps_have_no_chain() -> None:
+    metadata = {"session_id": "one", "chain": [], "prompts": [bytes(32)] * 3}
+    with pytest.raises(Refused, match="cannot be passed on"):
+        GUARD.push(request("m.0 m.1 m.2", hidden(), NONE, NO_ORDER, metadata=metadata))
+
+
 def test_prompts_that_are_too_long_to_be_kept_have_no_digest() -> None:
     def check(length: int) -> None:
         prompts, metadata = torch.ones(1, 1, length, WIDTH), {"chain": [], "prompts": [bytes(32)]}
