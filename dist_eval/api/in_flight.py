@@ -106,7 +106,9 @@ def outputs_in_flight(
     )
     calls = packed.calls(everything, answer) if packed else (partial(answer, *batch) for batch in everything)
     try:
-        with closing(map_in_flight(_called, calls, window, retries=lambda: requests.router.retries)) as answers:
+        with closing(
+            map_in_flight(lambda ask: ask(), calls, window, retries=lambda: requests.router.retries)
+        ) as answers:
             for batch in itertools.chain.from_iterable(answers):
                 yield batch.key, batch.outputs
     finally:
@@ -204,10 +206,6 @@ class _Packed(Generic[Key]):
                 if not batch.left:
                     complete.append(batch)
         return complete
-
-
-def _called(ask: _Ask[Key]) -> list[_Batch[Key]]:
-    return ask()
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from dist_eval.compare.comparison import (
 from dist_eval.errors import ConfigError, RunError
 from dist_eval.metrics.catalogue import accuracy_names, metric_names
 from dist_eval.metrics.computing import compute_metrics
-from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, custom_results
+from dist_eval.metrics.custom_metrics import CustomMetric, MetricInputs, custom_results
 from dist_eval.metrics.definitions import UNKNOWN
 from dist_eval.metrics.metric_loading import load_metrics
 from dist_eval.metrics.units import FEW_UNITS
@@ -122,7 +122,7 @@ class ComparedEvaluation(ComparedRun):
         """Returns this run with custom metrics and their intervals, computed from its predictions."""
         if not metrics:
             return self
-        custom = custom_results(metrics, Inputs.of(self.predictions))
+        custom = custom_results(metrics, MetricInputs.of(self.predictions))
         units = Units.single(len(self.predictions)) if self.group is None else Units.groups(self.group)
         statistics = statistics_of_functions(metrics, self.predictions, units)
         results = self.results

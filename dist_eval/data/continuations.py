@@ -52,8 +52,6 @@ class TokenizedContinuations:
         folder: the folder that `write_continuations` wrote.
     """
 
-    source = "the requests"
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         # summary of the continuations

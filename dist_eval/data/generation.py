@@ -31,8 +31,6 @@ class TokenizedPrompts:
         folder: the folder that `write_prompts` wrote.
     """
 
-    source = "the prompts"
-
     def __init__(self, folder: Path) -> None:
         self.facts = PromptsSummary.model_validate_json((folder / FACTS_FILE).read_bytes())  # summary of the prompts
         # number of tokens of each prompt, and the number of its decoding in `facts.decodings`, int32 of shape [n, 2]

@@ -261,10 +261,7 @@ def sum_arrays(local: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sum(local: np.ndarray) -> np.ndarray:
-    tensor = torch.from_numpy(local.copy())
-    if tensor.numel():
-        dist.all_reduce(tensor, op=dist.ReduceOp.SUM, group=_group)
-    return tensor.numpy()
+    return all_reduce_sum(torch.from_numpy(local)).numpy() if local.size else local
 
 
 def _sum_sparse(local: Any) -> Any:
@@ -283,13 +280,13 @@ def _sum_sparse(local: Any) -> Any:
 
 
 def all_reduce_sum(local: torch.Tensor) -> torch.Tensor:
-    """Adds up one vector of each rank, such as gradients summed over the rank's examples.
+    """Adds up one tensor of each rank, such as gradients summed over the rank's examples.
 
     Args:
-        local: float64 of shape [n], the same n on all ranks, on the CPU; not changed.
+        local: float64 or int64, of the same shape on all ranks, on the CPU; not changed.
 
     Returns:
-        The sum, float64 of shape [n], bit-identical on all ranks.
+        The sum, of the same shape and dtype, bit-identical on all ranks.
     """
     total = local.clone()
     dist.all_reduce(total, op=dist.ReduceOp.SUM, group=_group)

@@ -19,7 +19,7 @@ from dist_eval.distributed.rank_store import Topology
 from dist_eval.doctor.config import DoctorConfig
 from dist_eval.doctor.findings import Fault
 from dist_eval.evaluation.generation import GenerationTask
-from dist_eval.evaluation.task import target_of
+from dist_eval.evaluation.inputs import target_of
 from dist_eval.model.base_model_spec import BaseModelSpec, EvalTarget
 from dist_eval.model.language_model import CausalModel
 from dist_eval.options.groups import ModelOptions
@@ -45,10 +45,10 @@ def check_versions() -> Equal:
     versions = {"python": found.python, **{name: str(version) for name, version in found.packages.items()}}
     shown = ", ".join(f"{name} {versions[name]}" for name in ("python", "torch", "petals"))
     source = Path(__file__).parents[1]  # two checkouts may have the same version
-    return Equal(shown, {**versions, "the source of dist_eval": file_digest(*sorted(source.rglob("*.py")))})
+    return Equal(shown, {**versions, "the source of dist_eval": sample_digest(*sorted(source.rglob("*.py")))})
 
 
-def file_digest(*paths: Path) -> str:
+def sample_digest(*paths: Path) -> str:
     """Returns a SHA-256 of files' sizes and samples, because reading a large file takes too long for a check."""
     digest = hashlib.sha256()
     for path in paths:
@@ -129,7 +129,7 @@ def check_dataset(config: DoctorConfig) -> Equal:
     source = open_rows(config.dataset or (), list(columns), subset=config.subset, split=config.split)
     next(iter(source.batches), None)
     paths = [shard.path for shard in source.shards]
-    return Equal(f"{source.name} can be read", {"dataset": file_digest(*paths)} if paths else {})
+    return Equal(f"{source.name} can be read", {"dataset": sample_digest(*paths)} if paths else {})
 
 
 def check_swarm(config: DoctorConfig, topology: Topology, base: BaseModelSpec, sockets: Path) -> str:

@@ -24,7 +24,7 @@ from dist_eval.errors import EvaluationError, SwarmError
 from dist_eval.inference.forward import checked, checked_answers
 from dist_eval.inference.send_options import ANY_ROUTE, SendOptions
 from dist_eval.model.backbone import AnsweringModel, ModelOnBackbone
-from dist_eval.model.generation import Texts
+from dist_eval.model.generation import GeneratedTexts
 from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.petals.client.findings import Findings
 from dist_eval.petals.client.records import Dispute, RouteSegment
@@ -79,7 +79,7 @@ def largest_difference(one: torch.Tensor, other: torch.Tensor, least: float = 1e
     return float(((one - other).norm(dim=-1) / longer).max()) if one.numel() else 0.0
 
 
-class Answered(NamedTuple):
+class AuditedAnswers(NamedTuple):
     """The first answer to an audited batch."""
 
     answers: np.ndarray
@@ -163,14 +163,14 @@ class AuditedModel(AnsweringModel):
                 return first, own.route, disputed
         return first, own.route, Findings(unanswered=1)
 
-    def _answered(self, input_ids: torch.Tensor, lengths: torch.Tensor, record: RouteRecord) -> Answered:
+    def _answered(self, input_ids: torch.Tensor, lengths: torch.Tensor, record: RouteRecord) -> AuditedAnswers:
         """Sends a batch for the first time."""
         first = checked_answers(self._model, input_ids, lengths, ANY_ROUTE, record)
 
         def compare(options: SendOptions, other: RouteRecord) -> float:
             return _answers_apart(first, checked_answers(self._model, input_ids, lengths, options, other))
 
-        return Answered(first, self._model.forwards(input_ids, lengths), compare)
+        return AuditedAnswers(first, self._model.forwards(input_ids, lengths), compare)
 
     def _by_halves(
         self, input_ids: torch.Tensor, lengths: torch.Tensor
@@ -260,7 +260,7 @@ class AuditedModel(AnsweringModel):
 class GeneratingModel(Protocol):
     """A model that generates texts, for `AuditedTexts`."""
 
-    def generate(self, input_ids: torch.Tensor, lengths: torch.Tensor, record: RouteRecord) -> Texts:
+    def generate(self, input_ids: torch.Tensor, lengths: torch.Tensor, record: RouteRecord) -> GeneratedTexts:
         """See `Generator.generate`."""
 
 
@@ -278,14 +278,14 @@ class AuditedTexts(AuditedModel):
         super().__init__(model, *args)
         self._texts = texts
 
-    def _answered(self, input_ids: torch.Tensor, lengths: torch.Tensor, record: RouteRecord) -> Answered:
+    def _answered(self, input_ids: torch.Tensor, lengths: torch.Tensor, record: RouteRecord) -> AuditedAnswers:
         texts = self._texts.generate(input_ids, lengths, record)
 
         def compare(options: SendOptions, other: RouteRecord) -> float:
             again = self._model.hidden_states(texts.sent, texts.lengths, options, other)[texts.places]
             return largest_difference(texts.states, again.to(texts.states))
 
-        return Answered(checked(self.columns, texts.answer, len(lengths)), texts.sent, compare)
+        return AuditedAnswers(checked(self.columns, texts.answer, len(lengths)), texts.sent, compare)
 
 
 def _undecided(names: Sequence[str], route: Sequence[RouteSegment], difference: float, why: str) -> Findings:

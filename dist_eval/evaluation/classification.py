@@ -17,11 +17,7 @@ from dist_eval.data.plan import BatchPlan
 from dist_eval.data.shared_prefixes import plan_with_shared_prefixes
 from dist_eval.distributed.tracked_progress import Scored
 from dist_eval.evaluation.audit import AuditedModel
-from dist_eval.evaluation.job import Answered, Context, Job, Scorer, answer
-from dist_eval.evaluation.ranks import RunOutput
-from dist_eval.evaluation.rescoring import analysis_of, announce_selection, rescore, show_results, with_new_scores
-from dist_eval.evaluation.scoring import Gathered, analysed, combine, score, scores_of, spread_of
-from dist_eval.evaluation.task import (
+from dist_eval.evaluation.inputs import (
     find_metrics,
     require_room_after,
     selection_identity,
@@ -29,6 +25,10 @@ from dist_eval.evaluation.task import (
     target_of,
     write_dataset,
 )
+from dist_eval.evaluation.job import Answered, Context, Job, Scorer, answer
+from dist_eval.evaluation.ranks import RunOutput
+from dist_eval.evaluation.rescoring import analysis_of, announce_selection, rescore, show_results, with_new_scores
+from dist_eval.evaluation.scoring import Gathered, analysed, combine, score, scores_of, spread_of
 from dist_eval.evaluation.worker import RankOutput
 from dist_eval.metrics.catalogue import accuracy_names
 from dist_eval.metrics.computing import compute_metrics

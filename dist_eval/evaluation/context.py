@@ -31,7 +31,7 @@ from dist_eval.options.groups import SwarmOptions
 from dist_eval.petals.client.records import Swarm
 from dist_eval.report.naming import without_folders
 from dist_eval.results.inputs import Coverage
-from dist_eval.results.run import CompleteRun, CompleteTasksRun, Revisions, metrics_with_limits
+from dist_eval.results.run import Revisions
 from dist_eval.revisions import pin, resolve_commit
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.runs.journal import Journal
@@ -67,7 +67,7 @@ class RunContext(Generic[Config, Folder]):
     swarm: Swarm | None = None
     trackers: Trackers = field(default_factory=Trackers)  # where the leader logs to
     # whether the folder holds a complete run of this kind, so that no swarm is needed
-    found_results: bool = False
+    has_results: bool = False
     _closing: ExitStack = field(default_factory=ExitStack, init=False, repr=False)
     _peers: SwarmPeers = field(default_factory=SwarmPeers, init=False, repr=False)
 
@@ -79,7 +79,7 @@ class RunContext(Generic[Config, Folder]):
             self.folder.open(self.topology.attempt)
         self.publish_as_leader("opened", lambda: json.dumps([self.folder.is_complete, self.folder.holder]))
         opened = self.rank_store.wait_for("opened", _OPENING_SECONDS)
-        self.found_results, self.folder.holder = json.loads(opened)
+        self.has_results, self.folder.holder = json.loads(opened)
         if self.config.revisions:
             self._pin_revisions()
         if self.topology.is_host_leader:
@@ -99,7 +99,7 @@ class RunContext(Generic[Config, Folder]):
 
         def resolve() -> str:
             kinds = self.config.revisions
-            earlier = self.folder.earlier_revisions(("model", "revision", "dataset", "dataset_revision"))
+            earlier = self.folder.earlier_revisions()
             commits = earlier or Revisions(**{kind: resolve_commit(kind, *of) for kind, of in kinds.items()})
             self.folder.record_revisions(commits)
             return commits.model_dump_json(exclude_none=True)
@@ -127,11 +127,6 @@ class RunContext(Generic[Config, Folder]):
         opened = trackers_in_background(self.config.tracker, self.folder.path, options, project)
         self.trackers = self._closing.enter_context(opened)
         return self.trackers
-
-    def log_results(self, results: CompleteRun | CompleteTasksRun | None) -> None:
-        """Logs the metrics of a complete run to the open trackers."""
-        if results is not None:
-            self.trackers.log(metrics_with_limits(results), results.coverage.expected)
 
     def open_swarm(self, base: BaseModelSpec) -> None:
         """Opens the swarm that the options name, if any (see `model.backends.open_swarm`)."""

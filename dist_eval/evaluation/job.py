@@ -21,17 +21,17 @@ from dist_eval.evaluation.context import RunContext
 from dist_eval.evaluation.ranks import RunOutput, decide_plan
 from dist_eval.evaluation.rescoring import keep_recorded_analysis
 from dist_eval.evaluation.worker import BatchWorker, FailurePolicy, RankOutput
-from dist_eval.inference.forward import Texts
+from dist_eval.inference.forward import TextSource
 from dist_eval.inference.in_flight import Window
 from dist_eval.model.backbone import AnsweringModel
 from dist_eval.model.base_model_spec import BaseModelSpec, ModelTarget
 from dist_eval.options.config import RunConfig
-from dist_eval.results.run import CompleteRun, CompleteTasksRun
+from dist_eval.results.run import CompleteRun, CompleteTasksRun, metrics_with_limits
 from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.runs.journal import Journal
 
-Data = TypeVar("Data", bound=Texts)
+Data = TypeVar("Data", bound=TextSource)
 Found = TypeVar("Found")
 
 Context = RunContext[Any, EvaluationFolder]
@@ -145,13 +145,14 @@ def run(kind: Callable[[Any], Job[Any, Any]], context: Context) -> CompleteRun |
         job = kind(keep_recorded_analysis(context))
         if context.topology.is_leader:
             job.prepare()
-        if not context.found_results:
+        if not context.has_results:
             context.open_swarm(job.base)
         if context.topology.is_leader:
             job.lead(context)
             context.announce_results()
             results = context.folder.results()
-            context.log_results(results)
+            if results is not None:
+                context.trackers.log(metrics_with_limits(results), results.coverage.expected)
             return results
         answer(job, context)
         context.wait_for_results()
@@ -179,7 +180,7 @@ def answer(job: Job[Data, Found], context: Context) -> Answered[Data, Found] | N
         return True
 
     context.claim(is_new)
-    model = None if context.found_results else context.load_model(job.base, job.target)
+    model = None if context.has_results else context.load_model(job.base, job.target)
     if context.is_complete():
         return None
     if model is None:  # complete, but to be scored differently: the answers are in the journal

@@ -30,7 +30,7 @@ from dist_eval.inference.send_options import SendOptions
 from dist_eval.metrics.predictions import prove_coverage
 from dist_eval.model.backbone import AnsweringModel, ModelOnBackbone
 from dist_eval.model.base_model_spec import BaseModelSpec
-from dist_eval.model.generation import Generator, Texts, end_tokens_of
+from dist_eval.model.generation import GeneratedTexts, Generator, end_tokens_of
 from dist_eval.model.language_model import CausalModel, LanguageModel
 from dist_eval.model.output_embedding import OutputEmbedding
 from dist_eval.options.config import RunConfig
@@ -98,7 +98,7 @@ class RequestModel(ModelOnBackbone):
             return self.generate(input_ids, lengths, record).answer
         return self._all_columns(self._model.answer(input_ids, lengths, options, record), lengths)
 
-    def generate(self, input_ids: torch.Tensor, lengths: torch.Tensor, record: RouteRecord) -> Texts:
+    def generate(self, input_ids: torch.Tensor, lengths: torch.Tensor, record: RouteRecord) -> GeneratedTexts:
         """See `Generator.generate`."""
         assert self._generator is not None, "there are prompts"
         texts = self._generator.generate(input_ids, lengths, record)

@@ -51,10 +51,8 @@ def rescore(
         read: reads the table of its samples.
         compute: turns the recorded results and the table into new ones, and the groups of the samples.
     """
-    results = folder.results()
-    assert results is not None, "the folder holds this very run"
+    results = announce_complete(folder)
     is_new = bool(config.metric) or any(results.config.get(name) != getattr(config, name) for name in _RESCORED)
-    announce_complete(folder)
     if is_new:
         results, samples, groups = compute(results, read_table(folder.path, read, " --overwrite runs it again."))
         results = results.model_copy(update={"config": _options_of_both(results.config, config)})
@@ -63,8 +61,8 @@ def rescore(
     show_results(folder, config, are_new=is_new, with_speed=False)
 
 
-def announce_complete(folder: EvaluationFolder) -> None:
-    """Prints that the folder already holds the complete run."""
+def announce_complete(folder: EvaluationFolder) -> CompleteRun | CompleteTasksRun:
+    """Prints that the folder already holds the complete run, and returns its results."""
     results = folder.results()
     assert results is not None, "the folder holds this very run"
     print(
@@ -72,6 +70,7 @@ def announce_complete(folder: EvaluationFolder) -> None:
         "--overwrite runs it again.",
         flush=True,
     )
+    return results
 
 
 def show_results(folder: EvaluationFolder, config: Any, *, are_new: bool = True, with_speed: bool = True) -> None:

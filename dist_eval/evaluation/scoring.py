@@ -14,7 +14,7 @@ from dist_eval.evaluation.ranks import RunOutput
 from dist_eval.evaluation.worker import RankOutput
 from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.confusion import MOST_DENSE_CLASSES
-from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, custom_results
+from dist_eval.metrics.custom_metrics import CustomMetric, MetricInputs, custom_results
 from dist_eval.metrics.predictions import Predictions, PredictionsLike, prove_coverage
 from dist_eval.metrics.totals import Totals, require_same_totals
 from dist_eval.petals.base_model.problem_types import REGRESSION, SINGLE_LABEL
@@ -81,7 +81,7 @@ def _with_custom_metrics(
 ) -> Metrics:
     if not custom_metrics:  # probabilities take much memory
         return metrics
-    custom = custom_results(custom_metrics, Inputs.of(predictions))
+    custom = custom_results(custom_metrics, MetricInputs.of(predictions))
     return replace(
         metrics,
         values={**metrics.values, **custom.values},

@@ -20,7 +20,7 @@ from dist_eval.distributed.progress import Progress
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.distributed.stop import Stop, common_reason
 from dist_eval.errors import RunError, RunStopped
-from dist_eval.inference.forward import TextModel, Texts, predict_batches
+from dist_eval.inference.forward import TextModel, TextSource, predict_batches
 from dist_eval.inference.in_flight import Window
 from dist_eval.options.config import EvaluationConfig, RunConfig
 from dist_eval.petals.client.findings import Findings
@@ -99,9 +99,8 @@ def require_complete(left: int, finished: int, failed: int, before: int, stop: S
         given_up = sum(failed for *_, failed, _ in everybody)
         why = common_reason([reason for *_, reason in everybody])
         raise RunStopped(
-            f"Stopped because {why}: {seen} of {format_count(examples, 'example is', 'examples are')} in the "
-            f"journal. Start the same command "
-            "again to resume.",
+            f"Stopped because {why}: {seen} of {format_count(examples, 'example is', 'examples are')} in the journal. "
+            "Start the same command again to resume.",
             Coverage(expected=examples, seen=seen, duplicates=0, missing=examples - seen, failed=given_up),
         )
 
@@ -112,7 +111,7 @@ class BatchWorker:
     def __init__(
         self,
         model: TextModel,
-        data: Texts,
+        data: TextSource,
         plan: BatchPlan,
         journal: Journal,
         progress: Progress,

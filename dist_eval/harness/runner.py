@@ -68,8 +68,10 @@ class HarnessTasks(RequestJob):
 
     def lead(self, context: Context) -> None:
         """Runs the harness and answers its requests; writes and shows the results."""
+        from lm_eval.loggers import EvaluationTracker
+
         from dist_eval.harness.language_model import HarnessModel
-        from dist_eval.harness.tasks import LoadedTasks, tracker_of
+        from dist_eval.harness.tasks import LoadedTasks
 
         config = self.config
         self._tasks = LoadedTasks.load(config, self._found, self._notices)
@@ -86,7 +88,7 @@ class HarnessTasks(RequestJob):
             generation=lambda: GenerationSettings(self.base.name),
             say=self._tasks.notices.say,
         )
-        tracker = tracker_of(context.folder.path)
+        tracker = EvaluationTracker(output_path=str(context.folder.path / "results.json"))
         try:
             found = self._tasks.run(model, tracker, self._undefined)
         except AlreadyComplete:

@@ -245,11 +245,6 @@ def _name_documents(name: str, task: Any, samples: Sequence[int] | None) -> None
     task.construct_requests = construct_named
 
 
-def tracker_of(folder: Path) -> EvaluationTracker:
-    """Returns the tracker that writes the harness' own files to a folder."""
-    return EvaluationTracker(output_path=str(folder / "results.json"))
-
-
 def save(tracker: EvaluationTracker, results: dict[str, Any], folder: Path) -> TasksFiles:
     """Writes the harness' own files: `results_DATE.json`, and `samples_TASK_DATE.jsonl` for each task."""
     samples = results.pop("samples")

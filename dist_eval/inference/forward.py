@@ -27,7 +27,7 @@ from dist_eval.tables import format_count
 _ROWS_NAMED = 5
 
 
-class Texts(Protocol):
+class TextSource(Protocol):
     """Tokenized texts with stable positions (see `dist_eval.data.dataset.TokenizedDataset`)."""
 
     @property
@@ -65,7 +65,7 @@ class TextModel(Protocol):
 
 def predict_batches(
     model: TextModel,
-    dataset: Texts,
+    dataset: TextSource,
     plan: BatchPlan,
     batch_numbers: Iterable[int],
     *,
@@ -204,7 +204,7 @@ def _bisect_failures(
 
 
 def _answers(
-    model: TextModel, dataset: Texts, number: int, rows: np.ndarray, options: SendOptions, record: RouteRecord
+    model: TextModel, dataset: TextSource, number: int, rows: np.ndarray, options: SendOptions, record: RouteRecord
 ) -> np.ndarray:
     named = ", ".join(map(str, rows[:_ROWS_NAMED])) + (", ..." if len(rows) > _ROWS_NAMED else "")
     name = f"Batch {number} ({dataset.source}, rows {named})"

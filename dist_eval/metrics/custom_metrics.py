@@ -28,7 +28,7 @@ from dist_eval.record import MetricValues, Reasons
 
 
 @dataclass(frozen=True)
-class Inputs:
+class MetricInputs:
     """The inputs of metrics; the module's docstring specifies shapes and dtypes."""
 
     predictions: np.ndarray  # predicted classes, labels or values
@@ -36,7 +36,7 @@ class Inputs:
     probabilities: np.ndarray | None  # of each class or label; None in a regression
 
     @classmethod
-    def of(cls, predictions: PredictionsLike) -> Inputs:
+    def of(cls, predictions: PredictionsLike) -> MetricInputs:
         """Converts predictions to the arrays that metrics expect."""
         given, labels = (
             column.astype(np.int64) if column.dtype == np.bool_ else column
@@ -58,10 +58,10 @@ class Inputs:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def rows(self, which: np.ndarray | slice) -> Inputs:
+    def rows(self, which: np.ndarray | slice) -> MetricInputs:
         """Returns some of the examples."""
         probabilities = None if self.probabilities is None else self.probabilities[which]
-        return Inputs(self.predictions[which], self.labels[which], probabilities)
+        return MetricInputs(self.predictions[which], self.labels[which], probabilities)
 
     def arguments(self) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
         """Returns the arguments of a metric."""
@@ -74,7 +74,7 @@ class CustomMetric:
 
     name: str  # name of its results
     spec: str  # the value of the option that names it
-    measure: Callable[[Inputs], Any]  # computes the metric
+    measure: Callable[[MetricInputs], Any]  # computes the metric
 
 
 @dataclass
@@ -85,7 +85,7 @@ class CustomResults:
     undefined: Reasons = field(default_factory=dict)  # the reason for each metric that is None
 
 
-def custom_results(metrics: Sequence[CustomMetric], inputs: Inputs) -> CustomResults:
+def custom_results(metrics: Sequence[CustomMetric], inputs: MetricInputs) -> CustomResults:
     """Computes custom metrics of all examples, in dataset order.
 
     A metric that fails here, although it worked on synthetic examples, is undefined. The others are unaffected.

@@ -22,7 +22,7 @@ import numpy as np
 from dist_eval.errors import ConfigError
 from dist_eval.metrics.custom_metrics import (
     CustomMetric,
-    Inputs,
+    MetricInputs,
     NoResult,
     described,
     error_sentence,
@@ -54,7 +54,7 @@ def load_metrics(
     Raises:
         ConfigError: a metric cannot be found, fails, returns an invalid result, or has a reserved name.
     """
-    sample = Inputs.of(synthetic_predictions(problem, num_labels))
+    sample = MetricInputs.of(synthetic_predictions(problem, num_labels))
     metrics: list[CustomMetric] = []
     for spec in specs:
         metric = _load(spec, problem, sample)
@@ -152,7 +152,7 @@ def _load_text_metric(spec: str) -> TextMetric:
     return TextMetric(name_of_spec(spec), measure, is_custom=True)
 
 
-def _load(spec: str, problem: Problem, sample: Inputs) -> CustomMetric:
+def _load(spec: str, problem: Problem, sample: MetricInputs) -> CustomMetric:
     match = _SPEC.fullmatch(spec)
     target = match["target"] if match else spec
     if _OBJECT.fullmatch(target):
@@ -183,7 +183,7 @@ def _import(spec: str, target: str) -> Any:
     return found
 
 
-def _of_object(name: str, spec: str, found: Any, problem: Problem, sample: Inputs) -> CustomMetric:
+def _of_object(name: str, spec: str, found: Any, problem: Problem, sample: MetricInputs) -> CustomMetric:
     if _is_of("torchmetrics", ("Metric", "MetricCollection"), found):
         return CustomMetric(name, spec, _of_torchmetrics(spec, _instantiate(spec, found), problem, sample))
     if _is_of("evaluate", ("EvaluationModule", "CombinedEvaluations"), found):
@@ -228,13 +228,13 @@ def _load_evaluate(spec: str, target: str) -> Any:
         raise ConfigError(f"--metric {spec}: evaluate cannot load it: {error_sentence(error)}") from error
 
 
-def _of_evaluate(module: Any) -> Callable[[Inputs], Any]:
+def _of_evaluate(module: Any) -> Callable[[MetricInputs], Any]:
     return lambda inputs: module.compute(predictions=inputs.predictions, references=inputs.labels)
 
 
-def _of_torchmetrics(spec: str, metric: Any, problem: Problem, sample: Inputs) -> Callable[[Inputs], Any]:
+def _of_torchmetrics(spec: str, metric: Any, problem: Problem, sample: MetricInputs) -> Callable[[MetricInputs], Any]:
     """Determines the form of predictions that a metric accepts: the first that does not raise."""
-    forms: dict[str, Callable[[Inputs], np.ndarray]] = {}
+    forms: dict[str, Callable[[MetricInputs], np.ndarray]] = {}
     if problem is not REGRESSION:
         forms["probabilities"] = _probabilities
     if problem is SINGLE_LABEL and sample.probabilities is not None and sample.probabilities.shape[1] == 2:
@@ -251,12 +251,12 @@ def _of_torchmetrics(spec: str, metric: Any, problem: Problem, sample: Inputs) -
     raise ConfigError(f"--metric {spec}: the torchmetrics metric accepts none of these: {' '.join(refusals)}")
 
 
-def _probabilities(inputs: Inputs) -> np.ndarray:
+def _probabilities(inputs: MetricInputs) -> np.ndarray:
     assert inputs.probabilities is not None
     return inputs.probabilities
 
 
-def _measure_torchmetrics(metric: Any, form: Callable[[Inputs], np.ndarray], inputs: Inputs) -> Any:
+def _measure_torchmetrics(metric: Any, form: Callable[[MetricInputs], np.ndarray], inputs: MetricInputs) -> Any:
     """Updates a reset copy, in chunks of a fixed size and in dataset order, with floats in single precision."""
     import torch
 
@@ -274,7 +274,7 @@ def _measure_torchmetrics(metric: Any, form: Callable[[Inputs], np.ndarray], inp
     return fresh.compute()
 
 
-def _check(metric: CustomMetric, sample: Inputs) -> None:
+def _check(metric: CustomMetric, sample: MetricInputs) -> None:
     """Computes a metric on a sample."""
     shapes = ", ".join(
         f"{name} {'None' if array is None else f'{array.dtype} of shape {list(array.shape)}'}"

@@ -26,7 +26,7 @@ from dist_eval.petals.client.session_room import CacheSpace, with_room
 from dist_eval.results.inputs import Decoding
 
 
-class Texts(NamedTuple):
+class GeneratedTexts(NamedTuple):
     """Generated texts, and the states that they were generated from."""
 
     answer: dict[str, torch.Tensor]  # see `Generator`
@@ -73,7 +73,7 @@ class Generator(ModelOnBackbone):
         return self.generate(input_ids, lengths, record).answer
 
     @torch.no_grad()
-    def generate(self, input_ids: torch.Tensor, lengths: torch.Tensor, record: RouteRecord) -> Texts:
+    def generate(self, input_ids: torch.Tensor, lengths: torch.Tensor, record: RouteRecord) -> GeneratedTexts:
         """Generates a text after each prompt.
 
         `lengths` has the number of tokens of each prompt, the number of its decoding (the same for all), and its
@@ -119,7 +119,7 @@ class Generator(ModelOnBackbone):
             answer[row, :size] = tokens[row, start : start + size]
         sent = tokens[:, :position].where(torch.arange(position) < ends[:, None], 0)
         rows_and_columns = torch.tensor(places).T
-        return Texts(
+        return GeneratedTexts(
             {"tokens": answer, "length": sizes.to(torch.int32)},
             sent,
             ends.clamp(max=position),

@@ -16,7 +16,6 @@ from dist_eval.model.output_embedding import OutputEmbedding
 from dist_eval.options.groups import MAX_TOKEN_BUDGET
 from dist_eval.petals.base_model.config import read_base_config
 from dist_eval.petals.client.routes import RouteRecord
-from dist_eval.petals.model.checkpoint import fingerprint
 from dist_eval.revisions import pinned
 
 
@@ -29,7 +28,6 @@ class CausalModel:
 
     folder = None
     extra_tokens = -1  # the last token of a text is not sent
-    forwards_per_text = 1
 
     @classmethod
     def read(cls, name: str) -> CausalModel:
@@ -43,10 +41,6 @@ class CausalModel:
     def on(self, backbone: Backbone, token_budget: int) -> LanguageModel:
         """Puts the output embedding on the base model; requests have at most `token_budget` tokens."""
         return LanguageModel(backbone, OutputEmbedding(self.name, self.config), token_budget)
-
-    def digest(self) -> str:
-        """Returns the hash of no tensors: nothing is added to the base model."""
-        return fingerprint([])
 
 
 class LanguageModel(ModelOnBackbone):

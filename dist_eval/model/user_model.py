@@ -6,17 +6,13 @@ import hashlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from dist_eval.errors import ConfigError, ModelOutputError
 from dist_eval.petals.model.model import SwarmModel
-
-Key = TypeVar("Key")
-Inputs = TypeVar("Inputs")
-Result = TypeVar("Result")
 
 _VALUES_SAMPLED = 32  # of each tensor, to check that ranks have the same model
 

@@ -73,12 +73,9 @@ class PromptOptions(Options):
                 "--prompt and --label-words must be given together: the model chooses the word after the prompt. Or "
                 "give --prompt and --generate to have it write a text."
             )
-        if self.prompt is None and self.few_shot:
-            raise ConfigError("--few-shot needs a --prompt.")
-        if self.prompt is None and self.apply_chat_template:
-            raise ConfigError("--apply-chat-template needs a --prompt.")
-        if self.prompt is None and self.system_instruction:
-            raise ConfigError("--system-instruction needs a --prompt.")
+        for name in ("few_shot", "apply_chat_template", "system_instruction"):
+            if self.prompt is None and getattr(self, name):
+                raise ConfigError(f"--{name.replace('_', '-')} needs a --prompt.")
         if len(self.label_words) == 1:
             raise ConfigError(f"--label-words names only {self.label_words[0]!r}: name at least two.")
         if bool(self.few_shot) != bool(self.few_shot_from):

@@ -23,7 +23,7 @@ import numpy as np
 
 from dist_eval.data.plan import BatchPlan, shard_batches
 from dist_eval.distributed.rank_store import Topology
-from dist_eval.inference.forward import TextModel, Texts, predict_batches
+from dist_eval.inference.forward import TextModel, TextSource, predict_batches
 from dist_eval.inference.in_flight import Window
 from dist_eval.planning.record import TimeEstimate
 
@@ -46,7 +46,7 @@ class Probed:
 
 def probe(
     model: TextModel,
-    data: Texts,
+    data: TextSource,
     plan: BatchPlan,
     topology: Topology,
     window: Window,

@@ -98,11 +98,53 @@ class ShownEvaluation(ShownRun):
         ]
 
     def find_mistakes(self, options: ReportOptions) -> Mistakes:
-        pairs = [(row, column) for row, column, _ in self._confusions[0]]
-        return _find_mistakes(FinishedRun(self.folder, self.results), pairs, options)
+        """Lists the worst mistakes, including some of each of the most frequent confusions."""
+        run, problem = FinishedRun(self.folder, self.results), self.results.problem_type
+        confusions = [(row, column) for row, column, _ in self._confusions[0]]
+        is_regression = problem == REGRESSION.name
+        of_each_pair = options.most // (2 * max(1, len(confusions)))
+        total, mistakes = worst_mistakes(run.predictions(), options.most, confusions, of_each_pair)
+        texts = run.texts({mistake.index for mistake in mistakes}, options.dataset) if options.texts else {}
+        score = "loss" if is_regression else "probability"
+        rows = [
+            [
+                f"#{mistake.index}",
+                _format_label(mistake.label, problem, self.results.label_names),
+                _format_label(mistake.prediction, problem, self.results.label_names),
+                f"{score} {mistake.score:.4g}",
+                _cut(texts.get(mistake.index, ""), options.longest),
+            ]
+            for mistake in mistakes
+        ]
+        return Mistakes(
+            "Largest errors" if is_regression else "Mistakes",
+            _note(total, len(rows), options, of_each_pair if confusions else 0, is_regression=is_regression),
+            rows,
+            "true" if problem == SINGLE_LABEL.name else "label",
+        )
 
     def details(self) -> dict[str, Any]:
-        return _details(self.results, self.options)
+        results, options = self.results, self.options
+        data, model = results.data, results.model
+        where_from = (dataset_name(data), options.get("subset"), options.get("split"))
+        return {
+            "base model": name_of(model.base, model.base_is_path),
+            "LoRA adapter": model.adapter and name_of(model.adapter),
+            "tuned checkpoint": model.checkpoint and name_of(model.checkpoint, is_path=True),
+            **_prompt(model.prompt),
+            "dataset": " ".join(part for part in where_from if part),
+            "rows": format_selection(data.selection),
+            "backend": _backend(options),
+            "--max-length": _longest(data, is_given=bool(options.get("max_length"))),
+            "custom metrics": ", ".join(options.get("metric") or ()),
+            "--confidence": options.get("confidence"),
+            "--group-column": options.get("group_column"),
+            "--slice-by": ", ".join(options.get("slice_by") or ()),
+            **work_details(results),
+            "precision of the servers": ", ".join((results.swarm and results.swarm.precisions) or ()),
+            "audit": "; ".join(line.removeprefix("audit: ") for line in audit_lines(results.audit)),
+            "digest of texts and labels": data.text_digest,
+        }
 
     def is_lower_better(self, metric: str) -> bool:
         return lower_is_better(metric)
@@ -191,29 +233,6 @@ def _labels_and_predictions(run: FinishedRun) -> list[Section]:
     return [Section("Labels and predictions", [plot], [f"{shown} of {run.results.coverage.seen} examples."])]
 
 
-def _details(results: CompleteRun, options: Mapping[str, Any]) -> dict[str, Any]:
-    data, model = results.data, results.model
-    where_from = (dataset_name(data), options.get("subset"), options.get("split"))
-    return {
-        "base model": name_of(model.base, model.base_is_path),
-        "LoRA adapter": model.adapter and name_of(model.adapter),
-        "tuned checkpoint": model.checkpoint and name_of(model.checkpoint, is_path=True),
-        **_prompt(model.prompt),
-        "dataset": " ".join(part for part in where_from if part),
-        "rows": format_selection(data.selection),
-        "backend": _backend(options),
-        "--max-length": _longest(data, is_given=bool(options.get("max_length"))),
-        "custom metrics": ", ".join(options.get("metric") or ()),
-        "--confidence": options.get("confidence"),
-        "--group-column": options.get("group_column"),
-        "--slice-by": ", ".join(options.get("slice_by") or ()),
-        **work_details(results),
-        "precision of the servers": ", ".join((results.swarm and results.swarm.precisions) or ()),
-        "audit": "; ".join(line.removeprefix("audit: ") for line in audit_lines(results.audit)),
-        "digest of texts and labels": data.text_digest,
-    }
-
-
 def _prompt(prompt: PromptSummary | None) -> dict[str, str]:
     """Describes the prompt and the label words of a language model."""
     if prompt is None:
@@ -236,32 +255,6 @@ def _backend(options: Mapping[str, Any]) -> str:
 def _longest(data: DatasetSummary, *, is_given: bool) -> str:
     words = f"{format_count(data.max_length, 'token')}" + ("" if is_given else " (by default)")
     return f"{words}; {format_count(data.truncated, 'text') if data.truncated else 'no texts'} cut"
-
-
-def _find_mistakes(run: FinishedRun, confusions: Sequence[tuple[int, int]], options: ReportOptions) -> Mistakes:
-    """Lists the worst mistakes of a run, including some of each of its most frequent confusions."""
-    problem = run.results.problem_type
-    is_regression = problem == REGRESSION.name
-    of_each_pair = options.most // (2 * max(1, len(confusions)))
-    total, mistakes = worst_mistakes(run.predictions(), options.most, confusions, of_each_pair)
-    texts = run.texts({mistake.index for mistake in mistakes}, options.dataset) if options.texts else {}
-    score = "loss" if is_regression else "probability"
-    rows = [
-        [
-            f"#{mistake.index}",
-            _format_label(mistake.label, problem, run.results.label_names),
-            _format_label(mistake.prediction, problem, run.results.label_names),
-            f"{score} {mistake.score:.4g}",
-            _cut(texts.get(mistake.index, ""), options.longest),
-        ]
-        for mistake in mistakes
-    ]
-    return Mistakes(
-        "Largest errors" if is_regression else "Mistakes",
-        _note(total, len(rows), options, of_each_pair if confusions else 0, is_regression=is_regression),
-        rows,
-        "true" if problem == SINGLE_LABEL.name else "label",
-    )
 
 
 def _note(total: int, shown: int, options: ReportOptions, of_each_pair: int, *, is_regression: bool) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +70,89 @@ class ShownTasks(ShownRun):
         return "; ".join(parts)
 
     def sections(self) -> list[Section]:
-        return [_metrics(self._run)]
+        results, notes = self.results, Footnotes()
+        rows: Rows = [
+            [
+                f"{name}/{metric.key}",
+                metric_number(f"{name}/{metric.key}", results, notes),
+                Number(str(task.documents)),
+                Number(str(task.num_fewshot)),
+            ]
+            for name, task in results.tasks.items()
+            for metric in task.metrics
+        ]
+        head = f"value [{100 * results.confidence:g} % interval]"
+        columns = ["metric", head, "rows" if results.dataset else "documents", "few-shot examples"]
+        tables = [Table("", columns, rows, notes.lines(), summary_rows=len(rows))]
+        of_groups: Rows = [
+            [
+                f"{name}/{metric.key}",
+                Number("-" if metric.value is None else format_metric(metric.metric, metric.value)),
+                ", ".join(group.tasks),
+            ]
+            for name, group in results.groups.items()
+            for metric in group.metrics
+        ]
+        if of_groups:
+            caption = "Groups of tasks, as the harness aggregates them"
+            tables.append(Table(caption, ["metric", "value", "tasks"], of_groups, summary_rows=len(of_groups)))
+        caveats = row_caveats(results.dataset.selection, results.dataset.groups) if results.dataset else []
+        notices = [f"notice: {text}" for text in results.notices]
+        return [Section("Metrics", tables, notes=[*caveats, *notices, *audit_lines(results.audit)])]
 
     def find_mistakes(self, options: ReportOptions) -> Mistakes:
-        return _find_missed(self._run, options)
+        run = self._run
+        rows = [
+            [
+                f"{task} #{sample.number}",
+                *sample.answer(metric, with_texts=options.texts),
+                _end(sample.context, options),
+            ]
+            for task in run.results.tasks
+            for metric, sample in _missed(run, task)
+        ]
+        note = "None, by a metric that is 0 or 1 for a document."
+        if rows:
+            count = format_count(len(rows), "document")
+            note = f"{count}, by the task's first metric that is 0 or 1 for a document."
+            if len(rows) > options.most:
+                file = "predictions.parquet" if run.results.dataset else "samples_*.jsonl"
+                note += f" The first {options.most} are in this file, all in {file}."
+            if options.texts:
+                note += f" Contexts are cut to their last {options.longest} characters."
+            else:
+                note += " Their texts are not in this file: dist-eval report RUN --texts adds them."
+        return Mistakes("Missed documents", note, rows[: options.most], "target")
 
     def details(self) -> dict[str, Any]:
-        return _details(self.results, self.options)
+        results, options = self.results, self.options
+        requests, prompts = results.requests, results.prompts
+        return {
+            "model": name_of(results.model.base, results.model.base_is_path),
+            "backend": "local: in each rank's own process" if options["backend"] == "local" else "petals: on a swarm",
+            "dataset": results.dataset and name_of(results.dataset.source, results.dataset.is_path),
+            "prompt": results.dataset and results.dataset.template,
+            "references": results.dataset and f"the column {results.dataset.reference_column}",
+            "rows": results.dataset and format_selection(results.dataset.selection),
+            "--answer-pattern": options.get("answer_pattern"),
+            "custom metrics": results.dataset and ", ".join(options.get("metric") or ()),
+            "--group-column": options.get("group_column"),
+            "--slice-by": ", ".join(options.get("slice_by") or ()),
+            "--limit": not results.dataset and options.get("limit"),
+            "--apply-chat-template": options.get("apply_chat_template"),
+            "--confidence": options["confidence"],
+            "forwards": requests.texts
+            and f"{requests.forwards} for {format_count(requests.texts, 'context')} with continuations; "
+            f"{requests.saved} equal another one up to the last token",
+            "prompts": prompts
+            and f"{prompts.texts}, the longest of {prompts.longest} tokens; {prompts.truncated or 'none'} cut",
+            "decoding": prompts and "; ".join(_decoding(metric) for metric in prompts.decodings[:_CARDS]),
+            "longest": requests.texts
+            and f"{requests.longest} tokens; {requests.truncated or 'none'} cut to {requests.max_length}",
+            **work_details(results),
+            "digest of the token ids": requests.digest if requests.texts else "",
+            "digest of the prompts": prompts and prompts.digest,
+        }
 
     def is_lower_better(self, metric: str) -> bool:
         results = self.results
@@ -117,58 +193,6 @@ def _tasks_of(name: str, run: CompleteTasksRun) -> Iterator[TaskResults]:
             yield from _tasks_of(member, run)
 
 
-def _metrics(run: TaskRun) -> Section:
-    results, notes = run.results, Footnotes()
-    rows: Rows = [
-        [
-            f"{name}/{metric.key}",
-            metric_number(f"{name}/{metric.key}", results, notes),
-            Number(str(task.documents)),
-            Number(str(task.num_fewshot)),
-        ]
-        for name, task in results.tasks.items()
-        for metric in task.metrics
-    ]
-    head = f"value [{100 * run.results.confidence:g} % interval]"
-    columns = ["metric", head, "rows" if results.dataset else "documents", "few-shot examples"]
-    tables = [Table("", columns, rows, notes.lines(), summary_rows=len(rows))]
-    of_groups: Rows = [
-        [
-            f"{name}/{metric.key}",
-            Number("-" if metric.value is None else format_metric(metric.metric, metric.value)),
-            ", ".join(group.tasks),
-        ]
-        for name, group in results.groups.items()
-        for metric in group.metrics
-    ]
-    if of_groups:
-        caption = "Groups of tasks, as the harness aggregates them"
-        tables.append(Table(caption, ["metric", "value", "tasks"], of_groups, summary_rows=len(of_groups)))
-    caveats = row_caveats(results.dataset.selection, results.dataset.groups) if results.dataset else []
-    notices = [f"notice: {text}" for text in results.notices]
-    return Section("Metrics", tables, notes=[*caveats, *notices, *audit_lines(results.audit)])
-
-
-def _find_missed(run: TaskRun, options: ReportOptions) -> Mistakes:
-    rows = [
-        [f"{task} #{sample.number}", *sample.answer(metric, with_texts=options.texts), _end(sample.context, options)]
-        for task in run.results.tasks
-        for metric, sample in _missed(run, task)
-    ]
-    note = "None, by a metric that is 0 or 1 for a document."
-    if rows:
-        count = format_count(len(rows), "document")
-        note = f"{count}, by the task's first metric that is 0 or 1 for a document."
-        if len(rows) > options.most:
-            file = "predictions.parquet" if run.results.dataset else "samples_*.jsonl"
-            note += f" The first {options.most} are in this file, all in {file}."
-        if options.texts:
-            note += f" Contexts are cut to their last {options.longest} characters."
-        else:
-            note += " Their texts are not in this file: dist-eval report RUN --texts adds them."
-    return Mistakes("Missed documents", note, rows[: options.most], "target")
-
-
 def _missed(run: TaskRun, task: str) -> Iterator[tuple[str, Sample]]:
     """Yields the documents whose first metric that is 0 or 1 is 0, with that metric."""
     for share in run.shares(task)[:1]:
@@ -182,36 +206,6 @@ def _end(context: str, options: ReportOptions) -> str:
     if not options.texts:
         return ""
     return context if len(context) <= options.longest else "[…] " + context[-options.longest :]
-
-
-def _details(results: CompleteTasksRun, options: Mapping[str, Any]) -> dict[str, Any]:
-    requests, prompts = results.requests, results.prompts
-    return {
-        "model": name_of(results.model.base, results.model.base_is_path),
-        "backend": "local: in each rank's own process" if options["backend"] == "local" else "petals: on a swarm",
-        "dataset": results.dataset and name_of(results.dataset.source, results.dataset.is_path),
-        "prompt": results.dataset and results.dataset.template,
-        "references": results.dataset and f"the column {results.dataset.reference_column}",
-        "rows": results.dataset and format_selection(results.dataset.selection),
-        "--answer-pattern": options.get("answer_pattern"),
-        "custom metrics": results.dataset and ", ".join(options.get("metric") or ()),
-        "--group-column": options.get("group_column"),
-        "--slice-by": ", ".join(options.get("slice_by") or ()),
-        "--limit": not results.dataset and options.get("limit"),
-        "--apply-chat-template": options.get("apply_chat_template"),
-        "--confidence": options["confidence"],
-        "forwards": requests.texts
-        and f"{requests.forwards} for {format_count(requests.texts, 'context')} with continuations; {requests.saved} "
-        "equal another one up to the last token",
-        "prompts": prompts
-        and f"{prompts.texts}, the longest of {prompts.longest} tokens; {prompts.truncated or 'none'} cut",
-        "decoding": prompts and "; ".join(_decoding(metric) for metric in prompts.decodings[:_CARDS]),
-        "longest": requests.texts
-        and f"{requests.longest} tokens; {requests.truncated or 'none'} cut to {requests.max_length}",
-        **work_details(results),
-        "digest of the token ids": requests.digest if requests.texts else "",
-        "digest of the prompts": prompts and prompts.digest,
-    }
 
 
 def _decoding(decoding: Decoding) -> str:

@@ -37,13 +37,11 @@ def is_intact(content: Any) -> bool:
 
 def damaged_table(results: RunHeader, folder: Path) -> str | None:
     """Returns the name of a table that is missing or was changed after the run wrote it; None if there is none."""
-    return next((name for name in results.tables if not is_as_written(results, folder, name)), None)
-
-
-def is_as_written(results: RunHeader, folder: Path, name: str) -> bool:
-    """Returns whether a file in the run's folder is unchanged since the run wrote it."""
-    digest = results.digests.files.get(name)
-    return digest is not None and digest == file_digest(folder / name)
+    for name in results.tables:
+        digest = results.digests.files.get(name)
+        if digest is None or digest != file_digest(folder / name):
+            return name
+    return None
 
 
 def _digest(content: dict[str, Any]) -> str:

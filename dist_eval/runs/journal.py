@@ -35,23 +35,18 @@ _DAMAGE = (ValueError, KeyError, TypeError)  # raised when a damaged JSON file i
 _WHOLE, _AUDITED = 2, 1
 
 
-def has_batches(folder: Path) -> bool:
-    """Returns whether a run's folder holds finished batches."""
-    return any(path.stat().st_size for path in (folder / JOURNAL).glob(f"*{SUFFIX}"))
+def has_batches(folder: Path, prefix: str = "") -> bool:
+    """Returns whether a run's folder holds finished batches, in files with a prefix."""
+    return any(path.stat().st_size for path in (folder / JOURNAL).glob(f"{prefix}*{SUFFIX}"))
 
 
 def has_batches_of(folder: Path, run: Fingerprint) -> bool:
     """Returns whether a run's folder holds finished batches of exactly this run, judging by file names."""
     with suppress(FileNotFoundError, *_DAMAGE):
         as_recorded = run.with_plan(_recorded_plan(folder)["plan"])
-        if _has_files_of(folder, as_recorded):
+        if has_batches(folder, f"{name_of_run(as_recorded.digest())}-"):
             return True
-    return _has_files_of(folder, run)
-
-
-def _has_files_of(folder: Path, run: Fingerprint) -> bool:
-    pattern = f"{name_of_run(run.digest())}-*{SUFFIX}"
-    return any(path.stat().st_size for path in (folder / JOURNAL).glob(pattern))
+    return has_batches(folder, f"{name_of_run(run.digest())}-")
 
 
 def name_of_run(digest: str) -> str:

@@ -34,6 +34,7 @@ from dist_eval.schema import SCHEMA_VERSION
 # would be searched to its end from each of its parts.
 _PEER = re.compile(r"(?<![\w.:/-])[\w.:/-]*/p2p/[1-9A-HJ-NP-Za-km-z]{40,}|\b(?:Qm|12D3Koo)[1-9A-HJ-NP-Za-km-z]{40,}")
 _NO_PEER = "(peer, not recorded)"
+_OF_REVISIONS = ("model", "revision", "dataset", "dataset_revision")  # options that choose commits
 
 
 class RunFolder:
@@ -89,14 +90,10 @@ class RunFolder:
             if not self._found.are_kept:
                 self._write(self._started())
 
-    def earlier_revisions(self, names: Sequence[str]) -> Revisions | None:
-        """Returns the commits that an earlier start of this run read; None if it had other values of the options.
-
-        Args:
-            names: the options that choose the commits.
-        """
+    def earlier_revisions(self) -> Revisions | None:
+        """Returns the commits that an earlier start of this run read; None if its options chose others."""
         found = self._found.results
-        is_same = found is not None and all(found.config.get(name) == self.options.get(name) for name in names)
+        is_same = found is not None and all(found.config.get(name) == self.options.get(name) for name in _OF_REVISIONS)
         return found.revisions if found and is_same else None
 
     def record_revisions(self, revisions: Revisions) -> None:
@@ -277,8 +274,7 @@ class RunFolder:
         Raises:
             OSError: the folder can no longer be written.
         """
-        failure = self._failure(message, rank=rank, host=host, transient=transient)
-        return self._end("failed", failure, coverage)
+        return self._end("failed", coverage, message, rank=rank, host=host, transient=transient)
 
     def stop(
         self,
@@ -300,18 +296,14 @@ class RunFolder:
         if not may_restart:
             leave_stop_file(self.path)
         transient = transient and not asked_by_a_person(message)
-        failure = self._failure(message, rank=rank, host=host, transient=transient)
-        return self._end("incomplete", failure, coverage)
+        return self._end("incomplete", coverage, message, rank=rank, host=host, transient=transient)
 
-    def _failure(self, message: str, **known: Any) -> RunFailure:
-        """Returns the record of why a run ended, without peers' addresses."""
-        for address in self._peers:
-            message = message.replace(address, _NO_PEER)
-        return RunFailure(message=_PEER.sub(_NO_PEER, message), **known)
-
-    def _end(self, status: str, error: RunFailure, coverage: Mapping[str, int] | None) -> bool:
+    def _end(self, status: str, coverage: Mapping[str, int] | None, message: str, **known: Any) -> bool:
         if not self.is_ours or (results := self._read()) is None or results.status != "running":
             return False  # the results of a complete run never change
+        for address in self._peers:
+            message = message.replace(address, _NO_PEER)
+        error = RunFailure(message=_PEER.sub(_NO_PEER, message), **known)
         changes = {"status": status, "error": error.to_json(), "finished": now(), "coverage": coverage}
         self._write(self.records.validate_python({**results.to_json(), **changes}))
         return True

@@ -9,7 +9,7 @@ import numpy as np
 
 from dist_eval.metrics.catalogue import accuracy_names
 from dist_eval.metrics.computing import Metrics
-from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, custom_results
+from dist_eval.metrics.custom_metrics import CustomMetric, MetricInputs, custom_results
 from dist_eval.metrics.definitions import UNKNOWN, statistics_of
 from dist_eval.metrics.predictions import PredictionsLike
 from dist_eval.metrics.statistic import OfRows, Statistic
@@ -89,11 +89,11 @@ def statistics_of_functions(
     """Returns custom metrics as statistics; the resampling units are single examples or groups."""
     if not metrics:  # probabilities take much memory
         return []
-    inputs = Inputs.of(predictions)
+    inputs = MetricInputs.of(predictions)
     return [_statistic(metric, inputs, units) for metric in metrics]
 
 
-def _statistic(metric: CustomMetric, inputs: Inputs, units: Units) -> OfRows:
+def _statistic(metric: CustomMetric, inputs: MetricInputs, units: Units) -> OfRows:
     @functools.lru_cache(maxsize=1)
     def values(positions: bytes) -> Mapping[str, float | None]:
         return custom_results([metric], inputs.rows(np.frombuffer(positions, dtype=np.int64))).values

@@ -15,7 +15,7 @@ from dist_eval.data.readers import open_rows
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import ConfigError
 from dist_eval.evaluation.context import RunContext
-from dist_eval.evaluation.task import write_dataset
+from dist_eval.evaluation.inputs import write_dataset
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.classifier import Classifier
 from dist_eval.options.groups import DataOptions, ModelOptions
@@ -51,12 +51,12 @@ def tune(context: TuningContext) -> TunedCheckpoint | None:
             adapter=config.adapter,
         )
         base = BaseModelSpec.read(config.select(ModelOptions), empty, with_gradients=True)
-        if not context.found_results:
+        if not context.has_results:
             context.open_swarm(base)
         context.publish_dataset(partial(tokenize, config, base, empty))
         datasets = cache(lambda: open_datasets(context.wait_for_dataset()))
         context.claim(lambda: context.folder.claim(fingerprint_of(config, base, empty, *datasets(), device)))
-        loaded = None if context.found_results else context.load_model(base, empty)
+        loaded = None if context.has_results else context.load_model(base, empty)
         if context.is_complete() or loaded is None:
             if context.topology.is_leader:
                 path = context.folder.path

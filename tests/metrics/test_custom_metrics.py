@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import sample_metrics
 
-from dist_eval.metrics.custom_metrics import Inputs, custom_results, numbers_by_name
+from dist_eval.metrics.custom_metrics import MetricInputs, custom_results, numbers_by_name
 from dist_eval.metrics.metric_loading import load_metrics
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.petals.base_model.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL
@@ -16,13 +16,16 @@ from dist_eval.petals.base_model.problem_types import MULTI_LABEL, REGRESSION, S
 
 def test_the_inputs_of_a_metric_match_the_problem_type() -> None:
     label = np.array([[True, False], [True, True]])
-    several = Inputs.of(Predictions.from_logits(np.arange(2), label, np.array([[2.0, -1], [-3, 0]]), MULTI_LABEL))
+    logits = np.array([[2.0, -1], [-3, 0]])
+    several = MetricInputs.of(Predictions.from_logits(np.arange(2), label, logits, MULTI_LABEL))
     assert several.predictions.tolist() == [[1, 0], [0, 0]]
     assert (several.labels.tolist(), several.labels.dtype) == ([[1, 0], [1, 1]], np.int64)
     assert several.probabilities is not None
-    one = Inputs.of(Predictions.from_logits(np.arange(2), np.array([[0.5], [2]]), np.array([[1.0], [3]]), REGRESSION))
+    one = MetricInputs.of(
+        Predictions.from_logits(np.arange(2), np.array([[0.5], [2]]), np.array([[1.0], [3]]), REGRESSION)
+    )
     assert (one.predictions.tolist(), one.labels.tolist(), one.probabilities) == ([1.0, 3.0], [0.5, 2.0], None)
-    two = Inputs.of(Predictions.from_logits(np.arange(1), np.array([[0.5, 2]]), np.array([[1.0, 3]]), REGRESSION))
+    two = MetricInputs.of(Predictions.from_logits(np.arange(1), np.array([[0.5, 2]]), np.array([[1.0, 3]]), REGRESSION))
     assert two.labels.tolist() == [[0.5, 2.0]]
 
 
@@ -46,7 +49,7 @@ def test_metrics_get_all_examples_in_dataset_order_and_one_that_fails_leaves_the
     found = Predictions.from_logits(np.arange(50), generator.integers(3, size=50), generator.normal(size=(50, 3)))
     names = ["error_rate", "f2", "fails_on_many", "nan", "order"]
     metrics = load_metrics([f"sample_metrics:{name}" for name in names], SINGLE_LABEL, 3, built_in=["loss"])
-    results = custom_results(metrics, Inputs.of(found))
+    results = custom_results(metrics, MetricInputs.of(found))
     arguments = found.prediction, found.label, found.probabilities
     assert results.values == {
         "error_rate": sample_metrics.error_rate(*arguments),

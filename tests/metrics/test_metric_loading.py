@@ -10,7 +10,7 @@ import pytest
 
 from dist_eval.errors import ConfigError
 from dist_eval.metrics.computing import compute_metrics
-from dist_eval.metrics.custom_metrics import Inputs, custom_results
+from dist_eval.metrics.custom_metrics import MetricInputs, custom_results
 from dist_eval.metrics.metric_loading import load_metrics, synthetic_predictions
 from dist_eval.petals.base_model.problem_types import MULTI_LABEL, PROBLEMS, REGRESSION, SINGLE_LABEL, Problem
 
@@ -101,7 +101,7 @@ def test_metrics_of_torchmetrics(
     monkeypatch.setattr("dist_eval.metrics.metric_loading._ROWS_IN_A_CHUNK", 3)
     metrics = load_metrics(["of_torch:metric"], problem, outputs, built_in=[])
     predictions = synthetic_predictions(problem, outputs)
-    results = custom_results(metrics, Inputs.of(predictions))
+    results = custom_results(metrics, MetricInputs.of(predictions))
     ours = compute_metrics(predictions, [str(number) for number in range(outputs)]).values
     [value] = results.values.values()
     equal = {"MulticlassF1": "f1_macro", "BinaryAUROC": "roc_auc", "MultilabelF1": "f1_micro", "MeanSq": "mse"}
@@ -124,5 +124,5 @@ def test_a_metric_of_evaluate_in_a_folder(tmp_path: Path) -> None:
     )
     metrics = load_metrics([str(folder)], SINGLE_LABEL, 3, built_in=[])
     predictions = synthetic_predictions(SINGLE_LABEL, 3)
-    results = custom_results(metrics, Inputs.of(predictions))
+    results = custom_results(metrics, MetricInputs.of(predictions))
     assert results.values == {"share_right": np.mean(predictions.prediction == predictions.label)}

@@ -14,7 +14,7 @@ from tiny_models import VOCABULARY
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.token_file import with_types
 from dist_eval.errors import CheckpointError, ConfigError, DataError, ModelOutputError
-from dist_eval.evaluation.task import write_dataset
+from dist_eval.evaluation.inputs import write_dataset
 from dist_eval.inference.forward import checked_answers
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.pretrained_classifier import PretrainedClassifier, load_full_model, local_device

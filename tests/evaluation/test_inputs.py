@@ -1,4 +1,4 @@
-"""What makes a run another one than the one in its folder."""
+"""What options name, and what makes a run another one than the one in its folder."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from dist_eval.errors import ConfigError
-from dist_eval.evaluation.task import selection_of
+from dist_eval.evaluation.inputs import selection_of
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.options.groups import SelectionOptions
 from dist_eval.petals.base_model.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
