@@ -11,7 +11,7 @@ import numpy as np
 from samples import FACTS, config_for, folder_of, sections
 
 from dist_eval.metrics.computing import compute_metrics
-from dist_eval.metrics.custom_metrics import CustomMetric, Inputs, custom_results
+from dist_eval.metrics.custom_metrics import CustomMetric, MetricInputs, custom_results
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.petals.base_model.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
 from dist_eval.statistics import Units, class_intervals, metric_intervals
@@ -44,7 +44,7 @@ def run_of(
 ) -> Path:  # fmt: skip
     """Writes a run's folder as the evaluator does, with the figures of functions of the caller's own."""
     metrics = compute_metrics(found, names)
-    own = custom_results(custom, Inputs.of(found)).values
+    own = custom_results(custom, MetricInputs.of(found)).values
     metrics = replace(metrics, values={**metrics.values, **own}, custom=list(own))
     units = Units.single(len(found)) if groups is None else Units.groups(groups)
     extra_statistics = statistics_of_functions(custom, found, units)

@@ -125,4 +125,4 @@ class SwarmBackbone(Backbone):
             return
         from dist_eval.petals.client.client import leave_swarm
 
-        leave_swarm(self.dht, self.requests.servers.connection, self.requests.servers.close)
+        leave_swarm(self.dht, self.requests.servers.connection, self.requests.close)

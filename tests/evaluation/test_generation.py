@@ -289,7 +289,7 @@ def test_rows_without_a_text_are_listed_kept_out_of_every_metric_and_tried_again
     kept = [row for row in range(ROWS) if row not in found]
     assert [row["index"] for row in predictions(tmp_path / "out")] == kept
     assert f"{len(kept)} of {ROWS} texts, each exactly once" in (out := capfd.readouterr().out)
-    assert f"{len(found)} failed and are in no metric" in out
+    assert f"{len(found)} failed and are excluded from all metrics" in out
     assert run_here(*command(spoiled, dataset, tmp_path / "few", *LOCAL, *skipping, "--max-failed", "3")) == 1
     assert "failed, more than --max-failed 3 allows" in capfd.readouterr().err
     weights = Path(shutil.copy(model / "model.safetensors", tmp_path))

@@ -109,6 +109,11 @@ class SwarmRequests:
         self.servers.start(self.timeout)
         RemoteExpertWorker.run_coroutine(self._measure_round_trips())
 
+    def close(self) -> None:
+        """Closes idle streams, and stops updating the list of servers."""
+        self.transport.streams.close()
+        self.servers.close()
+
     def forward(
         self,
         given: torch.Tensor | TokenIds,

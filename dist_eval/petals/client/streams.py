@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from dist_eval.petals.client.failures import WrongAnswer
+from dist_eval.petals.client.kept_streams import KeptStreams
 from dist_eval.petals.client.payload import Payload
 from dist_eval.petals.client.raw_stream import RawStream
 from dist_eval.petals.client.tensor_stream import (
@@ -55,6 +56,7 @@ async def call_stream(
     *,
     largest_answer: int,
     timeout: float,
+    kept: KeptStreams,
 ) -> Answer:
     """Sends a request to a server in a stream, and reads the answer.
 
@@ -66,6 +68,7 @@ async def call_stream(
         payloads: its tensors, which must not change until the answer arrives.
         largest_answer: most bytes of tensors in the answer.
         timeout: seconds to wait for each message of the answer.
+        kept: streams that servers have kept open for further requests; they may have closed them since.
 
     Raises:
         WrongAnswer: the answer is malformed or too large.
@@ -74,17 +77,42 @@ async def call_stream(
         P2PHandlerError: the server answered with an error.
         P2PDaemonError: there is no connection.
     """
+    while (stream := kept.take(peer, name)) is not None:
+        before = stream.position
+        try:
+            return await _call(stream, peer, name, request, payloads, largest_answer, timeout, kept)
+        except (EOFError, ConnectionError):
+            if stream.position > before:
+                raise
     stream = await _open(p2p, peer, name)
+    return await _call(stream, peer, name, request, payloads, largest_answer, timeout, kept)
+
+
+async def _call(
+    stream: RawStream,
+    peer: Any,
+    name: str,
+    request: Any,
+    payloads: Sequence[Payload],
+    largest_answer: int,
+    timeout: float,
+    kept: KeptStreams,
+) -> Answer:
+    is_kept = False
     sending = asyncio.create_task(send_request(stream, request, payloads))
     try:
-        answer = await receive_answer(stream, largest_answer, timeout)
+        answer, is_open = await receive_answer(stream, largest_answer, timeout)
         if not sending.done():
             raise ConnectionResetError("the server ended the stream before the request")
         await sending
+        is_kept = is_open
         return answer
     finally:
         await end_tasks(sending)  # before closing the connection that it uses
-        stream.close()
+        if is_kept:
+            kept.put(peer, name, stream)
+        else:
+            stream.close()
 
 
 async def _open(p2p: Any, peer: Any, name: str) -> RawStream:
@@ -119,16 +147,21 @@ async def send_answer(stream: RawStream, answer: Answer, part_bytes: int = PART_
     await write_tensors(stream, answer.tensors, lambda is_first: (b"", metadata if is_first else b""), part_bytes)
 
 
-async def receive_answer(stream: RawStream, largest: int, timeout: float) -> Answer:
-    """Reads an answer; see `call_stream`."""
-    reader, loop, metadata = _answer_reader(stream, largest), asyncio.get_running_loop(), b""
+async def receive_answer(stream: RawStream, largest: int, timeout: float) -> tuple[Answer, bool]:
+    """Reads an answer; see `call_stream`. Also returns whether the server has kept the stream open."""
+    reader, loop, metadata, is_open = _answer_reader(stream, largest), asyncio.get_running_loop(), b"", False
     deadline = loop.time() + timeout * (1 - -largest // PART_BYTES)
     with _translating_errors():
-        while (message := await asyncio.wait_for(reader.next(), min(timeout, deadline - loop.time()))) is not None:
-            metadata = metadata or message.metadata
+        try:
+            while (message := await asyncio.wait_for(reader.next(), min(timeout, deadline - loop.time()))) is not None:
+                metadata = metadata or message.metadata
+        except PeerError as error:
+            is_open = bool(reader.payloads) and not str(error)
+            if not is_open:
+                raise
     if not (payloads := reader.payloads):
         raise ConnectionResetError("the server ended the stream without an answer")
-    return Answer(payloads, metadata)
+    return Answer(payloads, metadata), is_open
 
 
 class SessionStream:

@@ -18,6 +18,7 @@ from dist_eval.petals.client.chain import ChainAnswer, ChainRequest, read_chain_
 from dist_eval.petals.client.deep_prompts import NO_TENSOR, DeepPrompts, Packed, RecentPrompts
 from dist_eval.petals.client.failures import lacks_prompts
 from dist_eval.petals.client.inputs import Inputs
+from dist_eval.petals.client.kept_streams import KeptStreams
 from dist_eval.petals.client.outputs import DTYPES, read_answer
 from dist_eval.petals.client.payload import Payload
 from dist_eval.petals.client.petals_version import can_chain_sessions, has_petals_sessions
@@ -65,11 +66,14 @@ class Transport:
 
     Attributes:
         prompts: the deep prompts of the latest requests.
+        streams: idle streams to servers.
         bytes_sent: bytes of all tensors sent so far.
         bytes_received: bytes of all tensors received so far.
     """
 
-    def __init__(self, directory: Connection, *, timeout: float, compression: str = "none") -> None:
+    def __init__(
+        self, directory: Connection, *, timeout: float, compression: str = "none", streams: KeptStreams | None = None
+    ) -> None:
         from hivemind.proto import runtime_pb2
 
         from dist_eval.petals.client.protocol import request_metadata
@@ -78,7 +82,7 @@ class Transport:
         self._directory, self._timeout = directory, timeout
         self._compression = runtime_pb2.CompressionType.Value(_COMPRESSION[compression])
         self._has_sessions: dict[Any, bool] = {}
-        self.prompts = RecentPrompts()
+        self.prompts, self.streams = RecentPrompts(), streams or KeptStreams()
         self._metadata = {
             method: request_metadata(tensors, directory.adapter)
             for method, tensors in ((_FORWARD, 2), (_BACKWARD, 3), (_INFERENCE, 3))
@@ -287,9 +291,13 @@ class Transport:
         from hivemind.p2p.p2p_daemon_bindings.control import MAX_UNARY_PAYLOAD_SIZE
         from hivemind.proto import runtime_pb2
 
-        request = runtime_pb2.ExpertRequest(**self._head(method, segment, metadata))
+        from dist_eval.petals.client.protocol import KEEPS_STREAM
+
         size, timeout = sum(len(tensor.data) for tensor in tensors), self._timeout if timeout is None else timeout
-        if max(size, largest_answer) > MAX_UNARY_PAYLOAD_SIZE:
+        is_large = max(size, largest_answer) > MAX_UNARY_PAYLOAD_SIZE
+        more = {KEEPS_STREAM: True} if is_large else {}
+        request = runtime_pb2.ExpertRequest(**self._head(method, segment, {**(metadata or {}), **more}))
+        if is_large:
             answer = await call_stream(
                 self._directory.p2p,
                 segment.peer,
@@ -298,6 +306,7 @@ class Transport:
                 tensors,
                 largest_answer=largest_answer,
                 timeout=timeout,
+                kept=self.streams,
             )
         else:
             request.tensors.extend(tensor.message() for tensor in tensors)

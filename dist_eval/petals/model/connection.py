@@ -72,7 +72,7 @@ class Connection:
         """Leaves the swarm."""
         from dist_eval.petals.client.client import leave_swarm
 
-        leave_swarm(self.dht, self.requests.servers.connection, self.requests.servers.close)
+        leave_swarm(self.dht, self.requests.servers.connection, self.requests.close)
 
 
 def connect(

@@ -21,6 +21,7 @@ from dist_eval.petals.client.announcements import ServerRecord, announcement_of
 from dist_eval.petals.client.chain import ChainAnswer, ChainRequest, Hop, HopTimes, read_chain_answer
 from dist_eval.petals.client.deep_prompts import NO_TENSOR
 from dist_eval.petals.client.dht_records import read_block
+from dist_eval.petals.client.kept_streams import KeptStreams
 from dist_eval.petals.client.outputs import require_usable
 from dist_eval.petals.client.payload import Payload
 from dist_eval.petals.client.petals_version import can_chain, can_chain_sessions
@@ -70,7 +71,7 @@ class ChainHandler:
 
     def __init__(self, handler: Any, embedder: Embedder | None) -> None:
         self._handler, self._embedder = handler, embedder
-        self._slots = asyncio.Semaphore(_MOST_PASSED_ON)
+        self._slots, self._streams = asyncio.Semaphore(_MOST_PASSED_ON), KeptStreams()
         self.servers = AnnouncedServers(handler.dht, handler.dht_prefix)
 
     def prepare(self) -> None:
@@ -145,9 +146,8 @@ class ChainHandler:
             require_usable(computed.outputs)
             segment = await self.servers.named(hop, adapter)
             seconds = min(hop.patience, self._handler.request_timeout)
-            transport = Transport(
-                Connection(self._handler._p2p, self._handler.dht_prefix, adapter or None), timeout=seconds
-            )
+            connection = Connection(self._handler._p2p, self._handler.dht_prefix, adapter or None)
+            transport = Transport(connection, timeout=seconds, streams=self._streams)
             deep = computed.deep if computed.deep.numel() else NO_TENSOR
             tensors = [
                 await asyncio.to_thread(transport.pack, computed.outputs, segment.dtype, _PLAIN),

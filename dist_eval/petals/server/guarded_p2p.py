@@ -14,10 +14,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from contextlib import aclosing, closing, contextmanager
 from typing import Any, NoReturn
 
+from dist_eval.petals.client.protocol import KEEPS_STREAM
 from dist_eval.petals.client.raw_stream import RawStream
 from dist_eval.petals.client.streams import Answer, send_answer, send_message
 from dist_eval.petals.client.tensor_stream import Arena, PeerError, TensorReader, write_error
-from dist_eval.petals.server.metadata import Refused
+from dist_eval.petals.server.metadata import Refused, read_metadata
 from dist_eval.petals.server.request import Request
 from dist_eval.petals.server.shared_memory import SharedMemory
 from dist_eval.printable import printable
@@ -37,6 +38,7 @@ REQUEST_SECONDS = 180.0
 _LEAST_MESSAGE_BYTES = 1 << 10  # counted for shorter messages, which limits the number of empty ones
 _LONGEST_ERROR = 500
 _CANCEL_SECONDS, _DISCARD_SECONDS = 0.1, 2.0
+_KEPT_SECONDS, _MOST_IDLE = 120.0, 256  # how long a stream may wait for another request, and how many at a handler
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +61,7 @@ class GuardedP2P:
         self._p2p, self._memory = p2p, memory
         self._request_bytes, self._bytes_left = min(request_bytes, total_bytes), total_bytes
         self._peers: Counter[Any] = Counter()
+        self._idle = 0  # streams that wait for another request
 
     async def add_protobuf_handler(
         self,
@@ -103,9 +106,12 @@ class GuardedP2P:
         """Answers a stream until it ends, fails or is abandoned."""
         with closing(await RawStream.take(reader, writer)) as stream:
             try:
-                with self._reported(name, info.peer_id), self._admitted(info.peer_id), self._reserved(0) as reserve:
-                    converse = self._converse if name.endswith("rpc_inference") else self._answer_one
-                    await converse(handler, stream, reserve)
+                answer = self._converse if name.endswith("rpc_inference") else self._answer_one
+                is_open = True
+                while is_open:
+                    with self._reported(name, info.peer_id), self._admitted(info.peer_id), self._reserved(0) as reserve:
+                        is_kept = await answer(handler, stream, reserve)
+                    is_open = is_kept and await self._continues(stream)
             except (ConnectionError, EOFError) as error:
                 _forget_frames(error)
             except Exception as error:
@@ -121,10 +127,25 @@ class GuardedP2P:
         handler: Callable[[Request], Coroutine[Any, Any, Answer]],
         stream: RawStream,
         reserve: Callable[[int], None],
-    ) -> None:
+    ) -> bool:
+        """Answers a request; returns whether the stream stays open for further ones."""
         request = await _in_time(self._whole(stream, reserve), REQUEST_SECONDS, "waited for a complete request")
         answer = await _while_there(handler(request), _require_silence(stream))
         await _deliver(send_answer, stream, answer)
+        is_kept = self._idle < _MOST_IDLE and _keeps_stream(request)
+        if is_kept:
+            await write_error(stream)
+        return is_kept
+
+    async def _continues(self, stream: RawStream) -> bool:
+        """Waits for another request in a stream; returns whether one comes."""
+        self._idle += 1
+        try:
+            return not await asyncio.wait_for(stream.at_end(), _KEPT_SECONDS)
+        except asyncio.TimeoutError:
+            return False
+        finally:
+            self._idle -= 1
 
     async def _whole(self, stream: RawStream, reserve: Callable[[int], None]) -> Request:
         """Reads a request whose tensors may be split into parts."""
@@ -142,7 +163,8 @@ class GuardedP2P:
         handler: Callable[[AsyncIterator[Request]], AsyncGenerator[Answer, None]],
         stream: RawStream,
         reserve: Callable[[int], None],
-    ) -> None:
+    ) -> bool:
+        """Answers the messages of a session; returns that its stream does not stay open."""
         wanted = asyncio.Semaphore(0)
         received: asyncio.Queue[tuple[Request, int] | None] = asyncio.Queue()
 
@@ -176,6 +198,7 @@ class GuardedP2P:
             await _require_silence(stream)
 
         await _while_there(answer(), read())
+        return False
 
     def _reader(
         self, stream: RawStream, reserve: Callable[[int], None], take: Callable[[], memoryview | None]
@@ -245,6 +268,13 @@ class GuardedP2P:
             text = printable(str(error)) or type(error).__name__
             logger.warning(f"{name.partition('.')[2]} of peer ...{str(peer)[-6:]}: {text}")
             raise
+
+
+def _keeps_stream(request: Request) -> bool:
+    try:
+        return read_metadata(request.metadata).get(KEEPS_STREAM) is True
+    except Refused:
+        return False
 
 
 async def _next(reader: TensorReader, limit: float) -> tuple[Any, int]:

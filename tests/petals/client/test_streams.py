@@ -12,6 +12,7 @@ import torch
 from conftest import TIMEOUT, SwarmClient
 
 from dist_eval.petals.client.failures import WrongAnswer
+from dist_eval.petals.client.kept_streams import KeptStreams
 from dist_eval.petals.client.payload import Payload
 from dist_eval.petals.client.streams import SessionStream, call_stream, printable_errors
 
@@ -98,6 +99,7 @@ class Peers(NamedTuple):
                     payloads,
                     largest_answer=EXPECTED,
                     timeout=TIMEOUT,
+                    kept=KeptStreams(),
                 )
                 return sum(len(payload.data) for payload in found.tensors)
             stream = await SessionStream.open(self.asking, self.answering.peer_id, name)
@@ -150,6 +152,37 @@ def test_an_answer_of_the_expected_size_is_read(in_session: bool, peers: Peers) 
 def test_a_server_that_ends_within_an_answer_has_failed(in_session: bool, peers: Peers) -> None:
     with pytest.raises(EOFError):
         peers.ask(a_cut_answer, in_session)
+
+
+def test_streams_that_servers_keep_open_are_used_again(peers: Peers) -> None:
+    from hivemind.proto import runtime_pb2
+
+    opened = list[int]()
+
+    async def handle(_info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        opened.append(0)
+        with contextlib.suppress(asyncio.IncompleteReadError):  # the client is gone
+            while opened[-1] < 2:  # answers two requests in each stream
+                await reader.readuntil(b"\1" + bytes(8))
+                opened[-1] += 1
+                await write_message(writer, b"\0", tensors(10))
+                await write_message(writer, b"\1", b"")
+        writer.close()
+
+    async def call() -> list[int]:
+        await peers.answering.add_binary_stream_handler("keeps", handle)
+        kept, request = KeptStreams(), runtime_pb2.ExpertRequest(uid="base.0")
+        payloads, limits = [Payload.of(torch.zeros(1))], {"largest_answer": 10, "timeout": TIMEOUT}
+        for _ in range(5):
+            found = await call_stream(
+                peers.asking, peers.answering.peer_id, "keeps", request, payloads, kept=kept, **limits
+            )
+            assert len(found.tensors[0].data) == 10
+            await asyncio.sleep(0.2)  # until the end of a stream arrives
+        kept.close()
+        return list(opened)
+
+    assert peers.run(call()) == [2, 2, 1]
 
 
 def test_errors_of_servers_are_cut_and_cleaned(peers: Peers) -> None:

@@ -10,8 +10,10 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from types import SimpleNamespace
 from typing import Any
 
+import msgpack
 import pytest
 import torch
+from hivemind.compression.serialization import serialize_torch_tensor
 from hivemind.p2p import P2P
 from hivemind.proto.runtime_pb2 import ExpertRequest, ExpertResponse
 from hivemind.utils.streaming import split_for_streaming
@@ -38,12 +40,12 @@ Script = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, A
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("FIRST_MESSAGE_SECONDS", "IDLE_SECONDS", "MESSAGE_SECONDS", "_DISCARD_SECONDS"):
+    for name in ("FIRST_MESSAGE_SECONDS", "IDLE_SECONDS", "MESSAGE_SECONDS", "_DISCARD_SECONDS", "_KEPT_SECONDS"):
         monkeypatch.setattr(guarded_p2p, name, 0.2)
 
 
-def message(text: bytes) -> bytes:
-    content = ExpertRequest(metadata=text).SerializeToString()
+def message(text: bytes, *sent: torch.Tensor) -> bytes:
+    content = ExpertRequest(metadata=text, tensors=map(serialize_torch_tensor, sent)).SerializeToString()
     return b"\0" + len(content).to_bytes(8, "big") + content
 
 
@@ -99,6 +101,27 @@ def sending(*parts: bytes, pause: float = 0.0) -> Script:
 def test_each_message_of_a_session_is_answered() -> None:
     found = play(sending(message(b"one"), message(b"two"), END), handler=echo_each, method="rpc_inference")
     assert 0 < found.index(b"one") < found.index(b"two")
+
+
+def test_a_stream_stays_open_for_further_requests_only_if_asked_to() -> None:
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        found = b""
+        for number in (b"one", b"two", b"three"):
+            asking = {"keeps_stream": number != b"three", "number": number}
+            writer.write(message(msgpack.packb(asking), torch.ones(1)) + END)
+            reading = everything(reader) if number == b"three" else reader.readuntil(END)
+            answer = await asyncio.wait_for(reading, 10)
+            assert number in answer
+            found += answer
+        return found
+
+    assert play(script).count(END) == 2
+
+
+def test_a_stream_that_stays_open_for_too_long_is_closed_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    asking = message(msgpack.packb({"keeps_stream": True}), torch.ones(1)) + END
+    assert play(sending(asking)).endswith(END)
+    assert not caplog.records
 
 
 @given(
