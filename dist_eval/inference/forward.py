@@ -37,7 +37,13 @@ class TextSource(Protocol):
     def __len__(self) -> int: ...
 
     def padded(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns a batch of texts and its lengths, for `TextModel.answer`."""
+        """Returns a batch for `TextModel.answer`.
+
+        Returns:
+            Token ids, int64 of shape [batch, longest], and what the model needs to know of each text: int64 of shape
+            [batch] for a classifier (number of tokens), [batch, 2] for continuations (tokens of the context, and of
+            both together), [batch, 3] for prompts (number of tokens, decoding, position).
+        """
 
 
 class TextModel(Protocol):

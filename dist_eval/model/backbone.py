@@ -158,8 +158,8 @@ class AnsweringModel(HostedModel, ABC):
 
         Args:
             input_ids: int64 of shape [batch, length], padded on the right with any id.
-            lengths: number of real tokens of each text, at least 1, int64 of shape [batch]; or other numbers that the
-                model needs for each text, of shape [batch, numbers].
+            lengths: number of real tokens of each text, at least 1, int64 of shape [batch]; or other numbers (see
+                `dist_eval.inference.forward.TextSource.padded`).
             options: constrains the route through a swarm.
             record: receives the route.
 

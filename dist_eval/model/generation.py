@@ -48,7 +48,7 @@ class Generator(ModelOnBackbone):
     """
 
     LENGTHS = 3
-    """How many numbers `answer` needs for each prompt."""
+    """How many numbers it needs for each prompt, which tells prompts from continuations."""
 
     def __init__(
         self,

@@ -67,7 +67,7 @@ class SelectionSummary(Record):
     rows: Count
     """Those that were selected."""
     seed: Count | None
-    """Of the random draw, null for the first rows."""
+    """Seed of the random draw, null for the first rows."""
     precision: Annotated[float, Field(gt=0, lt=0.5)] | None
     """With --precision: the largest half width of the interval of a share, which determines the number of rows."""
     column_digests: dict[str, str]
@@ -192,7 +192,7 @@ class Decoding(Record):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Draws from the likeliest tokens whose probabilities add up to this."""
     seed: Count = 0
-    """Of the draws."""
+    """Seed of the draws."""
     settings: Annotated[dict[str, Any], Field(exclude_if=operator.not_)] = Field(default_factory=dict)
     """Settings of the model's generation config, or of a task, that change the logits, by transformers' names; left out
     where there are none."""

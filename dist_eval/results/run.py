@@ -47,18 +47,18 @@ class Digests(Record):
     """Hashes (SHA-256) by which damage to the files of a run is found when they are read again."""
 
     content: str
-    """Of all other values in this file."""
+    """Hash of all other values in this file."""
     files: dict[str, str]
-    """Of the tables beside it, by name."""
+    """Hashes of the tables beside it, by name."""
 
 
 class Revisions(Record):
     """The commits on a hub of which a run has read all files."""
 
     model: str | None = None
-    """Of the model, null without --revision."""
+    """Commit of the model, null without --revision."""
     dataset: str | None = None
-    """Of the dataset, null without --dataset-revision."""
+    """Commit of the dataset, null without --dataset-revision."""
 
 
 class RunHeader(Record):
@@ -124,7 +124,7 @@ class EvaluationResults(Analysis, Scores):
     coverage: Coverage
     """How many examples were expected, counted, and missing."""
     failures: list[FailedExample]
-    """Examples that failed; they are in no metric."""
+    """Examples that failed; they are excluded from all metrics."""
     data: DatasetSummary
     """The dataset."""
     model: ModelSummary

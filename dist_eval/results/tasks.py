@@ -63,7 +63,7 @@ class TaskResults(Record):
     """A task of the harness."""
 
     version: str
-    """Of the task's definition."""
+    """Version of the task's definition."""
     num_fewshot: Count
     """Examples in front of each question."""
     documents: Count
@@ -161,7 +161,7 @@ class TasksResults(Record):
     coverage: Coverage
     """The proof that each request was answered exactly once: continuations by a log-likelihood, prompts by a text."""
     failures: list[FailedExample] = Field(default_factory=list)
-    """Rows of the dataset that failed; they are in no metric."""
+    """Rows of the dataset that failed; they are excluded from all metrics."""
     requests: ContinuationsSummary
     """The log-likelihoods that were requested: of choices, and of windows of texts."""
     prompts: PromptsSummary | None = None

@@ -22,7 +22,7 @@ class EpochResults(Record):
     updates: Count
     """Number of updates."""
     seconds: Annotated[float, Field(ge=0)]
-    """Of the start that finished the epoch."""
+    """Seconds that it took; if it was resumed, only those of the last start."""
     metrics: MetricValues | None
     """Metrics of the evaluation data after the epoch, null without such data."""
 

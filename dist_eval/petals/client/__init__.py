@@ -8,7 +8,8 @@
   it is first in line and the server's `pacing`, given its `unanswered` requests, or another `admission` admits it.
   `gradients` sends them backwards.
 - Transport: `transport` sends `inputs` by the `protocol` and checks the `outputs`. Large requests and sessions go
-  through `streams`, where `tensor_stream` writes each `payload` to a `raw_stream` without copies.
+  through `streams`, where `tensor_stream` writes each `payload` to a `raw_stream` without copies. `kept_streams` stay
+  open between requests.
 - Chains: servers pass a `chain` on to each other, with `deep_prompts` kept there; `chain_pacing` limits its requests.
 - Sessions: `inference_session` sends texts in chunks, in segments (`session_segment`) with a `server_cache` each;
   `session_room` decides how many sessions a run may open.
