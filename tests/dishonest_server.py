@@ -96,7 +96,7 @@ def _make_dishonest(file: Path) -> None:
     own_handler.run_forward = chain.run_forward = lying_forward
     own_handler.run_inference = lying_steps
     server.declare_active_modules = declare_fast
-    for name in ("rpc_forward", "rpc_backward"):
+    for name in ("_forward", "_backward"):
         setattr(server.TransformerConnectionHandler, name, lying(getattr(server.TransformerConnectionHandler, name)))
 
 

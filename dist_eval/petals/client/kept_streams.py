@@ -1,4 +1,4 @@
-"""Streams that stay open between requests: a new one takes a round trip to open, and is slow at first.
+"""Streams that stay open between requests: to open one takes a round trip, and a new one is slow at first.
 
 libp2p lets a new stream send 256 KiB, and more with each round trip. A request of 16 MiB to a server 20 ms away takes
 six of them, almost as long as its bytes take at 1 Gbit/s (`benchmarks.network`).

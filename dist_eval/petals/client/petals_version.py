@@ -19,7 +19,8 @@ INSTALLED = "2.2.0.post1"
 
 ANNOUNCED = "2.3.0+dist.eval.chain3.sessions"
 """The version that our servers announce. Like Petals main they can roll a session back. `dist.eval` identifies them;
-`chain3` says that they pass requests on and keep deep prompts, `sessions` that they pass steps of sessions on."""
+`chain3` says that they pass requests on, and keep deep prompts and streams; `sessions` that they pass steps of sessions
+on."""
 
 _OURS, _CHAIN, _SESSIONS = ("dist", "eval"), "chain3", "sessions"
 _FIRST_OF_MAIN = Version("2.3.0.dev0")

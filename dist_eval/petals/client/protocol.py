@@ -29,7 +29,7 @@ only their windows. Petals' clients never send it."""
 
 KEEPS_STREAM = "keeps_stream"
 """Metadata key of a request in a stream: true if more requests may follow. Our servers then end the answer with an
-error without text, and keep the stream open. Petals' clients never send it, and its servers ignore it."""
+error without text, and keep the stream open. Petals' clients never send it."""
 
 
 def block_uid(dht_prefix: str, block: int) -> str:

@@ -21,7 +21,7 @@ from dist_eval.petals.client.inputs import Inputs
 from dist_eval.petals.client.kept_streams import KeptStreams
 from dist_eval.petals.client.outputs import DTYPES, read_answer
 from dist_eval.petals.client.payload import Payload
-from dist_eval.petals.client.petals_version import can_chain_sessions, has_petals_sessions
+from dist_eval.petals.client.petals_version import can_chain, can_chain_sessions, has_petals_sessions
 from dist_eval.petals.client.routes import Span
 from dist_eval.petals.client.streams import Answer, SessionStream, call_stream, printable_errors
 
@@ -294,10 +294,10 @@ class Transport:
         from dist_eval.petals.client.protocol import KEEPS_STREAM
 
         size, timeout = sum(len(tensor.data) for tensor in tensors), self._timeout if timeout is None else timeout
-        is_large = max(size, largest_answer) > MAX_UNARY_PAYLOAD_SIZE
-        more = {KEEPS_STREAM: True} if is_large else {}
+        can_keep = can_chain(segment.announced.version)
+        more = {KEEPS_STREAM: True} if can_keep else {}
         request = runtime_pb2.ExpertRequest(**self._head(method, segment, {**(metadata or {}), **more}))
-        if is_large:
+        if can_keep or max(size, largest_answer) > MAX_UNARY_PAYLOAD_SIZE:
             answer = await call_stream(
                 self._directory.p2p,
                 segment.peer,
