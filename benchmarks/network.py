@@ -39,7 +39,7 @@ from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.petals.server import private
 from dist_eval.petals.server.private import PrivateSwarm
 
-QUESTION = "What does a large request cost, hop by hop and as a chain, and what share of a network does it get?"
+QUESTION = "What does a request cost, hop by hop and as a chain, and what share of a network does it get?"
 TCP, HOPS, CHAIN, SESSION = "plain TCP, hop by hop", "hop by hop", "chain", "session"
 _LAYERS, _TOKENS, _PORT, _TIMEOUT, _WARM_UP = 2, 1024, 31337, 180.0, 2
 _SERVERS = "blocks", "handlers", "servers' daemons"
