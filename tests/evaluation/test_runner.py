@@ -74,7 +74,7 @@ def test_the_demo_runs_from_nothing_to_a_result(launcher: Launcher, tmp_path: Pa
     assert results["metrics"]["accuracy"] >= 0.90
     assert results["majority_share"] < 0.12
     assert re.search(rf"^accuracy +{results['metrics']['accuracy']:.4f} ", result.stdout, re.MULTILINE)
-    assert f"most frequent class would have an accuracy of {results['majority_share']:.4f}" in result.stdout
+    assert f"most frequent class would give an accuracy of {results['majority_share']:.4f}" in result.stdout
     n = results["data"]["examples"]
     assert results["coverage"] == {"expected": n, "seen": n, "duplicates": 0, "missing": 0, "failed": 0}
     assert [work["samples"] > 0 for work in results["ranks"]] == [True, True]
