@@ -216,8 +216,9 @@ def answers_to(client: Stranger) -> list[torch.Tensor]:
         found += client.call("rpc_forward", forward())
         found += client.call("rpc_backward", forward(hidden(), hidden(), torch.ones(4, 1, 2, HIDDEN)))
         found += client.converse("rpc_forward_stream", [forward()])
-        found += client.converse("rpc_inference", [opening(), step(), step(places=order(1, 0))])
-        found += client.converse("rpc_inference", [chained(), chained("step", rows=[1])])
+        patient = {"alloc_timeout": 10.0}  # others may be giving their room back
+        found += client.converse("rpc_inference", [opening(**patient), step(), step(places=order(1, 0))])
+        found += client.converse("rpc_inference", [chained(**patient), chained("step", rows=[1])])
     return found
 
 
