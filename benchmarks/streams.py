@@ -103,7 +103,6 @@ async def _by_hivemind(p2p: Any, peer: Any, hidden: torch.Tensor) -> torch.Tenso
 async def _by_dist_eval(p2p: Any, peer: Any, hidden: torch.Tensor) -> torch.Tensor:
     from hivemind.proto import runtime_pb2
 
-    from dist_eval.petals.client.kept_streams import KeptStreams
     from dist_eval.petals.client.payload import Payload
     from dist_eval.petals.client.streams import call_stream
 
@@ -116,7 +115,6 @@ async def _by_dist_eval(p2p: Any, peer: Any, hidden: torch.Tensor) -> torch.Tens
         [Payload.of(hidden)],
         largest_answer=2 * hidden.nbytes,
         timeout=_TIMEOUT,
-        kept=KeptStreams(),
     )
     return answer.tensors[0].tensor()
 

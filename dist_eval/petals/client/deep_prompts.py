@@ -97,15 +97,17 @@ class DeepPrompts:
 
     def __init__(self, tensor: torch.Tensor | None = None) -> None:
         self.tensor = tensor
-        self._packed: dict[tuple[int, int, str | None], Packed] = {}
+        self._packed: dict[tuple[int, int, str | None], asyncio.Future[Packed]] = {}
         self._kept: set[tuple[Any, bytes]] = set()  # servers and the digests of the prompts that they keep
 
     async def packed(self, segment: Span) -> Packed:
         """Returns the prompts of some blocks, in the dtype of their server."""
+        if self.tensor is None:
+            return Packed(NO_TENSOR)
         key = (segment.start, segment.end, segment.dtype)
         if key not in self._packed:
-            self._packed[key] = await asyncio.to_thread(self._pack, segment)
-        return self._packed[key]
+            self._packed[key] = asyncio.ensure_future(asyncio.to_thread(self._pack, segment, self.tensor))
+        return await asyncio.shield(self._packed[key])  # others may wait for it
 
     def are_kept(self, chain: Sequence[Span], prompts: Packed) -> bool:
         """Whether there is a chain, and all its servers have answered requests with these prompts."""
@@ -118,11 +120,9 @@ class DeepPrompts:
             sent = [(span.peer, digest) for digest in own]
             (self._kept.update if span.end <= end else self._kept.difference_update)(sent)
 
-    def _pack(self, segment: Span) -> Packed:
-        if self.tensor is None:
-            return Packed(NO_TENSOR)
+    def _pack(self, segment: Span, tensor: torch.Tensor) -> Packed:
         # the server broadcasts a batch of 1, and casts to a dtype that is unknown here
-        prompts = self.tensor[segment.start : segment.end].unsqueeze(1).detach()
+        prompts = tensor[segment.start : segment.end].unsqueeze(1).detach()
         packed = Packed(prompts.to("cpu", DTYPES.get(segment.dtype or "", prompts.dtype)))
         _ = packed.digests  # computed here, in a thread
         return packed
@@ -132,7 +132,7 @@ class RecentPrompts:
     """Finds the `DeepPrompts` of a tensor again. Thread-safe."""
 
     def __init__(self) -> None:
-        self._recent: OrderedDict[Any, DeepPrompts] = OrderedDict()
+        self._recent: OrderedDict[Any, tuple[int | None, DeepPrompts]] = OrderedDict()
         self._lock = threading.Lock()
 
     def of(self, tensor: torch.Tensor | None) -> DeepPrompts:
@@ -143,10 +143,12 @@ class RecentPrompts:
         """
         if tensor is None:
             return DeepPrompts()
-        version = (tensor.data_ptr(), tensor.shape, 0 if tensor.is_inference() else tensor._version)
+        key, version = (tensor.data_ptr(), tensor.shape), 0 if tensor.is_inference() else tensor._version
         with self._lock:
-            found = self._recent.pop(version, None) or DeepPrompts(tensor)
-            self._recent[version] = found
+            known, found = self._recent.pop(key, (None, DeepPrompts(tensor)))
+            if known != version:
+                found = DeepPrompts(tensor)
+            self._recent[key] = version, found
             if len(self._recent) > _RECENT:
                 self._recent.popitem(last=False)
         return found

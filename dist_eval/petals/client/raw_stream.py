@@ -84,6 +84,16 @@ class RawStream:
             return True
         return False
 
+    def is_quiet(self) -> bool:
+        """Whether the other side has neither closed the stream nor sent anything that was not read."""
+        try:
+            self._connection.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return not self._ahead
+        except OSError:
+            pass
+        return False
+
     async def discard(self) -> None:
         """Reads until the stream ends, and discards the bytes."""
         with contextlib.suppress(EOFError):

@@ -64,6 +64,7 @@ class ServerCache:
         segment: the server and its blocks.
         position: tokens of each text in the caches once all sent steps are answered.
         answer: how far a chain of servers passed the latest step on; None without a chain or an answer.
+        failure: the error of the stream, if it failed while no step was unanswered.
     """
 
     def __init__(
@@ -78,12 +79,12 @@ class ServerCache:
     ) -> None:
         self.segment, self.position = segment, 0
         self.answer: ChainAnswer | None = None
+        self.failure: Exception | None = None
         self._transport, self._stream, self._rolls_back = transport, stream, rolls_back
         self._prompt_tokens = prompts.tokens
         self._prompts: Payload | None = prompts.payload  # None once they are sent
         self._opening = {"max_length": max_length, "alloc_timeout": _ALLOCATION_SECONDS, ROLLS_BACK: rolls_back}
         self._unanswered: deque[SentStep] = deque()
-        self._failure: Exception | None = None  # of the stream, if no step was unanswered
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
@@ -138,7 +139,7 @@ class ServerCache:
         prompts, ids = self._prompts or Payload.of(NO_TENSOR), request is not None and request.ids
         tensors = await self._transport.session_tensors(self.segment, inputs, prompts, order, ids=ids)
         if self._reading.done():
-            raise CacheLost from self._failure
+            raise CacheLost
         fields: dict[str, Any] = {} if request is None else request.packed()
         if self._prompts is not None:
             head, self._prompts = self._transport.session_head(self.segment, self._opening | fields), None
@@ -245,7 +246,7 @@ class ServerCache:
             if self._unanswered:
                 self._hand_out(error)
             else:
-                self._failure = error
+                self.failure = error
         finally:
             self._stream.close()
             while self._unanswered:

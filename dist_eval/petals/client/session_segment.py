@@ -176,7 +176,7 @@ class Segment:
             if prompts.is_omitted and lacks_prompts(error):
                 raise _PromptsLost from error
             if isinstance(error, CacheLost):
-                raise error.__cause__ or ConnectionResetError("the server has ended the stream") from error
+                raise cache.failure or ConnectionResetError("the server has ended the stream") from error
             raise
         if prompts.is_omitted and cache.answer is not None and cache.answer.lacks_prompts:
             await cache.drop()

@@ -56,7 +56,7 @@ async def call_stream(
     *,
     largest_answer: int,
     timeout: float,
-    kept: KeptStreams,
+    kept: KeptStreams | None = None,
 ) -> Answer:
     """Sends a request to a server in a stream, and reads the answer.
 
@@ -68,7 +68,7 @@ async def call_stream(
         payloads: its tensors, which must not change until the answer arrives.
         largest_answer: most bytes of tensors in the answer.
         timeout: seconds to wait for each message of the answer.
-        kept: streams that servers have kept open for further requests; they may have closed them since.
+        kept: idle streams, if the request asks the server to keep its stream open.
 
     Raises:
         WrongAnswer: the answer is malformed or too large.
@@ -77,42 +77,35 @@ async def call_stream(
         P2PHandlerError: the server answered with an error.
         P2PDaemonError: there is no connection.
     """
-    while (stream := kept.take(peer, name)) is not None:
-        before = stream.position
+    from hivemind.p2p import P2PHandlerError
+
+    async def call(stream: RawStream) -> Answer:
+        sending = asyncio.create_task(send_request(stream, request, payloads))
         try:
-            return await _call(stream, peer, name, request, payloads, largest_answer, timeout, kept)
-        except (EOFError, ConnectionError):
-            if stream.position > before:
-                raise
-    stream = await _open(p2p, peer, name)
-    return await _call(stream, peer, name, request, payloads, largest_answer, timeout, kept)
-
-
-async def _call(
-    stream: RawStream,
-    peer: Any,
-    name: str,
-    request: Any,
-    payloads: Sequence[Payload],
-    largest_answer: int,
-    timeout: float,
-    kept: KeptStreams,
-) -> Answer:
-    is_kept = False
-    sending = asyncio.create_task(send_request(stream, request, payloads))
-    try:
-        answer, is_open = await receive_answer(stream, largest_answer, timeout)
-        if not sending.done():
-            raise ConnectionResetError("the server ended the stream before the request")
-        await sending
-        is_kept = is_open
-        return answer
-    finally:
-        await end_tasks(sending)  # before closing the connection that it uses
-        if is_kept:
+            answer, is_open = await receive_answer(stream, largest_answer, timeout, may_stay_open=kept is not None)
+            if not sending.done():
+                raise ConnectionResetError("the server ended the stream before the request")
+            await sending
+        except BaseException as error:
+            _close_after(sending, stream)
+            if kept is not None and not isinstance(error, P2PHandlerError):  # the others are likely to fail as well
+                kept.drop(peer, name)
+            raise
+        if kept is not None and is_open:
             kept.put(peer, name, stream)
         else:
             stream.close()
+        return answer
+
+    stream = kept.take(peer, name) if kept is not None else None
+    if stream is not None:
+        before = stream.position
+        try:
+            return await call(stream)
+        except (EOFError, ConnectionError):  # the server has closed it meanwhile
+            if stream.position > before:
+                raise
+    return await call(await _open(p2p, peer, name))
 
 
 async def _open(p2p: Any, peer: Any, name: str) -> RawStream:
@@ -147,7 +140,9 @@ async def send_answer(stream: RawStream, answer: Answer, part_bytes: int = PART_
     await write_tensors(stream, answer.tensors, lambda is_first: (b"", metadata if is_first else b""), part_bytes)
 
 
-async def receive_answer(stream: RawStream, largest: int, timeout: float) -> tuple[Answer, bool]:
+async def receive_answer(
+    stream: RawStream, largest: int, timeout: float, *, may_stay_open: bool = False
+) -> tuple[Answer, bool]:
     """Reads an answer; see `call_stream`. Also returns whether the server has kept the stream open."""
     reader, loop, metadata, is_open = _answer_reader(stream, largest), asyncio.get_running_loop(), b"", False
     deadline = loop.time() + timeout * (1 - -largest // PART_BYTES)
@@ -156,7 +151,7 @@ async def receive_answer(stream: RawStream, largest: int, timeout: float) -> tup
             while (message := await asyncio.wait_for(reader.next(), min(timeout, deadline - loop.time()))) is not None:
                 metadata = metadata or message.metadata
         except PeerError as error:
-            is_open = bool(reader.payloads) and not str(error)
+            is_open = may_stay_open and bool(reader.payloads) and not str(error)
             if not is_open:
                 raise
     if not (payloads := reader.payloads):
@@ -214,13 +209,7 @@ class SessionStream:
 
     def close(self) -> None:
         """Closes the connection; call it only when nothing reads answers."""
-        self._sending.cancel()
-        self._sending.add_done_callback(self._close_stream)
-
-    def _close_stream(self, sending: asyncio.Task[None]) -> None:
-        if not sending.cancelled():
-            sending.exception()  # retrieved, so that asyncio does not report it
-        self._stream.close()
+        _close_after(self._sending, self._stream)
 
     async def _send(self) -> None:
         while (one := await self._requests.get()) is not None:
@@ -278,11 +267,13 @@ def printable_errors() -> Iterator[None]:
         raise
 
 
-async def end_tasks(*tasks: asyncio.Task[Any]) -> None:
-    """Cancels tasks, and waits until they have ended."""
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks)
-    for task in tasks:
-        if not task.cancelled():
-            task.exception()  # retrieved, so that asyncio does not report it
+def _close_after(sending: asyncio.Task[None], stream: RawStream) -> None:
+    """Ends a task that writes, and then closes its connection."""
+
+    def close(sending: asyncio.Task[None]) -> None:
+        if not sending.cancelled():
+            sending.exception()  # retrieved, so that asyncio does not report it
+        stream.close()
+
+    sending.cancel()
+    sending.add_done_callback(close)

@@ -306,7 +306,7 @@ class Transport:
                 tensors,
                 largest_answer=largest_answer,
                 timeout=timeout,
-                kept=self.streams,
+                kept=self.streams if can_keep else None,
             )
         else:
             request.tensors.extend(tensor.message() for tensor in tensors)

@@ -173,7 +173,9 @@ class ChainedSession:
             sent_at = time.monotonic()
             sent = await self._next.send(Inputs.of(hidden), position, step.request.after_first(), step.order)
             return _Passed(self._next, sent, sent_at)
-        except CacheLost:  # an earlier step gets the reason
+        except CacheLost:  # an earlier step gets the reason, if one is unanswered
+            if self._next is not None and self._next.failure is not None:
+                await self._leave_next(self._next.failure)
             return None
         except Exception as error:  # any error of the DHT, the daemon, the connection or the next server
             await self._leave_next(error)

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, 
 from contextlib import aclosing, closing, contextmanager
 from typing import Any, NoReturn
 
+from dist_eval.petals.client.failures import drop_traceback
 from dist_eval.petals.client.protocol import KEEPS_STREAM
 from dist_eval.petals.client.raw_stream import RawStream
 from dist_eval.petals.client.streams import Answer, send_answer, send_message
@@ -38,7 +39,8 @@ REQUEST_SECONDS = 180.0
 _LEAST_MESSAGE_BYTES = 1 << 10  # counted for shorter messages, which limits the number of empty ones
 _LONGEST_ERROR = 500
 _CANCEL_SECONDS, _DISCARD_SECONDS = 0.1, 2.0
-_KEPT_SECONDS, _MOST_IDLE = 120.0, 256  # how long a stream may wait for another request, and how many at a handler
+_KEPT_SECONDS = 120.0  # how long a stream may wait for another request
+_IDLE_OF_A_PEER, _MOST_IDLE = 64, 256  # how many may, of one client and of all, at a handler
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +63,7 @@ class GuardedP2P:
         self._p2p, self._memory = p2p, memory
         self._request_bytes, self._bytes_left = min(request_bytes, total_bytes), total_bytes
         self._peers: Counter[Any] = Counter()
-        self._idle = 0  # streams that wait for another request
+        self._idle: Counter[Any] = Counter()  # streams that wait for another request
 
     async def add_protobuf_handler(
         self,
@@ -107,15 +109,15 @@ class GuardedP2P:
         with closing(await RawStream.take(reader, writer)) as stream:
             try:
                 answer = self._converse if name.endswith("rpc_inference") else self._answer_one
-                is_open = True
+                peer, is_open = info.peer_id, True
                 while is_open:
-                    with self._reported(name, info.peer_id), self._admitted(info.peer_id), self._reserved(0) as reserve:
-                        is_kept = await answer(handler, stream, reserve)
-                    is_open = is_kept and await self._continues(stream)
+                    with self._reported(name, peer), self._admitted(peer), self._reserved(0) as reserve:
+                        may_continue = await answer(handler, stream, reserve)
+                    is_open = may_continue and await self._continues(stream, peer)
             except (ConnectionError, EOFError) as error:
-                _forget_frames(error)
+                drop_traceback(error)
             except Exception as error:
-                _forget_frames(error)
+                drop_traceback(error)
                 with contextlib.suppress(Exception):  # the client may be gone
                     if not stream.is_torn:
                         await asyncio.wait_for(write_error(stream, str(error) or type(error).__name__), MESSAGE_SECONDS)
@@ -128,24 +130,22 @@ class GuardedP2P:
         stream: RawStream,
         reserve: Callable[[int], None],
     ) -> bool:
-        """Answers a request; returns whether the stream stays open for further ones."""
+        """Answers a request; returns whether the client asks to keep the stream open."""
         request = await _in_time(self._whole(stream, reserve), REQUEST_SECONDS, "waited for a complete request")
         answer = await _while_there(handler(request), _require_silence(stream))
         await _deliver(send_answer, stream, answer)
-        is_kept = self._idle < _MOST_IDLE and _keeps_stream(request)
-        if is_kept:
-            await write_error(stream)
-        return is_kept
+        return _keeps_stream(request)
 
-    async def _continues(self, stream: RawStream) -> bool:
-        """Waits for another request in a stream; returns whether one comes."""
-        self._idle += 1
-        try:
-            return not await asyncio.wait_for(stream.at_end(), _KEPT_SECONDS)
-        except asyncio.TimeoutError:
+    async def _continues(self, stream: RawStream, peer: Any) -> bool:
+        """Ends an answer, and waits for another request in the stream; returns whether one comes."""
+        if self._idle[peer] >= _IDLE_OF_A_PEER or self._idle.total() >= _MOST_IDLE:
             return False
-        finally:
-            self._idle -= 1
+        with _counted_in(self._idle, peer):
+            await _in_time(write_error(stream), MESSAGE_SECONDS, "waited for the client to read an answer")
+            try:
+                return not await asyncio.wait_for(stream.at_end(), _KEPT_SECONDS)
+            except asyncio.TimeoutError:
+                return False
 
     async def _whole(self, stream: RawStream, reserve: Callable[[int], None]) -> Request:
         """Reads a request whose tensors may be split into parts."""
@@ -223,13 +223,8 @@ class GuardedP2P:
             raise Refused(f"busy: this client already has {REQUESTS_OF_A_PEER} requests here, the most at once")
         if self._peers.total() >= REQUESTS:
             raise Refused(f"busy: there are already {REQUESTS} requests, the most at once")
-        self._peers[peer] += 1
-        try:
+        with _counted_in(self._peers, peer):
             yield
-        finally:
-            self._peers[peer] -= 1
-            if not self._peers[peer]:
-                del self._peers[peer]
 
     @contextmanager
     def _reserved(self, size: int) -> Iterator[Callable[[int], None]]:
@@ -268,6 +263,17 @@ class GuardedP2P:
             text = printable(str(error)) or type(error).__name__
             logger.warning(f"{name.partition('.')[2]} of peer ...{str(peer)[-6:]}: {text}")
             raise
+
+
+@contextmanager
+def _counted_in(counter: Counter[Any], peer: Any) -> Iterator[None]:
+    counter[peer] += 1
+    try:
+        yield
+    finally:
+        counter[peer] -= 1
+        if not counter[peer]:
+            del counter[peer]
 
 
 def _keeps_stream(request: Request) -> bool:
@@ -325,13 +331,6 @@ async def _end(tasks: Iterable[asyncio.Task[Any]]) -> None:
     for task in tasks:
         if not task.cancelled():
             task.exception()  # retrieved, so that asyncio does not report it
-
-
-def _forget_frames(error: BaseException | None) -> None:
-    """Frees what an error's frames refer to without waiting for garbage collection, since tasks refer to errors."""
-    while error is not None:
-        error.__traceback__ = None
-        error = error.__cause__ or error.__context__
 
 
 def _counted(size: int) -> int:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from hivemind.p2p import P2PDaemonError, P2PHandlerError
 
-from dist_eval.petals.client.failures import Failure, WrongAnswer, classify
+from dist_eval.petals.client.failures import Failure, WrongAnswer, classify, drop_traceback
 from dist_eval.petals.client.router import ServerStats
 
 
@@ -61,3 +61,12 @@ def test_a_milder_failure_does_not_shorten_a_ban() -> None:
     server.failed(0.0, Failure.WRONG)
     server.failed(1.0, Failure.NO_CACHE)
     assert server.is_banned(59.0)
+
+
+def test_errors_that_name_each_other_as_cause_lose_their_tracebacks() -> None:
+    one, other = ValueError("one"), ValueError("other")
+    one.__cause__, other.__cause__ = other, one
+    with pytest.raises(ValueError) as caught:
+        raise one
+    drop_traceback(caught.value)
+    assert one.__traceback__ is None

@@ -18,6 +18,7 @@ from unittest.mock import AsyncMock, MagicMock
 import pytest
 import torch
 from conftest import ForkedSwarm, SwarmClient, wait_for
+from hivemind.proto.p2pd_pb2 import RPCError
 from tiny_models import LAYERS, random_checkpoint
 
 from dist_eval.errors import EvaluationError, NoCacheError, RefusedError
@@ -25,11 +26,13 @@ from dist_eval.model.backbone import SoftPrompts
 from dist_eval.model.classifier import load_local_backbone
 from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.petals.client.admission import STEPS
-from dist_eval.petals.client.deep_prompts import NO_TENSOR, Packed
+from dist_eval.petals.client.deep_prompts import NO_TENSOR, DeepPrompts, Packed
+from dist_eval.petals.client.failures import Failure, classify, drop_traceback
 from dist_eval.petals.client.inputs import Inputs
 from dist_eval.petals.client.raw_stream import RawStream
 from dist_eval.petals.client.routes import RouteRecord
 from dist_eval.petals.client.server_cache import REQUEST_TOKENS, CacheLost, SentStep, ServerCache
+from dist_eval.petals.client.session_segment import Chunk, Segment, SessionSettings
 from dist_eval.petals.client.streams import SessionStream
 from dist_eval.petals.model.checkpoint import TunedCheckpoint
 from dist_eval.petals.server.private import PrivateSwarm
@@ -200,6 +203,36 @@ def test_all_steps_in_flight_fail_at_once_when_the_server_ends_the_stream() -> N
 
     first, *others = asyncio.run(outcomes())
     assert issubclass(first, OSError) and others == [CacheLost, CacheLost]
+
+
+def test_a_server_that_refuses_a_session_before_its_first_step_says_why() -> None:
+    async def refused() -> None:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        content = RPCError(message="busy: too many sessions").SerializeToString()
+        theirs.send(b"\1" + len(content).to_bytes(8, "big") + content)
+
+        async def tensors(*_: Any, **__: Any) -> list[Any]:
+            await asyncio.sleep(0.1)  # meanwhile the refusal arrives
+            return []
+
+        span: Any = SimpleNamespace(peer="peer", start=0, end=2, dtype="float32")
+        transport: Any = SimpleNamespace(
+            session_tensors=tensors,
+            session_head=lambda *_: {},
+            has_sessions=AsyncMock(return_value=True),
+            open_session=AsyncMock(return_value=SessionStream(RawStream(ours))),
+        )
+        settings = SessionSettings(transport, 2, 6, 6, DeepPrompts(), rolls_back=False)
+        choice: Any = SimpleNamespace(segment=span, chain=[], patience=[])
+        with theirs:
+            chunks = [Chunk(Inputs.of(torch.ones(1, 2, 4)), None)]
+            await Segment(settings, 0, 2)._opened_with(Packed(NO_TENSOR), choice, chunks, 10.0)
+
+    with pytest.raises(Exception, match="busy: too many sessions") as caught:
+        asyncio.run(refused())
+    drop_traceback(caught.value)  # it ends
+    assert classify(caught.value) is Failure.NO_ANSWER
 
 
 def test_a_server_that_stops_under_many_continuations_loses_none(

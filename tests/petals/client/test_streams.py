@@ -99,7 +99,6 @@ class Peers(NamedTuple):
                     payloads,
                     largest_answer=EXPECTED,
                     timeout=TIMEOUT,
-                    kept=KeptStreams(),
                 )
                 return sum(len(payload.data) for payload in found.tensors)
             stream = await SessionStream.open(self.asking, self.answering.peer_id, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import mmap
 import socket
@@ -22,6 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dist_eval.petals.client.payload import Payload
+from dist_eval.petals.client.raw_stream import RawStream
 from dist_eval.petals.client.streams import Answer
 from dist_eval.petals.server import guarded_p2p
 from dist_eval.petals.server.guarded_p2p import GuardedP2P
@@ -116,6 +118,22 @@ def test_a_stream_stays_open_for_further_requests_only_if_asked_to() -> None:
         return found
 
     assert play(script).count(END) == 2
+
+
+def test_a_client_that_never_reads_the_end_of_an_answer_is_given_up() -> None:
+    async def run() -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            ours.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    ours.send(bytes(1 << 16))
+            guard, stream = GuardedP2P(None, LARGEST, TOTAL, SharedMemory(SLOT, 2 * SLOT, 1)), RawStream(ours)
+            with contextlib.closing(stream), pytest.raises(Refused, match="to read an answer"):
+                await asyncio.wait_for(guard._continues(stream, "peer"), 10.0)
+            assert not guard._idle
+
+    asyncio.run(run())
 
 
 def test_a_stream_that_stays_open_for_too_long_is_closed_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
