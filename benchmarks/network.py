@@ -192,6 +192,7 @@ def _send(
     backbone: SwarmBackbone, way: str, width: int, shape: torch.Tensor, dtype: str, options: argparse.Namespace
 ) -> dict[str, Any]:
     """Sends requests through both servers, some at a time; returns what they cost in all."""
+    from dist_eval.petals.client.forward import forward
     from dist_eval.petals.client.inputs import Inputs, TokenIds
 
     hidden = torch.randn_like(shape).to(getattr(torch, dtype))
@@ -201,13 +202,13 @@ def _send(
 
     def send(_: int) -> None:
         if way == CHAIN:
-            requests.forward(ids, None, rows=last)
+            forward(requests, ids, None, rows=last)
         elif way == SESSION:
             session = sessions.get()
             session.step(ids, start=0, rows=last)
             sessions.put(session)
         else:
-            requests.forward(hidden, None)
+            forward(requests, hidden, None)
 
     with ExitStack() as stack, ThreadPoolExecutor(width) as pool:
         for _ in range(width if way == SESSION else 0):

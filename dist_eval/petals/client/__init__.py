@@ -3,10 +3,10 @@
 - Swarm: `client` joins a swarm, whose addresses `peers` reads, and `reachability` checks which peers listen.
   `dht_records` reads its DHT and `announcements` checks the contents. `coverage` and `status` show them, and
   `directory` keeps the list of servers current.
-- Requests: `requests` sends a batch through the `servers` of a model, on `routes` that `router` chooses. `attempts`
-  decides which server to ask and what to do after a failure, which `failures` classifies. `turns` sends a request when
-  it is first in line and the server's `pacing`, given its `unanswered` requests, or another `admission` admits it.
-  `gradients` sends them backwards.
+- Requests: `forward` sends a batch through all blocks, `gradients` also backwards. Their `requests` go to the `servers`
+  of a model, on `routes` that `router` chooses. `attempts` decides which server to ask and what to do after a failure,
+  which `failures` classifies. `turns` sends a request when it is first in line and the server's `pacing`, given its
+  `unanswered` requests, or another `admission` admits it.
 - Transport: `transport` sends `inputs` by the `protocol` and checks the `outputs`. Large requests and sessions go
   through `streams`, where `tensor_stream` writes each `payload` to a `raw_stream` without copies. `kept_streams` stay
   open between requests.

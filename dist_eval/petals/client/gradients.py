@@ -1,6 +1,6 @@
 """Gradients through a swarm, whose blocks form a single `torch.autograd.Function`.
 
-The forward is that of evaluation (`requests.py`) and keeps the inputs of each segment. The backward asks servers for
+The forward is that of evaluation (`forward.py`) and keeps the inputs of each segment. The backward asks servers for
 gradients, from the last segment to the first. Any server with the blocks can answer, because it recomputes their
 forward; if no server holds all blocks of a segment any more, the segment is split. So a server may leave at any time,
 and the number of retries is bounded.
@@ -42,7 +42,7 @@ def through_swarm(
         The last block's outputs for each batch, of its shape, dtype and device.
 
     Raises:
-        EvaluationError: see `SwarmRequests.forward`; the backward raises the same.
+        EvaluationError: see `forward.forward`; the backward raises the same.
     """
     outputs: Sequence[torch.Tensor] = _ThroughSwarm.apply(requests, prompts, *batches)
     return outputs

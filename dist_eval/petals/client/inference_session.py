@@ -94,7 +94,7 @@ class InferenceSession:
         Raises:
             ValueError: the texts would become longer than the session, or `start` is after their end.
             NoCacheError: no server has room for the caches; not transient if a server accepts only smaller steps.
-            EvaluationError: see `SwarmRequests.forward`.
+            EvaluationError: see `forward.forward`.
         """
         is_first = self._position < self._prompt_tokens
         inputs = self._inputs_of(input_ids, self._prompts if is_first else None)

@@ -1,9 +1,8 @@
-"""Requests to a swarm: hidden states before the first block → hidden states after the last one.
+"""Requests to the servers of a swarm.
 
-Petals' own client is made for training, this one for many forwards. `SwarmRequests` sends a batch through the model
-segment by segment: it chooses a server, or a chain of servers that pass the request on (`attempts.py`, by the speeds
-that `router.py` has measured), waits for its turn (`turns.py`), sends (`transport.py`), and retries or goes elsewhere.
-The next segment begins where a chain ends.
+Petals' own client is made for training, this one for many forwards. `SwarmRequests` chooses a server, or a chain of
+servers that pass the request on (`attempts.py`, by the speeds that `router.py` has measured), waits for its turn
+(`turns.py`), sends (`transport.py`), and retries or goes elsewhere.
 """
 
 from __future__ import annotations
@@ -24,11 +23,10 @@ from dist_eval.petals.client.attempts import Attempts, Choice, NoServer, RoutePa
 from dist_eval.petals.client.deep_prompts import DeepPrompts
 from dist_eval.petals.client.directory import ServerDirectory
 from dist_eval.petals.client.failures import Failure, classify, drop_traceback, may_have_room_later
-from dist_eval.petals.client.inputs import Inputs, TokenIds
-from dist_eval.petals.client.outputs import picked
-from dist_eval.petals.client.records import RouteSegment, Traffic
+from dist_eval.petals.client.inputs import Inputs
+from dist_eval.petals.client.records import Traffic
 from dist_eval.petals.client.router import Router
-from dist_eval.petals.client.routes import RouteRecord, Span
+from dist_eval.petals.client.routes import Span
 from dist_eval.petals.client.servers import SwarmServers
 from dist_eval.petals.client.transport import ChainOutputs, Transport
 from dist_eval.petals.client.turns import Request, Turns
@@ -48,7 +46,7 @@ Halved = TypeVar("Halved", torch.Tensor, Inputs)
 
 
 class SwarmRequests:
-    """Sends hidden states through all blocks of a model.
+    """Sends requests to the servers of a model.
 
     Args:
         directory: the list of servers.
@@ -114,130 +112,18 @@ class SwarmRequests:
         self.transport.streams.close()
         self.servers.close()
 
-    def forward(
-        self,
-        given: torch.Tensor | TokenIds,
-        prompts: torch.Tensor | None,
-        avoided: Sequence[RouteSegment] = (),
-        record: RouteRecord | None = None,
-        *,
-        rows: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Sends a batch through all blocks. Thread-safe.
-
-        Args:
-            given: hidden states, float tensor of shape [batch, length, hidden], or the token ids to compute them from.
-            prompts: deep prompts of shape [blocks, pre_seq_len, hidden], or None. They are serialized once: pass the
-                same tensor each time.
-            avoided: segments to avoid if there is another route.
-            record: records the route.
-            rows: positions in batch x length whose outputs are needed, int64 of shape [rows]; by default all. Servers
-                then need not send the others.
-
-        Returns:
-            The last block's outputs: in the shape and dtype of the hidden states, or of shape [rows, hidden]; for token
-            ids float32 on the CPU.
-
-        Raises:
-            RefusedError: servers refused the request.
-            ModelOutputError: servers answered with values that are not finite.
-            OutageError: no server of a block could be reached for too long.
-            SwarmError: no attempt for a segment was answered.
-        """
-        from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
-
-        inputs, deep = Inputs.of(given), self.transport.prompts.of(prompts)
-        is_partial = rows is not None and len(rows) < inputs.size  # whether servers may leave outputs out
-        sent = self._forward(inputs, deep, rows if is_partial else None, avoided, record or RouteRecord())
-        found = RemoteExpertWorker.run_coroutine(sent)
-        found = found.to(given) if isinstance(given, torch.Tensor) else found.to(torch.float32)
-        return found if is_partial else picked(found, rows)
-
-    async def _forward(
-        self,
-        inputs: Inputs,
-        deep: DeepPrompts,
-        rows: torch.Tensor | None,
-        avoided: Sequence[RouteSegment],
-        record: RouteRecord,
-    ) -> torch.Tensor:
-        await self.rate_limiter.wait(inputs.size, is_new=not record.route and not avoided)
-        return await self._forward_from(0, inputs, deep, rows, avoided, record)
-
-    async def _forward_from(
-        self,
-        block: int,
-        inputs: Inputs,
-        deep: DeepPrompts,
-        rows: torch.Tensor | None,
-        avoided: Sequence[RouteSegment],
-        record: RouteRecord,
-    ) -> torch.Tensor:
-        while True:
-            part = RoutePart(
-                *(block, self.num_blocks, inputs.size, avoided),
-                rows=inputs.batch,
-                chained=self.chains,
-                has_ids=inputs.tokens is not None,
-            )
-            try:
-                choice, answer = await self.send_with_retries(
-                    lambda choice, inputs=inputs: self._forward_request(  # type: ignore[misc]
-                        choice, inputs, deep, rows
-                    ),
-                    part,
-                )
-            except TooLarge as error:
-                return await self._forward_halves(block, self.halves(inputs, error), deep, rows, avoided, record)
-            block, outputs = choice.segment.end, answer
-            if isinstance(answer, ChainOutputs):
-                block, outputs = answer.answer.end, answer.outputs
-            record.route += [
-                RouteSegment(str(span.peer), span.start, span.end, span.announced.precision)
-                for span in choice.servers
-                if span.end <= block
-            ]
-            if block == self.num_blocks:
-                return outputs if outputs.ndim < 3 else picked(outputs, rows)
-            inputs = Inputs.of(outputs)
-
-    async def _forward_halves(
-        self,
-        block: int,
-        halves: Sequence[Inputs],
-        deep: DeepPrompts,
-        rows: torch.Tensor | None,
-        avoided: Sequence[RouteSegment],
-        record: RouteRecord,
-    ) -> torch.Tensor:
-        if rows is None:
-            return torch.cat([await self._forward_from(block, half, deep, None, avoided, record) for half in halves])
-        cut, found = halves[0].size, list[torch.Tensor]()
-        places = [(rows < cut).nonzero().flatten(), (rows >= cut).nonzero().flatten()]
-        for half, place, start in zip(halves, places, (0, cut), strict=True):
-            if len(place):
-                found.append(await self._forward_from(block, half, deep, rows[place] - start, avoided, record))
-        return torch.cat(found)[torch.cat(places).argsort()]
-
     async def send(self, hidden: torch.Tensor, block: int, deep: DeepPrompts) -> tuple[Span, torch.Tensor]:
         """Sends hidden states from a block on to a single server; see `send_with_retries`."""
         inputs = Inputs.of(hidden)
         part = RoutePart(block, self.num_blocks, inputs.size, rows=inputs.batch)
-        choice, outputs = await self.send_with_retries(lambda choice: self._forward_request(choice, inputs, deep), part)
+        choice, outputs = await self.send_with_retries(
+            lambda choice: self.segment_request(choice.segment, inputs, deep), part
+        )
         return choice.segment, outputs
 
-    def _forward_request(
-        self, choice: Choice, inputs: Inputs, deep: DeepPrompts, rows: torch.Tensor | None = None
-    ) -> Request:
-        chain = choice.chain
-        if chain:
-            wanted = rows if chain[-1].end == self.num_blocks else None
-            blocks = chain[-1].end - chain[0].start
-            send = within(lambda: self.transport.send_chain(chain, choice.patience, inputs, deep, wanted))
-            return Request(send, inputs.size * blocks)
-        return self._plain_request(choice.segment, inputs, deep)
+    def segment_request(self, segment: Span, inputs: Inputs, deep: DeepPrompts) -> Request:
+        """Returns the request to a single server."""
 
-    def _plain_request(self, segment: Span, inputs: Inputs, deep: DeepPrompts) -> Request:
         async def send() -> torch.Tensor:
             return await self.transport.send(segment, await asyncio.to_thread(inputs.hidden), deep)
 
@@ -248,7 +134,7 @@ class SwarmRequests:
 
         Raises:
             TooLarge: servers accept only smaller requests.
-            EvaluationError: see `forward`.
+            EvaluationError: see `forward.forward`.
         """
         attempts = Attempts(self.router, part, self._attempts, self.timeout)
         online = self.servers.session_spans if part.in_session else self.servers.spans
@@ -305,7 +191,7 @@ class SwarmRequests:
         Raises:
             SwarmError: see `answer_of`.
         """
-        request = self._plain_request(segment, Inputs.of(hidden), self.transport.prompts.of(prompts))
+        request = self.segment_request(segment, Inputs.of(hidden), self.transport.prompts.of(prompts))
         return self.answer_of(segment, request)
 
     def answer_of(self, segment: Span, request: Request) -> torch.Tensor:

@@ -116,7 +116,9 @@ class SwarmBlocks(Shared):
         if self.is_long(inputs.length):
             texts = inputs.hidden().split(1)
             return picked(torch.cat([self._in_session(text, deep_prompts, avoided, record) for text in texts]), rows)
-        return self.requests.forward(given, deep_prompts, avoided, record, rows=rows)
+        from dist_eval.petals.client.forward import forward
+
+        return forward(self.requests, given, deep_prompts, avoided, record, rows=rows)
 
     def ask(
         self, segment: Span, hidden: torch.Tensor, deep_prompts: torch.Tensor | None, *, by_token: bool = False

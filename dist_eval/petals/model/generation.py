@@ -69,7 +69,7 @@ class InferenceSession:
         Raises:
             ConfigError: the session has texts of `generate`, or the arguments are not supported.
             DataError: the shape differs from earlier calls, or texts become longer than `max_length`.
-            SwarmError: see `SwarmRequests.forward`; a `NoCacheError` if servers have no room.
+            SwarmError: see `client.forward`; a `NoCacheError` if servers have no room.
         """
         if self.cache.get_seq_length():
             raise ConfigError("The session has texts of generate: open another one for steps.")

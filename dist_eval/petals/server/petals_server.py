@@ -28,13 +28,13 @@ from dist_eval.petals.base_model.weights import ModelWeights
 from dist_eval.petals.client.deep_prompts import KEPT_TOKENS
 from dist_eval.petals.client.petals_version import ANNOUNCED, require_petals
 from dist_eval.petals.server.block_memory import BlockMemory, block_bytes, format_memory
+from dist_eval.petals.server.block_runner import merge_pools
 from dist_eval.petals.server.blocks import Block, load_block
 from dist_eval.petals.server.embedding import Embedder, table_bytes
 from dist_eval.petals.server.handler import handler_class, log_in_one_line, request_memory, rolls_back
 from dist_eval.petals.server.lora import adapter_bytes, add_adapter, using_adapter
 from dist_eval.petals.server.private import LOADED
 from dist_eval.petals.server.quantization import converting_experts
-from dist_eval.petals.server.server_tasks import merge_pools
 from dist_eval.petals.server.session_cache import NO_CACHE, BlockCache, SessionLayer, block_caches
 from dist_eval.petals.server.session_memory import session_memory_class
 from dist_eval.petals.server.shared_memory import SharedMemory

@@ -33,6 +33,7 @@ from dist_eval.petals.client.chain import (
 )
 from dist_eval.petals.client.deep_prompts import KEPT_TOKENS, NO_TENSOR, DeepPrompts, Packed, digests_of
 from dist_eval.petals.client.failures import LACKS_PROMPTS, Failure, WrongAnswer, classify
+from dist_eval.petals.client.forward import _Forward, forward
 from dist_eval.petals.client.inputs import Inputs
 from dist_eval.petals.client.payload import Payload
 from dist_eval.petals.client.requests import SwarmRequests
@@ -98,9 +99,9 @@ def test_all_outputs_or_those_of_hidden_states_can_be_asked_for(swarm: ForkedSwa
         assert torch.equal(chained.hidden_states(ids_of()), whole)
     rows = torch.tensor([77, 3, 5, 119, 3])
     embedded = chained.embedded(ids_of(), None)
-    assert torch.equal(chained.requests.forward(embedded, None, rows=rows), whole.flatten(0, 1)[rows])
+    assert torch.equal(forward(chained.requests, embedded, None, rows=rows), whole.flatten(0, 1)[rows])
     parts = Inputs.of(embedded).tensor_split(2)
-    halves = chained.requests._forward_halves(0, parts, DeepPrompts(), rows, (), RouteRecord())
+    halves = _Forward(chained.requests, DeepPrompts(), (), RouteRecord()).from_block_in_halves(0, parts, rows)
     assert torch.equal(run(halves), whole.flatten(0, 1)[rows])
 
 

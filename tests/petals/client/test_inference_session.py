@@ -28,6 +28,7 @@ from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.petals.client.admission import STEPS
 from dist_eval.petals.client.deep_prompts import NO_TENSOR, DeepPrompts, Packed
 from dist_eval.petals.client.failures import Failure, classify, drop_traceback
+from dist_eval.petals.client.forward import forward
 from dist_eval.petals.client.inputs import Inputs
 from dist_eval.petals.client.raw_stream import RawStream
 from dist_eval.petals.client.routes import RouteRecord
@@ -153,7 +154,7 @@ def test_a_long_step_takes_several_messages_a_few_of_which_are_on_the_way(
     monkeypatch.setattr(ServerCache, "send", lambda *step: (events.append("sent"), send(*step))[1])
     monkeypatch.setattr(ServerCache, "outputs", lambda *step: (events.append("awaited"), outputs(*step))[1])
     parts = [backbone.embedded(part, None) for part in ids.split(4)]
-    whole = torch.cat([backbone.requests.forward(part, None) for part in parts])
+    whole = torch.cat([forward(backbone.requests, part, None) for part in parts])
     with closing(backbone.session(rows, length)) as session:
         assert close_to(session.step(ids), whole)
     assert events == [*["sent"] * 3, "awaited", "sent", *["awaited"] * 3]

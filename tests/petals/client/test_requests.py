@@ -23,6 +23,7 @@ from dist_eval.model.classifier import Classifier, load_swarm_backbone, with_tun
 from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.petals.client import attempts
 from dist_eval.petals.client.client import join_swarm, rejoin_swarm
+from dist_eval.petals.client.forward import forward
 from dist_eval.petals.client.requests import SwarmRequests
 from dist_eval.petals.client.router import Router
 from dist_eval.petals.client.routes import UNKNOWN, RouteRecord, Span
@@ -82,7 +83,7 @@ def test_float32_servers_get_float32_and_prompts_once(
     classifier = swarm_client.classifier(family_swarms["llama"], make_tuned("deep_ptune"))
     ids, _ = batch()
     requests, tuned = requests_of(classifier), classifier.tuned
-    ours = requests.forward(classifier.backbone.embedded(ids, tuned.prompts), tuned.deep_prompts)
+    ours = forward(requests, classifier.backbone.embedded(ids, tuned.prompts), tuned.deep_prompts)
     assert ours.isfinite().all()
     assert requests.traffic().bytes_sent == 4 * (NUMBERS + LAYERS * PROMPTS * HIDDEN)
 
@@ -137,7 +138,7 @@ def test_ranks_of_a_host_know_what_the_others_have_measured(
         SwarmRequests(directory, config, request_timeout=TIMEOUT, max_retries=2, router=Router(seed, shared))
         for seed, shared in enumerate((SharedStates(tmp_path), SharedStates(tmp_path), None))
     )
-    one.forward(hidden_states(backbone, rows=2, length=10), None)
+    forward(one, hidden_states(backbone, rows=2, length=10), None)
     peers = [span.peer for span in one.servers.spans()]
     speeds = [
         [requests.router.stats(peer).pacing.seconds_per_work for peer in peers] for requests in (one, other, apart)
@@ -188,14 +189,14 @@ def test_a_request_too_large_for_a_server_is_split_in_halves(
     requests = requests_of(swarm_client.classifier_on_all(replicas, make_tuned(None)))
     hidden = hidden_states(swarm_client.backbones[-1], rows=30, length=100)  # servers accept 2048 tokens
     record = RouteRecord()
-    whole = requests.forward(hidden, None, record=record)
+    whole = forward(requests, hidden, None, record=record)
     assert requests.halved == 1
-    assert torch.equal(whole, torch.cat([requests.forward(half, None) for half in hidden.tensor_split(2)]))
+    assert torch.equal(whole, torch.cat([forward(requests, half, None) for half in hidden.tensor_split(2)]))
     assert requests.router.retries == 0
     assert not any(is_banned(requests, span) for span in requests.servers.spans())
     assert {(start, end) for _, start, end, _ in record.route} == {(0, 4)}
     with pytest.raises(RefusedError, match=r"a text of 2100 tokens.*max_batch_size \(2048\).*--max-length"):
-        requests.forward(hidden_states(swarm_client.backbones[-1], rows=2, length=2100), None)
+        forward(requests, hidden_states(swarm_client.backbones[-1], rows=2, length=2100), None)
 
 
 def test_a_request_that_all_servers_refuse_is_an_error_and_bans_them_briefly(
@@ -204,11 +205,11 @@ def test_a_request_that_all_servers_refuse_is_an_error_and_bans_them_briefly(
     classifier = swarm_client.classifier_on_all(replicas, make_tuned(None))
     requests, hidden = requests_of(classifier), hidden_states(classifier.backbone, rows=2, length=10)
     with pytest.raises(RefusedError, match=r"servers refused it, blocks 0:4 \(peer \w+\) and blocks 0:4 "):
-        requests.forward(torch.cat([hidden, hidden], dim=2), None)
+        forward(requests, torch.cat([hidden, hidden], dim=2), None)
     assert requests.router.retries == 2
     later = time.monotonic() + 1.5
     assert not any(requests.router.stats(span.peer).is_banned(later) for span in requests.servers.spans())
-    assert requests.forward(hidden, None).shape == hidden.shape
+    assert forward(requests, hidden, None).shape == hidden.shape
 
 
 def test_non_finite_values_from_two_servers_are_not_counted_against_them(
@@ -217,7 +218,7 @@ def test_non_finite_values_from_two_servers_are_not_counted_against_them(
     classifier = swarm_client.classifier_on_all(replicas, make_tuned(None))
     requests, hidden = requests_of(classifier), hidden_states(classifier.backbone, rows=2, length=10)
     with pytest.raises(RefusedError, match=r"\(peer .* and .*: .*Received hidden states that are not finite"):
-        requests.forward(torch.full_like(hidden, torch.nan), None)
+        forward(requests, torch.full_like(hidden, torch.nan), None)
     servers = requests.router.servers.values()
     assert [server.wrong_answers for server in servers] == [0] * len(servers)
     assert not any(server.is_banned(time.monotonic()) for server in servers)
@@ -314,7 +315,7 @@ def test_a_request_that_is_split_counts_once_for_the_limit(
         await wait(tokens)
 
     monkeypatch.setattr(requests.rate_limiter, "wait", counting)
-    requests.forward(hidden_states(swarm_client.backbones[-1], rows=30, length=100), None)
+    forward(requests, hidden_states(swarm_client.backbones[-1], rows=30, length=100), None)
     assert (requests.halved, counted) == (1, [3000])
 
 

@@ -30,6 +30,7 @@ from dist_eval import (
 from dist_eval.errors import CheckpointError, ConfigError, DataError, EvaluationError
 from dist_eval.model.backbone import SoftPrompts
 from dist_eval.model.classifier import Classifier, load_locally
+from dist_eval.petals.client.forward import forward
 from dist_eval.petals.client.inputs import TokenIds
 from dist_eval.petals.model.checkpoint import TunedCheckpoint
 
@@ -177,14 +178,13 @@ def test_generating_ends_at_stop_strings(models: Any) -> None:
 def test_ids_are_sent_while_the_embeddings_are_those_of_servers(family_swarms: dict[str, PrivateSwarm]) -> None:
     ids, mask = padded(texts(), "left")
     with both(family_swarms["llama"]) as models, torch.no_grad(), pytest.MonkeyPatch.context() as patch:
-        requests, sent = models[0].swarm_base.swarm_blocks.requests, list[tuple[bool, int]]()
-        forward = requests.forward
+        sent = list[tuple[bool, int]]()
 
-        def noted(given: Any, *further: Any, rows: torch.Tensor, **options: Any) -> torch.Tensor:
+        def noted(requests: Any, given: Any, *further: Any, rows: torch.Tensor, **options: Any) -> torch.Tensor:
             sent.append((isinstance(given, TokenIds), len(rows)))
-            return forward(given, *further, rows=rows, **options)
+            return forward(requests, given, *further, rows=rows, **options)
 
-        patch.setattr(requests, "forward", noted)
+        patch.setattr("dist_eval.petals.client.forward.forward", noted)
         for _ in range(2):
             found, expected = (each(ids, attention_mask=mask, logits_to_keep=2).logits for each in models)
             torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
@@ -395,13 +395,13 @@ def test_a_killed_server_changes_no_token_and_no_gradient(replicated: PrivateSwa
 
 def test_texts_with_other_rotary_embeddings_are_computed_alone(models: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model, local = models
-    sent, forward = list[tuple[int, ...]](), model.swarm_base.swarm_blocks.requests.forward
+    sent = list[tuple[int, ...]]()
 
-    def noted(given: TokenIds, *further: Any, **options: Any) -> torch.Tensor:
+    def noted(requests: Any, given: TokenIds, *further: Any, **options: Any) -> torch.Tensor:
         sent.append(tuple(given.ids.shape))
-        return forward(given, *further, **options)
+        return forward(requests, given, *further, **options)
 
-    monkeypatch.setattr(model.swarm_base.swarm_blocks.requests, "forward", noted)
+    monkeypatch.setattr("dist_eval.petals.client.forward.forward", noted)
     monkeypatch.setattr(model.swarm_base._rope, "lengths", [15])
     ids, mask = padded(texts(), "left")
     found = model.generate(ids, attention_mask=mask, max_new_tokens=2, pad_token_id=0)

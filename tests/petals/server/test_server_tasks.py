@@ -12,14 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from dist_eval.petals.server import server_tasks
-from dist_eval.petals.server.server_tasks import _Chain, run_backward, run_forward
+from dist_eval.petals.server import block_runner, server_tasks, task_sizes
+from dist_eval.petals.server.block_runner import BlockRunner
+from dist_eval.petals.server.server_tasks import run_backward, run_forward
 
 BLOCKS, HIDDEN = 6, 8
 
 
 def speeds(seconds: float) -> dict[str, Any]:
-    return {kind: RawValue("d", seconds) for kind in server_tasks._seconds_per_work}
+    return {kind: RawValue("d", seconds) for kind in task_sizes._seconds_per_work}
 
 
 class Backend:
@@ -62,12 +63,12 @@ class Prioritizer:
 @pytest.fixture
 def backends(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     torch.manual_seed(2)
-    monkeypatch.setattr(server_tasks, "_seconds_per_work", speeds(math.inf))
+    monkeypatch.setattr(task_sizes, "_seconds_per_work", speeds(math.inf))
     backends: list[Any] = [Backend(number) for number in range(BLOCKS)]
-    chain, sizes = _Chain({backend.name: backend for backend in backends}, lambda: False), list[int]()
+    runner, sizes = BlockRunner({backend.name: backend for backend in backends}, lambda: False), list[int]()
     for backend in backends:
-        backend.sizes, backend.chain = sizes, chain
-        backend.forward_pool, backend.backward_pool = Pool(chain.forward, 2, sizes), Pool(chain.backward, 3, sizes)
+        backend.sizes, backend.runner = sizes, runner
+        backend.forward_pool, backend.backward_pool = Pool(runner.forward, 2, sizes), Pool(runner.backward, 3, sizes)
     return backends
 
 
@@ -75,9 +76,10 @@ def backends(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_gradients_of_inputs_and_prompts_are_those_of_the_blocks_however_many_a_task_has(
     blocks_in_time: float, backends: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_tasks, "TASK_SECONDS", blocks_in_time * 15)
-    monkeypatch.setattr(server_tasks, "_note", lambda *_: None)
-    monkeypatch.setattr(server_tasks, "_seconds_per_work", speeds(1.0))
+    monkeypatch.setattr(task_sizes, "TASK_SECONDS", blocks_in_time * 15)
+    for module in (block_runner, server_tasks):
+        monkeypatch.setattr(module, "record_speed", lambda *_: None)
+    monkeypatch.setattr(task_sizes, "_seconds_per_work", speeds(1.0))
     inputs, prompts = torch.randn(3, 5, HIDDEN), torch.randn(BLOCKS, 1, 2, HIDDEN)
     gradient = torch.randn(3, 5, HIDDEN)
     leaf = inputs.clone().requires_grad_()
@@ -101,11 +103,12 @@ def test_gradients_of_inputs_and_prompts_are_those_of_the_blocks_however_many_a_
 def test_a_forward_is_one_task_that_ends_early_if_a_step_waits_or_after_a_while(
     is_urgent: bool, seconds: float, sizes: list[int], backends: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_tasks, "FORWARD_SECONDS", seconds)
-    monkeypatch.setattr(server_tasks, "TASK_SECONDS", 2.5 * 15)
-    monkeypatch.setattr(server_tasks, "_note", lambda *_: None)
-    monkeypatch.setattr(server_tasks, "_seconds_per_work", speeds(1.0))
-    monkeypatch.setattr(backends[0].chain, "_is_urgent", lambda: is_urgent)
+    monkeypatch.setattr(block_runner, "FORWARD_SECONDS", seconds)
+    monkeypatch.setattr(task_sizes, "TASK_SECONDS", 2.5 * 15)
+    for module in (block_runner, server_tasks):
+        monkeypatch.setattr(module, "record_speed", lambda *_: None)
+    monkeypatch.setattr(task_sizes, "_seconds_per_work", speeds(1.0))
+    monkeypatch.setattr(backends[0].runner, "_is_urgent", lambda: is_urgent)
     inputs, prompts, rows = torch.randn(3, 5, HIDDEN), torch.randn(BLOCKS, 1, 2, HIDDEN), torch.tensor([4, 9])
     options: dict[str, Any] = {"requested_backends": backends, "prioritizer": Prioritizer()}
     hidden = inputs
@@ -126,11 +129,11 @@ def test_the_oldest_forward_goes_first_whatever_came_meanwhile(backends: list[An
 
 def test_handlers_know_what_others_have_measured(backends: list[Any]) -> None:
     other = multiprocessing.get_context("fork").Process(
-        target=server_tasks._note, args=("forward", 3.0, torch.zeros(1, 4, HIDDEN), 2)
+        target=task_sizes.record_speed, args=("forward", 3.0, torch.zeros(1, 4, HIDDEN), 2)
     )
     other.start()
     other.join()
-    assert server_tasks._seconds_per_work["forward"].value == 3.0 / 8
+    assert task_sizes._seconds_per_work["forward"].value == 3.0 / 8
 
 
 @pytest.mark.parametrize(
