@@ -26,8 +26,9 @@ from dist_eval.evaluation.inputs import (
     write_dataset,
 )
 from dist_eval.evaluation.job import Answered, Context, Job, Scorer, answer
+from dist_eval.evaluation.printing import announce_selection, show_results
 from dist_eval.evaluation.ranks import RunOutput
-from dist_eval.evaluation.rescoring import analysis_of, announce_selection, rescore, show_results, with_new_scores
+from dist_eval.evaluation.rescoring import analysis_of, rescore, with_new_scores
 from dist_eval.evaluation.scoring import Gathered, analysed, combine, score, scores_of, spread_of
 from dist_eval.evaluation.worker import RankOutput
 from dist_eval.metrics.catalogue import accuracy_names

@@ -22,8 +22,9 @@ from dist_eval.distributed.tracked_progress import Scored
 from dist_eval.errors import ConfigError
 from dist_eval.evaluation.inputs import examples_before, frame_of, require_room_after, selection_identity, selection_of
 from dist_eval.evaluation.job import Answered, Context, Scorer, answer
+from dist_eval.evaluation.printing import announce_selection, show_results
 from dist_eval.evaluation.requests import RequestJob, Requests
-from dist_eval.evaluation.rescoring import analysis_of, announce_selection, rescore, show_results
+from dist_eval.evaluation.rescoring import analysis_of, rescore
 from dist_eval.metrics.metric_loading import load_text_metrics, name_of_spec
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.generation_config import GenerationSettings

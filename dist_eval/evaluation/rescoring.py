@@ -13,16 +13,13 @@ from dist_eval.analysis.options import AnalysisOptions
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.prompted_rows import PromptedRows
 from dist_eval.evaluation.context import RunContext
+from dist_eval.evaluation.printing import announce_complete, show_results
 from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.metric_loading import name_of_spec
 from dist_eval.options.config import EvaluationConfig
-from dist_eval.report.page import format_run, report_on
-from dist_eval.report.sections import format_selection
-from dist_eval.results.inputs import SelectionSummary
 from dist_eval.results.run import CompleteRun, CompleteTasksRun
 from dist_eval.results.scores import Analysis, Interval
 from dist_eval.runs.evaluation_folder import EvaluationFolder
-from dist_eval.runs.files import REPORT
 from dist_eval.runs.reading import read_table
 from dist_eval.runs.saved_samples import SavedPredictions, SavedTexts
 
@@ -61,25 +58,6 @@ def rescore(
     show_results(folder, config, are_new=is_new, with_speed=False)
 
 
-def announce_complete(folder: EvaluationFolder) -> CompleteRun | CompleteTasksRun:
-    """Prints that the folder already holds the complete run, and returns its results."""
-    results = folder.results()
-    assert results is not None, "the folder holds this very run"
-    print(
-        f"{folder.path} already holds the complete results of this run, finished {results.finished}. Nothing was sent; "
-        "--overwrite runs it again.",
-        flush=True,
-    )
-    return results
-
-
-def show_results(folder: EvaluationFolder, config: Any, *, are_new: bool = True, with_speed: bool = True) -> None:
-    """Writes the report on the results in the folder, and prints them."""
-    if are_new or not (folder.path / REPORT).exists():
-        report_on(folder.path, config.report)
-    print(format_run(folder.path, with_speed=with_speed), flush=True)
-
-
 def _options_of_both(recorded: dict[str, Any], config: EvaluationConfig) -> dict[str, Any]:
     """Returns the recorded options, updated with those for scoring and with the metrics of both."""
     metrics = {name_of_spec(spec): spec for spec in (*(recorded.get("metric") or ()), *config.metric)}
@@ -93,14 +71,6 @@ def keep_recorded_analysis(context: RunContext[Any, EvaluationFolder]) -> Any:
         context.config = with_recorded_analysis(context.config, context.folder.results())
         context.folder.options = context.config.recorded()
     return context.config
-
-
-def announce_selection(config: EvaluationConfig, selection: SelectionSummary | None) -> None:
-    """Prints how many rows will be evaluated, if not all."""
-    if words := format_selection(selection):
-        precision = config.precision
-        wide = f", for intervals of at most ±{precision:g} at {100 * config.confidence:g}%" if precision else ""
-        print(f"evaluating {words}{wide}", flush=True)
 
 
 def with_recorded_analysis(

@@ -16,8 +16,8 @@ from dist_eval.data.generation import write_prompts
 from dist_eval.data.tokenizers import load_tokenizer, tokenizer_digest
 from dist_eval.errors import ConfigError, DataError, EvaluationError
 from dist_eval.evaluation.job import Context, answer
+from dist_eval.evaluation.printing import announce_complete, show_results
 from dist_eval.evaluation.requests import RequestJob, Requests
-from dist_eval.evaluation.rescoring import announce_complete, show_results
 from dist_eval.harness.metrics import group_results, task_results
 from dist_eval.model.generation_config import GenerationSettings
 from dist_eval.options.harness import HarnessConfig, require_harness
