@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import functools
 import hashlib
 import threading
-from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -49,19 +47,21 @@ class Packed:
     """Serialized deep prompts of some blocks.
 
     Args:
-        tensor: the prompts, of shape [blocks, 1, pre_seq_len, hidden], on the CPU; empty if there are none.
+        tensor: the prompts, of shape [blocks, 1, pre_seq_len, hidden], contiguous and on the CPU; empty if there are
+            none.
+        digests: the digest of each block's prompts; empty if digests are not used.
 
     Attributes:
         payload: the serialized tensor.
+        digests: see above.
     """
 
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.payload, self._tensor = Payload.of(tensor), tensor
+    def __init__(self, tensor: torch.Tensor, digests: Sequence[bytes] = ()) -> None:
+        self.payload, self.digests, self._tensor = Payload.of(tensor), list(digests), tensor
 
-    @functools.cached_property
-    def digests(self) -> list[bytes]:
-        """The digest of each block's prompts; empty if there are none or they are too long to be kept."""
-        return digests_of(self._tensor) if 0 < self.tokens <= KEPT_TOKENS else []
+    def part(self, start: int, end: int) -> Packed:
+        """Returns those of fewer blocks, in the same memory."""
+        return Packed(self._tensor[start:end], self.digests[start:end])
 
     @property
     def tokens(self) -> int:
@@ -89,7 +89,7 @@ class DeepPrompts:
     """Deep prompts, serialized and hashed once, and the servers that keep them.
 
     Args:
-        tensor: the prompts, of shape [blocks, pre_seq_len, hidden]; None for none.
+        tensor: the prompts, of shape [blocks, pre_seq_len, hidden], which must not change; None for none.
 
     Attributes:
         tensor: see above.
@@ -97,17 +97,18 @@ class DeepPrompts:
 
     def __init__(self, tensor: torch.Tensor | None = None) -> None:
         self.tensor = tensor
-        self._packed: dict[tuple[int, int, str | None], asyncio.Future[Packed]] = {}
+        self._packed: dict[str | None, Packed] = {}  # of all blocks, by dtype
+        self._packing = asyncio.Lock()
         self._kept: set[tuple[Any, bytes]] = set()  # servers and the digests of the prompts that they keep
 
     async def packed(self, segment: Span) -> Packed:
         """Returns the prompts of some blocks, in the dtype of their server."""
         if self.tensor is None:
             return Packed(NO_TENSOR)
-        key = (segment.start, segment.end, segment.dtype)
-        if key not in self._packed:
-            self._packed[key] = asyncio.ensure_future(asyncio.to_thread(self._pack, segment, self.tensor))
-        return await asyncio.shield(self._packed[key])  # others may wait for it
+        async with self._packing:
+            if segment.dtype not in self._packed:
+                self._packed[segment.dtype] = await asyncio.to_thread(_pack, self.tensor, segment.dtype)
+        return self._packed[segment.dtype].part(segment.start, segment.end)
 
     def are_kept(self, chain: Sequence[Span], prompts: Packed) -> bool:
         """Whether there is a chain, and all its servers have answered requests with these prompts."""
@@ -120,35 +121,37 @@ class DeepPrompts:
             sent = [(span.peer, digest) for digest in own]
             (self._kept.update if span.end <= end else self._kept.difference_update)(sent)
 
-    def _pack(self, segment: Span, tensor: torch.Tensor) -> Packed:
-        # the server broadcasts a batch of 1, and casts to a dtype that is unknown here
-        prompts = tensor[segment.start : segment.end].unsqueeze(1).detach()
-        packed = Packed(prompts.to("cpu", DTYPES.get(segment.dtype or "", prompts.dtype)))
-        _ = packed.digests  # computed here, in a thread
-        return packed
+
+def _pack(tensor: torch.Tensor, dtype: str | None) -> Packed:
+    # the server broadcasts a batch of 1, and casts to a dtype that is unknown here
+    prompts = tensor.unsqueeze(1).to("cpu", DTYPES.get(dtype or "", tensor.dtype)).contiguous()
+    return Packed(prompts, digests_of(prompts) if 0 < prompts.shape[2] <= KEPT_TOKENS else ())
 
 
 class RecentPrompts:
-    """Finds the `DeepPrompts` of a tensor again. Thread-safe."""
+    """Finds the `DeepPrompts` of equal tensors again. Thread-safe."""
 
     def __init__(self) -> None:
-        self._recent: OrderedDict[Any, tuple[int | None, DeepPrompts]] = OrderedDict()
+        self._recent = list[DeepPrompts]()  # the latest one comes last
         self._lock = threading.Lock()
 
     def of(self, tensor: torch.Tensor | None) -> DeepPrompts:
-        """Returns the same object for the same tensor, and another one after it was changed in place.
+        """Returns the same object for equal tensors.
+
+        They are compared by their values: fused optimizers change a tensor without a trace.
 
         Args:
             tensor: deep prompts of shape [blocks, pre_seq_len, hidden], or None.
         """
         if tensor is None:
             return DeepPrompts()
-        key, version = (tensor.data_ptr(), tensor.shape), 0 if tensor.is_inference() else tensor._version
         with self._lock:
-            known, found = self._recent.pop(key, (None, DeepPrompts(tensor)))
-            if known != version:
-                found = DeepPrompts(tensor)
-            self._recent[key] = version, found
-            if len(self._recent) > _RECENT:
-                self._recent.popitem(last=False)
+            equal = (one for one in reversed(self._recent) if _is_equal(one.tensor, tensor))
+            if (found := next(equal, None)) is None:
+                found = DeepPrompts(tensor.detach().clone())
+            self._recent = [*(one for one in self._recent if one is not found), found][-_RECENT:]
         return found
+
+
+def _is_equal(one: torch.Tensor | None, other: torch.Tensor) -> bool:
+    return one is not None and (one.dtype, one.device) == (other.dtype, other.device) and torch.equal(one, other)

@@ -95,9 +95,9 @@ def drop_traceback(error: BaseException) -> None:
     A task and its exception refer to each other through the traceback, so its frames would stay in memory until a full
     garbage collection, a quarter of an hour later, and one dead server fails hundreds of requests.
     """
-    seen = set[int]()
-    cause: BaseException | None = error
-    while cause is not None and id(cause) not in seen:  # causes may refer to each other
-        cause.__traceback__ = None
-        seen.add(id(cause))
-        cause = cause.__cause__ or cause.__context__
+    seen, left = set[int](), [error]
+    while left:
+        error = left.pop()
+        error.__traceback__ = None
+        seen.add(id(error))  # causes may refer to each other
+        left += [one for one in (error.__cause__, error.__context__) if one is not None and id(one) not in seen]

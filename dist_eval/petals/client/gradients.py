@@ -59,7 +59,7 @@ class _ThroughSwarm(torch.autograd.Function):
         found = RemoteExpertWorker.run_coroutine(
             for_all([batch.detach() for batch in batches], lambda batch: _forward_all(requests, deep, batch))
         )
-        ctx.requests, ctx.prompts = requests, prompts
+        ctx.requests, ctx.prompts, ctx.deep = requests, prompts, deep
         ctx.routes = [[parts for _, parts in forwarded] for forwarded in found]  # of each batch
         outputs = [torch.cat([outputs for outputs, _ in forwarded]) for forwarded in found]
         return tuple(output.to(batch) for output, batch in zip(outputs, batches, strict=True))
@@ -69,8 +69,8 @@ class _ThroughSwarm(torch.autograd.Function):
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
         of_prompts = None
-        deep, pairs = ctx.requests.transport.prompts.of(ctx.prompts), [*zip(ctx.routes, gradients, strict=True)]
-        backward = for_all(pairs, lambda pair: _backward_all(ctx.requests, deep, *pair))
+        pairs = [*zip(ctx.routes, gradients, strict=True)]
+        backward = for_all(pairs, lambda pair: _backward_all(ctx.requests, ctx.deep, *pair))
         answers = RemoteExpertWorker.run_coroutine(backward)
         if ctx.prompts is not None:
             of_prompts = torch.zeros_like(ctx.prompts, dtype=torch.float32)

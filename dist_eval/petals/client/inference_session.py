@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from dist_eval.errors import NoCacheError
+from dist_eval.errors import NoCacheError, SwarmError
 from dist_eval.petals.client.attempts import Choice, RoutePart, TooLarge
 from dist_eval.petals.client.inputs import Inputs
 from dist_eval.petals.client.outputs import picked
@@ -303,7 +303,10 @@ class InferenceSession:
                 picked(found, chunk.needed) if found.ndim == 3 else found
                 for found, chunk in zip(outputs, chunks, strict=True)
             ]
-        return outputs, self._from(end)
+        following = self._from(end)
+        if following is None and end != self._requests.num_blocks:
+            raise SwarmError(f"servers have answered for blocks up to {end}, where no segment begins")
+        return outputs, following
 
 
 def _rows_of(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from dist_eval.petals.client.raw_stream import RawStream
@@ -33,32 +34,38 @@ class KeptStreams:
         """Returns a stream to a method of a server that can be used; None if there is none."""
         with self._lock:
             oldest = time.monotonic() - _LONGEST_IDLE
-            self._close([one for one in self._idle if one.since < oldest])
-            while own := [one for one in self._idle if one.key == (peer, name)]:
-                self._idle.remove(own[-1])
-                if own[-1].stream.is_quiet():
-                    return own[-1].stream
-                own[-1].stream.close()
+            self._keep(lambda one: one.since >= oldest)
+            for place in reversed(range(len(self._idle))):
+                if self._idle[place].key == (peer, name):
+                    stream = self._idle.pop(place).stream
+                    if stream.is_quiet():
+                        return stream
+                    stream.close()
         return None
 
     def put(self, peer: Any, name: str, stream: RawStream) -> None:
         """Keeps a stream, after its answer has been read."""
         with self._lock:
             self._idle.append(_Idle((peer, name), time.monotonic(), stream))
-            self._close(self._idle if self._is_closed else self._idle[:-_MOST_IDLE])
+            while len(self._idle) > (0 if self._is_closed else _MOST_IDLE):
+                self._idle.pop(0).stream.close()
 
     def drop(self, peer: Any, name: str) -> None:
         """Closes all streams to a method of a server, after one has failed."""
         with self._lock:
-            self._close([one for one in self._idle if one.key == (peer, name)])
+            self._keep(lambda one: one.key != (peer, name))
 
     def close(self) -> None:
         """Closes all streams, also those that are put later."""
         with self._lock:
             self._is_closed = True
-            self._close(self._idle)
+            self._keep(lambda _: False)
 
-    def _close(self, streams: list[_Idle]) -> None:
-        for one in streams:
-            one.stream.close()
-        self._idle = [one for one in self._idle if one not in streams]
+    def _keep(self, is_kept: Callable[[_Idle], bool]) -> None:
+        kept = list[_Idle]()
+        for one in self._idle:
+            if is_kept(one):
+                kept.append(one)
+            else:
+                one.stream.close()
+        self._idle = kept

@@ -7,8 +7,9 @@ caches of its own blocks.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -42,11 +43,16 @@ class CacheLost(ChooseAgain):
 
 
 class ChainCut(Exception):
-    """A server answered in place of later ones that had answered earlier steps: they have lost the caches."""
+    """A server answered in place of later ones that had answered earlier steps: they have lost the caches.
 
-    def __init__(self, answer: ChainAnswer) -> None:
+    Attributes:
+        answer: how far the step was passed on.
+        outputs: those of the server that answered, still serialized.
+    """
+
+    def __init__(self, answer: ChainAnswer, outputs: Sequence[Payload]) -> None:
         super().__init__(answer.why)
-        self.answer = answer
+        self.answer, self.outputs = answer, outputs
 
 
 class SentStep(NamedTuple):
@@ -63,7 +69,8 @@ class ServerCache:
     Attributes:
         segment: the server and its blocks.
         position: tokens of each text in the caches once all sent steps are answered.
-        answer: how far a chain of servers passed the latest step on; None without a chain or an answer.
+        answer: how far a chain of servers passed the latest step on; None without a chain or an answer. All answers
+            have the same `end`.
         failure: the error of the stream, if it failed while no step was unanswered.
     """
 
@@ -133,8 +140,8 @@ class ServerCache:
         Raises:
             CacheLost: the stream has ended.
         """
-        from hivemind import MSGPackSerializer
         from hivemind.proto import runtime_pb2
+        from hivemind.utils.serializer import MSGPackSerializer
 
         prompts, ids = self._prompts or Payload.of(NO_TENSOR), request is not None and request.ids
         tensors = await self._transport.session_tensors(self.segment, inputs, prompts, order, ids=ids)
@@ -167,9 +174,10 @@ class ServerCache:
             raise answer
         if step.request is not None:
             ends = [self.segment.end, *(hop.end for hop in step.request.chain)]
-            before, self.answer = self.answer, read_chain_answer(answer.metadata, ends)
-            if before is not None and before.end != self.answer.end:
-                raise ChainCut(self.answer)
+            found = read_chain_answer(answer.metadata, ends)
+            if self.answer is not None and self.answer.end != found.end:
+                raise ChainCut(found, answer.tensors)
+            self.answer = found
         return answer
 
     async def outputs(self, step: SentStep) -> torch.Tensor:
@@ -206,19 +214,21 @@ class ServerCache:
             The outputs of each step.
 
         Raises:
-            Exception: see `send` and `outputs`; a `TimeoutError` if an answer takes too long.
+            ConnectionResetError: the server has ended the stream without a reason.
+            Exception: see `outputs`; a `TimeoutError` if an answer takes too long.
         """
         outputs, steps = list[torch.Tensor](), deque[SentStep]()
-        for inputs, request in chunks:
-            if len(steps) == _AHEAD:
-                outputs.append(await asyncio.wait_for(self.outputs(steps.popleft()), timeout))
-            try:
+        try:
+            for inputs, request in chunks:
+                if len(steps) == _AHEAD:
+                    outputs.append(await asyncio.wait_for(self.outputs(steps.popleft()), timeout))
                 steps.append(await self.send(inputs, self.position, request))
-            except CacheLost:
-                for step in steps:  # the first of them has the reason
+            return outputs + [await asyncio.wait_for(self.outputs(step), timeout) for step in steps]
+        except CacheLost as lost:
+            for step in steps:  # the first of them has the reason
+                with contextlib.suppress(CacheLost):
                     await asyncio.wait_for(self.outputs(step), timeout)
-                raise
-        return outputs + [await asyncio.wait_for(self.outputs(step), timeout) for step in steps]
+            raise self.failure or ConnectionResetError("the server has ended the stream") from lost
 
     async def close(self) -> None:
         """Ends the stream after the steps that were sent; the server then frees its memory."""
@@ -290,7 +300,7 @@ def whole_text_request(
             finally:
                 await cache.close()
         except ChooseAgain as error:  # this is its own failure; otherwise it would be sent again
-            raise SwarmError(str(error) or "the server has ended the stream") from error
+            raise SwarmError(str(error)) from error
 
     return Request(send, tokens_in(hidden) * (segment.end - segment.start))
 

@@ -175,8 +175,6 @@ class Segment:
             await cache.drop()
             if prompts.is_omitted and lacks_prompts(error):
                 raise _PromptsLost from error
-            if isinstance(error, CacheLost):
-                raise cache.failure or ConnectionResetError("the server has ended the stream") from error
             raise
         if prompts.is_omitted and cache.answer is not None and cache.answer.lacks_prompts:
             await cache.drop()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from dist_eval.petals.client.tensor_stream import (
     MalformedStream,
     PeerError,
     TensorReader,
+    counted_bytes,
     write_error,
     write_message,
     write_tensors,
@@ -28,10 +30,11 @@ from dist_eval.printable import printable
 PART_BYTES = 4 << 20
 """Largest part of a tensor in a message: `DEFAULT_MAX_MSG_SIZE` of hivemind."""
 
+LONGEST_ERROR = 500
+"""Most characters of an error message of a peer or to one."""
+
 _OPEN_SECONDS = 5.0
-_LONGEST_ERROR = 500  # characters kept of a peer's error message
 _SPARE_BYTES = 1 << 20  # of an answer, besides its tensors
-_LEAST_MESSAGE_BYTES = 1 << 10  # counted for shorter messages, which limits the number of empty ones
 
 
 class Answer(NamedTuple):
@@ -79,19 +82,22 @@ async def call_stream(
     """
     from hivemind.p2p import P2PHandlerError
 
-    async def call(stream: RawStream) -> Answer:
+    began = time.monotonic()
+
+    async def call_on(stream: RawStream) -> Answer:
         sending = asyncio.create_task(send_request(stream, request, payloads))
         try:
-            answer, is_open = await receive_answer(stream, largest_answer, timeout, may_stay_open=kept is not None)
+            answer, stays_open = await receive_answer(stream, largest_answer, timeout, may_stay_open=kept is not None)
             if not sending.done():
                 raise ConnectionResetError("the server ended the stream before the request")
             await sending
         except BaseException as error:
             _close_after(sending, stream)
-            if kept is not None and not isinstance(error, P2PHandlerError):  # the others are likely to fail as well
-                kept.drop(peer, name)
+            has_given_up = isinstance(error, asyncio.CancelledError) and time.monotonic() - began < timeout / 2
+            if kept is not None and not has_given_up and not isinstance(error, P2PHandlerError):
+                kept.drop(peer, name)  # the others are likely to fail as well
             raise
-        if kept is not None and is_open:
+        if kept is not None and stays_open:
             kept.put(peer, name, stream)
         else:
             stream.close()
@@ -101,11 +107,11 @@ async def call_stream(
     if stream is not None:
         before = stream.position
         try:
-            return await call(stream)
+            return await call_on(stream)
         except (EOFError, ConnectionError):  # the server has closed it meanwhile
             if stream.position > before:
                 raise
-    return await call(await _open(p2p, peer, name))
+    return await call_on(await _open(p2p, peer, name))
 
 
 async def _open(p2p: Any, peer: Any, name: str) -> RawStream:
@@ -144,19 +150,19 @@ async def receive_answer(
     stream: RawStream, largest: int, timeout: float, *, may_stay_open: bool = False
 ) -> tuple[Answer, bool]:
     """Reads an answer; see `call_stream`. Also returns whether the server has kept the stream open."""
-    reader, loop, metadata, is_open = _answer_reader(stream, largest), asyncio.get_running_loop(), b"", False
+    reader, loop, metadata, stays_open = _answer_reader(stream, largest), asyncio.get_running_loop(), b"", False
     deadline = loop.time() + timeout * (1 - -largest // PART_BYTES)
     with _translating_errors():
         try:
             while (message := await asyncio.wait_for(reader.next(), min(timeout, deadline - loop.time()))) is not None:
                 metadata = metadata or message.metadata
         except PeerError as error:
-            is_open = may_stay_open and bool(reader.payloads) and not str(error)
-            if not is_open:
+            stays_open = may_stay_open and bool(reader.payloads) and not str(error)
+            if not stays_open:
                 raise
     if not (payloads := reader.payloads):
         raise ConnectionResetError("the server ended the stream without an answer")
-    return Answer(payloads, metadata), is_open
+    return Answer(payloads, metadata), stays_open
 
 
 class SessionStream:
@@ -235,7 +241,7 @@ def _answer_reader(stream: RawStream, largest: int) -> TensorReader:
 
     def allow(size: int) -> None:
         nonlocal left
-        left -= max(size, _LEAST_MESSAGE_BYTES)
+        left -= counted_bytes(size)
         if left < 0:
             raise WrongAnswer("a stream that is longer than any answer")
 
@@ -250,7 +256,7 @@ def _translating_errors() -> Iterator[None]:
     try:
         yield
     except PeerError as error:
-        raise P2PHandlerError(printable(str(error), _LONGEST_ERROR) or "an error without a reason") from None
+        raise P2PHandlerError(printable(str(error), LONGEST_ERROR) or "an error without a reason") from None
     except MalformedStream as error:
         raise WrongAnswer(str(error)) from error
 
@@ -263,7 +269,7 @@ def printable_errors() -> Iterator[None]:
     try:
         yield
     except (P2PDaemonError, P2PHandlerError) as error:
-        error.args = (printable(str(error), _LONGEST_ERROR),)
+        error.args = (printable(str(error), LONGEST_ERROR),)
         raise
 
 

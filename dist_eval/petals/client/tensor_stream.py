@@ -28,6 +28,7 @@ _VARINT, _EIGHT_BYTES, _BYTES, _FOUR_BYTES = 0, 1, 2, 5  # wire types of protobu
 _TENSORS, _BUFFER = 2, 1  # field numbers: of tensors in a message, of bytes in a tensor
 _MOST_FIELDS, _MOST_FIELD_BYTES = 64, 1 << 17  # in a message, without tensors
 _MOST_ERROR_BYTES = 1 << 20
+_LEAST_MESSAGE_BYTES = 1 << 10
 
 
 class MalformedStream(ValueError):
@@ -208,6 +209,11 @@ class _Fields:
         if self._stream.position + length > self._end:
             raise MalformedStream("a field that is longer than its message")
         return length
+
+
+def counted_bytes(size: int) -> int:
+    """Returns how many bytes a message counts, so that limits in bytes also limit their number."""
+    return max(size, _LEAST_MESSAGE_BYTES)
 
 
 def varint(value: int) -> bytes:

@@ -266,7 +266,7 @@ class Transport:
         return TransformerConnectionHandler.get_stub(self._directory.p2p, segment.peer)
 
     def _head(self, method: str, segment: Span, metadata: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        from hivemind import MSGPackSerializer
+        from hivemind.utils.serializer import MSGPackSerializer
 
         from dist_eval.petals.client.protocol import chain_uid
 

@@ -235,7 +235,7 @@ def _peer(hop: Hop) -> Any:
 
 def pack_answer(answer: ChainAnswer) -> bytes:
     """Packs the metadata of an answer."""
-    from hivemind import MSGPackSerializer
+    from hivemind.utils.serializer import MSGPackSerializer
 
     packed: bytes = MSGPackSerializer.dumps(answer.packed())
     return packed

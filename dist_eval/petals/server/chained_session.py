@@ -24,16 +24,19 @@ from dist_eval.petals.client.inputs import Inputs
 from dist_eval.petals.client.outputs import require_usable
 from dist_eval.petals.client.payload import Payload
 from dist_eval.petals.client.protocol import ROLLS_BACK
-from dist_eval.petals.client.server_cache import CacheLost, SentStep, ServerCache
+from dist_eval.petals.client.server_cache import CacheLost, ChainCut, SentStep, ServerCache
 from dist_eval.petals.client.streams import Answer
 from dist_eval.petals.client.transport import Transport
 from dist_eval.petals.server.chain import LONGEST_REASON, AnnouncedServers, Connection, pack_answer
 from dist_eval.petals.server.embedding import Embedder
+from dist_eval.petals.server.guarded_p2p import end_tasks
 from dist_eval.petals.server.metadata import Refused, read_metadata
 from dist_eval.petals.server.request import Request
 from dist_eval.printable import printable
 
 _REPLACED = "args_structure", *ChainRequest.model_fields  # keys of a step's metadata
+SESSION_OVER = "the session has reached its time limit"
+
 _AHEAD = 3  # most steps that the next server has not answered yet
 
 
@@ -98,7 +101,7 @@ class ChainedSession:
             Refused: it has another route than the first step, token ids that this server cannot embed, or prompts
                 after the first step.
         """
-        from hivemind import MSGPackSerializer
+        from hivemind.utils.serializer import MSGPackSerializer
 
         came_at = time.monotonic()
         if request is None or request.servers != self._opening.servers[: len(request.servers)]:
@@ -131,32 +134,41 @@ class ChainedSession:
         Args:
             own: this server's answers to the steps of `own_step`.
         """
-        computed: asyncio.Queue[Any] = asyncio.Queue(_AHEAD)
-        computing = asyncio.create_task(self._compute(own, computed))
+        computed, ahead = asyncio.Queue[Any](), asyncio.Semaphore(_AHEAD)
+        computing = asyncio.create_task(self._compute(own, computed, ahead))
         try:
             while (found := await computed.get()) is not None:
                 if isinstance(found, Exception):
                     raise found
+                ahead.release()
                 yield await self._answer(*found)
             if self._next is not None:
                 await self._next.close()
         finally:
-            computing.cancel()
-            await self._leave_next()
-            await asyncio.wait([computing])
+            try:
+                await end_tasks([computing])
+            finally:
+                await self._leave_next()
 
-    async def _compute(self, own: AsyncGenerator[Answer, None], computed: asyncio.Queue[Any]) -> None:
-        """Computes this server's own outputs and passes them on."""
+    async def _compute(
+        self, own: AsyncGenerator[Answer, None], computed: asyncio.Queue[Any], ahead: asyncio.Semaphore
+    ) -> None:
+        """Computes this server's own outputs and passes them on; None or an error comes last."""
+        # the session's time limit cancels this task, wherever it waits
+        end: Exception | None = Refused(SESSION_OVER)
         try:
             async with aclosing(own):
                 async for answer in own:
                     step = self._steps.popleft()
                     times = HopTimes(own=time.monotonic() - step.came_at)
-                    await computed.put((answer, step, times, await self._pass_on(answer, step)))
+                    passed = await self._pass_on(answer, step)
+                    await ahead.acquire()
+                    computed.put_nowait((answer, step, times, passed))
+            end = None
         except Exception as error:  # any error of the guard, of Petals or of a block
-            await computed.put(error)
-        else:
-            await computed.put(None)
+            end = error
+        finally:
+            computed.put_nowait(end)
 
     async def _pass_on(self, answer: Answer, step: _Step) -> _Passed | None:
         """Sends this server's outputs to the next one, if that server has all earlier ones."""
@@ -167,12 +179,11 @@ class ChainedSession:
                 raise Refused("the client's step leaves the next server out")
             hidden = answer.tensors[0].tensor()
             require_usable(hidden)
-            if self._next is None:
-                self._next = await self._open_next(step)
-            position = self._next.position if step.position is None else step.position
+            cache = self._next = self._next or await self._open_next(step)
+            position = cache.position if step.position is None else step.position
             sent_at = time.monotonic()
-            sent = await self._next.send(Inputs.of(hidden), position, step.request.after_first(), step.order)
-            return _Passed(self._next, sent, sent_at)
+            sent = await cache.send(Inputs.of(hidden), position, step.request.after_first(), step.order)
+            return _Passed(cache, sent, sent_at)
         except CacheLost:  # an earlier step gets the reason, if one is unanswered
             if self._next is not None and self._next.failure is not None:
                 await self._leave_next(self._next.failure)
@@ -198,10 +209,14 @@ class ChainedSession:
             hops = step.request.chain
             seconds = min(hops[0].patience, self._handler.request_timeout)
             try:
-                theirs = await asyncio.wait_for(passed.cache.answer_to(passed.step), seconds)
-                found = read_chain_answer(theirs.metadata, [hop.end for hop in hops])
+                try:
+                    theirs = await asyncio.wait_for(passed.cache.answer_to(passed.step), seconds)
+                    found, outputs = read_chain_answer(theirs.metadata, [hop.end for hop in hops]), theirs.tensors
+                except ChainCut as cut:  # servers after the next one have lost the session
+                    await self._leave_next(cut)
+                    found, outputs = cut.answer, cut.outputs
                 own = times.model_copy(update={"call": time.monotonic() - passed.sent_at})
-                return Answer(theirs.tensors, pack_answer(found.preceded_by(own)))
+                return Answer(outputs, pack_answer(found.preceded_by(own)))
             except Exception as error:  # any error of the daemon, the connection or the next server
                 await self._leave_next(error)
         why = self._why or ("the next server has ended the session" if step.request.chain else "")

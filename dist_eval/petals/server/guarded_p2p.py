@@ -17,8 +17,8 @@ from typing import Any, NoReturn
 from dist_eval.petals.client.failures import drop_traceback
 from dist_eval.petals.client.protocol import KEEPS_STREAM
 from dist_eval.petals.client.raw_stream import RawStream
-from dist_eval.petals.client.streams import Answer, send_answer, send_message
-from dist_eval.petals.client.tensor_stream import Arena, PeerError, TensorReader, write_error
+from dist_eval.petals.client.streams import LONGEST_ERROR, Answer, send_answer, send_message
+from dist_eval.petals.client.tensor_stream import Arena, PeerError, TensorReader, counted_bytes, write_error
 from dist_eval.petals.server.metadata import Refused, read_metadata
 from dist_eval.petals.server.request import Request
 from dist_eval.petals.server.shared_memory import SharedMemory
@@ -36,8 +36,6 @@ MESSAGE_SECONDS, SLOWEST = 30.0, 1 << 16
 REQUEST_SECONDS = 180.0
 """How long a request in several messages may take."""
 
-_LEAST_MESSAGE_BYTES = 1 << 10  # counted for shorter messages, which limits the number of empty ones
-_LONGEST_ERROR = 500
 _CANCEL_SECONDS, _DISCARD_SECONDS = 0.1, 2.0
 _KEPT_SECONDS = 120.0  # how long a stream may wait for another request
 _IDLE_OF_A_PEER, _MOST_IDLE = 64, 256  # how many may, of one client and of all, at a handler
@@ -108,11 +106,11 @@ class GuardedP2P:
         """Answers a stream until it ends, fails or is abandoned."""
         with closing(await RawStream.take(reader, writer)) as stream:
             try:
-                answer = self._converse if name.endswith("rpc_inference") else self._answer_one
+                respond = self._converse if name.endswith("rpc_inference") else self._answer_one
                 peer, is_open = info.peer_id, True
                 while is_open:
                     with self._reported(name, peer), self._admitted(peer), self._reserved(0) as reserve:
-                        may_continue = await answer(handler, stream, reserve)
+                        may_continue = await respond(handler, stream, reserve)
                     is_open = may_continue and await self._continues(stream, peer)
             except (ConnectionError, EOFError) as error:
                 drop_traceback(error)
@@ -208,7 +206,7 @@ class GuardedP2P:
         def allow(size: int) -> None:
             if size > self._request_bytes:
                 raise Refused(f"a message of {size} bytes is too large: at most {self._request_bytes} are read")
-            reserve(_counted(size))
+            reserve(counted_bytes(size))
 
         return TensorReader(stream, runtime_pb2.ExpertRequest, Arena(self._request_bytes, take), allow)
 
@@ -258,8 +256,8 @@ class GuardedP2P:
         except (ConnectionError, EOFError):  # the client is gone
             raise
         except Exception as error:
-            if len(text := str(error)) > _LONGEST_ERROR:
-                error.args = (printable(text, _LONGEST_ERROR),)
+            if len(text := str(error)) > LONGEST_ERROR:
+                error.args = (printable(text, LONGEST_ERROR),)
             text = printable(str(error)) or type(error).__name__
             logger.warning(f"{name.partition('.')[2]} of peer ...{str(peer)[-6:]}: {text}")
             raise
@@ -295,7 +293,7 @@ async def _next(reader: TensorReader, limit: float) -> tuple[Any, int]:
     size = await _in_time(reader.begin(), limit, "waited for data")
     if size is None:
         raise EOFError("the client is gone")
-    return await _in_time(rest(), _seconds_for(size), "waited for a complete message"), _counted(size)
+    return await _in_time(rest(), _seconds_for(size), "waited for a complete message"), counted_bytes(size)
 
 
 async def _deliver(
@@ -319,10 +317,10 @@ async def _while_there(work: Coroutine[Any, Any, Any], client: Coroutine[Any, An
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         return tasks[0 if tasks[0].done() else 1].result()
     finally:
-        await _end(tasks)
+        await end_tasks(tasks)
 
 
-async def _end(tasks: Iterable[asyncio.Task[Any]]) -> None:
+async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancels tasks repeatedly until they end, because `asyncio.wait_for` may miss it up to Python 3.11."""
     while running := [task for task in tasks if not task.done()]:
         for task in running:
@@ -331,10 +329,6 @@ async def _end(tasks: Iterable[asyncio.Task[Any]]) -> None:
     for task in tasks:
         if not task.cancelled():
             task.exception()  # retrieved, so that asyncio does not report it
-
-
-def _counted(size: int) -> int:
-    return max(size, _LEAST_MESSAGE_BYTES)
 
 
 def _seconds_for(size: int) -> float:

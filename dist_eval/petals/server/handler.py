@@ -17,7 +17,7 @@ from dist_eval.petals.client.payload import Payload
 from dist_eval.petals.client.protocol import ROLLS_BACK
 from dist_eval.petals.client.streams import Answer
 from dist_eval.petals.server.chain import ChainHandler
-from dist_eval.petals.server.chained_session import ChainedSession
+from dist_eval.petals.server.chained_session import SESSION_OVER, ChainedSession
 from dist_eval.petals.server.embedding import Embedder
 from dist_eval.petals.server.guard import Guard
 from dist_eval.petals.server.guarded_p2p import GuardedP2P
@@ -189,6 +189,8 @@ def handler_class() -> Any:
                             pushing.add(task := asyncio.create_task(sent))
                             task.add_done_callback(pushing.discard)
                         yield answer
+            except asyncio.TimeoutError:
+                raise Refused(SESSION_OVER) from None
             finally:
                 self._log_request("rpc_inference.close", uids, context)
 
