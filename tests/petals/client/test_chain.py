@@ -349,6 +349,8 @@ def test_a_session_goes_on_elsewhere_when_a_server_of_its_chain_is_frozen_or_kil
             assert record.route.pop(1).peer == victim
             stop()
             requests.servers.excluded = {dead}
+            for way in session.continuations([ids[:, 13:15]] * 12):
+                torch.testing.assert_close(way, whole[:, 13:15], atol=2e-5, rtol=0)
             found += [session.step(part) for part in ids[:, 13:].split([1, 1, 5], dim=1)]
             torch.testing.assert_close(torch.cat(found, dim=1), whole, atol=2e-5, rtol=0)
             assert session.step(ids[:, 4:5], start=4, record=record).shape == (ROWS, 1, HIDDEN)
