@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from dist_eval.petals.client import event_loop
 from dist_eval.petals.client.attempts import Choice, RoutePart, TooLarge
 from dist_eval.petals.client.deep_prompts import DeepPrompts
 from dist_eval.petals.client.inputs import Inputs, TokenIds
@@ -49,12 +50,10 @@ def forward(
         OutageError: no server of a block could be reached for too long.
         SwarmError: no attempt for a segment was answered.
     """
-    from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
-
     inputs, record = Inputs.of(given), record or RouteRecord()
     is_partial = rows is not None and len(rows) < inputs.size  # whether servers may leave outputs out
     sent = _Forward(requests, requests.transport.prompts.of(prompts), avoided, record)
-    found = RemoteExpertWorker.run_coroutine(sent.outputs(inputs, rows if is_partial else None))
+    found = event_loop.run(sent.outputs(inputs, rows if is_partial else None))
     found = found.to(given) if isinstance(given, torch.Tensor) else found.to(torch.float32)
     return found if is_partial else picked(found, rows)
 

@@ -13,7 +13,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
+from dist_eval.petals.client import event_loop
 from dist_eval.petals.client.attempts import Choice, RoutePart, TooLarge
 from dist_eval.petals.client.deep_prompts import DeepPrompts
 from dist_eval.petals.client.requests import SwarmRequests, for_all, tokens_in, within
@@ -53,10 +55,8 @@ class _ThroughSwarm(torch.autograd.Function):
     def forward(
         ctx: Any, requests: SwarmRequests, prompts: torch.Tensor | None, *batches: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
-
         deep = requests.transport.prompts.of(prompts)
-        found = RemoteExpertWorker.run_coroutine(
+        found = event_loop.run(
             for_all([batch.detach() for batch in batches], lambda batch: _forward_all(requests, deep, batch))
         )
         ctx.requests, ctx.prompts, ctx.deep = requests, prompts, deep
@@ -65,13 +65,12 @@ class _ThroughSwarm(torch.autograd.Function):
         return tuple(output.to(batch) for output, batch in zip(outputs, batches, strict=True))
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
-
         of_prompts = None
         pairs = [*zip(ctx.routes, gradients, strict=True)]
         backward = for_all(pairs, lambda pair: _backward_all(ctx.requests, ctx.deep, *pair))
-        answers = RemoteExpertWorker.run_coroutine(backward)
+        answers = event_loop.run(backward)
         if ctx.prompts is not None:
             of_prompts = torch.zeros_like(ctx.prompts, dtype=torch.float32)
             for _, pieces in itertools.chain(*answers):

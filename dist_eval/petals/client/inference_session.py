@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from dist_eval.errors import NoCacheError, SwarmError
+from dist_eval.petals.client import event_loop
 from dist_eval.petals.client.attempts import Choice, RoutePart, TooLarge
 from dist_eval.petals.client.inputs import Inputs
 from dist_eval.petals.client.outputs import picked
@@ -333,10 +334,8 @@ def _rows_of(
 
 def _run(coroutine: Coroutine[Any, Any, Result]) -> Result:
     """Runs a coroutine in the event loop's thread."""
-    from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
-
     try:
-        return RemoteExpertWorker.run_coroutine(coroutine)
+        return event_loop.run(coroutine)
     except TooLarge as error:
         refused = NoCacheError(f"steps of sessions are larger than a server accepts ({error})")
         refused.transient = False

@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+MOST_DIMENSIONS = 4
+"""Most dimensions of a tensor of a request or an answer."""
+
 _READ_IN_PLACE = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
@@ -63,7 +66,9 @@ class Payload:
     def size_of(head: Any) -> int:
         """Returns the number of bytes that belong to a head; 0 if they are compressed or it is unknown."""
         dtype = _READ_IN_PLACE.get(head.dtype)
-        return 0 if dtype is None or head.compression else math.prod(head.size) * dtype.itemsize
+        if dtype is None or head.compression or len(head.size) > MOST_DIMENSIONS:
+            return 0
+        return math.prod(head.size) * dtype.itemsize
 
     def message(self) -> Any:
         """Returns it as a `runtime_pb2.Tensor`."""

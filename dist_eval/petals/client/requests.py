@@ -18,6 +18,7 @@ import torch
 
 from dist_eval.errors import NoCacheError, RefusedError, SwarmError, one_line
 from dist_eval.petals.base_model.config import max_request_tokens
+from dist_eval.petals.client import event_loop
 from dist_eval.petals.client.admission import RateLimiter
 from dist_eval.petals.client.attempts import Attempts, Choice, NoServer, RoutePart, TooLarge
 from dist_eval.petals.client.deep_prompts import DeepPrompts
@@ -101,11 +102,9 @@ class SwarmRequests:
         Raises:
             SwarmError: no server of some block has a version of Petals that computes the model.
         """
-        from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
-
         keep_freed_memory()
         self.servers.start(self.timeout)
-        RemoteExpertWorker.run_coroutine(self._measure_round_trips())
+        event_loop.run(self._measure_round_trips())
 
     def close(self) -> None:
         """Closes idle streams, and stops updating the list of servers."""
@@ -201,8 +200,6 @@ class SwarmRequests:
             SwarmError: there is no usable answer; the message names the server. A `NoCacheError` if the server has no
                 room for a session.
         """
-        from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
-
         choice = Choice(segment, self.timeout, spans=(), at=time.monotonic())
 
         async def send() -> torch.Tensor:
@@ -210,7 +207,8 @@ class SwarmRequests:
             return await self._turns.send(turn)
 
         try:
-            return RemoteExpertWorker.run_coroutine(send())
+            answer: torch.Tensor = event_loop.run(send())
+            return answer
         except Exception as error:  # any error of the daemon, the connection or the server
             has_no_room = classify(error) is Failure.NO_CACHE
             failed = (NoCacheError if has_no_room else SwarmError)(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dist_eval.petals.client.payload import Payload
+from dist_eval.petals.client.payload import MOST_DIMENSIONS, Payload
 from dist_eval.petals.client.raw_stream import RawStream
 
 MESSAGE, ERROR = b"\x00", b"\x01"
@@ -157,6 +157,8 @@ class TensorReader:
             has_bytes = True
             await self._stream.read_into(self._arena.take(size))
         head = _parsed(runtime_pb2.Tensor, bytes(fields.collected))
+        if len(head.size) > MOST_DIMENSIONS:  # their product may take minutes
+            raise MalformedStream("a tensor of too many dimensions")
         if head.dtype or not self._ranges:  # only the first part of a tensor has a dtype
             if len(self._ranges) == MOST_TENSORS:
                 raise MalformedStream("a stream of too many tensors")

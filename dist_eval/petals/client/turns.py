@@ -134,7 +134,7 @@ class Turns:
             answer = await request.send(choice.stall_timeout)
         except BaseException as error:
             now, failure = _now(), classify(error)
-            if failure not in choice.doubtful:
+            if isinstance(error, Exception) and failure not in choice.doubtful:  # not if it was given up here
                 self._router.stats(choice.segment.peer).failed(now, failure)
             admission.failed(ticket, now)
             self._wake()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -33,6 +34,12 @@ _OF_PETALS = (
     *("ban_timeout", "max_pinged", "ping_timeout", "daemon_startup_timeout", "low_cpu_mem_usage"),
     *("use_chunked_forward", "chunked_forward_step"),
 )
+
+# Settings without an effect on the layers
+_OF_CLIENT = re.compile(
+    r"num_labels|(id2label|label2id)|problem_type|.*_token_ids?|use_cache|return_dict|output_\w+|_?name_or_path|"
+    r".*(dropout|pdrop|_drop)|initializer_\w+|tuning_mode|pre_seq_len|(torch_)?dtype|is_decoder|tie_\w+|keys_to_ignore\w*"
+).fullmatch
 
 
 class _Auto:
@@ -144,7 +151,8 @@ class _Auto:
         opened = OpenConnection(reaching, config)
         base.connect(opened.requests, request_tokens=max_request_tokens(config), require_open=opened.require_open)
         loaded.connection = opened
-        weakref.finalize(loaded, opened.close_when_collected).atexit = False  # the connection has its own end there
+        # all copies of the model share its blocks; at exit the connection is closed in another way
+        weakref.finalize(base.swarm_blocks, opened.close_when_collected).atexit = False
         return loaded
 
 
@@ -220,6 +228,12 @@ def _config(base: Any, settings: Mapping[str, Any], own: Mapping[str, Any]) -> A
     settings = {name: value for name, value in settings.items() if name not in _OF_PETALS}
     if unknown := [name for name in settings if not hasattr(config, name)]:
         raise ConfigError(f"from_pretrained: models of this type have no setting {', '.join(unknown)}.")
+    changed = [name for name, value in settings.items() if value != getattr(config, name) and not _OF_CLIENT(name)]
+    if changed:
+        raise ConfigError(
+            f"from_pretrained: {', '.join(changed)} cannot be set, because servers compute the layers with the model's "
+            "own settings. Leave it out."
+        )
     for name, value in {**settings, **own}.items():
         setattr(config, name, value)
     return config

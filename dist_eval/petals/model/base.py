@@ -50,7 +50,7 @@ class SwarmBase(SwarmModel, Prompts):
         architecture: ClassVar[Architecture]
         swarm_blocks: SwarmBlocks
         get_input_embeddings: Any
-        _loaded_words: tuple[torch.Tensor, int]
+        _loaded_words: LoadedWords
 
     @property
     def swarm_base(self) -> SwarmBase:
@@ -107,7 +107,7 @@ class SwarmBase(SwarmModel, Prompts):
 
     @functools.cached_property
     def _output_class(self) -> Any:
-        return type(self._through_stubs(torch.zeros(1, 1, self.config.hidden_size)))
+        return type(self._through_stubs(self.get_input_embeddings().weight.new_zeros(1, 1, self.config.hidden_size)))
 
     def whole_texts(self, texts: torch.Tensor, counts: Sequence[int], wanted: torch.Tensor) -> torch.Tensor:
         """Computes texts from their beginning, in requests of texts of similar length.
@@ -159,21 +159,21 @@ class SwarmBase(SwarmModel, Prompts):
 
     def inputs(self, texts: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor | TokenIds:
         """Returns the inputs to send for texts (see `embedded`): their ids if servers have the same embeddings."""
-        if texts.is_floating_point() or not (self.architecture.has_lookup and self._has_loaded_words):
+        if texts.is_floating_point() or not self.architecture.has_lookup:
+            return self.embedded(texts, prompts)
+        _, *norms = self.input_parameters()
+        if not self._loaded_words.are_unchanged(self.get_input_embeddings(), norms, texts):
             return self.embedded(texts, prompts)
         return TokenIds(texts, prompts, self.embedded, self.config.hidden_size)
 
+    def input_parameters(self) -> list[torch.Tensor]:
+        """Returns the embeddings of tokens, and the parameters of norms between them and the first layer."""
+        norms = [self.get_submodule(path) for path in self.architecture.input_norms]
+        return [self.get_input_embeddings().weight, *itertools.chain(*(norm.parameters() for norm in norms))]
+
     def words_are_loaded(self) -> None:
         """Records that the embeddings are those of the model on disk, which servers also have."""
-        table = self.get_input_embeddings().weight
-        self._loaded_words = table, table._version
-
-    @property
-    def _has_loaded_words(self) -> bool:
-        """Whether the embeddings were not replaced, changed or hooked since, and are not being trained."""
-        words, (table, version) = self.get_input_embeddings(), self._loaded_words
-        is_other = words.weight is not table or table._version != version or table.requires_grad
-        return not (is_other or words._forward_hooks or words._forward_pre_hooks)
+        self._loaded_words = LoadedWords(self.get_input_embeddings(), self.input_parameters()[1:])
 
     def embedded(self, texts: torch.Tensor, prompts: torch.Tensor | None = None) -> torch.Tensor:
         """Computes the inputs of the first layer, including the family's own scales and norms before it.
@@ -195,6 +195,40 @@ class SwarmBase(SwarmModel, Prompts):
 
     def _through_stubs(self, words: torch.Tensor) -> Any:
         return super().forward(inputs_embeds=words, use_cache=False, return_dict=True)
+
+
+class LoadedWords:
+    """The embeddings of tokens as they were loaded: whether servers would compute the same ones from ids.
+
+    They are compared by their values: fused optimizers, and code that uses `.data`, change a tensor without a trace.
+
+    Args:
+        words: the embeddings.
+        norms: parameters of norms between them and the first layer.
+    """
+
+    def __init__(self, words: nn.Module, norms: Sequence[torch.Tensor]) -> None:
+        self._words, self._norms = words, [norm.detach().clone() for norm in norms]
+        self._sums = _sums_of(cast(torch.Tensor, words.weight))
+
+    @torch.no_grad()
+    def are_unchanged(self, words: nn.Module, norms: Sequence[torch.Tensor], ids: torch.Tensor) -> bool:
+        """Whether the embeddings of some ids were not replaced, changed or hooked, and are not being trained."""
+        table = cast(torch.Tensor, words.weight)
+        if words is not self._words or words._forward_hooks or words._forward_pre_hooks:
+            return False
+        if any(tensor.requires_grad for tensor in (table, *norms)):
+            return False
+        used = ids.unique()
+        if not torch.equal(_sums_of(table[used.to(table.device)]), self._sums[used.cpu()]):
+            return False
+        return all(torch.equal(one.to(other), other) for one, other in zip(norms, self._norms, strict=True))
+
+
+def _sums_of(table: torch.Tensor) -> torch.Tensor:
+    """Returns the sum of each row's bits as integers, int64 of shape [rows]."""
+    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[table.dtype.itemsize]
+    return table.detach().contiguous().view(integers).sum(1, dtype=torch.int64).cpu()
 
 
 def _texts(given: Mapping[str, Any]) -> torch.Tensor:

@@ -93,7 +93,8 @@ class SwarmCache(Cache):
         Returns:
             The outputs of the last layer there, row by row, of shape [positions, hidden].
         """
-        new = [text[:count] for text, count in zip(tokens, rows.counts.tolist(), strict=True)]
+        # copied, because callers may reuse the memory of their batches
+        new = [text[:count].clone() for text, count in zip(tokens, rows.counts.tolist(), strict=True)]
         before = self._texts or [[] for _ in new]
         texts = [[*old, part] if len(part) else old for old, part in zip(before, new, strict=True)]
         is_first = self._columns is None
@@ -107,8 +108,9 @@ class SwarmCache(Cache):
         return outputs
 
     def _can_use_sessions(self, tokens: torch.Tensor) -> bool:
-        parameters = [tokens, self._base.soft_prompts(), self._base.deep_prompts()]
-        learns = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in parameters)
+        texts = [tokens, *itertools.chain(*self._texts)]
+        inputs = [*texts, self._base.soft_prompts(), self._base.deep_prompts(), *self._base.input_parameters()]
+        learns = torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs)
         return self._has_room and not learns and self._base.swarm_blocks.has_sessions
 
     def _recomputed(self, texts: Sequence[Text], new: Sequence[torch.Tensor], wanted: torch.Tensor) -> torch.Tensor:
@@ -227,6 +229,21 @@ class SwarmCache(Cache):
         return [False]
 
     is_sliding = is_dummy = is_linear
+
+    def replace(self, ids: torch.Tensor) -> None:
+        """Replaces texts that differ from given token ids, as after a search with beams, which drops some.
+
+        Args:
+            ids: the texts, int64 of shape [rows, columns or more], in the order of the batch's rows.
+        """
+        if self._columns is None or any(part.ndim > 1 for part in itertools.chain(*self._texts)):
+            return
+        if len(ids) != len(self._texts):
+            self.batch_select_indices(torch.arange(len(ids)) * len(self._texts) // len(ids))
+        for row, text in enumerate(self._texts):
+            own = ids[row, : self._columns.shape[1]][self._columns[row].to(ids.device)]
+            if not torch.equal(torch.cat(text).to(own.device), own):
+                self._texts[row] = [own.clone()]
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         if self._columns is not None:

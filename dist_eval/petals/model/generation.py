@@ -171,7 +171,7 @@ class Generating:
 
     @contextmanager
     def use_session(self, session: InferenceSession | None) -> Iterator[InferenceSession | None]:
-        """Makes calls of the model and of `generate` within this context continue a session's texts."""
+        """Makes calls of the model, or of `generate`, within this context continue a session's texts."""
         token = _active.set(None if session is None else (self.swarm_base, session))
         try:
             yield session
@@ -217,12 +217,21 @@ class Generating:
 
     def _continue(self, session: InferenceSession, inputs: torch.Tensor | None, *args: Any, **kwargs: Any) -> Any:
         inputs = kwargs.pop("input_ids", None) if inputs is None else inputs
+        if session.output_ids is None and session.cache.is_initialized:
+            raise ConfigError("The session has texts of a forward: open another one for generate.")
         before = 0
         mask = kwargs.pop("attention_mask", None)
         if session.output_ids is not None:
             before = session.output_ids.shape[1]
             new = session.output_ids[:, before:] if inputs is None else inputs.to(session.output_ids)
+            if len(new) != len(session.output_ids):
+                raise DataError(f"{len(new)} texts cannot continue a session of {len(session.output_ids)}.")
             inputs = torch.cat([session.output_ids, new], dim=1)
+            if session.cache.get_seq_length() > before:
+                raise ConfigError("A forward has continued the texts of this session: open another one for generate.")
+            session.cache.replace(session.output_ids)
+            if not new.shape[1] and session.cache.get_seq_length() == before:
+                session.cache.crop(-1)  # `generate` sends at least one token
             held = session.cache.columns(inputs).long()
             mask = torch.ones_like(new) if mask is None else mask[:, mask.shape[1] - new.shape[1] :].to(new)
             generated = mask.new_ones(len(mask), before - held.shape[1])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from dist_eval.errors import ConfigError
-from dist_eval.petals.model.loading import base_fingerprint
+from dist_eval.petals.model.loading import TUNED, base_fingerprint
 from dist_eval.petals.model.tuned import tuned_tensors_of
 
 if TYPE_CHECKING:
@@ -55,6 +55,12 @@ class SwarmModel:
         """
         if kwargs.get("push_to_hub"):
             raise ConfigError("push_to_hub is not supported for a model on a swarm: upload the folder yourself.")
+        trained = [name for name, one in self.named_parameters() if one.requires_grad]  # type: ignore[attr-defined]
+        if others := [name for name in trained if not name.endswith(TUNED)]:
+            raise ConfigError(
+                f"A checkpoint has only prompts and a classifier's head, not {', '.join(others[:3])}, which requires "
+                "gradients: save that with torch.save, or call requires_grad_(False) on it first."
+            )
         tuned = tuned_tensors_of(self)
         if not tuned.num_labels and tuned.prompts is None:
             raise ConfigError("The model has no tuned tensors to save: open it with tuning_mode and pre_seq_len.")

@@ -23,7 +23,7 @@ class Rows:
 
     def __init__(self, real: torch.Tensor) -> None:
         self.real, self.counts = real, real.sum(dim=1)
-        self.longest = max(1, int(self.counts.max()))
+        self.longest = max(1, int(self.counts.max()) if len(real) else 0)
         order = torch.argsort(real.to(torch.int8), dim=1, descending=True, stable=True)
         self._places = order[:, : self.longest]  # columns of the real tokens, then of some padding
         columns = torch.arange(self.longest, device=real.device)

@@ -16,6 +16,7 @@ from torch import nn
 
 from dist_eval.errors import CheckpointError
 from dist_eval.petals.base_model.architecture import Architecture, replace_module
+from dist_eval.petals.base_model.rope import dynamic_ropes, reset_frequencies
 from dist_eval.petals.base_model.weights import ModelWeights, require_all_read
 from dist_eval.process.memory import return_freed_memory
 
@@ -34,6 +35,7 @@ class Block(nn.Module):
         # renamed in transformers 5.24
         parameters = inspect.signature(model.forward).parameters
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"
+        self._ropes = dynamic_ropes(model)
         self._inputs: torch.Tensor | None = None
         self._outputs: torch.Tensor | None = None
         self.layers = layers
@@ -48,6 +50,8 @@ class Block(nn.Module):
     def forward(self, hidden_states: torch.Tensor, cache: Any = None) -> tuple[torch.Tensor]:
         """Runs the block, with a cache of transformers if given."""
         self._inputs = hidden_states
+        for rope in self._ropes:  # earlier texts are those of others
+            reset_frequencies(rope)
         try:
             # the computation before the layer is not used, and may change its inputs in place
             self.model(

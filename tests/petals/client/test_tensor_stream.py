@@ -208,6 +208,12 @@ class Hostile(NamedTuple):
         ),
         Hostile("a huge head", message(tensor_field(HEAD)), message(b""), "longer than any answer"),
         Hostile("many sizes", message(tensor_field(MANY_SIZES)), b"", "too much beside"),
+        Hostile(
+            "many dimensions",
+            message(tensor_field(runtime_pb2.Tensor(size=[127] * 60_000, dtype="float32").SerializeToString())),
+            b"",
+            "too many dimensions",
+        ),
         Hostile("many tensors", message(tensor_field(b"") * 1000), b"", "too many tensors"),
         Hostile("many tensors in messages", b"", message(tensor_field(b"\x22\x01x")), "too many tensors"),
         Hostile("many fields", message(b"\x28\x01" * 1000), b"", "too much beside"),

@@ -166,6 +166,19 @@ def test_a_request_that_is_cancelled_leaves_its_place_to_others(is_first: bool) 
     simulated(scenario)
 
 
+def test_a_request_that_is_given_up_while_it_is_answered_is_no_fault_of_the_server() -> None:
+    async def scenario(turns: Turns) -> None:
+        (task,) = await waiting(turns, 1, asking(ONE), taking(9.0))
+        sending = asyncio.create_task(turns.send(task.result()))
+        await asyncio.sleep(1.0)
+        sending.cancel()
+        await asyncio.wait([sending])
+        assert sending.cancelled() and work_ahead(turns, ONE) == 0
+
+    turns = simulated(scenario)
+    assert turns._router.stats(ONE.peer).failures == 0
+
+
 def test_steps_of_sessions_are_load_until_they_are_answered() -> None:
     async def scenario(turns: Turns) -> None:
         first, second = await waiting(turns, 2, asking(ONE, has_cache=True), taking(1.0, PeerUnreachable("gone")))

@@ -113,6 +113,18 @@ def test_blocks_compute_what_the_whole_model_does(name: str, tmp_path: Path) -> 
         torch.testing.assert_close(torch.cat(steps, dim=1), expected.detach(), atol=20 * tolerance, rtol=0)
 
 
+def test_a_text_is_computed_as_if_it_were_the_first_one_however_long_earlier_ones_were(tmp_path: Path) -> None:
+    model = make_tiny_model("dynamic")
+    model.save_pretrained(tmp_path)
+    most, (block, *_) = model.config.max_position_embeddings, blocks_of(tmp_path)
+    hidden = torch.randn(1, 3 * most, model.config.hidden_size, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        for length in (most, 2 * most):
+            (first,) = block(hidden[:, :length])
+            block(hidden)
+            assert torch.equal(block(hidden[:, :length])[0], first)
+
+
 @pytest.mark.parametrize("name", ["qwen3", "gemma3", "mixtral", "deepseek_v3"])
 def test_blocks_compute_in_the_dtype_of_a_server(name: str, tmp_path: Path) -> None:
     make_tiny_model(name).save_pretrained(tmp_path)

@@ -1,0 +1,156 @@
+"""What a program does with an open model, beside the same model in this process: no change of it is lost silently."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import PrivateSwarm, wait_for
+
+from dist_eval import AutoDistributedModelForCausalLM
+from dist_eval.errors import ConfigError, DataError
+
+from .conftest import both, padded, texts
+
+
+def by_its_data(weight: torch.nn.Parameter) -> None:
+    weight.data.mul_(2)
+
+
+def by_a_fused_optimizer(weight: torch.nn.Parameter) -> None:
+    weight.requires_grad_()
+    weight.grad = torch.ones_like(weight)
+    torch.optim.AdamW([weight], lr=0.5, fused=True).step()
+    weight.grad = None
+    weight.requires_grad_(False)
+
+
+@pytest.mark.parametrize("change", [by_its_data, by_a_fused_optimizer])
+@pytest.mark.parametrize("part", ["word_embeddings", "word_embeddings_layernorm"])
+def test_changed_embeddings_are_those_that_servers_get(
+    part: str, change: Callable[[Any], None], family_swarms: dict[str, PrivateSwarm]
+) -> None:
+    ids = texts()[0][None]
+    with both(family_swarms["bloom"]) as models, torch.no_grad():
+        before = models[0](ids).logits
+        for model in models:
+            change(getattr(model.transformer, part).weight)
+        found, expected = (model(ids).logits for model in models)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    assert not torch.allclose(found, before, atol=1e-2)
+
+
+def test_a_batch_that_is_used_again_changes_no_earlier_text(family_swarms: dict[str, PrivateSwarm]) -> None:
+    ids, batch = texts()[0][None], torch.empty(1, 1, dtype=torch.long)
+    with both(family_swarms["llama"]) as (model, local), torch.no_grad():
+        cache = None
+        for column in range(6):
+            batch.copy_(ids[:, column : column + 1])
+            output = model(batch, use_cache=True, cache=cache)
+            cache = output.cache
+        torch.testing.assert_close(output.logits[:, 0], local(ids[:, :6]).logits[:, -1], atol=1e-5, rtol=0)
+        cache.close()
+
+
+def test_gradients_pass_through_a_continued_text(family_swarms: dict[str, PrivateSwarm]) -> None:
+    ids, gradients = texts()[0][None], list[torch.Tensor]()
+    with both(family_swarms["llama"]) as models:
+        for model in models:
+            words = model.get_input_embeddings()(ids[:, :8]).detach().requires_grad_()
+            first = model(inputs_embeds=words, use_cache=True)
+            second = model(ids[:, 8:12], past_key_values=first.past_key_values)
+            (first.logits.sum() * 0.01 + second.logits.pow(2).sum()).backward()
+            gradients.append(words.grad)
+        torch.testing.assert_close(*gradients, atol=1e-4, rtol=1e-4)
+        words = words.detach().requires_grad_()
+        (once,) = torch.autograd.grad(models[0](inputs_embeds=words).logits.sum(), words, create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            once.pow(2).sum().backward()
+
+
+@pytest.mark.parametrize("returned", [1, 2, 4])
+def test_a_session_continues_the_texts_that_a_search_with_beams_returned(
+    returned: int, family_swarms: dict[str, PrivateSwarm]
+) -> None:
+    ids, beams = texts()[0][None], {"num_beams": 4, "num_return_sequences": returned, "pad_token_id": 0}
+    with both(family_swarms["llama"]) as (model, local), model.inference_session(max_length=60) as session:
+        model.generate(ids, max_new_tokens=6, **beams)
+        known = session.output_ids
+        found = model.generate(max_new_tokens=4, pad_token_id=0)
+        assert torch.equal(torch.cat([known, found], dim=1), local.generate(known, max_new_tokens=4, pad_token_id=0))
+        if returned > 1:
+            with pytest.raises(DataError, match=f"1 texts cannot continue a session of {returned}"):
+                model.generate(ids, max_new_tokens=4, pad_token_id=0)
+
+
+def test_a_session_goes_back_and_generates_again(family_swarms: dict[str, PrivateSwarm]) -> None:
+    ids = texts()[0][None]
+    with both(family_swarms["llama"]) as (model, local):
+        with model.inference_session(max_length=60) as session:
+            model.generate(ids, max_new_tokens=3, pad_token_id=0)
+            session.position = 14
+            found = model.generate(max_new_tokens=4, pad_token_id=0)
+            assert torch.equal(found, local.generate(ids[:, :14], max_new_tokens=4, pad_token_id=0)[:, 14:])
+            with torch.no_grad():
+                model(found[:, -1:])
+                model(found[:, -1:])
+            with pytest.raises(ConfigError, match="A forward has continued"):
+                model.generate(max_new_tokens=2, pad_token_id=0)
+        with model.inference_session(max_length=60), torch.no_grad():
+            model(ids)
+            with pytest.raises(ConfigError, match="texts of a forward"):
+                model.generate(max_new_tokens=2, pad_token_id=0)
+
+
+def test_an_interrupted_call_ends_and_frees_the_servers(family_swarms: dict[str, PrivateSwarm]) -> None:
+    ids, mask = padded(texts(600), "left")
+    with both(family_swarms["llama"]) as (model, _):
+        requests = model.swarm_base.swarm_blocks.requests
+
+        def free() -> list[float]:
+            return list(requests.servers.free_cache().values())
+
+        before = free()
+        for seconds in (0.2, 0.5):
+            timer = threading.Timer(seconds, signal.raise_signal, [signal.SIGINT])
+            timer.start()
+            with pytest.raises(KeyboardInterrupt):
+                model.generate(ids, attention_mask=mask, max_new_tokens=900, pad_token_id=0)
+            timer.join()
+        assert wait_for(lambda: free() == before)
+        assert requests.traffic().retries == 0
+
+
+def test_the_connection_lasts_as_long_as_any_copy(family_swarms: dict[str, PrivateSwarm]) -> None:
+    ids = texts()[0][None]
+    with both(family_swarms["llama"]) as (_, local), torch.no_grad():
+        swarm = family_swarms["llama"]
+        opened = AutoDistributedModelForCausalLM.from_pretrained(
+            swarm.model, initial_peers=swarm.initial_peers, dht_prefix=swarm.dht_prefix
+        )
+        base, connection = copy.deepcopy(opened).model, opened.connection
+        del opened
+        gc.collect()
+        torch.testing.assert_close(base(ids).last_hidden_state, local.model(ids).last_hidden_state, atol=1e-5, rtol=0)
+        connection.close()
+
+
+def test_what_servers_or_checkpoints_would_leave_out_is_refused(
+    family_swarms: dict[str, PrivateSwarm], tmp_path: Path
+) -> None:
+    with both(family_swarms["llama"], tuning_mode="ptune", pre_seq_len=2) as (model, _):
+        model.lm_head.weight.requires_grad_()
+        with pytest.raises(ConfigError, match=r"not lm_head\.weight"):
+            model.save_pretrained(tmp_path)
+    for changed in ({"rms_norm_eps": 0.5}, {"hidden_act": "relu"}, {"num_hidden_layers": 2}):
+        with pytest.raises(ConfigError, match=f"{next(iter(changed))} cannot be set"):
+            AutoDistributedModelForCausalLM.from_pretrained(
+                family_swarms["llama"].model, initial_peers=family_swarms["llama"].initial_peers, **changed
+            )
