@@ -223,9 +223,18 @@ class _Stream:
         self.digest = hashlib.sha256()
 
     def __iter__(self) -> Iterator[tuple[np.ndarray, Any]]:
+        workers = getattr(self._loader, "num_workers", 0)
+        first = set[bytes]()
         for number, batch in enumerate(self._loader):
-            rows = rows_of(batch)
-            self.digest.update(digest_of(batch))
+            rows, of_batch = rows_of(batch), digest_of(batch)
+            self.digest.update(of_batch)
+            if number < workers:
+                first.add(of_batch)
+            if number + 1 == workers and workers > 1 and len(first) == 1:
+                raise ExactnessError(
+                    f"The {workers} workers of the eval_dataloader yield the same examples: divide them by "
+                    "torch.utils.data.get_worker_info() in the dataset, or give num_workers=0."
+                )
             if number % self._world_size == self._rank:
                 yield np.arange(self.rows, self.rows + rows), batch
             self.rows += rows

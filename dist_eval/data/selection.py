@@ -1,8 +1,9 @@
 """Selects rows of a dataset: the first ones or a random sample, the same on any number of ranks and any machine.
 
 The key of row i is the i-th number of NumPy's PCG64 with the sample's seed. A sample of n rows has the n smallest keys.
-So each set of n rows is equally likely, and a larger sample with the same seed contains the smaller one. Keys are raw
-64-bit numbers (`random_raw`), because NumPy guarantees their stream (NEP 19) but not that of `Generator`'s methods.
+So each set of n rows is equally likely, and a larger sample with the same seed contains the smaller one, unless it is
+stratified. Keys are raw 64-bit numbers (`random_raw`), because NumPy guarantees their stream (NEP 19) but not that of
+`Generator`'s methods.
 
 The dataset is read twice: once to count its rows and hash all texts, which shows whether two runs sampled the same
 data, and once to tokenize the selected rows.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from abc import abstractmethod
 from collections.abc import Callable
 from pathlib import Path
@@ -146,6 +147,7 @@ class RequestJob(Job[Requests, np.ndarray]):
         return Fingerprint(
             {
                 **self.base.identity(),
+                **self._end_tokens(data),
                 "--max-length": str(data.continuations.facts.max_length),
                 "--token-budget": str(self.base.token_budget),
                 "--compression": self.config.compression,
@@ -154,6 +156,14 @@ class RequestJob(Job[Requests, np.ndarray]):
                 "plan": plan.digest(),
             }
         )
+
+    def _end_tokens(self, data: Requests) -> dict[str, str]:
+        """Returns the tokens that end a generated text, if they are others than the tokenizer's own."""
+        if not len(data.prompts):
+            return {}
+        tokenizer = load_tokenizer(self.base.name)
+        ends = end_tokens_of(self.base.name, tokenizer)
+        return {} if ends == [tokenizer.eos_token_id] else {"end tokens": json.dumps(ends)}
 
     @abstractmethod
     def identity(self) -> Fingerprint:

@@ -39,8 +39,8 @@ def rescore(
 ) -> None:
     """Prints that the run is complete, computes from its samples what new options ask for, and shows the results.
 
-    Custom metrics are always computed again, because their code may have changed; intervals, groups and slices only if
-    their options differ from the run's.
+    Custom metrics, groups and slices are always computed again, because their code or columns may have changed;
+    intervals only if their options differ from the run's.
 
     Args:
         folder: of the run.
@@ -50,9 +50,11 @@ def rescore(
     """
     results = announce_complete(folder)
     is_new = bool(config.metric) or any(results.config.get(name) != getattr(config, name) for name in _RESCORED)
+    if is_new or config.slice_by or config.group_column:  # these columns of the dataset may have changed
+        found, samples, groups = compute(results, read_table(folder.path, read, " --overwrite runs it again."))
+        is_new = is_new or found != results
+        results = found.model_copy(update={"config": _options_of_both(results.config, config)})
     if is_new:
-        results, samples, groups = compute(results, read_table(folder.path, read, " --overwrite runs it again."))
-        results = results.model_copy(update={"config": _options_of_both(results.config, config)})
         folder.revise(results, samples, groups)
         print("Computed from its answers:", flush=True)
     show_results(folder, config, are_new=is_new, with_speed=False)

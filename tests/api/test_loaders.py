@@ -372,6 +372,11 @@ def test_batches_without_labels_and_with_too_few_are_an_error() -> None:
         list(plain(halving).batches)
 
 
+def test_workers_that_yield_the_same_stream_are_refused() -> None:
+    with pytest.raises(ExactnessError, match="2 workers of the eval_dataloader yield the same examples"):
+        seen_by(lambda _: DataLoader(Stream(10), 3, num_workers=2), 1)
+
+
 def test_worker_processes_keep_working() -> None:
     pairs, _ = seen_by(lambda _: DataLoader(Examples(9), 2, num_workers=2), 1)
     assert np.array(pairs).tolist() == [[i, i] for i in range(9)]

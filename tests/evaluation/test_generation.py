@@ -110,6 +110,18 @@ def test_texts_are_those_of_transformers_and_compared_with_references(
     assert "it differs in the decoding" in capfd.readouterr().err
 
 
+def test_texts_that_would_end_elsewhere_are_of_another_run(
+    model: Path, dataset: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "model"
+    shutil.copytree(model, own)
+    again = command(own, dataset, tmp_path / "run", *LOCAL)
+    assert run_here(*again) == 0
+    (own / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 23]}))
+    assert run_here(*again) != 0
+    assert "it differs in the end tokens" in capfd.readouterr().err
+
+
 def test_a_prompt_that_begins_with_the_tokenizers_own_first_token_has_it_once(
     model: Path, dataset: Path, expected: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -100,6 +100,19 @@ def test_the_same_command_again_changes_nothing(
     assert printed.count("Nothing was sent") == 2 and "Computed from" not in printed
 
 
+def test_columns_that_have_changed_are_analysed_anew(data: TokenizedDataset, tmp_path: Path) -> None:
+    further = {"doc": lambda row: f"doc{row // 8}", "source": lambda row: "ab"[row % 2]}
+    (tmp_path / "changed").mkdir()
+    changed = tokenized_digits(tmp_path / "changed", ROWS, len(NAMES), further)
+    asked: dict[str, Any] = {"group_column": "doc", "slice_by": ["source"]}
+    complete(tmp_path / "run", data, **asked)
+    after, fresh = complete(tmp_path / "run", changed, **asked), complete(tmp_path / "fresh", changed, **asked)
+    for section in VIEW:
+        assert after[section] == fresh[section], section
+    files = [tmp_path / name / "predictions.parquet" for name in ("run", "fresh")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+
+
 def test_own_metrics_are_drawn_in_the_groups_that_the_run_has(
     data: TokenizedDataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
