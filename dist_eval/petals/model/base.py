@@ -226,9 +226,11 @@ class LoadedWords:
 
 
 def _sums_of(table: torch.Tensor) -> torch.Tensor:
-    """Returns the sum of each row's bits as integers, int64 of shape [rows]."""
-    integers = {2: torch.int16, 4: torch.int32, 8: torch.int64}[table.dtype.itemsize]
-    return table.detach().contiguous().view(integers).sum(1, dtype=torch.int64).cpu()
+    """Returns the sum of each row's bytes, read as integers; int64 of shape [rows]."""
+    table = table.detach().contiguous()
+    row_bytes = table.shape[1] * table.dtype.itemsize
+    integers = next(dtype for dtype in (torch.int64, torch.int32, torch.int16) if row_bytes % dtype.itemsize == 0)
+    return table.view(integers).sum(1, dtype=torch.int64).cpu()
 
 
 def _texts(given: Mapping[str, Any]) -> torch.Tensor:
