@@ -399,7 +399,7 @@ KINDS = (
     Kind("no swarm", "No swarm was named. Give --initial-peers ADDRESS...", lambda s: [*s.data(), *SWARM], 2),
     Kind(
         "an address that is none",
-        "'10.0.0.5:31337' is not a peer address. It should look like",
+        "'10.0.0.5:31337' is not a peer address. It should have the form",
         lambda s: [*s.data(), *SWARM, "--initial-peers", "10.0.0.5:31337"],
         2,
     ),

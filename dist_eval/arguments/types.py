@@ -13,6 +13,7 @@ import re
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
 
@@ -173,7 +174,9 @@ class OptionType:
         row = _TABLE[self.base]
         if not isinstance(value, row.accepted) or (isinstance(value, bool) and self.base is not bool):
             expected = f"one of {', '.join(self.choices)}" if self.choices else row.name
-            quote = f" ({_QUOTE})" if self.base is str and not isinstance(value, (list, dict, type(None))) else ""
+            quote = (
+                f" ({_QUOTE})" if self.base is str and isinstance(value, (bool, int, float, date)) else ""
+            )  # as YAML reads them
             raise ValueError(f"{expected}, not {value!r:.80}{quote}")
         if isinstance(value, ExponentText) and self.base is str:
             value = str(value)

@@ -229,7 +229,9 @@ class LabelReader(LabelColumn):
     def _unknown(self, text: str) -> DataError:
         shown = ", ".join(self._names[:10]) + (", ..." if len(self._names) > 10 else "")
         what = _short(text) if text else "empty"
-        message = f"is {what}, but the classes are {shown} (0 to {len(self._names) - 1})."
+        are_numbers = list(self._names) == [str(number) for number in range(len(self._names))]
+        numbers = "" if are_numbers else f" (0 to {len(self._names) - 1})"
+        message = f"is {what}, but the classes are {shown}{numbers}."
         if self._renumbers and self._how == "auto" and self._by_number(text) is not None:
             message += f" If {text} is a class number, set --labels numbers."
         alike = [name for name in self._names if name.casefold() == text.strip().casefold()]

@@ -67,7 +67,7 @@ def confusion_sections(results: CompleteRun, confusions: Sequence[tuple[int, int
         ]
         table = Table(
             "Most frequent confusions",
-            ["true class", "predicted class", "examples", "of the true class"],
+            ["true class", "predicted class", "examples", "share of the true class"],
             rows,
             keys=2,
             summary_rows=_CONFUSIONS_IN_SUMMARY,

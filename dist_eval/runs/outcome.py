@@ -56,9 +56,10 @@ class Outcome:
         """Why there are no results: status, reason if known, and whether it resumes; empty if there are results."""
         if self.status == "complete":
             return "" if self.results else "complete, but not in the format of this version: run it again"
-        reason = f", {self.reason}" if self.reason else ""
-        advice = "; running the same command again resumes it" if self.exit_status == STOPPED else ""
-        return f"{self.status}{reason}{advice}"
+        parts = [f"{self.status}, {self.reason}" if self.reason else self.status]
+        if self.exit_status == STOPPED and "to resume" not in self.reason:
+            parts = [parts[0].removesuffix("."), "running the same command again resumes it"]
+        return "; ".join(parts)
 
 
 def read_outcome(folder: Path) -> Outcome:

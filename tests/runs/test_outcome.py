@@ -62,6 +62,9 @@ def test_the_problem_says_why_there_are_no_results(tmp_path: Path) -> None:
     begun(tmp_path / "stopped").stop("this rank got SIGTERM", rank=0, host="here")
     resumes = "running the same command again resumes it"
     assert read_outcome(tmp_path / "stopped").problem == f"incomplete, this rank got SIGTERM; {resumes}"
+    said = "Stopped because of SIGTERM: 2 of 5 examples are in the journal. Start the same command again to resume."
+    begun(tmp_path / "begun").stop(said, rank=0, host="here")
+    assert read_outcome(tmp_path / "begun").problem == f"incomplete, {said}"
     begun(tmp_path / "killed")
     assert read_outcome(tmp_path / "killed").problem == f"running; {resumes}"
     (tmp_path / "results.json").write_text('{"status": "complete", "schema_version": 0}')

@@ -53,8 +53,8 @@ def require_peer_addresses(texts: Sequence[str]) -> None:
     for text in texts:
         if not _PEER_ADDRESS.fullmatch(text):
             raise ConfigError(
-                f"--initial-peers: {text!r} is not a peer address. "
-                "It should look like /ip4/10.0.0.5/tcp/31337/p2p/QmPeerIdentity."
+                f"--initial-peers: {text!r} is not a peer address. It should have the form /ip4/HOST/tcp/PORT/p2p/ID: "
+                "copy one that `dist-eval swarm` prints."
             )
 
 
