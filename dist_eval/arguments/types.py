@@ -174,9 +174,8 @@ class OptionType:
         row = _TABLE[self.base]
         if not isinstance(value, row.accepted) or (isinstance(value, bool) and self.base is not bool):
             expected = f"one of {', '.join(self.choices)}" if self.choices else row.name
-            quote = (
-                f" ({_QUOTE})" if self.base is str and isinstance(value, (bool, int, float, date)) else ""
-            )  # as YAML reads them
+            is_unquoted = self.base is str and isinstance(value, (bool, int, float, date))  # as YAML reads them
+            quote = f" ({_QUOTE})" if is_unquoted else ""
             raise ValueError(f"{expected}, not {value!r:.80}{quote}")
         if isinstance(value, ExponentText) and self.base is str:
             value = str(value)

@@ -16,7 +16,7 @@ from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from dist_eval.data.chat import render_chat, template_fault
 from dist_eval.data.generation import text_of
-from dist_eval.errors import ConfigError, DataError, one_line
+from dist_eval.errors import DataError, one_line
 from dist_eval.harness.decodings import decoding_of, texts_asked_for
 from dist_eval.model.generation_config import GenerationSettings
 from dist_eval.results.inputs import Decoding
@@ -283,20 +283,17 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
                 f"The chat template refuses system messages ({one_line(error)}): descriptions of tasks are left out, "
                 "as with the harness' own backend."
             )
-        if add_generation_prompt:
-            return text
-        begun = chat_history[-1]["content"].strip()  # the answer continues it, so the end of the message is cut off
-        end = text.rfind(begun)
-        if end < 0:
-            raise ConfigError(
-                "--apply-chat-template: the tokenizer's chat template changes the beginning of an answer (gen_prefix), "
-                "so the model cannot continue it. Leave out the option or gen_prefix."
-            )
-        return text[: end + len(begun)]
+        return text
 
     def _templated(self, chat_history: list[dict[str, str]], add_generation_prompt: bool) -> str:
-        options = {"add_generation_prompt": add_generation_prompt, **self._template_options}
-        return render_chat(self.tokenizer, chat_history, **options)
+        """Without the start of an answer, the last message is one that the model continues (`gen_prefix`)."""
+        return render_chat(
+            self.tokenizer,
+            chat_history,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=not add_generation_prompt,
+            **self._template_options,
+        )
 
 
 def _tokens_of(answer: np.void) -> list[int]:

@@ -7,6 +7,7 @@ import copy
 import hashlib
 import itertools
 import json
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,9 +15,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from lm_eval import evaluator
 from lm_eval.api.model import LM
 from lm_eval.api.task import ConfigurableTask
+from lm_eval.defaults import DEFAULT_OTHER_SEED, DEFAULT_RANDOM_SEED
 from lm_eval.loggers import EvaluationTracker
 from lm_eval.tasks import TaskManager
 
@@ -59,6 +63,10 @@ class LoadedTasks:
         notices = notices or Notices()
         indexed, names = found or find_tasks(options, notices)
         manager = copy.copy(indexed)
+        # those of the harness before it loads tasks, some of which shuffle their data
+        random.seed(DEFAULT_RANDOM_SEED)
+        np.random.seed(DEFAULT_OTHER_SEED)
+        torch.manual_seed(DEFAULT_OTHER_SEED)
         with reading(options, notices):
             for name in names:
                 try:

@@ -116,13 +116,15 @@ def _read_harness(path: Path) -> Iterator[tuple[str, Sample]]:
         for line in map(json.loads, file):
             requests, answers = list(line["arguments"].values()), line["filtered_resps"]
             context = requests[0].get("arg_0")
-            choices = [
-                (str(request.get("arg_1", "")).strip(), float(answer[0]))
-                for request, answer in zip(requests, answers, strict=False)
-                if request.get("arg_0") == context and isinstance(answer, list)
-            ]
-            is_generated = isinstance(requests[0].get("arg_1"), dict)  # how a text was generated
-            text = str(answers[0]) if is_generated else None
+            choices, text = [], None
+            if isinstance(requests[0].get("arg_1"), dict):  # how a text was generated
+                text = "\n".join(map(str, answers[0])) if isinstance(answers[0], list) else str(answers[0])
+            else:
+                choices = [
+                    (str(request.get("arg_1", "")).strip(), float(answer[0]))
+                    for request, answer in zip(requests, answers, strict=False)
+                    if request.get("arg_0") == context and isinstance(answer, list)
+                ]
             yield (
                 line["doc_hash"],
                 Sample(line["doc_id"], line["filter"], str(line["target"]), str(context), choices, text, line),

@@ -209,8 +209,12 @@ def test_a_chat_template_may_leave_the_answer_open() -> None:
     chat = [{"role": "user", "content": "river"}]
     assert model.apply_chat_template(chat) == "[user] river [end][assistant]"
     assert model.apply_chat_template(chat, add_generation_prompt=False) == "[user] river"
+    for begun in ("Say:\n```\n", "["):  # white space stays, and what the template adds is no part of it
+        code = [*chat, {"role": "assistant", "content": begun}]
+        text = model.apply_chat_template(code, add_generation_prompt=False)
+        assert text == f"[user] river [end][assistant] {begun}"
     tokenizer.chat_template = "{{ messages[0].content | upper }}"
-    with pytest.raises(ConfigError, match="changes the beginning of an answer"):
+    with pytest.raises(ConfigError, match="the tokenizer's chat template fails"):
         model.apply_chat_template(chat, add_generation_prompt=False)
     for template in ("{{ raise_exception('no such role') }}", "{{ 1 / 0 }}"):
         tokenizer.chat_template = template

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,24 @@ def own_examples(loaded: LoadedTasks) -> int:
 
 COPIES = [{**row, "id": row["id"] + 100} for row in ROWS]
 OTHERS = [{"id": 50 + n, "question": f"other{n}", "answer": 0} for n in range(12)]
+
+
+def test_a_task_that_shuffles_its_data_has_them_in_one_order(tmp_path: Path) -> None:
+    folder = write(tmp_path, {"test": [{**ROWS[0], "id": number} for number in range(40)]})
+    (folder / "own.py").write_text(
+        "import random\n\n\ndef shuffled(docs):\n    random.shuffle(order := list(range(len(docs))))\n"
+        "    return docs.select(order)\n"
+    )
+    task = folder / "strange.yaml"
+    task.write_text(task.read_text().removesuffix("}") + ', "process_docs": !function own.shuffled}')
+    options = HarnessConfig(tasks=["strange"], model="llama", backend="local", include_path=[str(folder)])
+
+    def order() -> list[int]:
+        random.seed()
+        return [document["id"] for document in LoadedTasks.load(options).tasks["strange"].test_docs()]
+
+    first = order()
+    assert sorted(first) == list(range(40)) != first and order() == first
 
 
 @pytest.mark.parametrize(

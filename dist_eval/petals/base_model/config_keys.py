@@ -59,6 +59,11 @@ _AS_BEFORE: dict[tuple[str, str], Any] = {("falcon", "activation"): "gelu", ("gp
 _READ_BY_MODULES = re.compile(r"\bconfig\.([a-z_]\w*)|\bgetattr\(\s*(?:self\.)?config,\s*[\"'](\w+)[\"']")
 
 
+def has_effect(key: str) -> bool:
+    """Whether a key of a model's config may affect its answers."""
+    return not _NO_EFFECT.fullmatch(key)
+
+
 def require_integers(raw: Mapping[str, Any], where: str) -> None:
     """Checks that the sizes in a config are integers."""
     for key in (*_SIZES, *_OPTIONAL_SIZES):
@@ -102,7 +107,7 @@ def require_same_base(raw: Mapping[str, Any], base: Any, where: str, own: Collec
     for key in _unread(raw, base.model_type, {*known, *own}):
         raise _refusal(f"{where}: {key} {raw[key]!r:.80}", base)
     named = [key for key in inspect.signature(type(base)).parameters if key in raw and key not in (*own, *_ROTARY)]
-    named = [key for key in named if raw[key] is not None and not _NO_EFFECT.fullmatch(key)]
+    named = [key for key in named if raw[key] is not None and has_effect(key)]
     theirs = _rotary(raw) | {key: raw[key] for key in named}
     ours = _rotary(_as_read(base, known)) | {key: getattr(base, key, None) for key in named}
     is_whole = "rope_parameters" in raw or "rope_scaling" in raw
@@ -120,7 +125,7 @@ def _unread(raw: Mapping[str, Any], model_type: str, known: Collection[str]) -> 
         is_factor = key.endswith(("scale", "factor", "multiplier"))
         is_off = value in (None, False, "", [], {}) or (is_factor and value == 1 and value is not True)
         is_as_before = value == _AS_BEFORE.get((model_type, key))
-        if not (key in known or key in _ROTARY or is_off or is_as_before or _NO_EFFECT.fullmatch(key)):
+        if not (key in known or key in _ROTARY or is_off or is_as_before or not has_effect(key)):
             yield key
 
 

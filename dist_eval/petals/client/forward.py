@@ -33,8 +33,7 @@ def forward(
     Args:
         requests: sends to the swarm.
         given: hidden states, float tensor of shape [batch, length, hidden], or the token ids to compute them from.
-        prompts: deep prompts of shape [blocks, pre_seq_len, hidden], or None. They are serialized once: pass the same
-            tensor each time.
+        prompts: deep prompts of shape [blocks, pre_seq_len, hidden], or None. Equal ones are serialized once.
         avoided: segments to avoid if there is another route.
         record: records the route.
         rows: positions in batch x length whose outputs are needed, int64 of shape [rows]; by default all. Servers then

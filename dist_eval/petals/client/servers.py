@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dist_eval.errors import OutageError, SwarmError
+from dist_eval.petals.client import event_loop
 from dist_eval.petals.client.attempts import NoServer
 from dist_eval.petals.client.directory import ServerDirectory
 from dist_eval.petals.client.petals_version import serves, versions_needed
@@ -103,7 +104,6 @@ class SwarmServers:
         Returns:
             Tokens of a text times blocks; 0 for a server that does not answer or has no sessions.
         """
-        from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
         async def ask(spans: Sequence[Span]) -> list[int | BaseException]:
             return await asyncio.gather(*map(self._transport.free_cache, spans), return_exceptions=True)
@@ -111,7 +111,7 @@ class SwarmServers:
         spans, give_up = self.spans(), time.monotonic() + CONTACT_SECONDS
         answered = dict[Span, int]()
         while missing := [span for span in spans if span not in answered]:
-            answers = zip(missing, RemoteExpertWorker.run_coroutine(ask(missing)), strict=True)
+            answers = zip(missing, event_loop.run(ask(missing)), strict=True)
             answered.update((span, left) for span, left in answers if isinstance(left, int))
             if time.monotonic() > give_up:
                 break

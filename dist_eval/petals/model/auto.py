@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from dist_eval.errors import CheckpointError, ConfigError
 from dist_eval.petals.base_model.architecture import Architecture
 from dist_eval.petals.base_model.config import default_dht_prefix, max_request_tokens, read_base_config
+from dist_eval.petals.base_model.config_keys import has_effect
 from dist_eval.petals.base_model.weights import file_of
 from dist_eval.petals.client.peers import require_peer_addresses
 from dist_eval.petals.model.base import base_class
@@ -35,11 +35,7 @@ _OF_PETALS = (
     *("use_chunked_forward", "chunked_forward_step"),
 )
 
-# Settings without an effect on the layers
-_OF_CLIENT = re.compile(
-    r"num_labels|(id2label|label2id)|problem_type|.*_token_ids?|use_cache|return_dict|output_\w+|_?name_or_path|"
-    r".*(dropout|pdrop|_drop)|initializer_\w+|tuning_mode|pre_seq_len|(torch_)?dtype|is_decoder|tie_\w+|keys_to_ignore\w*"
-).fullmatch
+_OF_HEAD = ("num_labels", "id2label", "label2id", "problem_type")
 
 
 class _Auto:
@@ -228,8 +224,8 @@ def _config(base: Any, settings: Mapping[str, Any], own: Mapping[str, Any]) -> A
     settings = {name: value for name, value in settings.items() if name not in _OF_PETALS}
     if unknown := [name for name in settings if not hasattr(config, name)]:
         raise ConfigError(f"from_pretrained: models of this type have no setting {', '.join(unknown)}.")
-    changed = [name for name, value in settings.items() if value != getattr(config, name) and not _OF_CLIENT(name)]
-    if changed:
+    changed = [name for name, value in settings.items() if value != getattr(config, name)]
+    if changed := [name for name in changed if name not in _OF_HEAD and has_effect(name)]:
         raise ConfigError(
             f"from_pretrained: {', '.join(changed)} cannot be set, because servers compute the layers with the model's "
             "own settings. Leave it out."

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from dist_eval.petals.client.announcements import reason_of
 from dist_eval.petals.client.chain import ChainRequest, read_request
 from dist_eval.petals.client.deep_prompts import KEPT_TOKENS
-from dist_eval.petals.client.payload import Payload
+from dist_eval.petals.client.payload import MOST_DIMENSIONS, Payload
 from dist_eval.petals.server.metadata import METADATA_BYTES, Refused, checked_metadata, is_int, shown
 from dist_eval.petals.server.request import Request
 
@@ -281,7 +281,7 @@ def _require_whole(tensor: Payload, name: str, dtypes: Collection[str]) -> None:
     dtype: str = tensor.head.dtype
     if dtype not in dtypes:
         raise Refused(f"the dtype of the {name} is {shown(dtype)} instead of {' or '.join(dtypes)}")
-    if len(tensor.size) > 4:
+    if len(tensor.size) > MOST_DIMENSIONS:
         raise Refused(f"the {name} have {len(tensor.size)} dimensions")
     numbers, found = math.prod(tensor.size), len(tensor.data)
     compression = tensor.head.compression
