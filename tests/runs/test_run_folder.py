@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from importlib import metadata
@@ -73,8 +71,12 @@ def this_run(tmp_path: Path) -> EvaluationFolder:
 
 def claimed_run(folder: Path, complete: bool = True) -> None:
     """A run that began with a fingerprint and has one batch in its journal."""
-    if complete:  # it is drawn only once
-        shutil.copytree(complete_claimed_run(), folder, dirs_exist_ok=True)
+    if complete:
+        drawn = folder.parent / "complete-claimed-run"  # its pictures are drawn only once
+        if not drawn.exists():
+            claimed_run(drawn, complete=False)
+            this_run(drawn).complete(PREDICTIONS, sections())
+        shutil.copytree(drawn, folder, dirs_exist_ok=True)
         return
     run = folder_of(config_for(folder))
     run.open()
@@ -83,14 +85,6 @@ def claimed_run(folder: Path, complete: bool = True) -> None:
     journal.append(BatchOutcome(0, np.zeros(1, dtype=logits_columns(2))))
     journal.close()
     run.close()
-
-
-@functools.cache
-def complete_claimed_run() -> Path:
-    folder = Path(tempfile.mkdtemp())
-    claimed_run(folder, complete=False)
-    this_run(folder).complete(PREDICTIONS, sections())
-    return folder
 
 
 def test_the_same_complete_run_has_nothing_to_do(tmp_path: Path) -> None:
