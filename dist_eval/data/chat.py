@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Any
 
 from dist_eval.errors import ConfigError, one_line
 
 _CONTENT = "0prompt0"  # templates leave it unchanged
+# What transformers gives templates, for a time that is set; a template's variables cannot be functions
+_STRFTIME = """{% macro strftime_now(format) %}{% set now = namespace(text=format) %}\
+{% for code, value in chat_time.items() %}{% set now.text = now.text | replace(code, value) %}{% endfor %}\
+{{ now.text }}{% endmacro %}{{ '' }}"""
+_CODES = [f"%{letter}" for letter in (*"aAwdbBmyYHIpMSjUWcxXGuV", "-d", "-m", "-H", "-I", "-M", "-S", "%")]
+_time: datetime | None = None
+
+
+def set_chat_time(time: datetime) -> None:
+    """Sets the time that chat templates read in this process; otherwise, they read the current time."""
+    global _time
+    _time = time
 
 
 def render_chat(tokenizer: Any, messages: Sequence[dict[str, str]], **options: Any) -> str:
@@ -24,6 +37,9 @@ def render_chat(tokenizer: Any, messages: Sequence[dict[str, str]], **options: A
     """
     from jinja2 import TemplateError
 
+    if _time:
+        options["chat_template"] = _STRFTIME + tokenizer.get_chat_template(options.get("chat_template"))
+        options["chat_time"] = {code: _time.strftime(code) for code in _CODES}
     try:
         return str(tokenizer.apply_chat_template(list(messages), tokenize=False, **options))
     except TemplateError:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Generic, TypeVar
@@ -17,6 +18,7 @@ from typing import Generic, TypeVar
 import torch
 
 from dist_eval.data.answers import AnswerColumns
+from dist_eval.data.chat import set_chat_time
 from dist_eval.data.plan import BatchPlan
 from dist_eval.distributed.collectives import explaining_lost_ranks, process_group, require_known_interfaces
 from dist_eval.distributed.rank_store import RankStore, Topology
@@ -82,6 +84,8 @@ class RunContext(Generic[Config, Folder]):
         self.has_results, self.folder.holder = json.loads(opened)
         if self.config.revisions:
             self._pin_revisions()
+        if getattr(self.config, "apply_chat_template", False):
+            self._set_chat_time()
         if self.topology.is_host_leader:
             if not self.topology.is_leader:
                 self.folder.open_on_host()
@@ -101,13 +105,24 @@ class RunContext(Generic[Config, Folder]):
             kinds = self.config.revisions
             earlier = self.folder.earlier_revisions()
             commits = earlier or Revisions(**{kind: resolve_commit(kind, *of) for kind, of in kinds.items()})
-            self.folder.record_revisions(commits)
+            self.folder.record(revisions=commits)
             return commits.model_dump_json(exclude_none=True)
 
         self.publish_as_leader("revisions", resolve)
         commits = json.loads(self.rank_store.wait_for("revisions", _OPENING_SECONDS))
         for kind, (name, _) in self.config.revisions.items():
             pin(kind, name, commits[kind])
+
+    def _set_chat_time(self) -> None:
+        """Sets the time that chat templates read on all ranks, as at the first start of this run."""
+
+        def choose() -> str:
+            time = self.folder.earlier_chat_time() or datetime.now().isoformat(timespec="seconds")
+            self.folder.record(chat_time=time)
+            return time
+
+        self.publish_as_leader("chat time", choose)
+        set_chat_time(datetime.fromisoformat(self.rank_store.wait_for("chat time", _OPENING_SECONDS)))
 
     def publish_as_leader(self, key: str, make: Callable[[], str]) -> None:
         """Publishes a value that only the leader computes."""

@@ -78,6 +78,8 @@ class RunHeader(Record):
     """All options, as in --help."""
     revisions: Revisions | None = None
     """Which commits were read, null if no revision was asked for."""
+    chat_time: str | None = None
+    """Local time at the first start, which chat templates with a date show; null without --apply-chat-template."""
     environment: Environment
     """Software versions."""
     digests: Digests = Digests(content="", files={})

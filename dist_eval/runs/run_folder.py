@@ -61,7 +61,7 @@ class RunFolder:
         self._lock: int | None = None
         self.holder = ""  # describes the leader of this run, as in the lock; empty until it has opened the folder
         self._found = FoundResults()
-        self._revisions: Revisions | None = None
+        self._recorded: dict[str, Any] = {}
 
     def open(self, attempt: int = 0) -> None:
         """Takes the folder's lock, and writes its results with status "running".
@@ -87,6 +87,7 @@ class RunFolder:
                 self._clear()
             if not (is_first and self._overwrite):
                 self._found = self._find_results()
+            self._recorded = {"revisions": self.earlier_revisions(), "chat_time": self.earlier_chat_time()}
             if not self._found.are_kept:
                 self._write(self._started())
 
@@ -96,9 +97,13 @@ class RunFolder:
         is_same = found is not None and all(found.config.get(name) == self.options.get(name) for name in _OF_REVISIONS)
         return found.revisions if found and is_same else None
 
-    def record_revisions(self, revisions: Revisions) -> None:
-        """Records the commits that this run reads."""
-        self._revisions = revisions
+    def earlier_chat_time(self) -> str | None:
+        """Returns the time that chat templates read in an earlier start of this run."""
+        return self._found.results.chat_time if self._found.results else None
+
+    def record(self, **known: Any) -> None:
+        """Records values of the `RunHeader` that become known after the start."""
+        self._recorded.update(known)
         if not self._found.are_kept:
             with translating_os_errors(RunError, f"The output folder {self.path} cannot be written"):
                 self._write(self._started())
@@ -237,8 +242,8 @@ class RunFolder:
             started=now(),
             finished=None,
             config=self.options,
-            revisions=self._revisions,
             environment=environment(),
+            **self._recorded,
         )
         return self.records.validate_python(started.to_json())
 
@@ -340,7 +345,7 @@ class NoFolder(RunFolder):
     def open_on_host(self) -> None:
         """Does nothing."""
 
-    def record_revisions(self, revisions: Revisions) -> None:
+    def record(self, **known: Any) -> None:
         """Does nothing."""
 
     def fail(self, message: str, **known: Any) -> bool:

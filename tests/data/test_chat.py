@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
 import pytest
 from harness_tasks import make_tokenizer
 from tiny_models import VOCABULARY
 
-from dist_eval.data.chat import Frame
+from dist_eval.data import chat
+from dist_eval.data.chat import Frame, set_chat_time
 from dist_eval.data.prompts import PromptedWords, Template
 from dist_eval.data.tokenizers import token_ids
 from dist_eval.errors import ConfigError
@@ -46,10 +48,10 @@ def test_prompts_and_words_are_tokenized_as_transformers_chat_and_the_word(
     prompted = PromptedWords(Template(template), words, tokenizer, frame=frame)
     prompts, _ = token_ids(tokenizer, prompted.render([QUESTIONS], 0, str))
     for ids, question in zip(prompts, QUESTIONS, strict=True):
-        chat = theirs(tokenizer, template.replace("{text}", question), system)
+        text = theirs(tokenizer, template.replace("{text}", question), system)
         for word, own in zip(words, prompted.tokens, strict=True):
-            special = not chat.startswith(tokenizer.bos_token)  # as the harness does: BOS is not doubled
-            assert ids + own == tokenizer(chat + word, add_special_tokens=special)["input_ids"]
+            special = not text.startswith(tokenizer.bos_token)  # as the harness does: BOS is not doubled
+            assert ids + own == tokenizer(text + word, add_special_tokens=special)["input_ids"]
 
 
 @pytest.mark.parametrize("system", [None, "Answer with a word."])
@@ -74,6 +76,17 @@ def test_examples_and_system_instruction_stand_where_the_harness_puts_them(
     [found] = prompted.render([["river"]], 0, str)
     assert found.rstrip() == expected
     assert prompted.tokens_before() > len(token_ids(tokenizer, [prompted.before])[0][0]) or not (system or is_chat)
+
+
+@pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
+def test_a_template_reads_the_time_that_was_set(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = make_tokenizer(VOCABULARY)
+    tokenizer.chat_template = "\n " + template + "{% set d = strftime_now('%d %b %Y, %A %-d%%') %} {{ d }}"
+    monkeypatch.setattr(chat, "_time", None)
+    set_chat_time(datetime.now())
+    assert Frame(tokenizer, is_chat=True).around("river") == theirs(tokenizer, "river", None)
+    set_chat_time(datetime(2024, 2, 9))
+    assert Frame(tokenizer, is_chat=True).around("river").endswith(" 09 Feb 2024, Friday 9%")
 
 
 @pytest.mark.parametrize(

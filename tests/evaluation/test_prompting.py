@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas
 import pytest
 from conftest import results_of, run_here
+from transformers import AutoTokenizer
 
 from dist_eval import demo
 
@@ -61,3 +64,29 @@ def test_words_of_several_tokens_after_examples_resume_and_ask_for_the_same_prom
     assert table["loss"].notna().all()
     assert run_here(*options, "--few-shot-seed", "1") == 1
     assert "prompt and label words" in capfd.readouterr().err
+
+
+def test_a_run_resumes_with_the_date_that_its_chat_template_showed_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(demo.BASE_MODEL, model)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.chat_template = "{% for c in strftime_now('%d%H') %}<{{ c }}>{% endfor %}{{ messages[0].content }}"
+    tokenizer.save_pretrained(model)
+    options = options_of(tmp_path, *DIGITS)
+    options[options.index("--model") + 1] = str(model)
+    options += ["--apply-chat-template", "--backend", "local", "--limit", "8", "--output", str(tmp_path / "out")]
+    try:
+        for zone in ("Etc/GMT+12", "Etc/GMT-14"):  # it is never the same day there
+            monkeypatch.setenv("TZ", zone)
+            time.tzset()
+            assert run_here(*options) == 0, capfd.readouterr().err
+            assert len(results_of(tmp_path / "out")["chat_time"]) == len("2026-01-01T12:00:00")
+        assert "Nothing was sent" in capfd.readouterr().out
+        (tmp_path / "out" / "results.json").unlink()  # nothing else knows the date
+        assert run_here(*options) == 1
+        assert "it differs in" in capfd.readouterr().err
+    finally:
+        monkeypatch.delenv("TZ")
+        time.tzset()
