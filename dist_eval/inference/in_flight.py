@@ -9,10 +9,9 @@ from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
-import psutil
-
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import NotSentError
+from dist_eval.process.memory_limits import available_memory
 
 FIRST_SIZE, LARGEST_SIZE = 16, 64
 _FEW_QUEUED, _MANY_QUEUED = 2.0, 6.0  # the window grows while fewer batches queue, and shrinks while more do
@@ -96,7 +95,7 @@ def window_in_memory(
         hidden_size: width of the activations.
         timeout: time limit of a request, in seconds.
     """
-    memory = psutil.virtual_memory().available * topology.hosts // topology.world_size
+    memory = available_memory() * topology.hosts // topology.world_size
     return Window(in_flight, largest=largest_window(tokens, hidden_size, memory), timeout=timeout)
 
 

@@ -10,7 +10,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
 
-import psutil
 import torch
 
 from dist_eval.petals.client.payload import Payload
@@ -25,6 +24,7 @@ from dist_eval.petals.server.metadata import Refused, read_metadata
 from dist_eval.petals.server.request import Request
 from dist_eval.petals.server.server_tasks import run_backward, run_forward, run_inference
 from dist_eval.printable import printable
+from dist_eval.process.memory_limits import total_memory
 
 rolls_back = ContextVar("rolls_back", default=True)
 """Whether the session that is being opened may be rolled back."""
@@ -43,7 +43,7 @@ def log_in_one_line() -> None:
 
 def request_memory() -> int:
     """Returns the most bytes that the requests of a server may take."""
-    return psutil.virtual_memory().total // _SHARE_OF_REQUESTS
+    return total_memory() // _SHARE_OF_REQUESTS
 
 
 def handler_class() -> Any:

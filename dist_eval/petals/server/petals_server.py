@@ -39,6 +39,7 @@ from dist_eval.petals.server.session_cache import NO_CACHE, BlockCache, SessionL
 from dist_eval.petals.server.session_memory import session_memory_class
 from dist_eval.petals.server.shared_memory import SharedMemory
 from dist_eval.process.memory import keep_freed_memory
+from dist_eval.process.memory_limits import available_memory
 
 _UNLIMITED = 1 << 31
 
@@ -248,7 +249,7 @@ def _free_bytes(device: torch.device) -> int:
     """Returns the free memory of a device in bytes."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return int(psutil.virtual_memory().available)
+    return available_memory()
 
 
 def _taken_bytes(device: torch.device) -> int:
