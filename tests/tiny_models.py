@@ -76,6 +76,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
             "first_k_dense_replace": 2,
         },
     ),
+    "jetmoe": ("jetmoe", {**_EXPERTS, "num_local_experts": 4, "kv_channels": 16}),
     "cohere2": ("cohere2", {**_GROUPED, "sliding_window": 16}),
     "gpt_neox": ("gpt_neox", {**_COMMON, "intermediate_size": 96}),
     "xglm": (

@@ -68,8 +68,14 @@ def _cache_of(
 ) -> BlockCache | None:
     keep_layer(model, architecture, layer, index)
     kept: Any = DynamicLayer()
+    block = Block(model, architecture.layers, architecture.config.num_attention_heads)
     try:
-        Block(model, architecture.layers, architecture.config.num_attention_heads)(token, cache=Cache(layers=[kept]))
+        try:
+            block(token, cache=Cache(layers=[kept]))
+        except NotImplementedError:  # its experts count tokens, which needs memory with any values
+            with torch.device("cpu"):
+                block.to_empty(device="cpu")(token.new_zeros(token.shape, device="cpu"), cache=Cache(layers=[kept]))
+            block.to("meta")
         keys, values = ((tensor.shape[1], tensor.shape[3]) for tensor in (kept.keys, kept.values))
     except (AttributeError, ValueError):
         return None
