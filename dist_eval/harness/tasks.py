@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import hashlib
+import inspect
 import itertools
 import json
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -34,6 +35,7 @@ from dist_eval.options.harness import HarnessConfig
 from dist_eval.process.files import private_files
 from dist_eval.process.patching import environment_with, patched
 from dist_eval.results.tasks import TasksFiles
+from dist_eval.runs.fingerprint import TASK_CODE, TASK_DEFINITION
 
 _PLACES = ("dataset_path", "dataset_name", "dataset_kwargs", "config_source", "pretrained")  # keys of a definition
 
@@ -116,12 +118,15 @@ class LoadedTasks:
                         f"{name} {instance.doc_id} {document_text(instance.doc)}\n".encode(errors="surrogatepass")
                     )
                 known = instance.doc_id
-        return {
+        identity = {
             "--tasks": " ".join(self.tasks),
-            "definition of the tasks": hashlib.sha256(document_text(configs).encode()).hexdigest(),
+            TASK_DEFINITION: hashlib.sha256(document_text(configs).encode()).hexdigest(),
             "data of the tasks": documents.hexdigest(),
             "version of lm-eval": version("lm-eval"),
         }
+        if code := {name: files for name, task in sorted(self.tasks.items()) if (files := _code(task))}:
+            identity[TASK_CODE] = hashlib.sha256(json.dumps(code).encode()).hexdigest()
+        return identity
 
     def aggregations(self) -> dict[str, dict[str, str | None]]:
         """Returns the harness' function that aggregates documents' values, by task and metric; None for others."""
@@ -189,6 +194,29 @@ def _definition(task: Any) -> dict[str, Any]:
     config = {key: value for key, value in task.dump_config().items() if key not in _PLACES}
     metadata = config.get("metadata") or {}
     return {**config, "metadata": {key: value for key, value in metadata.items() if key not in _PLACES}}
+
+
+def _code(task: Any) -> dict[str, str]:
+    """Returns hashes of the Python files beside a task's own functions, which may call each other, by file name."""
+    own = (one for one in _callables([type(task), vars(task.config)]) if _is_of_task(one))
+    folders = sorted({Path(inspect.getfile(one)).parent for one in own})
+    files = (path for folder in folders for path in sorted(folder.glob("*.py")))
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def _callables(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        yield from _callables(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _callables(one)
+    elif callable(value):
+        yield value
+
+
+def _is_of_task(function: Any) -> bool:
+    """Returns whether the harness has loaded a function from a file that a task file names."""
+    return getattr(function, "__module__", "").startswith(("/", "lm_eval.tasks."))
 
 
 def _check_options(options: HarnessConfig, tasks: Mapping[str, Any]) -> None:

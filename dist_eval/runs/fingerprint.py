@@ -19,6 +19,9 @@ _OF_PROMPTS = ("--prompt", "few-shot examples")
 _SELECTION, _ALL_ROWS = "selection of rows", "texts of all rows"  # only in runs on a part of the rows
 _OF_SELECTED_ROWS = ("dataset", "references")
 
+TASK_DEFINITION, TASK_CODE = "definition of the tasks", "code of the tasks"
+_OF_SCORES = (TASK_DEFINITION, TASK_CODE)  # the answers depend on the requests alone, which are hashed as tokens
+
 _PARTS, _DIGEST = "parts", "digest"
 _NAMED_AT_MOST = 5
 
@@ -65,6 +68,11 @@ class Fingerprint:
         parts = {_PARTS: self.parts} if self.parts else {}
         content = {**self.values, **parts, _DIGEST: self.digest()}
         write_atomically(folder / JOURNAL / FINGERPRINT, (json.dumps(content, indent=2) + "\n").encode())
+
+    def scores_otherwise(self, earlier: Fingerprint) -> bool:
+        """Returns whether an earlier run has the same answers, but scored by another definition or code of tasks."""
+        changed = _differing(self.values, earlier.values)
+        return bool(changed) and all(name in _OF_SCORES for name in changed)
 
     def changed(self, earlier: Fingerprint) -> list[str]:
         """Returns the names whose values differ from an earlier run's, with the differing parts if they are known.

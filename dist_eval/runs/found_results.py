@@ -56,10 +56,16 @@ class Claim:
         return what_is_wrong(self.folder / JOURNAL / FINGERPRINT)
 
     @property
+    def is_scored_otherwise(self) -> bool:
+        """Whether the folder holds this run's answers, but scored by another definition or code of tasks."""
+        return self.earlier is not None and self.fingerprint.scores_otherwise(self.earlier)
+
+    @property
     def objection(self) -> str:
         """What the folder holds that the run may neither resume nor replace; empty if there is nothing."""
         found, part = self.found, "the results" if self.found.was_complete else "a part"
-        if changed := self.fingerprint.changed(self.earlier) if self.earlier else []:
+        changed = self.fingerprint.changed(self.earlier) if self.earlier else []
+        if changed and not self.is_scored_otherwise:
             return f"{part} of another run: it differs in the {' and the '.join(changed)}"
         is_unknown = self.earlier is None and not self.has_own_batches
         if is_unknown and self.is_resumable:

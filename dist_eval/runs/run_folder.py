@@ -188,7 +188,10 @@ class RunFolder:
                 print_error(f"{claim.why_unknown}: the batches are identified by their file names and kept.")
             elif is_unknown:
                 forget_journal(self.path)
-            has_work = not self.is_complete or (is_unknown and answers is not None)  # names identify answers only
+            # names identify answers only
+            has_work = not self.is_complete or (is_unknown and answers is not None) or claim.is_scored_otherwise
+            if self.is_complete and claim.is_scored_otherwise:
+                print_error("The tasks have changed, but not their requests: the finished answers are scored again.")
             if has_work:
                 if self._found.damaged and self.is_resumable:
                     print_error(f"{what_is_wrong(self._found.damaged)}: it is restored from {self.resume_source}.")

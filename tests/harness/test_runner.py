@@ -276,6 +276,28 @@ def test_the_shipped_task_says_how_good_the_embedded_example_is(
     assert "it differs in the data of the tasks and the --limit" in capfd.readouterr().err
 
 
+def test_changed_code_of_a_task_scores_the_same_answers_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tasks, output = make_tasks(tmp_path / "tasks"), tmp_path / "out"
+    (tasks / "own.yaml").write_text("include: words.yaml\ntask: own\nprocess_results: !function code.score\n")
+    arguments = ["-m", "dist_eval.harness", "--tasks", "own", "--include-path", str(tasks), "--limit", "7"]
+    arguments += ["--model", str(demo.BASE_MODEL), *LOCAL, "--output", str(output)]
+    for value in (1.0, 0.25):  # a constant is no part of the function's own text
+        (tasks / "code.py").write_text(f"VALUE = {value}\ndef score(doc, results):\n    return {{'acc': VALUE}}\n")
+        assert run_here(*arguments) == 0, capfd.readouterr().err
+        results = results_of(output)
+        assert [metric["value"] for metric in results["tasks"]["own"]["metrics"]] == [value]
+    assert "but not their requests: the finished answers are scored again" in capfd.readouterr().err
+    assert [rank["resumed"] for rank in results["ranks"]] == [results["requests"]["texts"]]
+    before = (output / "results.json").read_bytes()
+    assert run_here(*arguments) == 0
+    assert (output / "results.json").read_bytes() == before
+    (tasks / "own.yaml").write_text("include: words.yaml\ntask: own\ndoc_to_text: '{{ending}}'\n")
+    assert run_here(*arguments) == 1
+    assert "it differs in" in capfd.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_killed_run_resumes_on_another_number_of_ranks(launcher: Launcher, tmp_path: Path) -> None:
     output, digits = tmp_path / "out", tmp_path / "undisturbed"
