@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from dist_eval.printable import printable_lines
 
@@ -37,6 +37,9 @@ class EvaluationError(Exception):
     """
 
     transient = False
+
+
+Error = TypeVar("Error", bound=EvaluationError)
 
 
 class ConfigError(EvaluationError):
@@ -117,6 +120,14 @@ class RunStopped(EvaluationError):
     def __init__(self, message: str, coverage: object) -> None:
         super().__init__(message)
         self.coverage = coverage
+
+
+def with_place(error: Error, place: str) -> Error:
+    """Returns a copy of an error, with all its attributes, whose message begins with a place."""
+    kind = type(error)
+    copied = kind.__new__(kind, f"{place}: {error}")
+    copied.__dict__.update(error.__dict__)
+    return copied
 
 
 def os_reason(error: Exception) -> str:

@@ -12,7 +12,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_eval.errors import DataError, error_summary, one_line
+from dist_eval.errors import CoverageError, DataError, error_summary, one_line, with_place
+from dist_eval.results.inputs import Coverage
 
 
 def raised(action: Callable[[], Any]) -> BaseException:
@@ -120,3 +121,11 @@ def test_it_is_one_short_line(texts: list[str], is_cycle: bool) -> None:
 def test_a_huge_text_takes_no_time() -> None:
     assert one_line(ValueError("x" * 10_000_000)) == "x" * 297 + "..."
     assert len(one_line(ValueError("x\n" * 1_000_000))) == 300
+
+
+def test_the_place_of_an_error_keeps_what_else_it_says() -> None:
+    error = CoverageError("Rows are missing.", Coverage(expected=9, seen=8, duplicates=0, missing=1))
+    error.transient = True
+    found = with_place(error, "Batch 3")
+    assert (str(found), type(found)) == ("Batch 3: Rows are missing.", CoverageError)
+    assert found.transient and found.coverage == error.coverage

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from dist_eval.data.plan import BatchPlan
 from dist_eval.data.shared_prefixes import plan_with_shared_prefixes
 from dist_eval.distributed.rank_store import Topology
-from dist_eval.errors import EvaluationError
+from dist_eval.errors import EvaluationError, with_place
 from dist_eval.inference.forward import checked_answers
 from dist_eval.inference.in_flight import map_in_flight, window_in_memory
 from dist_eval.inference.send_options import SendOptions
@@ -214,7 +214,7 @@ def _naming(named: Callable[[Key], str], key: Key) -> Iterator[None]:
     try:
         yield
     except EvaluationError as error:
-        raise type(error)(f"{named(key)}: {error}") from error
+        raise with_place(error, named(key)) from error
 
 
 def _tokens_in(inputs: Any) -> int:

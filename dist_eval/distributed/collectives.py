@@ -190,6 +190,13 @@ def all_gather(value: Any) -> list[Any]:
     return gathered
 
 
+def of_leader(value: Any) -> Any:
+    """Returns rank 0's picklable object on every rank; other ranks' values are ignored."""
+    shared = [value]
+    dist.broadcast_object_list(shared, src=0, group=_group)
+    return shared[0]
+
+
 def gather_columns(local: Columns) -> dict[str, np.ndarray]:
     """Gathers the rows of all ranks on rank 0 as compact arrays; every rank calls it.
 
@@ -228,11 +235,9 @@ def broadcast(chunks: Iterable[bytes]) -> Iterator[bytes]:
     """
     leads, source = dist.get_rank() == 0, iter(chunks)
     while True:
-        part = [next(source, None) if leads else None]
-        dist.broadcast_object_list(part, src=0, group=_group)
-        if part[0] is None:
+        if (part := of_leader(next(source, None) if leads else None)) is None:
             return
-        yield part[0]
+        yield part
 
 
 def all_reduce_min(local: np.ndarray) -> np.ndarray:

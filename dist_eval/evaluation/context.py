@@ -198,12 +198,13 @@ class RunContext(Generic[Config, Folder]):
         """Returns what the leader found in `claim`: whether the folder holds the complete run."""
         return self.wait_for("claim") == _COMPLETE
 
-    def window(self, base: BaseModelSpec, plan: BatchPlan | None = None) -> Window:
+    def window(self, base: BaseModelSpec, plan: BatchPlan | None = None, gradients: int = 0) -> Window:
         """Returns this rank's window of requests in flight, sized within its share of the host's memory.
 
         Args:
             base: the base model.
             plan: the batches; those with a shared prefix may have more tokens than a forward.
+            gradients: see `window_in_memory`.
         """
         return window_in_memory(
             self.topology,
@@ -211,6 +212,7 @@ class RunContext(Generic[Config, Folder]):
             tokens=max(base.token_budget, plan.most_tokens if plan else 0),
             hidden_size=base.config.hidden_size,
             timeout=self.config.request_timeout,
+            gradients=gradients,
         )
 
     def announce_results(self) -> None:

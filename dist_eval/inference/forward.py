@@ -18,6 +18,7 @@ from dist_eval.errors import (
     RefusedError,
     SwarmError,
     one_line,
+    with_place,
 )
 from dist_eval.inference.in_flight import Window, map_in_flight
 from dist_eval.inference.send_options import ANY_ROUTE, SendOptions
@@ -220,6 +221,6 @@ def _answers(
     except NotSentError:
         raise
     except EvaluationError as error:
-        raise type(error)(f"{name}: {error}") from error
+        raise with_place(error, name) from error
     except Exception as error:  # any error of Petals and hivemind
         raise SwarmError(f"{name} got no answer: {one_line(error)}") from error

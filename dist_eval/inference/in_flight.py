@@ -84,7 +84,7 @@ class Window:
 
 
 def window_in_memory(
-    topology: Topology, *, in_flight: int | None, tokens: int, hidden_size: int, timeout: float
+    topology: Topology, *, in_flight: int | None, tokens: int, hidden_size: int, timeout: float, gradients: int = 0
 ) -> Window:
     """Returns a rank's window, sized within its share of the host's memory.
 
@@ -94,14 +94,16 @@ def window_in_memory(
         tokens: tokens of a batch, including padding and prompts.
         hidden_size: width of the activations.
         timeout: time limit of a request, in seconds.
+        gradients: tensors of a batch's size that servers answer with besides, such as gradients of deep prompts, which
+            are one per text and block.
     """
     memory = available_memory() * topology.hosts // topology.world_size
-    return Window(in_flight, largest=largest_window(tokens, hidden_size, memory), timeout=timeout)
+    return Window(in_flight, largest=largest_window(tokens, hidden_size, memory, gradients), timeout=timeout)
 
 
-def largest_window(tokens: int, hidden_size: int, available_bytes: int) -> int:
+def largest_window(tokens: int, hidden_size: int, available_bytes: int, gradients: int = 0) -> int:
     """Returns the number of batches that fit into a fraction of the memory."""
-    batch = tokens * hidden_size * 4 * _COPIES
+    batch = tokens * hidden_size * 4 * (_COPIES + gradients)
     return int(min(LARGEST_SIZE, max(1, available_bytes * _SHARE_OF_MEMORY // batch)))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import threading
 import time
@@ -16,7 +15,7 @@ import torch
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import plan_batches, shard_batches
 from dist_eval.data.tokenizers import load_tokenizer
-from dist_eval.distributed.collectives import all_gather, require_agreement
+from dist_eval.distributed.collectives import all_gather, of_leader, require_agreement
 from dist_eval.distributed.display import TimeLeft, display_on
 from dist_eval.distributed.stop import Stop, common_reason
 from dist_eval.errors import RunStopped
@@ -133,6 +132,8 @@ class Epochs:
 
     def run(self) -> TunedCheckpoint:
         """Runs the remaining epochs; every rank calls it."""
+        deep = self.classifier.tuned.deep_prompts
+        deep_blocks = 0 if deep is None else len(deep)
         self._trainer = Trainer(
             self.config.select(LearningOptions),
             self.classifier,
@@ -140,7 +141,7 @@ class Epochs:
             self.topology,
             updates=self._updates * self.config.epochs,
             token_budget=self.base.token_budget,
-            window=self.context.window(self.base),
+            window=self.context.window(self.base, gradients=deep_blocks),
             device=self.device,
         )
         require_agreement({"device and precision": f"{self.device.type} {self._trainer.precision}"})
@@ -174,7 +175,7 @@ class Epochs:
 
     def _resume(self) -> TuningState:
         """Restores the state saved on the leader's disk on all ranks; returns it."""
-        found = all_gather(unpack_state(self.folder.state) if self.topology.is_leader else None)[0]
+        found = of_leader(unpack_state(self.folder.state) if self.topology.is_leader else None)
         if found is None:
             return TuningState()
         state, tensors, rest = found
@@ -199,8 +200,7 @@ class Epochs:
         state, rate = self._state, self._trainer.learning_rate
         update = self._trainer.update(rows, self._stop_requested)
         state.updates += 1
-        if math.isfinite(update.loss_sum):  # otherwise the update was skipped and the gradients' scale lowered
-            state.loss_sum, state.examples = state.loss_sum + update.loss_sum, state.examples + update.examples
+        state.loss_sum, state.examples = state.loss_sum + update.loss_sum, state.examples + update.examples
         self._is_stopping = update.is_last
         if self._display:
             loss = update.loss_sum / update.examples

@@ -19,14 +19,14 @@ from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import plan_batches
 from dist_eval.distributed.collectives import all_reduce_sum
 from dist_eval.distributed.rank_store import Topology
-from dist_eval.errors import EvaluationError, ModelOutputError
+from dist_eval.errors import EvaluationError, ModelOutputError, with_place
 from dist_eval.inference.in_flight import Window, map_in_flight
 from dist_eval.model.classifier import Classifier
 from dist_eval.petals.model.checkpoint import ARCHITECTURE, TunedCheckpoint
 from dist_eval.tuning.config import LearningOptions
 
-# maximum number of consecutive updates without a finite gradient; beyond it, the scale is not the cause
-_MOST_SKIPPED = 20
+# most scales of the loss for an update, each half of the one before; beyond it, the scale is not the cause
+_MOST_SCALES = 20
 
 _SPREAD = 0.02
 _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -135,7 +135,7 @@ class Trainer:
         )
         self._schedule = get_linear_schedule_with_warmup(self._optimizer, round(options.warmup * updates), updates)
         self._scaler = torch.amp.GradScaler(device.type, enabled=self._dtype == torch.float16)
-        self._skipped = 0
+        self._overflow: ModelOutputError | None = None  # of the last part whose values were not finite
 
     @property
     def learning_rate(self) -> float:
@@ -144,11 +144,17 @@ class Trainer:
     def update(self, rows: np.ndarray, stopping: Callable[[], bool] = lambda: False) -> Update:
         """Performs one update; every rank calls it with the same rows."""
         mine = rows[self._topology.rank :: self._topology.world_size]
-        gradient, loss_sum = self._gradient(mine)
-        facts = torch.tensor([loss_sum, len(mine), float(stopping())], dtype=torch.float64)
-        *_, loss_sum, examples, stops = (total := all_reduce_sum(torch.cat([gradient, facts])))[-3:].tolist()
-        self._apply(total[:-3] / examples)
-        return Update(loss_sum, int(examples), stops > 0)
+        for _ in range(_MOST_SCALES if self._scaler.is_enabled() else 1):
+            gradient, loss_sum = self._gradient(mine)
+            facts = torch.tensor([loss_sum, len(mine), float(stopping())], dtype=torch.float64)
+            *_, loss_sum, examples, stops = (total := all_reduce_sum(torch.cat([gradient, facts])))[-3:].tolist()
+            if self._apply(total[:-3] / examples):
+                return Update(loss_sum, int(examples), stops > 0)
+        why = f" ({self._overflow})" if self._overflow else ""
+        raise ModelOutputError(
+            f"The gradient contains values that are not finite{why}: try a lower --learning-rate"
+            + (", or --precision float32." if self._dtype else ".")
+        )
 
     def _gradient(self, rows: np.ndarray) -> tuple[torch.Tensor, float]:
         """Returns gradients summed over examples, float64 of shape [all tuned values], and the sum of the losses."""
@@ -158,9 +164,12 @@ class Trainer:
         parts = enumerate(rows[plan.batch(number)] for number in range(len(plan)))
         answers = map_in_flight(self._answer, parts, self._window, retries=lambda: self._classifier.retries)
         total, loss_sum = torch.zeros(self._size, dtype=torch.float64), 0.0
-        for _, gradient, loss in sorted(answers, key=lambda answer: answer[0]):  # sums depend on the order
-            total += gradient
-            loss_sum += loss
+        early, added = dict[int, tuple[torch.Tensor, float]](), 0
+        for number, gradient, loss in answers:
+            early[number] = gradient, loss
+            while added in early:  # in the order of the parts, on which sums depend
+                gradient, loss = early.pop(added)
+                total, loss_sum, added = total.add_(gradient), loss_sum + loss, added + 1
         return total, loss_sum
 
     def _answer(self, part: tuple[int, np.ndarray]) -> tuple[int, torch.Tensor, float]:
@@ -168,7 +177,7 @@ class Trainer:
         number, rows = part
         input_ids, lengths = map(torch.from_numpy, self._data.padded(rows))
         labels = torch.from_numpy(np.asarray(self._data.labels)[rows]).to(self._device)
-        named = ", ".join(map(str, rows[:5])) + (", ..." if len(rows) > 5 else "")
+        place = f"{self._data.facts.source}, rows {', '.join(map(str, rows[:5]))}" + ", ..." * (len(rows) > 5)
         try:
             with torch.autocast(self._device.type, self._dtype, enabled=self._dtype is not None):
                 scores = self._classifier.scores(input_ids, lengths)
@@ -176,21 +185,19 @@ class Trainer:
             gradients = torch.autograd.grad(self._scaler.scale(losses), list(self._named.values()))
         except ModelOutputError as error:
             if not self._scaler.is_enabled():
-                raise ModelOutputError(f"{self._data.facts.source}, rows {named}: {error}") from error
-            return number, torch.full((self._size,), torch.inf), math.nan
+                raise with_place(error, place) from error
+            self._overflow = with_place(error, place)
+            return number, torch.full((self._size,), torch.inf, dtype=torch.float64), math.nan
         except EvaluationError as error:
-            raise type(error)(f"{self._data.facts.source}, rows {named}: {error}") from error
+            raise with_place(error, place) from error
         flat = torch.cat([gradient.detach().to("cpu", torch.float64).flatten() for gradient in gradients])
         return number, flat, float(losses.detach())
 
-    def _apply(self, gradient: torch.Tensor) -> None:
+    def _apply(self, gradient: torch.Tensor) -> bool:
+        """Makes a step; returns False, with a smaller scale and nothing else changed, if the gradient is not finite."""
         start, is_finite = 0, bool(torch.isfinite(gradient).all())
-        self._skipped = 0 if is_finite else self._skipped + 1
-        if self._skipped > (_MOST_SKIPPED if self._scaler.is_enabled() else 0):
-            raise ModelOutputError(
-                "The gradient contains values that are not finite: try a lower --learning-rate"
-                + (", or --precision float32." if self._dtype else ".")
-            )
+        if not is_finite and not self._scaler.is_enabled():
+            return False
         for tensor in self._named.values():
             tensor.grad = gradient[start : start + tensor.numel()].view(tensor.shape).to(tensor)
             start += tensor.numel()
@@ -199,9 +206,10 @@ class Trainer:
             torch.nn.utils.clip_grad_norm_(self._named.values(), self._max_norm)
         self._scaler.step(self._optimizer)
         self._scaler.update()
-        if is_finite:  # otherwise the scaler has skipped the update
+        if is_finite:  # otherwise the scaler has skipped the step
             self._schedule.step()
         self._optimizer.zero_grad()
+        return is_finite
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Returns everything that later updates depend on: tensors by name, and other values, serializable as JSON."""

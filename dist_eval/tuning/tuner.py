@@ -12,6 +12,7 @@ import torch
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.labels import find_classes
 from dist_eval.data.readers import open_rows
+from dist_eval.distributed.collectives import of_leader, require_agreement
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import ConfigError
 from dist_eval.evaluation.context import RunContext
@@ -66,9 +67,12 @@ def tune(context: TuningContext) -> TunedCheckpoint | None:
         train, evaluation = datasets()
         with context.process_group():
             backbone = loaded.backbone
-            tuned = initial_parameters(empty, backbone.word_embeddings.weight, config.seed)
-            fingerprint = base_fingerprint(backbone.word_embeddings, backbone.final_norm)
-            tuned = dataclasses.replace(tuned, base_fingerprint=fingerprint)
+            local_weights = base_fingerprint(backbone.word_embeddings, backbone.final_norm)
+            inputs = fingerprint_of(config, base, empty, train, evaluation, device).values
+            require_agreement({**inputs, "embeddings of the model": local_weights})
+            drawn = initial_parameters(empty, backbone.word_embeddings.weight, config.seed)
+            head, prompts = of_leader((drawn.head, drawn.prompts))  # kinds of CPU may draw differently
+            tuned = dataclasses.replace(drawn, head=head, prompts=prompts, base_fingerprint=local_weights)
             return Epochs(context, base, Classifier(backbone, tuned), train, evaluation, device).run()
 
 

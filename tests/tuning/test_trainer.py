@@ -45,12 +45,12 @@ def make_trainer(tmp_path: Path) -> Any:
     data = tokenized_digits(tmp_path, rows=12, classes=len(NAMES))
     topology = Topology()
 
-    def make(updates: int = 4, **options: Any) -> Trainer:
+    def make(updates: int = 4, budget: int = 64, **options: Any) -> Trainer:
         config = config_for(**options)
         classifier = load_locally(str(config.model), first_checkpoint(config))
         device = torch.device("cpu")
         return Trainer(
-            config, classifier, data, topology, updates=updates, token_budget=64, window=Window(2), device=device
+            config, classifier, data, topology, updates=updates, token_budget=budget, window=Window(2), device=device
         )
 
     with process_group(topology, RankStore(topology, "trainer"), 60.0):
@@ -151,19 +151,28 @@ def test_a_gradient_that_is_not_finite_is_an_error(make_trainer: Callable[..., T
         trainer.update(np.arange(12))
 
 
-def test_with_scaled_gradients_updates_are_skipped_but_not_for_ever(
+@pytest.mark.parametrize("budget", [64, 4096])
+def test_a_scale_that_is_too_large_loses_no_update(budget: int, make_trainer: Callable[..., Trainer]) -> None:
+    exact, scaled = make_trainer(updates=3, budget=budget), make_trainer(updates=3, precision="float16", budget=budget)
+    scaled._scaler = torch.amp.GradScaler("cpu", init_scale=2.0**19)
+    for _ in range(3):  # a dropped one would change the learning rate, and the tensors by as much
+        ours, theirs = exact.update(np.arange(12)), scaled.update(np.arange(12))
+        assert theirs.loss_sum == pytest.approx(ours.loss_sum, rel=0.02)
+        assert scaled.learning_rate == exact.learning_rate
+    assert scaled._scaler.get_scale() < 2.0**19
+
+
+def test_no_scale_makes_a_gradient_finite_that_is_not(
     make_trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer_module, "_MOST_SKIPPED", 3)
+    monkeypatch.setattr(trainer_module, "_MOST_SCALES", 3)
     trainer = make_trainer(precision="float16")
     with torch.no_grad():
         trainer.tuned.head[0, 0] = torch.inf
     before = snapshot(trainer.tuned).digest()
-    for _ in range(3):
-        trainer.update(np.arange(12))
-    assert snapshot(trainer.tuned).digest() == before
     with pytest.raises(ModelOutputError, match="or --precision float32"):
         trainer.update(np.arange(12))
+    assert snapshot(trainer.tuned).digest() == before
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -8,6 +8,7 @@ and the number of retries is bounded.
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Sequence
 from typing import Any
@@ -15,9 +16,11 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from dist_eval.errors import ModelOutputError
 from dist_eval.petals.client import event_loop
 from dist_eval.petals.client.attempts import Choice, RoutePart, TooLarge
 from dist_eval.petals.client.deep_prompts import DeepPrompts
+from dist_eval.petals.client.outputs import DTYPES
 from dist_eval.petals.client.requests import SwarmRequests, for_all, tokens_in, within
 from dist_eval.petals.client.turns import Request
 
@@ -46,8 +49,13 @@ def through_swarm(
     Raises:
         EvaluationError: see `forward.forward`; the backward raises the same.
     """
-    outputs: Sequence[torch.Tensor] = _ThroughSwarm.apply(requests, prompts, *batches)
-    return outputs
+    device = torch.device("cpu")  # on a GPU, one thread of autograd would wait for one backward after another
+    outputs = _ThroughSwarm.apply(requests, _on(device, prompts), *(_on(device, batch) for batch in batches))
+    return [_on(batch.device, output) for output, batch in zip(outputs, batches, strict=True)]
+
+
+def _on(device: torch.device, tensor: Any) -> Any:
+    return None if tensor is None else tensor.to(device)
 
 
 class _ThroughSwarm(torch.autograd.Function):
@@ -74,15 +82,15 @@ class _ThroughSwarm(torch.autograd.Function):
         if ctx.prompts is not None:
             of_prompts = torch.zeros_like(ctx.prompts, dtype=torch.float32)
             for _, pieces in itertools.chain(*answers):
-                for start, piece in pieces:  # summed over the batch, because prompts were broadcast to it
-                    of_prompts[start : start + len(piece)] += piece.to(of_prompts).sum(dim=1)
+                for start, piece in pieces:
+                    of_prompts[start : start + len(piece)] += piece
             of_prompts = of_prompts.to(ctx.prompts)
         by_inputs = [torch.cat([part for part, _ in of_batch]) for of_batch in answers]
         return None, of_prompts, *(found.to(g) for found, g in zip(by_inputs, gradients, strict=True))
 
 
 Pieces = list[tuple[int, torch.Tensor]]
-"""Gradients of deep prompts: first block, and a tensor of shape [blocks, batch, pre_seq_len, hidden]."""
+"""Gradients of deep prompts: first block, and a float32 tensor of shape [blocks, pre_seq_len, hidden]."""
 
 
 async def _forward_all(requests: SwarmRequests, deep: DeepPrompts, hidden: torch.Tensor) -> list[Forwarded]:
@@ -128,11 +136,14 @@ async def _through_part(
     """Backpropagates a gradient from the outputs of a segment to its inputs."""
     start, end, inputs = part
     tokens = tokens_in(inputs)
+    largest = float(await asyncio.to_thread(torch.linalg.vector_norm, gradient, torch.inf))
 
     def make_request(choice: Choice) -> Request:
         segment = choice.segment
         work = tokens * (segment.end - segment.start)
         if segment.end == end:
+            if not largest <= torch.finfo(DTYPES.get(segment.dtype or "", gradient.dtype)).max:
+                raise ModelOutputError(f"The gradient is not finite in {segment.dtype}, in which a server computes.")
             send_back = within(lambda: requests.transport.send_back(segment, inputs, gradient, deep))
             return Request(send_back, _BACKWARD_WORK * work)
         return Request(within(lambda: requests.transport.send(segment, inputs, deep)), work)
@@ -147,6 +158,8 @@ async def _through_part(
     segment = choice.segment
     if segment.end == end:
         by_inputs, by_prompts = answer
-        return by_inputs, [] if by_prompts is None else [(start, by_prompts)]
+        if by_prompts is None:
+            return by_inputs, []
+        return by_inputs, [(start, by_prompts.float().sum(dim=1))]  # the prompts were broadcast to the batch
     # no server holds the whole segment any more; the answer has the inputs of its rest
     return await _backward(requests, deep, [(start, segment.end, inputs), (segment.end, end, answer)], gradient)
