@@ -23,9 +23,8 @@ _PROBED = 3
 class Architecture:
     """Locates a decoder's embeddings, layers and final norm from its config, without reading weights.
 
-    Args:
-        config: the `transformers` config of a decoder, or of a model that contains one.
-        name: the model's name in messages.
+    The `transformers` config may be that of a model that contains the decoder. Raises `CheckpointError` if the layers
+    cannot be served one by one; the message gives the reason.
 
     Attributes:
         config: config of the decoder itself.
@@ -38,9 +37,6 @@ class Architecture:
             positions added to the embeddings, are only computed in forwards.
         returns_tuple: whether a layer returns a tuple that begins with its outputs.
         has_lookup: whether the embedding of a token depends only on its row of the table (see `embed_rows`).
-
-    Raises:
-        CheckpointError: its layers cannot be served one by one; the message gives the reason.
     """
 
     def __init__(self, config: Any, name: str = "the model") -> None:
@@ -164,11 +160,7 @@ def without_table(embeddings: nn.Embedding) -> nn.Embedding:
 
 
 class LayerStub(nn.Module):
-    """Replaces a layer: its outputs are its inputs.
-
-    Args:
-        as_tuple: return a tuple, as the layers of some families do.
-    """
+    """Replaces a layer: its outputs are its inputs, in a tuple if `as_tuple`, as in the layers of some families."""
 
     def __init__(self, as_tuple: bool = False) -> None:
         super().__init__()

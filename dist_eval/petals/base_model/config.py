@@ -38,17 +38,10 @@ def default_dht_prefix(model: str, base: Any, revision: str | None = None) -> st
 
 
 def read_base_config(model: str, revision: str | None = None) -> Any:
-    """Reads a base model's config and checks that a swarm can serve such a model in blocks.
+    """Reads a base model's `transformers` config, and checks that a swarm can serve such a model in blocks.
 
-    Args:
-        model: folder or hub name.
-        revision: branch, tag or commit on a hub; by default its main branch.
-
-    Returns:
-        A `transformers.PretrainedConfig`.
-
-    Raises:
-        CheckpointError: the model does not exist, or cannot be served in blocks.
+    `model` is a folder or hub name, and `revision` a branch, tag or commit on a hub, by default its main branch. Raises
+    `CheckpointError` if the model does not exist, or cannot be served in blocks.
     """
     from dist_eval.petals.base_model.architecture import Architecture
 
@@ -60,18 +53,9 @@ def read_base_config(model: str, revision: str | None = None) -> Any:
 
 
 def read_config(model: str, what: str, revision: str | None = None) -> Any:
-    """Reads a model's config.
+    """Reads a model's `transformers` config; rejects unknown keys that affect the computation, and LoRA adapters.
 
-    Args:
-        model: folder or hub name.
-        what: the kind of model, for messages.
-        revision: see `read_base_config`.
-
-    Returns:
-        A `transformers.PretrainedConfig`.
-
-    Raises:
-        CheckpointError: it cannot be read, has unknown keys that affect the computation, or is a LoRA adapter.
+    `what` is the kind of model, for messages. For the others, see `read_base_config`.
     """
     from transformers import AutoConfig
 
@@ -114,11 +98,7 @@ def _require_no_adapter(model: str, what: str, revision: str | None) -> None:
 
 
 def read_config_file(model: str, revision: str | None = None) -> dict[str, Any]:
-    """Returns the content of a model's `config.json`, without defaults of a version of transformers.
-
-    Raises:
-        CheckpointError: it cannot be read.
-    """
+    """Returns the content of a model's `config.json`, without defaults of a version of transformers."""
     from transformers.utils.hub import cached_file
 
     try:
@@ -144,11 +124,7 @@ def max_positions(config: Any) -> int | None:
 
 
 def tokenizer_limit(place: str, revision: str | None = None) -> int | None:
-    """Returns the length to which a model's tokenizer truncates texts by default (`model_max_length`).
-
-    Raises:
-        CheckpointError: its config cannot be read.
-    """
+    """Returns the length to which a model's tokenizer truncates texts by default (`model_max_length`)."""
     found = file_of(place, _TOKENIZER_CONFIG, revision)
     if found is None:
         return None

@@ -94,14 +94,8 @@ def require_keys_read(raw: Mapping[str, Any], config: Any, where: str) -> None:
 def require_same_base(raw: Mapping[str, Any], base: Any, where: str, own: Collection[str]) -> None:
     """Checks that the config of tuned tensors describes an equivalent base model.
 
-    Args:
-        raw: the content of their `config.json`.
-        base: the base model's `transformers` config.
-        where: the file, for messages.
-        own: keys of the tuned tensors.
-
-    Raises:
-        CheckpointError: a key differs, or is unknown; the message names it.
+    `raw` is the content of their `config.json`, `base` the base model's `transformers` config, and `own` the keys of
+    the tuned tensors. Other keys that differ or are unknown raise a `CheckpointError`.
     """
     known = _known_keys(type(base))
     for key in _unread(raw, base.model_type, {*known, *own}):

@@ -52,13 +52,7 @@ class _LastLayer(BaseException):  # which code of a model with `except Exception
 
 
 def load_without_layers(name: str, architecture: Architecture, revision: str | None) -> Any:
-    """Loads a base model with a single layer that returns its inputs, without token embeddings and final norm.
-
-    Args:
-        name: folder or hub name of the model.
-        architecture: the model's architecture.
-        revision: branch, tag or commit on a hub.
-    """
+    """Loads a base model with a single layer that returns its inputs, without token embeddings and final norm."""
     base = architecture.base_class
 
     def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:

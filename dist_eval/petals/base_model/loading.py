@@ -22,19 +22,12 @@ def load_model(
     dtype: torch.dtype = torch.float32,
     drawn: Collection[str] = (),
 ) -> Any:
-    """Builds a model from tensors, in eval mode.
+    """Builds a model from tensors by their names in it, in eval mode.
 
-    Args:
-        model_class: a class of transformers, or one derived from it.
-        architecture: architecture of its base model.
-        tensors: tensors by their names in the model.
-        name: the base model's name, which the model keeps.
-        config: the model's `transformers` config; by default that of the architecture.
-        dtype: dtype of the parameters.
-        drawn: names of tensors that are initialized at random if missing, such as a new head.
-
-    Raises:
-        CheckpointError: a tensor is missing, has the wrong shape, or would not be used.
+    `model_class` is a class of transformers, or derived from one, and `architecture` that of its base model. The model
+    keeps `name`, the base model's. Its `transformers` config is by default that of the architecture. Tensors in
+    `drawn`, such as a new head, are initialized at random if missing. Raises `CheckpointError` if another tensor is
+    missing, has the wrong shape, or would not be used.
     """
     with without_warnings():
         model, report = model_class.from_pretrained(

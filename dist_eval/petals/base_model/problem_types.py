@@ -111,12 +111,8 @@ PROBLEMS = {problem.name: problem for problem in (SINGLE_LABEL, MULTI_LABEL, REG
 def exact_matches(label: np.ndarray, prediction: np.ndarray) -> np.ndarray:
     """Returns whether each prediction is correct, in a multi-label problem in all labels.
 
-    Args:
-        label: labels of a classifier, int64 of shape [n] or bool of shape [n, labels].
-        prediction: predictions, of the same shape and dtype.
-
-    Returns:
-        bool of shape [n].
+    Labels and predictions of a classifier are int64 of shape [n] or bool of shape [n, labels]; the result is bool of
+    shape [n].
     """
     same = np.equal(label, prediction)
     return np.all(same, axis=1) if same.ndim > 1 else same
@@ -125,8 +121,7 @@ def exact_matches(label: np.ndarray, prediction: np.ndarray) -> np.ndarray:
 def problem_of(dtype: np.dtype) -> Problem:
     """Returns the problem type of labels with a dtype; integers of any width are class numbers.
 
-    Raises:
-        ValueError: no problem type has labels of this dtype.
+    Raises `ValueError` if no problem type has labels of this dtype.
     """
     known = {"i": SINGLE_LABEL, "u": SINGLE_LABEL, "b": MULTI_LABEL, "f": REGRESSION}
     if dtype.kind not in known:
@@ -151,15 +146,7 @@ MAX_CLASSES = 1_000_000
 
 
 def require_plausible_width(raw: Mapping[str, Any], where: str) -> None:
-    """Rejects a config whose names of classes would fill the memory.
-
-    Args:
-        raw: the content of `config.json`.
-        where: the file, for the message.
-
-    Raises:
-        CheckpointError: the head is too wide.
-    """
+    """Rejects the raw content of a `config.json` whose names of classes would fill the memory."""
     count = raw.get("num_labels")
     if isinstance(count, int | float) and count > MAX_CLASSES:
         raise CheckpointError(f"{where}: num_labels is {count}, but a head may have at most {MAX_CLASSES} classes.")
@@ -168,13 +155,8 @@ def require_plausible_width(raw: Mapping[str, Any], where: str) -> None:
 def class_names(id2label: Mapping[Any, Any] | None, count: int, where: str) -> list[str]:
     """Returns the names of the classes 0 to `count` - 1.
 
-    Args:
-        id2label: a config's field: names by number, which may be text; empty for default names.
-        count: number of classes.
-        where: the config, for the message.
-
-    Raises:
-        CheckpointError: `id2label` names other classes.
+    `id2label` is a config's field: names by number, which may be text; empty for default names. It must not name other
+    classes.
     """
     if not id2label:
         return [f"LABEL_{number}" for number in range(count)]
@@ -188,16 +170,7 @@ def class_names(id2label: Mapping[Any, Any] | None, count: int, where: str) -> l
 
 
 def problem_from(name: Any, num_labels: int, where: str) -> Problem:
-    """Returns the problem that a config's `problem_type` names.
-
-    Args:
-        name: its value; None means the default of `transformers` (see `default_problem`).
-        num_labels: width of the head.
-        where: the config, for the message.
-
-    Raises:
-        CheckpointError: the problem is unknown.
-    """
+    """Returns the problem that a config's `problem_type` names; None means the `default_problem` of transformers."""
     if name is None:
         return default_problem(num_labels)
     if not isinstance(name, str) or name not in PROBLEMS:

@@ -16,11 +16,7 @@ from torch import nn
 
 
 class RopeSwitch:
-    """The lengths where a model's rotary embeddings change frequencies.
-
-    Args:
-        config: the `transformers` config of a decoder.
-    """
+    """The lengths where a decoder's rotary embeddings change frequencies, given its `transformers` config."""
 
     def __init__(self, config: Any) -> None:
         parameters = getattr(config, "rope_parameters", None) or {}

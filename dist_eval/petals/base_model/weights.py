@@ -24,15 +24,10 @@ INDEX_FILE = "model.safetensors.index.json"
 
 
 class ModelWeights:
-    """The tensors of a model, by their names in its base model.
+    """The tensors of a model in a folder or on a hub, by their names in its base model.
 
-    Args:
-        name: folder or hub name of the model.
-        architecture: the model's architecture; the name of the token embeddings in files determines the other names.
-        revision: branch, tag or commit on a hub; by default its main branch.
-
-    Raises:
-        CheckpointError: there are no safetensors for this base model.
+    The name of the token embeddings in files determines the other names. `revision` is a branch, tag or commit on a
+    hub, by default its main branch. Raises `CheckpointError` if there are no safetensors for this base model.
     """
 
     def __init__(self, name: str, architecture: Architecture, revision: str | None = None) -> None:
@@ -50,11 +45,7 @@ class ModelWeights:
         return min(names, key=len, default=None)
 
     def tensors(self, path: str) -> dict[str, torch.Tensor]:
-        """Reads the tensors whose names in the base model begin with a path.
-
-        Raises:
-            CheckpointError: a file is missing or damaged.
-        """
+        """Reads the tensors whose names in the base model begin with a path."""
         found: dict[str, torch.Tensor] = {}
         stored = self._stored_under(path)
         for file in self.files(path):
@@ -69,11 +60,7 @@ class ModelWeights:
         return sorted({self._files[key] for key in self._stored_under(path).values()})
 
     def slice(self, name: str) -> Any:
-        """Returns a lazily read tensor (`PySafeSlice` of `safetensors`), given its name from `find`.
-
-        Raises:
-            CheckpointError: its file is missing or damaged.
-        """
+        """Returns a lazily read tensor (`PySafeSlice` of `safetensors`), given its name from `find`."""
         key = self._stored[name]
         return self._open(self._files[key]).get_slice(key)
 
@@ -123,15 +110,7 @@ def file_of(name: str, file: str, revision: str | None = None) -> Path | None:
 
 
 def weight_map(name: str, revision: str | None = None) -> dict[str, str]:
-    """Returns the file of each tensor of a model.
-
-    Args:
-        name: folder or hub name of the model.
-        revision: see `ModelWeights`.
-
-    Raises:
-        CheckpointError: it has no safetensors, or their index cannot be read.
-    """
+    """Returns the file of each tensor of a model in a folder or on a hub, which must have safetensors."""
     if single := file_of(name, WEIGHTS_FILE, revision):
         return dict.fromkeys(_open(single).keys(), WEIGHTS_FILE)
     index = file_of(name, INDEX_FILE, revision)
@@ -147,11 +126,7 @@ def weight_map(name: str, revision: str | None = None) -> dict[str, str]:
 
 
 def read_index(index: Path) -> dict[str, str]:
-    """Returns the file of each tensor, from an index of weights.
-
-    Raises:
-        CheckpointError: it cannot be read, or names a file in another folder.
-    """
+    """Returns the file of each tensor, from an index of weights; rejects files in other folders."""
     try:
         content = read_json(index)
         files = content.get("weight_map") if isinstance(content, dict) else None
@@ -176,16 +151,9 @@ def _is_plain(file: Any) -> bool:
 
 
 def load_pretrained(model_class: Any, name: str, *, what: str, **kwargs: Any) -> Any:
-    """Loads a model in float32 and eval mode.
+    """Loads a model in float32 and eval mode from a folder or hub; passes `kwargs` to `from_pretrained`.
 
-    Args:
-        model_class: a class with `from_pretrained`.
-        name: folder or hub name.
-        what: its name in messages.
-        **kwargs: for `from_pretrained`.
-
-    Raises:
-        CheckpointError: weights are missing, of the wrong shape, or pickled.
+    `what` is its name in messages. Raises `CheckpointError` if weights are missing, of the wrong shape, or pickled.
     """
     folder = Path(name)
     if folder.is_dir() and not any(folder.glob("*.safetensors")):

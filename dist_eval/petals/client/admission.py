@@ -38,9 +38,7 @@ class Admission(Protocol):
 class ConcurrencyLimit:
     """Limits the number of concurrent steps of sessions.
 
-    Args:
-        limit: most steps at once.
-        pacing: pacing of the server or chain; its requests are expected to wait for the steps.
+    `pacing` is that of the server or chain; its requests are expected to wait for the steps.
     """
 
     def __init__(self, limit: int, pacing: Pacing | ChainPacing) -> None:
@@ -65,25 +63,17 @@ class ConcurrencyLimit:
 
 
 class RateLimiter:
-    """Spaces batches to send at most a number of tokens per second. Belongs to one event loop, except for `closed`.
-
-    Attributes:
-        closed: whether new batches are refused that still wait.
-    """
+    """Spaces batches to send at most a number of tokens per second. Belongs to one event loop, except for `closed`."""
 
     def __init__(self, tokens_per_second: float = math.inf) -> None:
-        self.closed = False
+        self.closed = False  # whether new batches that still wait are refused
         self._rate, self._free_at = tokens_per_second, -math.inf
 
     async def wait(self, tokens: int, *, is_new: bool = False) -> None:
         """Waits until a request may be sent.
 
-        Args:
-            tokens: of the request.
-            is_new: whether nothing of its batch was sent yet.
-
-        Raises:
-            NotSentError: the limiter was closed before a new batch was sent.
+        If `is_new`, nothing of its batch was sent yet: it raises `NotSentError` if it still waits when the limiter is
+        closed.
         """
         start, seconds = max(time.monotonic(), self._free_at), tokens / self._rate
         self._free_at = start + seconds

@@ -124,17 +124,10 @@ class Attempts:
         """Yields the servers to ask, the best ones first.
 
         While those are busy, others may be asked that would answer before the best ones could get the last of the
-        requests that wait.
+        requests that wait; `waiting` of these are behind this one and wait for the same servers.
 
-        Args:
-            online: the online blocks.
-            now: the time.
-            waiting: number of requests behind this one that wait for the same servers.
-
-        Raises:
-            TooLarge: the request must be split.
-            NoServer: there is no server.
-            SwarmError: there is no server, and the request is optional.
+        Raises `TooLarge` if the request must be split, `NoServer` if there is no server, and `SwarmError` if there is
+        none for an optional request.
         """
         wanted = without(online, self.part.avoided)
         spans: Sequence[Span] = self._taking_it(wanted)
@@ -176,13 +169,7 @@ class Attempts:
         return Choice(route[0], patience[0], spans, now, has_cache, chain, patience, doubtful)
 
     def answered(self, choice: Choice, now: float, answer: ChainAnswer | None = None) -> None:
-        """Bans servers that refused as too large what another one accepted, or that did not pass a request on.
-
-        Args:
-            choice: the servers that were asked.
-            now: the time.
-            answer: answer of a chain of servers.
-        """
+        """Bans servers that refused as too large what another one accepted, or that did not pass a request on."""
         computed = [span for span in choice.servers if answer is None or span.end <= answer.end]
         if not choice.has_cache:  # otherwise it got the texts in smaller pieces
             for server in (self.router.stats(span.peer) for span in computed):
@@ -194,14 +181,10 @@ class Attempts:
             self.router.ban_chain([computed[-1].peer, further[0].peer], now)
 
     def failed(self, choice: Choice, error: Exception, now: float) -> float:
-        """Decides what to do after a failed request.
+        """Decides what to do after a failed request; returns the seconds until the next attempt.
 
-        Returns:
-            Seconds until the next attempt.
-
-        Raises:
-            NoServer: the server could not be reached; another one may be asked at once.
-            EvaluationError: the request cannot be answered.
+        Raises `NoServer` if the server could not be reached: another one may be asked at once. Raises an
+        `EvaluationError` if the request cannot be answered.
         """
         peer, failure = choice.segment.peer, classify(error)
         what = f"blocks {choice.segment.start}:{choice.segment.end} (peer {peer})"

@@ -122,12 +122,7 @@ class ChainAnswer(_Message):
         return lacks_prompts(self.why)
 
     def times(self, sent_at: float, now: float) -> list[tuple[float, float]]:
-        """Returns when each server got the request and finished it, ignoring network delays between servers.
-
-        Args:
-            sent_at: when the request was sent.
-            now: when the answer came.
-        """
+        """Returns when each server got and finished a request answered `now`, ignoring delays between servers."""
         times: list[tuple[float, float]] = []
         for hop in self.hops:
             done_at = min(now, max(sent_at, now - hop.call))  # bounded, because servers may report anything
@@ -150,12 +145,8 @@ def request_to(
 ) -> ChainRequest:
     """Returns the request to the first server of a chain.
 
-    Args:
-        chain: the servers and their blocks.
-        patience: seconds to wait for each server and those after it.
-        rows: positions in batch x length whose outputs are needed, int64 of shape [rows]; None for all.
-        ids: whether token ids are sent.
-        prompts: digests of each block's deep prompts; None if digests are not used.
+    `patience` has the seconds to wait for each server and those after it. `rows` is int64 of shape [rows]; for its
+    meaning and that of `prompts`, see `ChainRequest`.
     """
     hops = [
         Hop(peer=str(span.peer), start=span.start, end=span.end, patience=seconds)
@@ -165,23 +156,14 @@ def request_to(
 
 
 def read_request(metadata: Mapping[str, Any]) -> ChainRequest | None:
-    """Reads the metadata of a request; None if it has no chain.
-
-    Raises:
-        ValueError: they are invalid.
-    """
+    """Reads the metadata of a request; None if it has no chain. Raises `ValueError` if they are invalid."""
     return ChainRequest.model_validate(metadata) if CHAIN in metadata else None
 
 
 def read_chain_answer(packed: bytes, ends: Sequence[int]) -> ChainAnswer:
-    """Reads the metadata of an answer.
+    """Reads the metadata of an answer; `ends` has one past the last block of each server of the chain.
 
-    Args:
-        packed: the metadata.
-        ends: one past the last block of each server of the chain.
-
-    Raises:
-        WrongAnswer: it is invalid, or does not end at the last block of one of the servers.
+    Raises `WrongAnswer` if it is invalid, or does not end at the last block of one of the servers.
     """
     try:
         answer = ChainAnswer.model_validate(unpack(packed))

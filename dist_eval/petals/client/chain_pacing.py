@@ -35,11 +35,7 @@ class ChainTicket(Ticket):
 class ChainPacing(UnansweredRequests[Unanswered]):
     """The pace of a chain, or of a single server that reports its time; an `Admission`.
 
-    Args:
-        parts: the pacing of each server, and the number of its blocks.
-        shared: shares the state with the other ranks of this host.
-        name: name of the chain.
-        period: seconds after which requests are forgotten.
+    `parts` has the pacing of each server, and the number of its blocks. For the others, see `UnansweredRequests`.
     """
 
     def __init__(

@@ -38,7 +38,7 @@ def join_swarm(
     say: Say | None = None,
     timeout_option: str = "--swarm-timeout",
 ) -> Any:
-    """Starts this process' DHT node in client mode.
+    """Starts this process' DHT node, a `hivemind.DHT` in client mode, and returns it once it runs.
 
     hivemind runs it in a forked process, so join before opening connections that must not be inherited.
 
@@ -48,12 +48,6 @@ def join_swarm(
         check: called at every poll; raises when waiting has become pointless.
         say: called once with a notice if no peer answers for a few seconds.
         timeout_option: the option that sets the timeout, for messages.
-
-    Returns:
-        A running `hivemind.DHT`.
-
-    Raises:
-        SwarmError: no peer answered in time; the message names them.
     """
     import hivemind
 
@@ -117,12 +111,7 @@ def wait_until_listening(
 
 
 def rejoin_swarm(dht: Any, initial_peers: Sequence[str]) -> None:
-    """Pings the peers again without waiting, because a node drops peers that did not answer for a while.
-
-    Args:
-        dht: this process' node.
-        initial_peers: addresses of the swarm.
-    """
+    """Pings the peers again without waiting, because a node drops peers that did not answer for a while."""
     dht.run_coroutine(functools.partial(_ping, list(initial_peers)), return_future=True)
 
 
@@ -145,11 +134,9 @@ async def _ping(addresses: list[str], dht: Any, node: Any) -> None:
 def leave_swarm(dht: Any, connection: Any = None, stop: Callable[[], Any] = lambda: None) -> None:
     """Stops this process' DHT node, its p2p daemon, and their users, even if no peer answers any more.
 
-    Args:
-        dht: the node.
-        connection: the `hivemind.P2P` of a model that used the node, if any. It is closed on the loop that opened it,
-            because closing it elsewhere prints tracebacks.
-        stop: stops the thread that looks up servers; it may wait for a look-up.
+    `connection` is the `hivemind.P2P` of a model that used the node, if any. It is closed on the loop that opened it,
+    because closing it elsewhere prints tracebacks. `stop` stops the thread that looks up servers; it may wait for a
+    look-up.
     """
     if connection is not None:
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker

@@ -163,18 +163,10 @@ def look_up_coverage(
 
 
 def measure_distances(dht: Any, peers: Sequence[str], timeout: float) -> dict[str, float | None]:
-    """Pings all servers at once, and repeats it for those that do not answer.
+    """Pings all servers at once, and for `timeout` seconds repeats it for those that do not answer.
 
-    Args:
-        dht: a running `hivemind.DHT`.
-        peers: peer ids of the servers.
-        timeout: how long to repeat, in seconds.
-
-    Returns:
-        Round-trip time in seconds of a second ping, since the first may open a connection; None without an answer.
-
-    Raises:
-        SwarmError: this process' own node does not answer.
+    Returns the seconds of a second ping's round trip by peer id, since the first may open a connection; None without an
+    answer. Raises `SwarmError` if this process' own node does not answer.
     """
     from hivemind.p2p import PeerID
 
@@ -208,7 +200,10 @@ def wait_until_covered(
     say: Say | None = None,
     timeout_option: str = "--swarm-timeout",
 ) -> SwarmCoverage:
-    """Waits until every block has an online server.
+    """Waits until every block has an online server, and returns the complete coverage.
+
+    Raises `SwarmError` after `timeout`, or at once if all blocks are online but no server announces the adapter; the
+    message names what is missing.
 
     Args:
         dht: a running `hivemind.DHT`.
@@ -221,13 +216,6 @@ def wait_until_covered(
         check: called at every poll; raises when waiting has become pointless.
         say: called once with a description of what is still missing after a few seconds.
         timeout_option: the option that sets the timeout, for messages.
-
-    Returns:
-        The complete coverage.
-
-    Raises:
-        SwarmError: blocks or servers are still missing after `timeout`, or all blocks are online but no server
-            announces the adapter. The message names what is missing.
     """
     deadline, notice = time.monotonic() + timeout, LateNotice(say)
 
@@ -284,9 +272,8 @@ def unfit_message(coverage: SwarmCoverage, config: Any) -> str:
 def adapter_fault(coverage: SwarmCoverage, *, is_over: bool) -> str:
     """Explains why an adapter is missing; empty if it is there, not required, or blocks are missing even without it.
 
-    Args:
-        coverage: coverage by the servers with the adapter.
-        is_over: whether to stop waiting although a server of some blocks announces the adapter.
+    `coverage` is that by the servers with the adapter. Unless `is_over`, the result is also empty while a server of
+    some blocks announces the adapter.
     """
     adapter, missing = coverage.adapter, coverage.missing
     if adapter is None or not missing or replace(coverage, adapter=None).missing:

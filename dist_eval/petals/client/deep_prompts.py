@@ -32,8 +32,7 @@ NO_TENSOR = torch.empty(0)
 def digests_of(prompts: torch.Tensor) -> list[bytes]:
     """Returns the SHA-256 of each block's prompts, over their bytes, shape and dtype.
 
-    Args:
-        prompts: tensor of shape [blocks, rows, pre_seq_len, hidden].
+    `prompts` has shape [blocks, rows, pre_seq_len, hidden].
     """
     digests = []
     for of_block in prompts.detach().cpu():
@@ -46,14 +45,8 @@ def digests_of(prompts: torch.Tensor) -> list[bytes]:
 class Packed:
     """Serialized deep prompts of some blocks.
 
-    Args:
-        tensor: the prompts, of shape [blocks, 1, pre_seq_len, hidden], contiguous and on the CPU; empty if there are
-            none.
-        digests: the digest of each block's prompts; empty if digests are not used.
-
-    Attributes:
-        payload: the serialized tensor.
-        digests: see above.
+    The tensor has shape [blocks, 1, pre_seq_len, hidden], and is contiguous and on the CPU; it is empty if there are no
+    prompts. `digests` has one for each block; it is empty if digests are not used.
     """
 
     def __init__(self, tensor: torch.Tensor, digests: Sequence[bytes] = ()) -> None:
@@ -88,11 +81,7 @@ class Packed:
 class DeepPrompts:
     """Deep prompts, serialized and hashed once, and the servers that keep them.
 
-    Args:
-        tensor: the prompts, of shape [blocks, pre_seq_len, hidden], which must not change; None for none.
-
-    Attributes:
-        tensor: see above.
+    The tensor has shape [blocks, pre_seq_len, hidden] and must not change; None for no prompts.
     """
 
     def __init__(self, tensor: torch.Tensor | None = None) -> None:
@@ -136,12 +125,9 @@ class RecentPrompts:
         self._lock = threading.Lock()
 
     def of(self, tensor: torch.Tensor | None) -> DeepPrompts:
-        """Returns the same object for equal tensors.
+        """Returns the same object for equal deep prompts, of shape [blocks, pre_seq_len, hidden].
 
         They are compared by their values: fused optimizers change a tensor without a trace.
-
-        Args:
-            tensor: deep prompts of shape [blocks, pre_seq_len, hidden], or None.
         """
         if tensor is None:
             return DeepPrompts()

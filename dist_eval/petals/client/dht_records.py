@@ -79,16 +79,9 @@ class Models(NamedTuple):
 
 
 def read_blocks(dht: Any, dht_prefix: str, num_blocks: int, timeout: float) -> BlockRecords:
-    """Reads the announcements for a model's blocks.
+    """Reads the announcements for a model's blocks from a running `hivemind.DHT`.
 
-    Args:
-        dht: a running `hivemind.DHT`.
-        dht_prefix: name under which the blocks are announced.
-        num_blocks: blocks of the model.
-        timeout: seconds.
-
-    Raises:
-        SwarmError: the swarm did not answer in time.
+    Raises `SwarmError` if the swarm does not answer within `timeout` seconds.
     """
     keys = [f"{dht_prefix}.{block}" for block in range(min(num_blocks, MOST_BLOCKS))]
     records = _look_up(dht, functools.partial(_servers, keys), timeout, f"which servers hold {dht_prefix}")

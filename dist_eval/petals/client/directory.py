@@ -16,18 +16,10 @@ _UPDATE_SECONDS, _CLOSING_SECONDS = 15.0, 4.0
 
 
 class ServerDirectory:
-    """Lists the servers that hold a model's blocks.
+    """Lists the servers that hold a model's blocks, from the records in a running `hivemind.DHT`.
 
-    Args:
-        dht: a running `hivemind.DHT`.
-        dht_prefix: name under which the blocks are announced.
-        num_blocks: blocks of the model.
-        adapter: a LoRA adapter that servers must have to count.
-        allowed_servers: the only servers that count, as peer ids in base58 or `PeerID`s; None for all.
-        blocked_servers: servers that do not count.
-
-    Attributes:
-        p2p: the connection to the servers, opened by `start`.
+    Only servers with the LoRA adapter count, if one is given. `allowed_servers` are the only ones that count (None for
+    all), and `blocked_servers` do not count: peer ids in base58, or `PeerID`s.
     """
 
     def __init__(
@@ -43,17 +35,13 @@ class ServerDirectory:
         self.dht, self.dht_prefix, self.num_blocks, self.adapter = dht, dht_prefix, num_blocks, adapter
         self._allowed = None if allowed_servers is None else {*map(str, allowed_servers)}
         self._blocked = {*map(str, blocked_servers or ())}
-        self.p2p: Any = None
+        self.p2p: Any = None  # the connection to the servers, opened by `start`
         self._spans: Sequence[Span] = ()
         self._outdated, self._closed = threading.Event(), False
         self._thread = threading.Thread(target=_keep_up_to_date, args=(weakref.ref(self), self._outdated), daemon=True)
 
     def start(self, timeout: float) -> None:
-        """Reads the first list and starts the thread.
-
-        Raises:
-            SwarmError: the swarm does not answer.
-        """
+        """Reads the first list and starts the thread."""
         from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
         self.p2p = RemoteExpertWorker.run_coroutine(self.dht.replicate_p2p())

@@ -79,11 +79,7 @@ class Findings:
         )
 
     def summary(self, fraction: float) -> Audit:
-        """Returns the section `audit` of `results.json`.
-
-        Args:
-            fraction: share of the batches to be audited, 0 to 1.
-        """
+        """Returns the section `audit` of `results.json`; `fraction` is the share of batches to be audited, 0 to 1."""
         return Audit(
             fraction=fraction,
             batches=self.batches,

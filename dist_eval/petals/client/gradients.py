@@ -38,16 +38,9 @@ def through_swarm(
 ) -> Sequence[torch.Tensor]:
     """Sends batches of hidden states through all blocks, concurrently; differentiable and thread-safe.
 
-    Args:
-        requests: sends to the swarm.
-        batches: float tensors of shape [batch, length, hidden].
-        prompts: deep prompts of shape [blocks, pre_seq_len, hidden], or None.
-
-    Returns:
-        The last block's outputs for each batch, of its shape, dtype and device.
-
-    Raises:
-        EvaluationError: see `forward.forward`; the backward raises the same.
+    Batches are float tensors of shape [batch, length, hidden], and prompts are deep prompts of shape
+    [blocks, pre_seq_len, hidden], or None. Returns the last block's outputs for each batch, of its shape, dtype and
+    device. The backward raises the same errors as the forward (see `forward.forward`).
     """
     device = torch.device("cpu")  # on a GPU, one thread of autograd would wait for one backward after another
     outputs = _ThroughSwarm.apply(requests, _on(device, prompts), *(_on(device, batch) for batch in batches))

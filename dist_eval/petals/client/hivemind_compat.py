@@ -34,10 +34,9 @@ _CORES_PER_THREAD = 4
 
 
 def prepare_hivemind(*, sockets: Path) -> None:
-    """Restores the missing names, and configures the p2p daemon of this process.
+    """Restores the missing names, and configures this process' p2p daemon.
 
-    Args:
-        sockets: folder for the Unix sockets of the daemon and its clients.
+    `sockets` is the folder for the Unix sockets of the daemon and its clients.
     """
     import hivemind
 

@@ -92,10 +92,9 @@ class InferenceSession:
     ) -> torch.Tensor:
         """See `TextSession.step`. Servers with Petals 2.2 cannot roll back: they get the whole texts again.
 
-        Raises:
-            ValueError: the texts would become longer than the session, or `start` is after their end.
-            NoCacheError: no server has room for the caches; not transient if a server accepts only smaller steps.
-            EvaluationError: see `forward.forward`.
+        Raises `ValueError` if the texts would become longer than the session, or `start` is after their end. Raises
+        `NoCacheError` if no server has room for the caches; it is not transient if a server accepts only smaller steps.
+        For other errors, see `forward.forward`.
         """
         is_first = self._position < self._prompt_tokens
         inputs = self._inputs_of(input_ids, self._prompts if is_first else None)
@@ -114,16 +113,9 @@ class InferenceSession:
     ) -> torch.Tensor:
         """Sends whole texts that will not be continued; each server's memory is freed as soon as they have passed it.
 
-        Args:
-            hidden: the first block's inputs, float tensor of shape [rows, length, hidden].
-            avoided: segments to avoid if there is another route.
-            record: records the route.
-
-        Returns:
-            The last block's outputs, of the same shape and dtype.
-
-        Raises:
-            NoCacheError, EvaluationError: see `step`.
+        `hidden` has the first block's inputs, a float tensor of shape [rows, length, hidden]. Returns the last block's
+        outputs, of the same shape and dtype. Segments in `avoided` are avoided if there is another route. For errors,
+        see `step`.
         """
         inputs = Inputs.of(hidden)
         self._check(inputs, 0)
@@ -138,8 +130,7 @@ class InferenceSession:
     ) -> Sequence[torch.Tensor]:
         """See `TextSession.continuations`: they are sent concurrently, several at a time to each server.
 
-        Raises:
-            Exception: see `step`.
+        For errors, see `step`.
         """
         all_inputs = [self._inputs_of(ids, None) for ids in input_ids]
         for inputs in all_inputs:
@@ -229,14 +220,10 @@ class InferenceSession:
     ) -> torch.Tensor:
         """Sends the next tokens through all segments; returns all outputs, or those at `rows`.
 
-        Args:
-            inputs: inputs of the first block.
-            rows: positions in rows x length whose outputs are needed; None for all.
-            servers: records the servers that answered.
-            avoided: segments to avoid if there is another route.
-            passed: records the chunks sent to each segment.
-            closes: whether to free each segment's memory once the texts have passed it.
-            given_up: returns whether the outputs are no longer needed.
+        `rows` are positions in rows x length. Records the servers that answered in `servers`, and the chunks sent to
+        each segment in `passed`. Segments in `avoided` are avoided if there is another route. With `closes`, each
+        segment's memory is freed once the texts have passed it. Once `given_up` returns true, the outputs are no longer
+        needed, and it returns an empty tensor.
         """
         parts = inputs.chunks(self._chunk)
         needed, order = _rows_of(parts, rows)
@@ -263,10 +250,9 @@ class InferenceSession:
         servers: dict[RouteSegment, None],
         avoided: Sequence[RouteSegment],
     ) -> tuple[list[torch.Tensor], Segment | None]:
-        """Sends the next tokens through a segment, in chunks.
+        """Sends the next tokens through a segment, in chunks; returns its outputs and the next segment.
 
-        Returns:
-            Outputs of the segment's last block, only the needed ones if it is the model's last; and the next segment.
+        The outputs are those of the segment's last block, only the needed ones if it is the model's last.
         """
         tokens = sum(chunk.inputs.size for chunk in chunks)
         from_beginning = self._rows * self._position + tokens
@@ -315,8 +301,7 @@ def _rows_of(
 ) -> tuple[list[torch.Tensor | None], torch.Tensor | None]:
     """Splits the needed positions of whole texts by chunk.
 
-    Returns:
-        Positions in rows x length of each chunk, and the order that sorts the chunks' joined outputs.
+    Returns the positions in rows x length of each chunk, and the order that sorts the chunks' joined outputs.
     """
     if rows is None:
         return [None] * len(parts), None

@@ -22,19 +22,12 @@ class TokenIds:
 
 @dataclass
 class Inputs:
-    """Inputs of a block for a batch.
+    """Inputs of a block for a batch."""
 
-    Attributes:
-        tokens: the token ids, if these are the first block's inputs and servers may get ids.
-        batch: number of texts.
-        length: tokens of each text, including padding and prompts.
-        width: width of hidden states.
-    """
-
-    tokens: TokenIds | None
-    batch: int
-    length: int
-    width: int
+    tokens: TokenIds | None  # if these are the first block's inputs and servers may get ids
+    batch: int  # number of texts
+    length: int  # tokens of each text, including padding and prompts
+    width: int  # width of hidden states
     _hidden: torch.Tensor | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 

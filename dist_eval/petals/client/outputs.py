@@ -19,8 +19,7 @@ _FLOAT32_MAX = torch.finfo(torch.float32).max
 def read_answer(tensors: Sequence[Payload], shapes: Sequence[torch.Size]) -> list[torch.Tensor]:
     """Deserializes and validates a server's answer.
 
-    Raises:
-        WrongAnswer: the tensors cannot be read, have other shapes or dtypes, or are not finite.
+    Raises `WrongAnswer` if the tensors cannot be read, have other shapes or dtypes, or are not finite.
     """
     try:
         outputs = [tensor.tensor().detach() for tensor in tensors]
@@ -37,11 +36,7 @@ def read_answer(tensors: Sequence[Payload], shapes: Sequence[torch.Size]) -> lis
 
 
 def require_usable(outputs: torch.Tensor) -> None:
-    """Checks that the next block can use a block's outputs.
-
-    Raises:
-        WrongAnswer: it cannot.
-    """
+    """Raises `WrongAnswer` if the next block cannot use a block's outputs."""
     # the next block squares them for its norm: larger values would make an honest server fail
     if not (_largest(outputs) ** 2 * outputs.numel() < _FLOAT32_MAX or _norm_is_finite(outputs)):
         finite = torch.isfinite(outputs).all()

@@ -88,15 +88,11 @@ class Outlook(NamedTuple):
 
 
 class Pacing(UnansweredRequests[Pace]):
-    """The pace of one server.
-
-    Attributes:
-        announced_seconds_per_work: announced seconds for one token through one block; None if not announced.
-    """
+    """The pace of one server."""
 
     def __init__(self, shared: SharedStates | None = None, name: str = "", period: float = math.inf) -> None:
         super().__init__(Pace, shared, name, period)
-        self.announced_seconds_per_work: float | None = None
+        self.announced_seconds_per_work: float | None = None  # for one token through one block, if announced
 
     @property
     def seconds_per_work(self) -> float | None:
@@ -162,9 +158,7 @@ class Pacing(UnansweredRequests[Pace]):
     def outlook(self, now: float, expected: float) -> Outlook:
         """Estimates what another request has to expect after all that was sent.
 
-        Args:
-            now: the time.
-            expected: expected seconds for one token through one block.
+        `expected` is the expected seconds for one token through one block.
         """
         with self._locked(now):
             pace, rate, rest = self._pace, self.seconds_per_work, 0.0

@@ -23,15 +23,10 @@ _READ_IN_PLACE = {
 
 @dataclass(frozen=True)
 class Payload:
-    """A serialized tensor.
+    """A serialized tensor."""
 
-    Attributes:
-        head: `runtime_pb2.Tensor` without its bytes.
-        data: its bytes.
-    """
-
-    head: Any
-    data: memoryview
+    head: Any  # `runtime_pb2.Tensor` without its bytes
+    data: memoryview  # its bytes
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Payload:
@@ -81,8 +76,7 @@ class Payload:
     def tensor(self) -> torch.Tensor:
         """Deserializes it; the tensor shares memory with the bytes if they are writable and not compressed.
 
-        Raises:
-            Exception: any error of numpy and torch if the bytes are invalid.
+        Invalid bytes raise any error of numpy and torch.
         """
         from hivemind.compression.serialization import deserialize_torch_tensor
 

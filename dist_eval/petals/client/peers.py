@@ -16,11 +16,7 @@ _PEER_ADDRESS = re.compile(
 
 
 def all_peers(initial_peers: Sequence[str], peers_file: str | None) -> list[str]:
-    """Returns the addresses of `--initial-peers` and `--peers-file`.
-
-    Raises:
-        ConfigError: one is not an address of a peer, or the file cannot be read or has none.
-    """
+    """Returns the addresses of `--initial-peers` and `--peers-file`."""
     peers = list(initial_peers)
     if peers_file is not None:
         peers = list(dict.fromkeys([*peers, *read_peers(Path(peers_file))]))
@@ -29,11 +25,7 @@ def all_peers(initial_peers: Sequence[str], peers_file: str | None) -> list[str]
 
 
 def read_peers(path: Path) -> list[str]:
-    """Reads peer addresses from a file, one per line; blank lines and lines that begin with # are ignored.
-
-    Raises:
-        ConfigError: the file cannot be read or has no address.
-    """
+    """Reads peer addresses from a file, one per line; blank lines and lines that begin with # are ignored."""
     try:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
@@ -45,11 +37,7 @@ def read_peers(path: Path) -> list[str]:
 
 
 def require_peer_addresses(texts: Sequence[str]) -> None:
-    """Checks the addresses of `--initial-peers`.
-
-    Raises:
-        ConfigError: one of them is not an address of a peer.
-    """
+    """Checks the addresses of `--initial-peers`."""
     for text in texts:
         if not _PEER_ADDRESS.fullmatch(text):
             raise ConfigError(

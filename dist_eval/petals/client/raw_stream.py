@@ -18,16 +18,11 @@ _JOINED_BYTES = 1 << 12  # shorter pieces are written together
 class RawStream:
     """A connection that reads only on request. Belongs to one event loop.
 
-    Args:
-        connection: a non-blocking socket.
-        received: bytes that were already read from it.
-
-    Attributes:
-        position: number of bytes read so far.
-        is_torn: whether a write was interrupted, so nothing more can be written.
+    The socket is non-blocking; `received` has bytes that were already read from it.
     """
 
     def __init__(self, connection: socket.socket, received: bytes = b"") -> None:
+        # number of bytes read so far; whether a write was interrupted, so nothing more can be written
         self.position, self.is_torn = 0, False
         self._connection, self._loop = connection, asyncio.get_running_loop()
         self._ahead, self._place = memoryview(received), memoryview(bytearray(_AHEAD_BYTES))
@@ -48,11 +43,7 @@ class RawStream:
         return cls(connection, received)
 
     async def read_into(self, place: memoryview) -> None:
-        """Fills memory with the next bytes.
-
-        Raises:
-            EOFError: the stream ends too early.
-        """
+        """Fills memory with the next bytes; raises `EOFError` if the stream ends too early."""
         count = min(len(place), len(self._ahead))
         place[:count] = self._ahead[:count]
         self._ahead = self._ahead[count:]
@@ -61,11 +52,7 @@ class RawStream:
             count += await self._receive(place[count:])
 
     async def read(self, size: int) -> bytes:
-        """Returns the next bytes, which should be few.
-
-        Raises:
-            EOFError: the stream ends too early.
-        """
+        """Returns the next bytes, which should be few; raises `EOFError` if the stream ends too early."""
         while size > len(self._ahead) <= len(self._place) // 2:
             kept = len(self._ahead)
             self._place[:kept] = bytes(self._ahead)

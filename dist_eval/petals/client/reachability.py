@@ -33,11 +33,7 @@ _NOTICE_SECONDS = 5.0
 
 
 class LateNotice:
-    """Reports once that something is taking long.
-
-    Args:
-        say: called with the text; None to say nothing.
-    """
+    """Reports once that something is taking long; says nothing if `say` is None."""
 
     def __init__(self, say: Say | None) -> None:
         self._say, self._due = say, time.monotonic() + _NOTICE_SECONDS
@@ -54,16 +50,11 @@ class LateNotice:
 
 
 class ReachabilityCache:
-    """Caches where peers listen, and which of them were unreachable.
-
-    Attributes:
-        addresses: host and port by peer id.
-        failed_at: time of the last failed attempt, for peers that have not been reached since.
-    """
+    """Caches where peers listen, and which of them were unreachable."""
 
     def __init__(self) -> None:
-        self.addresses: dict[str, Address] = {}
-        self.failed_at: dict[str, float] = {}
+        self.addresses: dict[str, Address] = {}  # host and port by peer id
+        self.failed_at: dict[str, float] = {}  # last failed attempt, of peers that have not been reached since
         self._seen: set[str] = set()
 
     async def require(self, peer: str) -> None:

@@ -60,14 +60,6 @@ class SwarmRequests:
         rejoin: called every few seconds while waiting for such blocks.
         tokens_per_second: most tokens to send through the swarm in a second.
         chains: whether servers may pass requests on to each other, which changes no bit of a result.
-
-    Attributes:
-        servers: the servers that may be asked.
-        router: chooses servers, and keeps their statistics.
-        rate_limiter: spaces batches.
-        halved: requests that were halved because they were too large for all servers.
-        timeout: seconds to wait for a server's answer.
-        chains: whether servers pass requests on to each other.
     """
 
     def __init__(
@@ -85,7 +77,7 @@ class SwarmRequests:
         chains: bool = True,
     ) -> None:
         self.router = router or Router()
-        self.halved = 0
+        self.halved = 0  # requests that were halved because they were too large for all servers
         self.rate_limiter = RateLimiter(tokens_per_second)
         self.timeout, self._attempts = request_timeout, max_retries + 1
         self._config, self._compression = config, compression
@@ -97,11 +89,7 @@ class SwarmRequests:
         self._turns = Turns(self.router)
 
     def start(self) -> None:
-        """Waits for the first list of servers, and measures their round trips.
-
-        Raises:
-            SwarmError: no server of some block has a version of Petals that computes the model.
-        """
+        """Waits for the first list of servers, and measures their round trips."""
         keep_freed_memory()
         self.servers.start(self.timeout)
         event_loop.run(self._measure_round_trips())
@@ -131,9 +119,7 @@ class SwarmRequests:
     async def send_with_retries(self, make_request: MakeRequest, part: RoutePart) -> tuple[Choice, Any]:
         """Sends a request to one server after another until one answers; returns the server and its answer.
 
-        Raises:
-            TooLarge: servers accept only smaller requests.
-            EvaluationError: see `forward.forward`.
+        Raises `TooLarge` if servers accept only smaller requests. For other errors, see `forward.forward`.
         """
         attempts = Attempts(self.router, part, self._attempts, self.timeout)
         online = self.servers.session_spans if part.in_session else self.servers.spans
@@ -167,11 +153,7 @@ class SwarmRequests:
                     await self.servers.wait(outage)
 
     def halves(self, given: Halved, error: TooLarge) -> Sequence[Halved]:
-        """Halves a request so that a server may accept it.
-
-        Raises:
-            RefusedError: it has only one text.
-        """
+        """Halves a request so that a server may accept it; raises `RefusedError` if it has only one text."""
         batch, length = given.shape[:2]
         if batch == 1:
             refused = RefusedError(
@@ -185,20 +167,15 @@ class SwarmRequests:
         return given.tensor_split(2)
 
     def ask(self, segment: Span, hidden: torch.Tensor, prompts: torch.Tensor | None) -> torch.Tensor:
-        """Sends hidden states through blocks of a given server.
-
-        Raises:
-            SwarmError: see `answer_of`.
-        """
+        """Sends hidden states through blocks of a given server; see `answer_of`."""
         request = self.segment_request(segment, Inputs.of(hidden), self.transport.prompts.of(prompts))
         return self.answer_of(segment, request)
 
     def answer_of(self, segment: Span, request: Request) -> torch.Tensor:
         """Sends a request to a given server.
 
-        Raises:
-            SwarmError: there is no usable answer; the message names the server. A `NoCacheError` if the server has no
-                room for a session.
+        Raises `SwarmError` if there is no usable answer, a `NoCacheError` if the server has no room for a session; the
+        message names the server.
         """
         choice = Choice(segment, self.timeout, spans=(), at=time.monotonic())
 

@@ -154,14 +154,7 @@ class ServerStats:
 
 
 class Router:
-    """Chooses routes, and keeps statistics of the servers.
-
-    Not thread-safe.
-
-    Attributes:
-        servers: statistics by peer.
-        chains: bans of chains whose servers failed to pass requests on, by peers.
-        retries: requests that were repeated.
+    """Chooses routes, and keeps statistics of the servers. Not thread-safe.
 
     Args:
         seed: seed of the noise that breaks ties between equal servers; different on each rank.
@@ -171,9 +164,9 @@ class Router:
     """
 
     def __init__(self, seed: int = 0, shared: SharedStates | None = None, period: float = math.inf) -> None:
-        self.servers: dict[Any, ServerStats] = {}
-        self.chains: dict[tuple[Any, ...], Ban] = {}
-        self.retries = 0
+        self.servers: dict[Any, ServerStats] = {}  # by peer
+        self.chains: dict[tuple[Any, ...], Ban] = {}  # by peers, of chains whose servers failed to pass requests on
+        self.retries = 0  # requests that were repeated
         self._shared, self._period, self._random = shared, period, random.Random(seed)
 
     def stats(self, peer: Any) -> ServerStats:

@@ -19,21 +19,13 @@ UNKNOWN = Announcement()
 
 @dataclass(frozen=True)
 class Span:
-    """Consecutive blocks that one server holds.
-
-    Attributes:
-        peer: the server.
-        start: its first block.
-        end: one past its last block.
-        announced: how it computes.
-        forward_rps: announced tokens per second through one block; None if not announced.
-    """
+    """Consecutive blocks that one server holds."""
 
     peer: Any
     start: int
-    end: int
-    announced: Announcement = UNKNOWN
-    forward_rps: float | None = None
+    end: int  # one past its last block
+    announced: Announcement = UNKNOWN  # how the server computes
+    forward_rps: float | None = None  # announced tokens per second through one block; None if not announced
 
     @property
     def dtype(self) -> str | None:
@@ -49,17 +41,11 @@ class Span:
 
 @dataclass
 class RouteRecord:
-    """How a batch was computed.
+    """How a batch was computed."""
 
-    Attributes:
-        route: the servers that computed it, filled in as they answer.
-        fell_back: whether it took plain forwards although a shared prefix was planned.
-        findings: results of the audit.
-    """
-
-    route: list[RouteSegment] = field(default_factory=list)
-    fell_back: bool = False
-    findings: Findings | None = None
+    route: list[RouteSegment] = field(default_factory=list)  # the servers that computed it, filled in as they answer
+    fell_back: bool = False  # whether it took plain forwards although a shared prefix was planned
+    findings: Findings | None = None  # results of the audit
 
 
 def covers(spans: Sequence[Span], start: int, end: int) -> bool:

@@ -45,9 +45,7 @@ class CacheLost(ChooseAgain):
 class ChainCut(Exception):
     """A server answered in place of later ones that had answered earlier steps: they have lost the caches.
 
-    Attributes:
-        answer: how far the step was passed on.
-        outputs: those of the server that answered, still serialized.
+    `answer` says how far the step was passed on; `outputs` are those of the server that answered, still serialized.
     """
 
     def __init__(self, answer: ChainAnswer, outputs: Sequence[Payload]) -> None:
@@ -100,17 +98,12 @@ class ServerCache:
     ) -> ServerCache:
         """Opens the stream; the server allocates the caches at the first step.
 
-        Args:
-            transport: the connection.
-            segment: the server and its blocks.
-            max_length: most tokens of a text.
-            prompts: deep prompts of these blocks and of the rest of a chain. They are sent with the first step, which
-                must not be shorter.
-            rolls_back: whether texts may be continued from before their end; otherwise some servers need less memory.
+        A text has at most `max_length` tokens. `prompts` are deep prompts of these blocks and of the rest of a chain;
+        they are sent with the first step, which must not be shorter. `rolls_back` is whether texts may be continued
+        from before their end; otherwise some servers need less memory.
 
-        Raises:
-            ChooseAgain: the server's sessions differ from those of Petals.
-            Exception: any error of the daemon or the connection (see `failures.classify`).
+        Raises `ChooseAgain` if the server's sessions differ from those of Petals, and any error of the daemon or the
+        connection (see `failures.classify`).
         """
         if not await transport.has_sessions(segment):
             raise ChooseAgain("its sessions are not those of Petals")
@@ -131,14 +124,13 @@ class ServerCache:
     ) -> SentStep:
         """Sends the next tokens of the texts; earlier steps may be unanswered. One call at a time.
 
+        Raises `CacheLost` if the stream has ended.
+
         Args:
             inputs: inputs of the first block.
             position: position of the first of these tokens; the caches are cut there.
             request: where to pass them on, if the server is part of a chain; all steps take the same route.
             order: which row's cache each row continues, int64 of shape [rows]; by default its own.
-
-        Raises:
-            CacheLost: the stream has ended.
         """
         from hivemind.proto import runtime_pb2
         from hivemind.utils.serializer import MSGPackSerializer
@@ -163,11 +155,9 @@ class ServerCache:
     async def answer_to(self, step: SentStep) -> Answer:
         """Waits for the answer to a step, and returns it unchanged.
 
-        Raises:
-            CacheLost: the stream has ended.
-            WrongAnswer: the answer of a chain lacks the server where it ended.
-            ChainCut: the chain ended earlier than in previous steps.
-            Exception: any error of the daemon, the connection or the server (see `failures.classify`).
+        Raises `CacheLost` if the stream has ended, `ChainCut` if the chain ended earlier than in previous steps,
+        `WrongAnswer` if the answer of a chain lacks the server where it ended, and any error of the daemon, the
+        connection or the server (see `failures.classify`).
         """
         answer = await step.answer
         if isinstance(answer, Exception):
@@ -181,15 +171,10 @@ class ServerCache:
         return answer
 
     async def outputs(self, step: SentStep) -> torch.Tensor:
-        """Waits for the answer to a step.
+        """Waits for the answer to a step; returns the last block's outputs, in the dtype that the server sent.
 
-        Returns:
-            The last block's outputs, of the step's shape, in the dtype that the server sent. If a chain reached its
-            end, only the requested ones, of shape [rows, hidden].
-
-        Raises:
-            WrongAnswer: the answer has the wrong shape, or is not finite.
-            Exception: see `answer_to`.
+        They have the step's shape. If a chain reached its end, they are only the requested ones, of shape
+        [rows, hidden]. For errors, see `answer_to` and `read_answer`.
         """
         answer, request = await self.answer_to(step), step.request
         end = self.segment.end if request is None or not request.chain else request.chain[-1].end
@@ -204,18 +189,11 @@ class ServerCache:
         return self.segment.end if self.answer is None else self.answer.end
 
     async def answers(self, chunks: Iterable[tuple[Inputs, ChainRequest | None]], timeout: float) -> list[torch.Tensor]:
-        """Sends the next tokens of the texts in several steps, without waiting for each answer.
+        """Sends the next tokens of the texts in several steps, without waiting for each answer; returns their outputs.
 
-        Args:
-            chunks: inputs of each step, and where to pass them on (see `send`).
-            timeout: seconds to wait for each answer.
-
-        Returns:
-            The outputs of each step.
-
-        Raises:
-            ConnectionResetError: the server has ended the stream without a reason.
-            Exception: see `outputs`; a `TimeoutError` if an answer takes too long.
+        `chunks` has the inputs of each step, and where to pass them on (see `send`). Raises `TimeoutError` if an answer
+        takes longer than `timeout` seconds, and `ConnectionResetError` if the server has ended the stream without a
+        reason; for other errors, see `outputs`.
         """
         outputs, steps = list[torch.Tensor](), deque[SentStep]()
         try:
@@ -281,12 +259,9 @@ def whole_text_request(
 ) -> Request:
     """Returns the request to a given server for texts that are too long for a message.
 
-    Args:
-        transport: the connection.
-        segment: the server, and the blocks that it should run.
-        hidden: inputs of the first of these blocks, float tensor of shape [rows, length, hidden].
-        deep_prompts: deep prompts of all blocks, of shape [blocks, pre_seq_len, hidden], or None.
-        request_tokens: see `chunk_tokens`.
+    `hidden` has the inputs of the segment's first block, a float tensor of shape [rows, length, hidden]. `deep_prompts`
+    has those of all blocks of the model, of shape [blocks, pre_seq_len, hidden]. For `request_tokens`, see
+    `chunk_tokens`.
     """
     rows, length, _ = hidden.shape
 
@@ -306,13 +281,10 @@ def whole_text_request(
 
 
 def chunk_tokens(rows: int, deep_prompts: torch.Tensor | None, request_tokens: int | None) -> int:
-    """Returns how many tokens of each text fit into a message.
+    """Returns how many tokens of each of `rows` texts fit into a message.
 
-    Args:
-        rows: number of texts.
-        deep_prompts: deep prompts of all blocks, of shape [blocks, pre_seq_len, hidden], or None; the first message
-            must contain all their positions.
-        request_tokens: most tokens that servers accept in a message, if less than `REQUEST_TOKENS`.
+    `deep_prompts` has shape [blocks, pre_seq_len, hidden]; the first message must contain all their positions.
+    `request_tokens` is the most that servers accept in a message, if less than `REQUEST_TOKENS`.
     """
     most = min(REQUEST_TOKENS, request_tokens or REQUEST_TOKENS)
     return max(1, most // rows, 0 if deep_prompts is None else deep_prompts.shape[1])

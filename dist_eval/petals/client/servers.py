@@ -21,18 +21,10 @@ _NOTICE_SECONDS, _LONGEST_NOTICE_SECONDS = 15.0, 60.0  # until an outage is repo
 
 
 class SwarmServers:
-    """The servers of a model.
+    """The servers of a model, given its `transformers` config.
 
-    Args:
-        directory: the list of servers.
-        config: the model's `transformers` config.
-        transport: sends requests to them.
-        outage_timeout: seconds to wait for blocks that no reachable server holds.
-        rejoin: called every few seconds while waiting for such blocks.
-
-    Attributes:
-        excluded: peer ids of servers that are no longer used.
-        num_blocks: blocks of the model.
+    Requests wait up to `outage_timeout` seconds for blocks that no reachable server holds; meanwhile `rejoin` is called
+    every few seconds.
     """
 
     def __init__(
@@ -44,7 +36,7 @@ class SwarmServers:
         outage_timeout: float,
         rejoin: Callable[[], None],
     ) -> None:
-        self.excluded: set[str] = set()
+        self.excluded: set[str] = set()  # peer ids of servers that are no longer used
         self.num_blocks = directory.num_blocks
         self.outage_timeout, self.rejoin = outage_timeout, rejoin
         self._outage: tuple[str, float] | None = None
@@ -54,13 +46,9 @@ class SwarmServers:
         self._directory, self._config, self._transport = directory, config, transport
 
     def start(self, timeout: float) -> None:
-        """Starts the thread that updates the list of servers, and waits for the first list.
+        """Starts the thread that updates the list of servers, and waits up to `timeout` seconds for the first list.
 
-        Args:
-            timeout: seconds to wait for an answer.
-
-        Raises:
-            SwarmError: no server of some block has a version of Petals that computes the model.
+        Raises `SwarmError` if a block has no server whose version of Petals computes the model.
         """
         self._directory.start(timeout)
         prefix = self._directory.dht_prefix
@@ -101,8 +89,7 @@ class SwarmServers:
     def free_cache(self) -> dict[Span, int]:
         """Asks all servers for their free attention cache, for a few seconds again if some cannot be reached.
 
-        Returns:
-            Tokens of a text times blocks; 0 for a server that does not answer or has no sessions.
+        It is in tokens of a text times blocks; 0 for a server that does not answer or has no sessions.
         """
 
         async def ask(spans: Sequence[Span]) -> list[int | BaseException]:
@@ -122,8 +109,7 @@ class SwarmServers:
     def refresh(self) -> None:
         """Requests an update of the list of servers.
 
-        Raises:
-            SwarmError: this process' DHT node is dead; without it, all requests would time out one by one.
+        Raises `SwarmError` if this process' DHT node is dead: without it, all requests would time out one by one.
         """
         node = self._directory.dht
         if not node.is_alive():
@@ -134,11 +120,7 @@ class SwarmServers:
         self._directory.update()
 
     async def wait(self, outage: NoServer) -> None:
-        """Waits until it is worth looking for servers again.
-
-        Raises:
-            OutageError: that took too long.
-        """
+        """Waits until it is worth looking for servers again; raises `OutageError` if the outage lasts too long."""
         now, deadline = time.monotonic(), outage.since + self.outage_timeout
         faulty = ""
         if self.excluded:

@@ -23,15 +23,10 @@ _LONGEST_WAIT_FOR_ROOM, _BETWEEN_TRIES = 600.0, 1.0
 
 
 class SessionRoom(NamedTuple):
-    """Room for sessions.
+    """Room for sessions."""
 
-    Attributes:
-        sessions: how many all ranks together may open; 0 if the servers of some block cannot roll back.
-        busy: share of a route's servers that they keep busy, 0 to 1; a session uses one server at a time.
-    """
-
-    sessions: int
-    busy: float
+    sessions: int  # how many all ranks together may open; 0 if the servers of some block cannot roll back
+    busy: float  # share of a route's servers that they keep busy, 0 to 1; a session uses one server at a time
 
     def pays(self, gain: float) -> bool:
         """Whether sessions beat plain forwards, which keep all servers busy but do `gain` times the work."""
@@ -42,13 +37,10 @@ NO_ROOM = SessionRoom(0, 0.0)
 
 
 def room_for_sessions(free: Mapping[Span, int], blocks: int, share: float, session_tokens: int) -> SessionRoom:
-    """Computes how many sessions fit into the servers' memory.
+    """Computes how many sessions of at most `session_tokens` tokens fit into the servers' memory.
 
-    Args:
-        free: free attention cache of each online server, in tokens times blocks.
-        blocks: number of blocks of the model.
-        share: share of the free cache that the run may take, 0 to 1.
-        session_tokens: most tokens of a session.
+    `free` has the free attention cache of each online server, in tokens times blocks; `share` is the share of it that
+    the run may take, 0 to 1.
     """
     able = [span for span in free if can_roll_back(span.announced.version)]
     fitting = {span: int(share * free[span] / (span.end - span.start)) // session_tokens for span in able}
@@ -82,8 +74,7 @@ def with_room(send: Callable[[], torch.Tensor]) -> torch.Tensor:
 class CacheSpace:
     """Limits the tokens of a rank's texts in servers' caches; a single text is always admitted. Thread-safe.
 
-    Args:
-        tokens: returns the limit; called once, on first use.
+    `tokens` returns the limit; it is called once, on first use.
     """
 
     def __init__(self, tokens: Callable[[], float]) -> None:

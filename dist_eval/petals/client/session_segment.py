@@ -86,21 +86,11 @@ class Segment:
             await cache.close()
 
     async def continued(self, choice: Choice, chunks: Sequence[Chunk], position: int, timeout: float) -> Any:
-        """Sends the chunks to the servers that hold caches of the texts.
+        """Sends the chunks to the servers that hold caches of the texts; returns the outputs of each chunk.
 
-        Args:
-            choice: these servers.
-            chunks: the next tokens of the texts.
-            position: position of the first of these tokens.
-            timeout: seconds to wait for each answer.
-
-        Returns:
-            The outputs of each chunk; from a chain as `ChainOutputs`, whose outputs are None if some of its servers
-            lost the texts.
-
-        Raises:
-            CacheLost: the servers no longer hold caches.
-            Exception: see `ServerCache.send` and `ServerCache.outputs`.
+        `position` is that of their first token. A chain returns `ChainOutputs`, whose outputs are None if some of its
+        servers lost the texts. `timeout` is in seconds, for each answer. Raises `CacheLost` if the servers no longer
+        hold caches; for other errors, see `ServerCache.send` and `ServerCache.outputs`.
         """
         async with self._lock:
             cache, steps = self.cache, list[SentStep]()
@@ -128,19 +118,9 @@ class Segment:
     ) -> Any:
         """Sends the texts from their beginning and the chunks; cuts the segment if the servers have fewer blocks.
 
-        Args:
-            choice: the servers.
-            chunks: the next tokens of the texts.
-            position: position of the first of these tokens.
-            unfit: the stream that was open when the servers were chosen; it is closed.
-            timeout: seconds to wait for each answer.
-
-        Returns:
-            See `continued`.
-
-        Raises:
-            ChooseAgain: other servers hold caches of the texts by now.
-            Exception: see `ServerCache.open` and `ServerCache.answers`.
+        `unfit` is the stream that was open when the servers were chosen; it is closed. Raises `ChooseAgain` if other
+        servers hold caches of the texts by now; for other errors, see `ServerCache.open` and `ServerCache.answers`. For
+        the rest, see `continued`.
         """
         async with self._lock:
             if self.cache in (None, unfit) or not self.can_step(position):

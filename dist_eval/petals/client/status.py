@@ -151,8 +151,7 @@ def look_up_all(
 ) -> tuple[list[SwarmCoverage], list[str]]:
     """Looks up the coverage of as many models as time permits: anyone can announce models.
 
-    Returns:
-        The coverage of these models, and the names of the others.
+    Returns the coverage of these models, and the names of the others.
     """
     found, unknown, deadline = [], [], time.monotonic() + timeout
     for name, blocks in sorted(models.items()):

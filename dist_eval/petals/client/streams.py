@@ -63,6 +63,10 @@ async def call_stream(
 ) -> Answer:
     """Sends a request to a server in a stream, and reads the answer.
 
+    Raises `WrongAnswer` if the answer is malformed or too large, `EOFError` or `OSError` if the stream ended too early,
+    `asyncio.TimeoutError` if a message did not arrive in time, `P2PHandlerError` if the server answered with an error,
+    and `P2PDaemonError` if there is no connection.
+
     Args:
         p2p: the `hivemind.P2P`.
         peer: the server.
@@ -72,13 +76,6 @@ async def call_stream(
         largest_answer: most bytes of tensors in the answer.
         timeout: seconds to wait for each message of the answer.
         kept: idle streams, if the request asks the server to keep its stream open.
-
-    Raises:
-        WrongAnswer: the answer is malformed or too large.
-        EOFError, OSError: the stream ended too early.
-        asyncio.TimeoutError: a message did not arrive in time.
-        P2PHandlerError: the server answered with an error.
-        P2PDaemonError: there is no connection.
     """
     from hivemind.p2p import P2PHandlerError
 
@@ -166,11 +163,7 @@ async def receive_answer(
 
 
 class SessionStream:
-    """A stream of requests, each of which the server answers with one message.
-
-    Args:
-        stream: the connection.
-    """
+    """A stream of requests, each of which the server answers with one message."""
 
     def __init__(self, stream: RawStream) -> None:
         self._stream = stream
@@ -185,9 +178,8 @@ class SessionStream:
     def send(self, request: Any, payloads: Sequence[Payload]) -> None:
         """Sends a request in the background.
 
-        Args:
-            request: `runtime_pb2.ExpertRequest` without tensors.
-            payloads: its tensors, which must not change until they are written.
+        It is a `runtime_pb2.ExpertRequest` without tensors; these are in `payloads`, and must not change until they are
+        written.
         """
         self._requests.put_nowait((request, payloads))
 
@@ -198,11 +190,8 @@ class SessionStream:
     async def answers(self, largest: Callable[[], int]) -> AsyncIterator[Answer]:
         """Yields the answers until the server closes the stream, which it does after `end`.
 
-        Args:
-            largest: returns the most bytes of tensors in the next answer; called when it begins.
-
-        Raises:
-            Exception: see `call_stream`.
+        `largest` returns the most bytes of tensors in the next answer; it is called when that begins. For errors, see
+        `call_stream`.
         """
         with _translating_errors():
             while not await self._stream.at_end():

@@ -40,18 +40,13 @@ class PeerError(Exception):
 
 
 class Arena:
-    """Contiguous memory for the tensors of a stream.
+    """Contiguous memory for the tensors of a stream, which may grow to `most` bytes.
 
-    Args:
-        most: bytes that it may grow to.
-        take: called when the first bytes arrive; returns memory to use until it is full, or None.
-
-    Attributes:
-        used: bytes in use.
+    `take` is called when the first bytes arrive; it returns memory to use until it is full, or None.
     """
 
     def __init__(self, most: int, take: Callable[[], memoryview | None] = lambda: None) -> None:
-        self._most, self.used, self._take = most, 0, take
+        self._most, self.used, self._take = most, 0, take  # `used` is in bytes
         self._memory = np.empty(0, np.uint8).data
 
     def reserve(self, size: int) -> None:
@@ -86,11 +81,8 @@ class _Range(NamedTuple):
 class TensorReader:
     """Reads the messages of a stream, whose tensors may be split into parts.
 
-    Args:
-        stream: the connection.
-        kind: class of the messages, `runtime_pb2.ExpertRequest` or `ExpertResponse`.
-        arena: memory for the bytes of tensors.
-        allow: called with the length of each message before it is read; raises if it is too long.
+    `kind` is the class of the messages, `runtime_pb2.ExpertRequest` or `ExpertResponse`. `allow` is called with the
+    length of each message before it is read; it raises if that is too long.
     """
 
     def __init__(self, stream: RawStream, kind: Any, arena: Arena, allow: Callable[[int], None]) -> None:
@@ -107,16 +99,11 @@ class TensorReader:
         return [Payload(one.head, self._arena.between(one.start, end)) for one, end in parts]
 
     async def next(self) -> Any:
-        """Reads a message.
+        """Reads a message, and returns it without tensors; None at the end of the stream.
 
-        Returns:
-            The message without tensors; None at the end of the stream.
-
-        Raises:
-            PeerError: the peer sent an error; without text, it ends its requests.
-            MalformedStream: the bytes are not a message.
-            EOFError: the stream ends within a message.
-            Exception: any error of `allow` or the connection.
+        Raises `PeerError` if the peer sent an error (without text, it ends its requests), `MalformedStream` if the
+        bytes are not a message, `EOFError` if the stream ends within a message, and any error of `allow` or the
+        connection.
         """
         return None if await self.begin() is None else await self.rest()
 
@@ -238,13 +225,9 @@ def _parsed(kind: Any, content: bytes) -> Any:
 async def write_tensors(
     stream: RawStream, payloads: Sequence[Payload], fields: Callable[[bool], tuple[bytes, bytes]], part_bytes: int
 ) -> None:
-    """Writes tensors in parts, one per message; they must not change meanwhile.
+    """Writes tensors in parts of at most `part_bytes`, one per message; they must not change meanwhile.
 
-    Args:
-        stream: the connection.
-        payloads: the tensors.
-        fields: returns a message's bytes before and after its part, given whether it is the first message.
-        part_bytes: most bytes of a part.
+    `fields` returns a message's bytes before and after its part, given whether it is the first message.
     """
     is_first = True
     for payload in payloads:

@@ -62,14 +62,7 @@ class ChainOutputs(NamedTuple):
 
 
 class Transport:
-    """Sends hidden states to servers.
-
-    Attributes:
-        prompts: the deep prompts of the latest requests.
-        streams: idle streams to servers.
-        bytes_sent: bytes of all tensors sent so far.
-        bytes_received: bytes of all tensors received so far.
-    """
+    """Sends hidden states to servers."""
 
     def __init__(
         self, directory: Connection, *, timeout: float, compression: str = "none", streams: KeptStreams | None = None
@@ -78,10 +71,11 @@ class Transport:
 
         from dist_eval.petals.client.protocol import request_metadata
 
-        self.bytes_sent = self.bytes_received = 0
+        self.bytes_sent = self.bytes_received = 0  # of all tensors so far
         self._directory, self._timeout = directory, timeout
         self._compression = runtime_pb2.CompressionType.Value(_COMPRESSION[compression])
         self._has_sessions: dict[Any, bool] = {}
+        # deep prompts of the latest requests; idle streams to servers
         self.prompts, self.streams = RecentPrompts(), streams or KeptStreams()
         self._metadata = {
             method: request_metadata(tensors, directory.adapter)
@@ -89,19 +83,11 @@ class Transport:
         }
 
     async def send(self, segment: Span, hidden: torch.Tensor, deep: DeepPrompts) -> torch.Tensor:
-        """Sends hidden states through blocks of one server.
+        """Sends hidden states, of shape [batch, length, hidden], through blocks of one server.
 
-        Args:
-            segment: the server and its blocks.
-            hidden: float tensor of shape [batch, length, hidden].
-            deep: deep prompts of all blocks of the model.
-
-        Returns:
-            The last block's outputs, of the same shape, in the dtype that the server sent.
-
-        Raises:
-            WrongAnswer: see `read_answer`.
-            Exception: any error of the daemon, the connection or the server (see `failures.classify`).
+        `deep` has the deep prompts of all blocks of the model. Returns the last block's outputs, of the same shape, in
+        the dtype that the server sent. Raises `WrongAnswer` (see `read_answer`), and any error of the daemon, the
+        connection or the server (see `failures.classify`).
         """
         compression = self._compression_for(segment)
         packed = await asyncio.to_thread(self.pack, hidden, segment.dtype, compression)
@@ -121,6 +107,10 @@ class Transport:
     ) -> ChainOutputs:
         """Sends a batch through a chain of servers.
 
+        Returns the outputs of the last server, or of an earlier one that could not pass them on. Raises `WrongAnswer`
+        (see `read_answer` and `read_chain_answer`), and any error of the daemon, the connection or the first server
+        (see `failures.classify`).
+
         Args:
             chain: the servers and their blocks. All compute in the same dtype.
             patience: seconds to wait for each server and those after it.
@@ -128,13 +118,6 @@ class Transport:
             deep: deep prompts of all blocks of the model.
             rows: positions in batch x length whose outputs are needed, int64 of shape [rows], if the last server runs
                 the model's last block; None for all.
-
-        Returns:
-            The outputs of the last server, or of an earlier one that could not pass them on.
-
-        Raises:
-            WrongAnswer: see `read_answer` and `read_chain_answer`.
-            Exception: any error of the daemon, the connection or the first server (see `failures.classify`).
         """
         first, tokens = chain[0], inputs.tokens
         prompts = await deep.packed(replace(first, end=chain[-1].end))
@@ -166,14 +149,9 @@ class Transport:
     async def call_chain(
         self, segment: Span, tensors: Sequence[Payload], request: ChainRequest, largest_answer: int, timeout: float
     ) -> Answer:
-        """Sends serialized tensors to the first server of a chain; returns the answer unchanged.
+        """Sends serialized tensors (see `chain.py`) to the first server of a chain; returns the answer unchanged.
 
-        Args:
-            segment: the first server and its blocks.
-            tensors: see `chain`.
-            request: the rest of the chain.
-            largest_answer: most bytes of the answer.
-            timeout: seconds to wait for the answer.
+        `request` is the rest of the chain, and `largest_answer` the most bytes of the answer.
         """
         return await self._call(_FORWARD, segment, tensors, largest_answer, request.packed(), timeout)
 
@@ -182,11 +160,9 @@ class Transport:
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Sends a gradient back through blocks of one server, which recomputes their forward.
 
-        Gradients are never compressed: small ones would underflow in float16.
-
-        Returns:
-            The gradients with respect to the inputs, of shape [batch, length, hidden], and to the deep prompts of these
-            blocks, of shape [blocks, batch, pre_seq_len, hidden] (None without any), in the dtype that the server sent.
+        Gradients are never compressed: small ones would underflow in float16. Returns those with respect to the inputs,
+        of shape [batch, length, hidden], and to the deep prompts of these blocks, of shape
+        [blocks, batch, pre_seq_len, hidden] (None without any), in the dtype that the server sent.
         """
         packed = [await asyncio.to_thread(self.pack, tensor, segment.dtype, _PLAIN) for tensor in (inputs, gradient)]
         shapes = [inputs.shape]
@@ -210,14 +186,11 @@ class Transport:
     async def session_tensors(
         self, segment: Span, inputs: Inputs, prompts: Payload, order: torch.Tensor, *, ids: bool
     ) -> list[Payload]:
-        """Serializes the tensors of a request of a session.
+        """Serializes the tensors of a request of a session, with token ids instead of hidden states if `ids`.
 
-        Args:
-            segment: the server and its blocks.
-            inputs: inputs of the first of these blocks.
-            prompts: deep prompts of all blocks of the request, or an empty tensor.
-            order: which row each row continues, int64 of shape [rows]; empty if each continues itself.
-            ids: whether to send token ids.
+        `inputs` are those of the segment's first block. `prompts` has deep prompts of all blocks of the request, or is
+        an empty tensor. `order`, int64 of shape [rows], is which row each row continues; empty if each continues
+        itself.
         """
         packed = [prompts, self.pack(order, None, _PLAIN)]
         if ids and inputs.tokens is not None:

@@ -51,17 +51,10 @@ class _Line:
 
 
 class Turns:
-    """The lines before all servers. Belongs to one event loop.
-
-    Args:
-        router: has the statistics of the servers.
-
-    Attributes:
-        answers: number of requests that were answered.
-    """
+    """The lines before all servers. Belongs to one event loop."""
 
     def __init__(self, router: Router) -> None:
-        self.answers = 0
+        self.answers = 0  # requests that were answered
         self._router = router
         self._lines: dict[Hashable, _Line] = {}
         self._admissions: dict[tuple[tuple[Span, ...], bool], Admission] = {}
@@ -72,13 +65,8 @@ class Turns:
     ) -> Turn:
         """Waits in a line until servers can use a request.
 
-        Args:
-            line: names the line.
-            choices: returns the servers to ask, the best ones first, given how many requests wait behind this one.
-            make_request: returns the request to servers.
-
-        Raises:
-            Exception: `choices` raised it.
+        `choices` returns the servers to ask, the best ones first, given how many requests wait behind this one; what it
+        raises is raised here.
         """
         waiting = self._lines.setdefault(line, _Line())
         waiting.length += 1
@@ -125,8 +113,7 @@ class Turns:
     async def send(self, turn: Turn) -> Any:
         """Sends a request, and returns the answer.
 
-        Raises:
-            Exception: any error of the daemon, the connection or the server (see `failures.classify`).
+        Raises any error of the daemon, the connection or the server (see `failures.classify`).
         """
         choice, request, admission, ticket = turn
         spans, sent_at = choice.servers, _now()

@@ -70,13 +70,10 @@ State = TypeVar("State", bound=Unanswered)
 
 
 class UnansweredRequests(Generic[State]):
-    """The unanswered requests of a server or chain; `kind` may have more fields.
+    """The unanswered requests of a server or chain; `kind` is the class of their state, and may have more fields.
 
-    Args:
-        kind: class of the state.
-        shared: shares the state with the other ranks of this host.
-        name: name of the server or chain.
-        period: seconds after which requests are forgotten (see `forget`).
+    `shared` shares the state with the other ranks of this host, under `name`, that of the server or chain. Requests are
+    forgotten after `period` seconds (see `forget`).
     """
 
     def __init__(self, kind: type[State], shared: SharedStates | None, name: str, period: float) -> None:
