@@ -28,7 +28,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from shutil import rmtree
 from tempfile import TemporaryDirectory
+from threading import Thread
 from typing import Any
 
 from torch.distributed import DistError, DistNetworkError, TCPStore, run
@@ -44,6 +46,7 @@ from dist_eval.process.patching import patched
 from dist_eval.process.ports import free_ports
 from dist_eval.process.programs import FAILED, STOPPED, WRONG_OPTIONS, run_program
 
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _SIGNALLED, _LOOPBACK, _BACKLOG = 128, "127.0.0.1", 4096
 
 
@@ -53,7 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torchrun: Any = run
     options = torchrun.parse_args(list(sys.argv[1:] if arguments is None else arguments))
     try:
-        with TemporaryDirectory(prefix="dist_eval-torchrun-") as folder:  # torchrun would leave its own behind
+        # torchrun would leave its own folder behind
+        with TemporaryDirectory(prefix="dist_eval-torchrun-") as folder, _ending_on_signals(folder):
             options.log_dir = options.log_dir or folder
             try:
                 torchrun.config_from_args(options)
@@ -82,6 +86,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"dist_eval: torchrun failed: {error_summary(error)}", file=sys.stderr)
         return FAILED
     return 0
+
+
+@contextmanager
+def _ending_on_signals(folder: str) -> Iterator[None]:
+    """Within this context, a signal ends this process and removes its folder, until torchrun has ranks to end.
+
+    Until then, torchrun may wait for other hosts for an hour, in C++, where no handler in Python runs; and as the first
+    process of a container, it would ignore the signals that have no handler.
+    """
+    earlier = {number: signal.signal(number, _no_ranks_yet) for number in _SIGNALS if _is_heeded(number)}
+    received, written = socket.socketpair()
+    written.setblocking(False)
+    before = signal.set_wakeup_fd(written.fileno(), warn_on_full_buffer=False)
+
+    def end() -> None:
+        while number := received.recv(1):
+            if signal.getsignal(number[0]) is _no_ranks_yet:
+                print(f"dist_eval: ended by {signal.Signals(number[0]).name}", file=sys.stderr, flush=True)
+                rmtree(folder, ignore_errors=True)
+                os._exit(STOPPED)
+
+    thread = Thread(target=end, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        written.close()
+        thread.join()
+        received.close()
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+
+
+def _is_heeded(number: int) -> bool:
+    """Returns whether a signal is not ignored, as by `nohup`."""
+    return signal.getsignal(number) is not signal.SIG_IGN
+
+
+def _no_ranks_yet(*_: Any) -> None:
+    """Stands for what the thread of `_ending_on_signals` does."""
 
 
 def _pass_on(reports: Sequence[dict[str, Any]]) -> None:

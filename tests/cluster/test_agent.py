@@ -15,6 +15,7 @@ from torch.distributed import run
 from dist_eval.cluster import agent
 from dist_eval.cluster.agent import _choose_addresses, main, open_store, own_address
 from dist_eval.process.addresses import resolve
+from dist_eval.process.ports import free_ports
 
 RANK = """
 import os, signal, sys, time
@@ -59,6 +60,21 @@ def test_after_a_signal_it_may_be_started_again(script: Path, launcher: Launcher
     assert agent.returncode == 75
     assert "dist_eval: ended by SIGTERM" in err
     assert not [*launcher.leftovers(), *launcher.temporary.glob("torchelastic_*")]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("node", ["0", "1"])
+def test_it_can_be_stopped_while_it_waits_for_other_hosts(
+    node: str, number: signal.Signals, script: Path, launcher: Launcher
+) -> None:
+    [port] = free_ports("127.0.0.1", 1)
+    where = [f"--node-rank={node}", "--master-addr=127.0.0.1", f"--master-port={port}"]
+    agent = launcher.start("-m", "dist_eval.cluster.agent", "--nnodes=2", *where, str(script), "0", "began")
+    assert wait_for(lambda: [*launcher.temporary.glob("dist_eval-torchrun-*")])
+    agent.send_signal(number)
+    _, err = agent.communicate(timeout=TIMEOUT)
+    assert (agent.returncode, err) == (75, f"dist_eval: ended by {number.name}\n")
+    assert not launcher.leftovers()
 
 
 def test_a_wrong_option_is_one_clear_message(script: Path, launcher: Launcher) -> None:
