@@ -26,14 +26,8 @@ def set_chat_time(time: datetime) -> None:
 def render_chat(tokenizer: Any, messages: Sequence[dict[str, str]], **options: Any) -> str:
     """Renders a conversation with a tokenizer's chat template.
 
-    Args:
-        tokenizer: a Hugging Face tokenizer.
-        messages: each with a `role` (system, user or assistant) and `content`.
-        options: of the tokenizer's `apply_chat_template`.
-
-    Raises:
-        jinja2.TemplateError: the template refuses the conversation.
-        ConfigError: the template fails otherwise.
+    Each message has a `role` (system, user or assistant) and `content`; the options are those of `apply_chat_template`.
+    Raises `jinja2.TemplateError` if the template refuses the conversation, and a `ConfigError` if it fails otherwise.
     """
     from jinja2 import TemplateError
 
@@ -57,18 +51,9 @@ class Frame:
     """Frames each prompt as the lm-evaluation-harness frames a question and its examples.
 
     Without a chat template, the system instruction precedes the prompt. With one, it is the system message, and the
-    prompt with its examples is the user's message. The template adds the start of the assistant's answer.
-
-    Args:
-        tokenizer: a Hugging Face tokenizer.
-        system_instruction: its text; empty for none.
-        is_chat: whether to apply the chat template.
-
-    Attributes:
-        tail: text that the chat template adds after a prompt; empty without one.
-
-    Raises:
-        ConfigError: the tokenizer has no chat template, or the template accepts no system message or omits the prompt.
+    prompt with its examples is the user's message. The template adds the start of the assistant's answer, and `tail` is
+    the text that it adds after a prompt; empty without one. A template that accepts no system message or omits the
+    prompt is refused.
     """
 
     def __init__(self, tokenizer: Any, system_instruction: str | None = None, *, is_chat: bool = False) -> None:

@@ -13,9 +13,7 @@ Columns = Mapping[str, np.ndarray]
 class Collector:
     """Preallocated columns, filled chunk by chunk to avoid a second copy in memory.
 
-    Args:
-        rows: number of rows to expect.
-        like: columns of the same names, dtypes and shapes of a row, with any number of rows.
+    `like` has columns of the same names, dtypes and shapes of a row, with any number of rows.
     """
 
     def __init__(self, rows: int, like: Columns) -> None:

@@ -51,15 +51,9 @@ def read_column(folder: Path, name: str) -> pa.Array:
 
 
 def group_numbers(column: pa.Array, name: str, where: Callable[[int], str]) -> np.ndarray:
-    """Returns the number of each row's group, int64 of shape [rows].
+    """Returns the number of each row's group, int64 of shape [rows]; `column` has the groups' names.
 
-    Args:
-        column: the name of each row's group.
-        name: name of the column.
-        where: returns the location of a row, for messages.
-
-    Raises:
-        DataError: the group of a row is missing.
+    Refuses a row without a group; `where` returns the location of a row, for the message.
     """
     is_missing = pc.or_kleene(pc.is_null(column), pc.equal(pc.utf8_trim_whitespace(column), ""))
     missing = is_missing.to_numpy(zero_copy_only=False)

@@ -19,15 +19,11 @@ from dist_eval.results.inputs import ContinuationsSummary
 
 
 def distinct_forwards(input_ids: np.ndarray, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the distinct forwards that a batch of texts needs.
+    """Returns the distinct forwards that a batch of texts needs, and the forward of each text, int64 of shape [batch].
 
-    Args:
-        input_ids: token ids, integers of shape [batch, length], padded on the right.
-        lengths: tokens of each text, at least 2, integers of shape [batch].
-
-    Returns:
-        The distinct texts without their last token, in order of appearance, of shape [forwards, longest]; and the
-        forward of each text, int64 of shape [batch].
+    The forwards are the distinct texts without their last token, in order of appearance, of shape [forwards, longest].
+    `input_ids` are integers of shape [batch, length], padded on the right. `lengths` are the tokens of each text, at
+    least 2, integers of shape [batch].
     """
     numbers: dict[bytes, int] = {}
     which = np.empty(len(lengths), dtype=np.int64)
@@ -46,11 +42,7 @@ _DIGEST_BYTES = 16
 
 
 class TokenizedContinuations:
-    """Contexts and continuations in memory-mapped files.
-
-    Args:
-        folder: the folder that `write_continuations` wrote.
-    """
+    """Contexts and continuations in memory-mapped files, in a folder that `write_continuations` wrote."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -91,16 +83,10 @@ class TokenizedContinuations:
 def write_continuations(
     folder: Path, pairs: Iterable[tuple[Sequence[int], Sequence[int]]], *, max_length: int
 ) -> TokenizedContinuations:
-    """Writes contexts and continuations to a folder.
+    """Writes contexts and continuations to an existing folder.
 
-    Args:
-        folder: an existing folder.
-        pairs: token ids of each context and its continuation, at least one each; the continuation is shorter than
-            `max_length`.
-        max_length: maximum number of tokens of both together. Longer texts are truncated on the left, and counted.
-
-    Returns:
-        The continuations.
+    `pairs` are the token ids of each context and its continuation, at least one each; the continuation is shorter than
+    `max_length`. If both together are longer, they are truncated on the left, and counted.
     """
     numbers: dict[bytes, int] = {}
     forward_of: list[int] = []

@@ -33,13 +33,10 @@ ROWS_FILE, CUT_FILE, COMMON_FILE = "rows.npy", "cut.npy", "common.npy"
 
 
 class TokenizedDataset:
-    """Tokenized examples in memory-mapped files.
+    """Tokenized examples in memory-mapped files, in a folder that `tokenize_dataset` wrote.
 
     Plans, journals and predictions identify an example by its row in the dataset, even if only some rows were
     tokenized. The arrays here have one item per example, in the order of the rows.
-
-    Args:
-        folder: the folder that `tokenize_dataset` wrote.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -99,11 +96,8 @@ class TokenizedDataset:
     def padded(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Collates examples into a batch (see `TokenFile.padded`).
 
-        Args:
-            indices: their rows in the dataset, int64 of shape [batch].
-
-        Returns:
-            Token ids, int64 of shape [batch, longest], and lengths, int64 of shape [batch].
+        `indices` are their rows in the dataset, int64 of shape [batch]. Returns token ids and lengths, int64 of shapes
+        [batch, longest] and [batch].
         """
         positions = positions_of(indices, self.rows)
         lengths = np.asarray(self.lengths[positions], dtype=np.int64)
@@ -129,7 +123,7 @@ def tokenize_dataset(
     render: Render | None = None,
     selected: SelectedRows | None = None,
 ) -> TokenizedDataset:
-    """Reads and tokenizes a dataset into a folder.
+    """Reads and tokenizes a dataset into a folder; an error about a row names it.
 
     Args:
         data: the dataset.
@@ -143,13 +137,6 @@ def tokenize_dataset(
         extra_columns: further columns to keep (see `TokenizedDataset.column`); no digest depends on them.
         render: builds the texts to tokenize; by default, the texts of the columns.
         selected: the rows to tokenize; others are skipped unchecked. By default all rows.
-
-    Returns:
-        The tokenized dataset.
-
-    Raises:
-        DataError: the dataset cannot be read, is empty, or a row has no text, no tokens, no known label, or (with
-            `strict`) too many tokens; the message names the row.
     """
     encoder = _Encoder(tokenizer, max_length, vocab_size, token_types, begin_once, strict)
     extra_columns = list(dict.fromkeys(extra_columns))

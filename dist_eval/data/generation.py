@@ -25,11 +25,7 @@ FILES = (TOKENS_FILE, LENGTHS_FILE, FACTS_FILE)
 
 
 class TokenizedPrompts:
-    """Prompts in memory-mapped files.
-
-    Args:
-        folder: the folder that `write_prompts` wrote.
-    """
+    """Prompts in memory-mapped files, in a folder that `write_prompts` wrote."""
 
     def __init__(self, folder: Path) -> None:
         self.facts = PromptsSummary.model_validate_json((folder / FACTS_FILE).read_bytes())  # summary of the prompts
@@ -71,16 +67,10 @@ class TokenizedPrompts:
 def write_prompts(
     folder: Path, prompts: Iterable[tuple[Sequence[int], Decoding]], *, max_length: int
 ) -> TokenizedPrompts:
-    """Writes prompts to a folder.
+    """Writes prompts to an existing folder.
 
-    Args:
-        folder: an existing folder.
-        prompts: token ids of each, at least one; and its decoding, with fewer new tokens than `max_length`.
-        max_length: maximum number of tokens of a prompt and its text together. Longer prompts are truncated on the
-            left, and counted.
-
-    Returns:
-        The prompts.
+    Each prompt has at least one token id, and its decoding has fewer new tokens than `max_length`. If a prompt and its
+    text may have more than `max_length` tokens together, the prompt is truncated on the left, and counted.
     """
     decodings: list[Decoding] = []
     numbers: dict[str, int] = {}
@@ -113,14 +103,10 @@ _TOKENS_AROUND = 2
 
 
 class StopStrings:
-    """Strings at which a generated text ends.
+    """Strings at which a generated text ends; empty ones are ignored.
 
     As in the Hugging Face backend of the lm-evaluation-harness (`MultiTokenEOSCriteria`), the last tokens are decoded
     and searched, because a stop string may be tokenized in different ways.
-
-    Args:
-        strings: the strings; empty ones are ignored.
-        tokenizer: a Hugging Face tokenizer.
     """
 
     def __init__(self, strings: Sequence[str], tokenizer: Any) -> None:
@@ -137,13 +123,10 @@ class StopStrings:
 
 
 def text_of(tokens: Sequence[int], stop: Sequence[str], tokenizer: Any, think_end: str | int | None = None) -> str:
-    """Returns the text of tokens, without special ones, up to the first stop string.
+    """Returns the text of tokens, without special ones, up to the first stop string that is not empty.
 
-    Args:
-        tokens: their ids.
-        stop: the stop strings; empty ones are ignored.
-        tokenizer: a Hugging Face tokenizer.
-        think_end: text or token id; the result begins after its last occurrence, if any, and the following white space.
+    With `think_end`, a text or token id, the result begins after the last occurrence of that, if any, and the following
+    white space.
     """
     if isinstance(think_end, int) and think_end in tokens:
         tokens = tokens[len(tokens) - list(reversed(tokens)).index(think_end) :]

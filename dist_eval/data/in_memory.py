@@ -31,16 +31,10 @@ def is_in_memory(dataset: Any) -> bool:
 
 
 def write_parquet(dataset: Any, path: Path) -> None:
-    """Writes data to a file.
+    """Writes data to a file, whose stem is the dataset's name in messages.
 
-    Args:
-        dataset: a table of pandas, polars, pyarrow or another library with Arrow's interface, a `datasets.Dataset`, or
-            a list of mappings.
-        path: the file, whose stem is the dataset's name in messages.
-
-    Raises:
-        DataError: a value does not match the type of its column, or the dataset is not a table.
-        RunError: the file cannot be written.
+    `dataset` is a table of pandas, polars, pyarrow or another library with Arrow's interface, a `datasets.Dataset`, or
+    a list of mappings.
     """
     from pyarrow import parquet
 

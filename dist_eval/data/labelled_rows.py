@@ -31,11 +31,9 @@ class LabelledRows:
     split: str | None = None  # split of a hub dataset or of a folder
 
     def open(self, rows: np.ndarray | None = None, extra_columns: Sequence[str] = ()) -> RowSource:
-        """Opens the rows: batches with the text columns first, then others, and the labels last.
+        """Opens the rows: batches with the text columns first, then others of `extra_columns`, and the labels last.
 
-        Args:
-            rows: the rows to read, ascending, int64 of shape [rows]; by default all.
-            extra_columns: further columns.
+        `rows` are those to read, ascending, int64 of shape [rows]; by default all.
         """
         others = [name for name in extra_columns if name not in (*self.text_columns, self.label_column)]
         columns = [*self.text_columns, *others, self.label_column]
@@ -82,17 +80,8 @@ def draw_positions(data: LabelledRows, count: int, seed: int) -> np.ndarray:
 def draw_examples(data: LabelledRows, count: int, seed: int) -> tuple[list[int], list[tuple[list[str], int]]]:
     """Draws labelled examples for a prompt without replacement, the same on all ranks.
 
-    Args:
-        data: the rows to draw from; other rows may lack texts.
-        count: number of rows to draw.
-        seed: of the draw.
-
-    Returns:
-        The rows' positions in the file, in the order in which they were drawn; and the texts, by column, and class of
-        each.
-
-    Raises:
-        DataError: the file cannot be read, has too few rows, or a row has no text or no known label.
+    Rows that are not drawn may lack texts. Returns the rows' positions in the file, in the order in which they were
+    drawn; and the texts, by column, and class of each.
     """
     drawn = draw_positions(data, count, seed)
     source = data.open()
@@ -109,18 +98,10 @@ def draw_examples(data: LabelledRows, count: int, seed: int) -> tuple[list[int],
 def read_texts(
     data: LabelledRows, wanted: Container[int], rows: np.ndarray | None = None
 ) -> tuple[dict[int, tuple[str, ...]], str]:
-    """Reads some texts of a dataset and hashes all of them.
+    """Reads the texts of the wanted rows of a dataset, and hashes all texts.
 
-    Args:
-        data: the dataset.
-        wanted: rows of the dataset to return texts for.
-        rows: the rows to read, ascending, int64 of shape [rows]; by default all.
-
-    Returns:
-        The texts by row, one per text column, and the `text_digest` of all rows that were read.
-
-    Raises:
-        DataError: the dataset cannot be read, or a row has no text or no known label; the message names the row.
+    `rows` are those to read, ascending, int64 of shape [rows]; by default all. Returns the wanted texts by row, one per
+    text column, and the `text_digest` of all rows that were read.
     """
     source = data.open(rows)
     reader = data.label_reader(source)

@@ -243,22 +243,11 @@ class LabelReader(LabelColumn):
 
 
 def find_classes(source: RowSource, column: str, how: str = "auto", count: int | None = None) -> list[str]:
-    """Determines the classes of a new head for a dataset.
+    """Returns the names of the classes of a new head; `LabelReader` maps every value of the column to one of them.
 
     They are the names that the dataset declares; otherwise 0, 1, ... if all values are numbers, also as text; otherwise
-    all distinct texts, sorted.
-
-    Args:
-        source: rows with the label column only.
-        column: name of the label column.
-        how: "names" or "numbers" for a fixed interpretation, "auto" for the rule above.
-        count: number of classes; by default, that of the data.
-
-    Returns:
-        Names of the classes; `LabelReader` maps every value of the column to one of them.
-
-    Raises:
-        DataError: the column cannot be read as labels, has fewer than two classes, or does not match `count`.
+    all distinct texts, sorted. `how` is "names" or "numbers" for a fixed interpretation, "auto" for this rule. `source`
+    has only the label column. `count` is the number of classes, by default that of the data; there are at least two.
     """
     if source.class_names and how != "numbers":
         return _counted(list(source.class_names), source, column, count)

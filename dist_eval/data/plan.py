@@ -93,13 +93,8 @@ class BatchPlan:
     def shard(self, left: np.ndarray, *, rank: int, world_size: int) -> np.ndarray:
         """Assigns batches to one rank: in turn, or balanced by tokens if some batches are reserved for some ranks.
 
-        Args:
-            left: numbers of the remaining batches, ascending, int64 of shape [n].
-            rank: this rank.
-            world_size: number of ranks.
-
-        Returns:
-            The batches of this rank, ascending, int64 of shape [batches of this rank].
+        `left` are the numbers of the remaining batches, and the result those of this rank; both ascending, int64 of
+        shape [n].
         """
         is_sharing = np.zeros(len(left), dtype=bool) if self.shared is None else self.shared.batches[left]
         if not 0 < self.sharing_ranks < world_size or not is_sharing.any():
@@ -168,6 +163,7 @@ def plan_batches(
 
     Examples of similar length share a batch, which minimizes padding. The longest come first: a batch too large for a
     server fails at once, and the last batches are the cheapest. Examples of equal length keep the dataset's order.
+    Every row is in exactly one batch.
 
     Args:
         lengths: tokens of each example, at least 1, integers of shape [n].
@@ -177,9 +173,6 @@ def plan_batches(
         copies: number of times that each example is sent, with a different continuation each time.
         most_apart: maximum difference between the lengths in a batch; by default unlimited.
         rows: the row of the dataset of each example, int64 of shape [n]; by default its position.
-
-    Returns:
-        The plan; every row is in exactly one batch.
     """
     lengths = np.asarray(lengths)
     longest = int(lengths.max(initial=0))
@@ -219,14 +212,10 @@ def expand_plan(plan: BatchPlan, forward_of: np.ndarray) -> BatchPlan:
 
 
 def join_plans(parts: Sequence[tuple[BatchPlan, np.ndarray]]) -> BatchPlan:
-    """Concatenates plans for parts of a dataset.
+    """Concatenates plans for parts of a dataset; no batch has examples of two parts.
 
-    Args:
-        parts: at least one plan, all with the same extra tokens, and the position in the dataset of each of its
-            examples, int64 of shape [n].
-
-    Returns:
-        The plan of all parts; no batch has examples of two parts.
+    `parts` are at least one plan, all with the same extra tokens, and the position in the dataset of each of its
+    examples, int64 of shape [n].
     """
     plans = [plan for plan, _ in parts]
     offsets = np.cumsum([0, *(len(plan.order) for plan in plans)])
@@ -245,15 +234,8 @@ def shard_batches(count: int, *, rank: int, world_size: int) -> np.ndarray:
     """Assigns batches to one rank as `DistributedSampler` does, without the items that it repeats as padding.
 
     The sampler gives all ranks the same number of items by repeating the first ones. Its k-th item for a rank is at
-    position `rank + k * world_size` of its list, so items at positions from `count` on are repeats.
-
-    Args:
-        count: number of batches to process, equal on all ranks.
-        rank: this rank.
-        world_size: number of ranks.
-
-    Returns:
-        The batches of this rank, ascending, int64 of shape [batches of this rank], possibly empty.
+    position `rank + k * world_size` of its list, so items at positions from `count` on are repeats. All ranks give the
+    same `count`. Returns the batches of this rank, ascending, int64 of shape [batches of this rank], possibly empty.
     """
     if count == 0:
         return np.empty(0, dtype=np.int64)

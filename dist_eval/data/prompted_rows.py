@@ -56,17 +56,8 @@ def references_in(source: RowSource, column: str, array: pa.Array, first_row: in
 def draw_referenced(data: LabelledRows, count: int, seed: int) -> tuple[list[int], list[tuple[list[str], str]]]:
     """Draws examples for a prompt without replacement, the same rows as `draw_examples`.
 
-    Args:
-        data: the rows to draw from; other rows may lack texts and references.
-        count: number of rows to draw.
-        seed: of the draw.
-
-    Returns:
-        The rows' positions in the file, in the order in which they were drawn; and the texts, by column, and the first
-        reference of each.
-
-    Raises:
-        DataError: the file cannot be read, has too few rows, or a row has no text or no reference.
+    Rows that are not drawn may lack texts and references. Returns the rows' positions in the file, in the order in
+    which they were drawn; and the texts, by column, and the first reference of each.
     """
     drawn = draw_positions(data, count, seed)
     source = data.open(np.sort(drawn))

@@ -18,14 +18,7 @@ _SHOWN = 40
 
 
 class Template:
-    r"""Text with column names in braces, such as `Review: {text}\nSentiment:`; `{{` and `}}` are literal braces.
-
-    Args:
-        text: the template.
-
-    Raises:
-        ConfigError: the template names no column, or has braces without a column name.
-    """
+    r"""Text with column names in braces, such as `Review: {text}\nSentiment:`; `{{` and `}}` are literal braces."""
 
     def __init__(self, text: str) -> None:
         self.text, body = text, text.rstrip()
@@ -47,13 +40,9 @@ class Template:
             raise _no_template(text, "it names no column, such as {text}")
 
     def fill(self, columns: Sequence[Sequence[str]]) -> list[str]:
-        """Fills in rows.
+        """Returns the prompt of each row, without trailing white space.
 
-        Args:
-            columns: the texts of all rows, by column, in the order of `columns`.
-
-        Returns:
-            The prompt of each row, without trailing white space.
+        The texts of all rows are given by column, in the order of `self.columns`.
         """
         of_name = dict(zip(self.columns, columns, strict=True))
         filled = []
@@ -76,7 +65,8 @@ class PromptedWords:
     """A prompt, and a label word for each class.
 
     White space between them belongs to the prompt or to the word, depending on the tokenizer: many join a space with
-    the next word, and some join a line break with the preceding text.
+    the next word, and some join a line break with the preceding text. A word must have tokens of its own after the
+    prompt, none of them unknown.
 
     Args:
         template: the prompt of a row.
@@ -90,9 +80,6 @@ class PromptedWords:
         words: the word of each class, with the white space that belongs to it.
         tokens: token ids of each word after a prompt.
         before: examples before the prompt of every row; empty at first.
-
-    Raises:
-        ConfigError: a word has no tokens of its own after the prompt, or unknown tokens.
     """
 
     def __init__(
@@ -159,15 +146,10 @@ class PromptedWords:
         ]
 
     def render(self, columns: Sequence[Sequence[str]], first_row: int, where: Callable[[int], str]) -> list[str]:
-        """Builds the prompts of some rows.
+        """Builds the prompts of rows from `first_row` on, whose texts are given by column of the template.
 
-        Args:
-            columns: the texts of the rows, by column of the template.
-            first_row: position of the first row.
-            where: returns the location of a row, for messages.
-
-        Raises:
-            DataError: the tokenizer splits a word differently after a prompt; the message names the row.
+        Refuses a row after whose prompt the tokenizer splits a word differently; `where` returns its location, for the
+        message.
         """
         texts = self.template.fill(columns)
         if self.before:

@@ -31,11 +31,7 @@ class MixedValuesError(ValueError):
 
 
 class PythonColumn:
-    """A column whose values come in pieces.
-
-    Args:
-        nan_is_null: whether NaN is a missing value, as in pandas.
-    """
+    """A column whose values come in pieces; with `nan_is_null`, NaN is a missing value, as in pandas."""
 
     def __init__(self, *, nan_is_null: bool = False) -> None:
         self._nan_is_null = nan_is_null
@@ -61,11 +57,7 @@ class PythonColumn:
         return self._is_numeric and pa.types.is_string(self.type)
 
     def add(self, values: Sequence[Any]) -> None:
-        """Updates the type with a piece.
-
-        Raises:
-            MixedValuesError: a value does not match those before it.
-        """
+        """Updates the type with a piece; raises a `MixedValuesError` if a value does not match those before it."""
         before = copy.copy(self)
         with _naming_the_value(values, lambda some: copy.copy(before)._add(some)):
             self._add(values)
@@ -73,8 +65,7 @@ class PythonColumn:
     def array(self, values: Sequence[Any]) -> pa.Array:
         """Returns a piece that was added, in the type of the whole column.
 
-        Raises:
-            MixedValuesError: a value does not match those after it, or Arrow cannot represent it.
+        Raises a `MixedValuesError` if a value does not match those after it, or Arrow cannot represent it.
         """
         if self.is_text_of_numbers:
             values = [None if value is None or value != value else _written(value) for value in values]

@@ -122,7 +122,7 @@ def place_of(row: int, name: str, files: Sequence[tuple[str, int]]) -> str:
 def open_rows(
     dataset: str | Sequence[str], columns: Sequence[str], *, subset: str | None = None, split: str | None = None
 ) -> RowSource:
-    """Opens a dataset as a stream of record batches.
+    """Opens a dataset as a stream of record batches; errors of reading are raised during iteration.
 
     Args:
         dataset: CSV, TSV, JSON, JSONL or Parquet files (text files also compressed), folders of them, or patterns that
@@ -130,12 +130,6 @@ def open_rows(
         columns: the columns to read, in this order, the one with the labels last.
         subset: configuration of a hub dataset.
         split: split of a hub dataset or of a saved folder that has several.
-
-    Returns:
-        The rows. Errors of reading are raised during iteration.
-
-    Raises:
-        DataError: there is no such dataset, split or column, or it cannot be read.
     """
     names = names_of(dataset)
     if len(names) == 1:

@@ -43,15 +43,9 @@ class SelectedRows(NamedTuple):
 
 
 def select_rows(selection: Selection, data: LabelledRows) -> SelectedRows:
-    """Selects rows of a dataset. Memory grows with the sample; stratified, also by 4 bytes per row.
+    """Selects rows of a dataset; reads the labels only for a stratified sample.
 
-    Args:
-        selection: the selection.
-        data: the dataset; its labels are read only for a stratified sample.
-
-    Raises:
-        DataError: the dataset cannot be read, is empty, or has fewer rows than the sample needs; or a row has no known
-            label, in a stratified sample.
+    Memory grows with the sample; stratified, also by 4 bytes per row.
     """
     source = data.open()
     reader = data.label_reader(source) if selection.method == "stratified" else None
@@ -129,8 +123,7 @@ def draw_rows(
 def positions_of(rows: np.ndarray, selected: np.ndarray | None) -> np.ndarray:
     """Returns the positions of rows in the selection.
 
-    Args:
-        rows: some of the selected rows, int64 of shape [n].
-        selected: all selected rows, ascending; None if all rows of the dataset are selected.
+    `rows` are some of the selected ones, int64 of shape [n]. `selected` are all of them, ascending; None for all rows
+    of the dataset.
     """
     return rows if selected is None else np.searchsorted(selected, rows)

@@ -85,6 +85,8 @@ def plan_contexts(
 ) -> list[tuple[BatchPlan, np.ndarray]]:
     """Plans the contexts that are cheaper to send once and continue repeatedly.
 
+    Returns plans for some of the texts, with one batch per group; and their positions, int64 of shape [k].
+
     Args:
         texts: positions of the texts, ascending, int64 of shape [m]; all continuations of a context follow it.
         continues_context: whether each text has the context of the text before it, bool of shape [n].
@@ -92,9 +94,6 @@ def plan_contexts(
         unused: tokens at the start of each text, without prompts, whose outputs are not needed, int64 of shape [n].
         common: tokens that all of these texts begin with, without prompts; 0 if the alternative is plain forwards.
         costs: cost estimates.
-
-    Returns:
-        Plans for some of the texts, with one batch per group; and their positions, int64 of shape [k].
     """
     parts = []
     starts, counts = _contexts(texts, continues_context, lengths, costs)

@@ -60,6 +60,8 @@ def plan_with_shared_prefixes(
 ) -> BatchPlan:
     """Plans batches as `plan_batches` does, and shares prefixes where that is cheaper.
 
+    Shared prefixes come first. Without any, the plan equals that of `plan_batches`.
+
     Args:
         lengths: tokens of each example, at least 1, integers of shape [n].
         token_budget: see `plan_batches`.
@@ -69,9 +71,6 @@ def plan_with_shared_prefixes(
         prompt_tokens: the part of `extra_tokens` that is prompts, which all examples begin with.
         copies: see `plan_batches`.
         rows: see `plan_batches`.
-
-    Returns:
-        The plan, with shared prefixes first. Without any, it equals that of `plan_batches`.
     """
     plan_plain = partial(plan_batches, token_budget=token_budget, extra_tokens=extra_tokens, copies=copies)
     if not cache_tokens:

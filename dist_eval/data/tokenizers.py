@@ -17,15 +17,7 @@ HAS_BOS = "the tokenizer's BOS in front already, which is not added again"
 
 
 def load_tokenizer(place: str, hint: str = "") -> Any:
-    """Loads a Hugging Face tokenizer.
-
-    Args:
-        place: folder or hub name.
-        hint: added to the place in messages.
-
-    Raises:
-        CheckpointError: there is no readable tokenizer.
-    """
+    """Loads a Hugging Face tokenizer by folder or hub name; `hint` is added to that in messages."""
     from transformers import AutoTokenizer
 
     try:

@@ -154,7 +154,9 @@ class AnsweringModel(HostedModel, ABC):
         options: SendOptions = ANY_ROUTE,
         record: RouteRecord | None = None,
     ) -> dict[str, torch.Tensor]:
-        """Computes the columns for a batch.
+        """Computes the columns for a batch, by name, of shape [batch, ...], on the CPU.
+
+        They are not checked for finite values. Raises a `ModelOutputError` if the outputs have the wrong shape.
 
         Args:
             input_ids: int64 of shape [batch, length], padded on the right with any id.
@@ -162,12 +164,6 @@ class AnsweringModel(HostedModel, ABC):
                 `dist_eval.inference.forward.TextSource.padded`).
             options: constrains the route through a swarm.
             record: receives the route.
-
-        Returns:
-            The columns by name, of shape [batch, ...], on the CPU; not checked for finite values.
-
-        Raises:
-            ModelOutputError: the outputs have the wrong shape.
         """
         return self._answer(input_ids, lengths, options, record or RouteRecord())
 

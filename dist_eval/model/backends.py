@@ -45,16 +45,7 @@ def open_swarm(
 ) -> Iterator[SwarmPeers]:
     """Finds the swarm's peers; an embedded swarm is started by the leader, which publishes its peers to other ranks.
 
-    Args:
-        options: which swarm.
-        base: the base model, for an embedded swarm.
-        topology: this process's place among the ranks.
-        rank_store: the store shared by the ranks.
-        echo: whether servers of an embedded swarm show their logs.
-
-    Raises:
-        CheckpointError: the installed Petals cannot compute the model of an embedded swarm.
-        ConfigError: an embedded swarm was requested on several hosts.
+    An embedded swarm computes `base`, shows the logs of its servers if `echo` is set, and cannot span hosts.
     """
     if not options.starts_swarm:
         yield SwarmPeers(options.initial_peers)
@@ -103,6 +94,8 @@ def load_model(
 ) -> tuple[AnsweringModel, Swarm | None]:
     """Builds the model; on a swarm, waits first until all blocks have a server.
 
+    Returns the model and the section `swarm` of `results.json`.
+
     Args:
         base: the base model.
         target: the head, label words or complete classifier to evaluate.
@@ -112,13 +105,6 @@ def load_model(
         sockets: this rank's private folder for the sockets of the p2p daemon.
         shared_dir: a folder that all ranks of this host name, to pace their requests together.
         compression: precision of transferred activations, "none" or "float16".
-
-    Returns:
-        The model and the section `swarm` of `results.json`.
-
-    Raises:
-        SwarmError: the swarm does not answer or lacks blocks.
-        CheckpointError: weights are missing, or differ from those that the checkpoint was tuned on.
     """
     if options is None or isinstance(target, PretrainedClassifier):
         return load_on_host(base, target, topology), None

@@ -78,10 +78,6 @@ class BaseModelSpec:
         """Reads the base model and checks, before anything is sent, that it fits the checkpoint and the options.
 
         A complete model is its own base. Gradients need texts that fit into one request.
-
-        Raises:
-            CheckpointError: there is no such base model, or the checkpoint was made for another one.
-            ConfigError: a text of `--max-length` tokens cannot be sent, or an adapter cannot be used.
         """
         if not isinstance(tuned, TunedCheckpoint):
             name, base = tuned.name, tuned.config

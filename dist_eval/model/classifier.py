@@ -105,15 +105,7 @@ def load_local_backbone(model: str, device: torch.device | None = None) -> Local
 def load_locally(model: str, tuned: TunedCheckpoint) -> Classifier:
     """Builds a classifier that runs in this process.
 
-    Args:
-        model: folder or hub name of the base model.
-        tuned: the tuned checkpoint.
-
-    Returns:
-        The classifier.
-
-    Raises:
-        CheckpointError: weights are missing or pickled, or differ from those that the checkpoint was tuned on.
+    The base model must have the weights that the checkpoint was tuned on.
     """
     return with_tuned_head(load_local_backbone(model), model, tuned)
 

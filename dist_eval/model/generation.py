@@ -39,12 +39,9 @@ class GeneratedTexts(NamedTuple):
 class Generator(ModelOnBackbone):
     """A language model that continues prompts.
 
-    Args:
-        model: the language model.
-        decodings: all ways to generate texts that a batch may ask for.
-        tokenizer: its Hugging Face tokenizer.
-        end_tokens: ids of the tokens that end a text (see `end_tokens_of`).
-        room: tokens of servers' caches that batches may take at a time; one batch is always admitted.
+    `decodings` are all ways to generate texts that a batch may ask for, and `end_tokens` the ids of the tokens that end
+    a text (see `end_tokens_of`). Batches may take `room` tokens of servers' caches at a time; one batch is always
+    admitted.
     """
 
     LENGTHS = 3
@@ -151,12 +148,7 @@ class Generator(ModelOnBackbone):
 
 
 def end_tokens_of(model: str, tokenizer: Any) -> list[int]:
-    """Returns the ids of the tokens that end a text, from a model's generation config and its tokenizer.
-
-    Args:
-        model: folder or hub name of the model.
-        tokenizer: its Hugging Face tokenizer.
-    """
+    """Returns the ids of the tokens that end a text, from a model's generation config and its tokenizer."""
     own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
     return sorted({*GenerationSettings(model).end_tokens, *own})
 

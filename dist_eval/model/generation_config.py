@@ -42,14 +42,7 @@ _OFF_FOR_SAMPLES = {"typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0}
 
 
 class GenerationSettings:
-    """The generation config of a model.
-
-    Args:
-        model: folder or hub name.
-
-    Raises:
-        CheckpointError: it cannot be read.
-    """
+    """The generation config of a model, by its folder or hub name."""
 
     def __init__(self, model: str) -> None:
         from transformers import GenerationConfig
@@ -80,11 +73,8 @@ class GenerationSettings:
     def of_logits(self, own: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Returns the settings that change the logits of texts, in the form of `Decoding.settings`.
 
-        Args:
-            own: further settings, which take precedence.
-
-        Raises:
-            ConfigError: it asks for anything but greedy or sampled texts.
+        Further settings, `own`, take precedence. Raises a `ConfigError` if they ask for anything but greedy or sampled
+        texts.
         """
         values = self._values | dict(own or {})
         for name in _OTHER_SEARCHES:
@@ -106,11 +96,7 @@ class GenerationSettings:
         return found
 
     def of_samples(self) -> dict[str, Any]:
-        """Returns the settings `top_k` and `top_p` of sampled texts, if present.
-
-        Raises:
-            ConfigError: it has other settings of sampled texts, which are not supported.
-        """
+        """Returns the settings `top_k` and `top_p` of sampled texts, if present; refuses others for them."""
         for name in _FOR_SAMPLES:
             if (value := self._values.get(name)) not in (None, _OFF_FOR_SAMPLES.get(name)):
                 raise ConfigError(

@@ -31,11 +31,7 @@ class CausalModel:
 
     @classmethod
     def read(cls, name: str) -> CausalModel:
-        """Reads a model's config.
-
-        Raises:
-            CheckpointError: there is no such model, or Petals cannot serve it.
-        """
+        """Reads a model's config."""
         return cls(name, read_base_config(name, pinned("model", name)))
 
     def on(self, backbone: Backbone, token_budget: int) -> LanguageModel:

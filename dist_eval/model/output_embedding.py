@@ -25,15 +25,7 @@ _LARGEST_IN_MEMORY = 1 << 30  # bytes; larger weights stay in the file, of which
 
 
 class OutputEmbedding:
-    """The output embedding of a language model.
-
-    Args:
-        model: folder or hub name of the model.
-        config: its `transformers` config.
-
-    Raises:
-        CheckpointError: the model is not a language model, lacks an output embedding, or its weights cannot be read.
-    """
+    """The output embedding of a language model."""
 
     def __init__(self, model: str, config: Any) -> None:
         if others := [name for name in config.architectures or () if "Classification" in name or "Answering" in name]:

@@ -23,9 +23,7 @@ from dist_eval.petals.model.base import SwarmBase
 class SwarmBackbone(Backbone):
     """A base model whose blocks a swarm hosts; embeddings and final norm are in this process.
 
-    Args:
-        base: the model, connected to the swarm.
-        dht: the DHT node to leave the swarm with on `close`; None if its owner does so.
+    `close` leaves the swarm with `dht`, a DHT node; None if its owner does so.
     """
 
     def __init__(self, base: SwarmBase, dht: Any = None) -> None:

@@ -21,10 +21,7 @@ def without_wrapper(model: nn.Module) -> nn.Module:
     """Returns the model that `DistributedDataParallel` or `torch.compile` wraps.
 
     `DistributedDataParallel` may synchronize all ranks in each forward. Ranks have different numbers of batches, so
-    that would hang.
-
-    Raises:
-        ConfigError: the model is sharded (FSDP, ZeRO-3) and needs all ranks for a forward.
+    that would hang. For the same reason, a model that is sharded over the ranks (FSDP, ZeRO-3) is refused.
     """
     while True:
         if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
@@ -108,11 +105,7 @@ def names_taken(model: nn.Module) -> Callable[[str, Any], bool]:
 
 
 def logits_of(outputs: Any) -> torch.Tensor:
-    """Returns the logits in a model's outputs.
-
-    Raises:
-        ModelOutputError: there are none.
-    """
+    """Returns the logits in a model's outputs; raises a `ModelOutputError` if there are none."""
     logits = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
     if not isinstance(logits, torch.Tensor):
         raise ModelOutputError(f"The model's output is a {type(outputs).__name__} without logits.")

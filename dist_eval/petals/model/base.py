@@ -39,16 +39,11 @@ _READ = ("input_ids", "inputs_embeds", "attention_mask", "position_ids", *CACHE_
 
 
 class SwarmBase(SwarmModel, Prompts):
-    """A mixin before a family's base model.
-
-    Attributes:
-        architecture: architecture of the family's base model.
-        swarm_blocks: the layers on the swarm.
-    """
+    """A mixin before a family's base model."""
 
     if TYPE_CHECKING:  # transformers evaluates the annotations of its classes
-        architecture: ClassVar[Architecture]
-        swarm_blocks: SwarmBlocks
+        architecture: ClassVar[Architecture]  # of the family's base model
+        swarm_blocks: SwarmBlocks  # the layers on the swarm
         get_input_embeddings: Any
         _loaded_words: LoadedWords
 
@@ -112,15 +107,14 @@ class SwarmBase(SwarmModel, Prompts):
     def whole_texts(self, texts: torch.Tensor, counts: Sequence[int], wanted: torch.Tensor) -> torch.Tensor:
         """Computes texts from their beginning, in requests of texts of similar length.
 
+        Returns the outputs of the last layer at the wanted positions, row by row, of shape [positions, hidden]. They
+        are differentiable with respect to embedded tokens and prompts.
+
         Args:
             texts: token ids, int64 of shape [rows, length], or embedded tokens, float of shape [rows, length, hidden],
                 padded on the right.
             counts: number of real tokens of each row.
             wanted: positions whose outputs are needed, bool of shape [rows, length].
-
-        Returns:
-            The outputs of the last layer there, row by row, of shape [positions, hidden]. They are differentiable with
-            respect to embedded tokens and prompts.
         """
         prompts, before = self.soft_prompts(), self.prompt_length
         numbers = wanted.flatten().cumsum(0).view(wanted.shape) - 1
@@ -178,12 +172,8 @@ class SwarmBase(SwarmModel, Prompts):
     def embedded(self, texts: torch.Tensor, prompts: torch.Tensor | None = None) -> torch.Tensor:
         """Computes the inputs of the first layer, including the family's own scales and norms before it.
 
-        Args:
-            texts: token ids or embedded tokens (see `whole_texts`).
-            prompts: soft prompts before each text, of shape [pre_seq_len, hidden], or None.
-
-        Returns:
-            Tensor of shape [rows, pre_seq_len + length, hidden].
+        `texts` are token ids or embedded tokens (see `whole_texts`), with soft `prompts` before each, of shape
+        [pre_seq_len, hidden]. The inputs have shape [rows, pre_seq_len + length, hidden].
         """
         if not texts.is_floating_point():
             words = self.get_input_embeddings()
@@ -201,10 +191,7 @@ class LoadedWords:
     """The embeddings of tokens as they were loaded: whether servers would compute the same ones from ids.
 
     They are compared by their values: fused optimizers, and code that uses `.data`, change a tensor without a trace.
-
-    Args:
-        words: the embeddings.
-        norms: parameters of norms between them and the first layer.
+    `norms` are the parameters of norms between them and the first layer.
     """
 
     def __init__(self, words: nn.Module, norms: Sequence[torch.Tensor]) -> None:
@@ -243,8 +230,7 @@ def _texts(given: Mapping[str, Any]) -> torch.Tensor:
 def rows_of(given: Mapping[str, Any], cache: SwarmCache | None = None) -> Rows:
     """Returns the places of tokens in a base model's batch.
 
-    Raises:
-        DataError: a row has no token, or cannot be computed alone.
+    Refuses a row that has no token, or cannot be computed alone.
     """
     texts = _texts(given)
     earlier = texts.new_zeros(len(texts), 0, dtype=torch.bool) if cache is None else cache.columns(texts)
@@ -273,11 +259,7 @@ def _positional(function: Any) -> list[str]:
 
 
 def refuse_unsupported(given: Mapping[str, Any], config: Any) -> None:
-    """Refuses arguments of a forward that servers do not support.
-
-    Raises:
-        ConfigError: there is such an argument; the message names it.
-    """
+    """Refuses arguments of a forward that servers do not support."""
     for name in ("output_hidden_states", "output_attentions", "output_router_logits"):
         asked = given.get(name)
         if getattr(config, name, False) if asked is None else asked:

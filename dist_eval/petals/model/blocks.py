@@ -34,11 +34,8 @@ _AT_ONCE = 16  # concurrent calls, each in its own thread
 class SwarmBlocks(Shared):
     """The blocks of a model.
 
-    Args:
-        requests: sends requests to the swarm.
-        keeps_texts: whether servers can keep texts in order to continue them.
-        request_tokens: most tokens of a text in a request; longer ones are sent in a session. By default no limit.
-        require_open: raises an error if the connection cannot be used any more.
+    `keeps_texts` is whether servers can keep texts in order to continue them. Texts of more than `request_tokens`
+    tokens, if given, are sent in a session. `require_open` raises an error if the connection cannot be used any more.
     """
 
     def __init__(
@@ -64,16 +61,15 @@ class SwarmBlocks(Shared):
     ) -> torch.Tensor:
         """Sends a batch through all blocks. Thread-safe, and differentiable for texts that fit into one request.
 
+        Returns the outputs of the last block before the final norm: in the shape of the hidden states, or of shape
+        [rows, hidden]; in their dtype, or float32 for token ids.
+
         Args:
             given: hidden states, float tensor of shape [batch, length, hidden], or the token ids to compute them from.
             deep_prompts: tensor of shape [blocks, pre_seq_len, hidden], or None.
             avoided: segments to avoid if there is another route.
             record: records the route.
             rows: positions in batch x length whose outputs are needed, int64 of shape [rows]; by default all.
-
-        Returns:
-            The outputs of the last block before the final norm: in the shape of the hidden states, or of shape
-            [rows, hidden]; in their dtype, or float32 for token ids.
         """
         self._require_open()
         if outputs := self._with_gradients([given], deep_prompts):

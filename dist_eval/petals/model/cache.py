@@ -70,11 +70,7 @@ class SwarmCache(Cache):
         weakref.finalize(self, _close, self._sessions, os.getpid())
 
     def columns(self, texts: torch.Tensor) -> torch.Tensor:
-        """Returns which columns so far are tokens, not padding; bool of shape [rows, columns].
-
-        Raises:
-            DataError: the batch has another number of rows.
-        """
+        """Returns which columns so far are tokens, not padding; bool of shape [rows, columns]."""
         if self._columns is None:
             return torch.zeros(len(texts), 0, dtype=torch.bool, device=texts.device)
         if len(self._columns) != len(texts):
@@ -84,14 +80,9 @@ class SwarmCache(Cache):
     def continued(self, tokens: torch.Tensor, rows: Rows, wanted: torch.Tensor) -> torch.Tensor:
         """Computes the next tokens of the texts.
 
-        Args:
-            tokens: ids, int64 of shape [rows, length], or embedded, float of shape [rows, length, hidden], padded on
-                the right.
-            rows: their places in the batch.
-            wanted: positions whose outputs are needed, bool of shape [rows, length].
-
-        Returns:
-            The outputs of the last layer there, row by row, of shape [positions, hidden].
+        `tokens` have the form of `texts` in `SwarmBase.whole_texts`, `rows` are their places in the batch, and `wanted`
+        is bool of shape [rows, length]. Returns the outputs of the last layer at the wanted positions, row by row, of
+        shape [positions, hidden].
         """
         # copied, because callers may reuse the memory of their batches
         new = [text[:count].clone() for text, count in zip(tokens, rows.counts.tolist(), strict=True)]
@@ -233,8 +224,7 @@ class SwarmCache(Cache):
     def replace(self, ids: torch.Tensor) -> None:
         """Replaces texts that differ from given token ids, as after a search with beams, which drops some.
 
-        Args:
-            ids: the texts, int64 of shape [rows, columns or more], in the order of the batch's rows.
+        `ids` are int64 of shape [rows, columns or more], in the order of the batch's rows.
         """
         if self._columns is None or any(part.ndim > 1 for part in itertools.chain(*self._texts)):
             return

@@ -85,11 +85,7 @@ class SequenceClassifier(WithHead):
     def texts(self, *args: Any, **kwargs: Any) -> list[torch.Tensor] | None:
         """Returns the token ids of each text up to its last token, from arguments of `forward`.
 
-        Returns:
-            int64 of shape [length] for each row; None if the arguments ask for more than logits.
-
-        Raises:
-            ConfigError, DataError: see `forward`.
+        Those of a text are int64 of shape [length]. Returns None if the arguments ask for more than logits.
         """
         given = named_arguments(super().forward, args, kwargs)  # type: ignore[misc]
         given = {name: value for name, value in given.items() if value is not None}

@@ -56,17 +56,11 @@ class Reaching:
 
 @dataclass
 class Connection:
-    """An open connection of a model.
+    """An open connection of a model."""
 
-    Attributes:
-        dht: the DHT node.
-        requests: sends requests to the swarm.
-        coverage: the servers that were found.
-    """
-
-    dht: Any
+    dht: Any  # the DHT node
     requests: SwarmRequests
-    coverage: SwarmCoverage
+    coverage: SwarmCoverage  # the servers that were found
 
     def close(self) -> None:
         """Leaves the swarm."""
@@ -95,9 +89,6 @@ def connect(
         check: called at every poll; raises when waiting has become pointless.
         say: called with notices if the swarm or its servers do not answer for a few seconds.
         timeout_option: the option that sets the timeout, for messages.
-
-    Raises:
-        SwarmError: the swarm does not answer or lacks blocks.
     """
     from dist_eval.petals.client.client import join_swarm, leave_swarm, rejoin_swarm
     from dist_eval.petals.client.coverage import wait_until_covered
@@ -181,15 +172,7 @@ _home = _Home()
 
 
 class OpenConnection(Shared):
-    """A connection that is closed at exit at the latest.
-
-    Args:
-        reaching: which swarm, and how.
-        config: the model's `transformers` config.
-
-    Raises:
-        SwarmError: the swarm does not answer or lacks blocks.
-    """
+    """A connection that is closed at exit at the latest."""
 
     def __init__(self, reaching: Reaching, config: Any) -> None:
         self._pid, self._lock = os.getpid(), threading.Lock()

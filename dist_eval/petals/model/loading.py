@@ -26,21 +26,11 @@ def load_client_model(
     revision: str | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Any:
-    """Loads the local part of a model whose layers a swarm computes.
+    """Loads the local part of a model whose layers a swarm computes, in eval mode.
 
-    Args:
-        model_class: a class made by `base.base_class` or by `classes`.
-        architecture: architecture of its base model.
-        name: folder or hub name of the model.
-        revision: commit on a hub.
-        dtype: dtype of embeddings, norm and head.
-
-    Returns:
-        The model, in eval mode. Only prompts and a classifier's head have gradients; missing ones are initialized
-        randomly.
-
-    Raises:
-        CheckpointError: see `base_model.loading.load_model`.
+    `model_class` was made by `base.base_class` or by `classes`, and `architecture` is that of its base model.
+    `revision` is a commit on a hub, `dtype` that of embeddings, norm and head. Only prompts and a classifier's head
+    have gradients; missing ones are initialized randomly.
     """
     whole = model_class(architecture.config)
     path = next(path for path, module in whole.named_modules() if module is whole.swarm_base)

@@ -14,11 +14,7 @@ MODES = ("ptune", "deep_ptune")
 
 
 def require_mode(mode: str | None, length: int) -> None:
-    """Checks a tuning mode and its number of prompts.
-
-    Raises:
-        ConfigError: the mode is unknown, or only one of the two is given.
-    """
+    """Checks a tuning mode and its number of prompts: both are given, or neither."""
     if mode not in (None, *MODES):
         raise ConfigError(f"tuning_mode must be {' or '.join(map(repr, MODES))}, or None, not {mode!r}.")
     if (mode is not None) != (length > 0):

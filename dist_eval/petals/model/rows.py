@@ -17,8 +17,7 @@ from dist_eval.errors import DataError
 class Rows:
     """The real tokens of the rows of a batch.
 
-    Args:
-        real: whether a column of a row is a token, not padding; bool of shape [rows, columns].
+    `real` is whether a column of a row is a token, not padding; bool of shape [rows, columns].
     """
 
     def __init__(self, real: torch.Tensor) -> None:
@@ -30,28 +29,16 @@ class Rows:
         self._are_in_place = bool((self._places == columns).all())
 
     def moved_left(self, values: torch.Tensor) -> torch.Tensor:
-        """Moves the values of real tokens before those of padding.
-
-        Args:
-            values: tensor of shape [rows, columns, ...].
-
-        Returns:
-            Tensor of shape [rows, longest, ...].
-        """
+        """Moves the values of real tokens before those of padding: [rows, columns, ...] → [rows, longest, ...]."""
         if self._are_in_place:
             return values[:, : self.longest]
         return values[torch.arange(len(values))[:, None], self._places]
 
 
 def put_back(values: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
-    """Places values row by row where a mask is true; the other values are zero.
+    """Places values, of shape [n, width], row by row where a mask is true; the other values are zero.
 
-    Args:
-        values: tensor of shape [n, width].
-        where: mask with n true values, bool of shape [rows, columns].
-
-    Returns:
-        Tensor of shape [rows, columns, width].
+    The mask has n true values, bool of shape [rows, columns]. The result has shape [rows, columns, width].
     """
     if bool(where.all()):
         return values.view(*where.shape, -1)
@@ -79,18 +66,10 @@ def needed_columns(real: torch.Tensor) -> torch.Tensor:
 
 
 def real_columns(mask: torch.Tensor | None, earlier: torch.Tensor, columns: int) -> torch.Tensor:
-    """Returns which of the new columns are real.
+    """Returns which of the new columns are real, bool of shape [rows, columns].
 
-    Args:
-        mask: `attention_mask` of all columns, of shape [rows, n + columns]; None if all new ones are real.
-        earlier: which earlier columns are real, bool of shape [rows, n].
-        columns: number of new columns.
-
-    Returns:
-        bool of shape [rows, columns].
-
-    Raises:
-        DataError: the mask has another shape, or its earlier part has changed.
+    `mask` is the `attention_mask` of all columns, of shape [rows, n + columns]; None if all new ones are real.
+    `earlier` says which earlier columns are real, bool of shape [rows, n]; the mask must agree with it.
     """
     rows, before = earlier.shape
     if mask is None:
@@ -109,13 +88,12 @@ def real_columns(mask: torch.Tensor | None, earlier: torch.Tensor, columns: int)
 def require_consecutive(positions: torch.Tensor | None, earlier: torch.Tensor, real: torch.Tensor) -> None:
     """Checks that tokens have the positions that they would have in each row alone.
 
+    Positions may not be skipped or start elsewhere, and no padding may be between tokens.
+
     Args:
         positions: `position_ids`, int64 of shape [rows or 1, columns], by default the numbers of the columns.
         earlier: which earlier columns are real, bool of shape [rows, n].
         real: which new columns are real, bool of shape [rows, columns].
-
-    Raises:
-        DataError: positions are skipped or start elsewhere, or padding is between tokens.
     """
     whole = torch.cat([earlier, real], dim=1)
     if positions is None:

@@ -21,15 +21,10 @@ _WORK_BYTES = (2 << 30) / 14336  # of a backward pass, per number of a hidden st
 
 
 def block_bytes(architecture: Architecture, dtype: torch.dtype, quantization: str = "") -> list[int]:
-    """Predicts the memory of each block of a model to about a percent, including experts.
+    """Predicts the bytes of each block of a model to about a percent, including experts.
 
-    Args:
-        architecture: the model's architecture.
-        dtype: dtype of the weights on the server.
-        quantization: "int8" for linear layers, "nf4" for these and fused experts; "" for none.
-
-    Returns:
-        Bytes of each block.
+    `dtype` is that of the weights on the server. `quantization` is "int8" for linear layers, "nf4" for these and fused
+    experts, or "" for none.
     """
     return [_layer_bytes(layer, dtype, quantization) for layer in layers_of(architecture)]
 
@@ -68,25 +63,17 @@ def _layer_bytes(layer: nn.Module, dtype: torch.dtype, quantization: str) -> int
 
 @dataclass(frozen=True)
 class BlockMemory:
-    """The memory of a server, in bytes except for `hidden_size`.
+    """The memory of a server, in bytes except for `hidden_size`."""
 
-    Attributes:
-        sizes: memory of each block of the model.
-        cache: memory of sessions and kept prompts per block.
-        hidden_size: width of the model's hidden states.
-        free: free memory of the device.
-    """
-
-    sizes: Sequence[int]
-    cache: int
+    sizes: Sequence[int]  # of each block of the model
+    cache: int  # of sessions and kept prompts, per block
     hidden_size: int
-    free: int
+    free: int  # on the device
 
     def blocks_that_fit(self) -> int:
         """Returns how many blocks fit, whichever they are, with their sessions, prompts and a backward pass.
 
-        Raises:
-            ConfigError: not a single one fits.
+        If not a single one fits, it raises a `ConfigError`.
         """
         largest = max(self.sizes)
         fit = int((self.free - _WORK_BYTES * self.hidden_size) // (largest + self.cache))
@@ -99,11 +86,7 @@ class BlockMemory:
         return min(fit, len(self.sizes))
 
     def require_room(self, start: int, end: int) -> None:
-        """Checks that the weights of some blocks fit.
-
-        Raises:
-            ConfigError: they do not fit; the message says how many would.
-        """
+        """Checks that the weights of some blocks fit; otherwise, the error says how many would."""
         needed = sum(self.sizes[start:end])
         if needed > self.free:
             raise ConfigError(

@@ -115,12 +115,7 @@ def _seconds_since(start: float, computed: torch.Tensor) -> float:
 
 
 def merge_pools(backends: Mapping[str, Any], memory: SharedMemory) -> None:
-    """Gives all blocks of a server the same three pools of tasks.
-
-    Args:
-        backends: Petals' `TransformerBackend` for each block's uid.
-        memory: shared memory for the tensors of handlers and blocks.
-    """
+    """Gives all blocks of a server, Petals' `TransformerBackend`s by uid, the same three pools of tasks."""
     first, pool_class = next(iter(backends.values())), task_pool_class()
     runner = BlockRunner(backends, lambda: inference.has_tasks)
     size, device = first.forward_pool.max_batch_size, first.forward_pool.device

@@ -64,9 +64,7 @@ class Computed(NamedTuple):
 class ChainHandler:
     """Answers requests that may be passed on.
 
-    Args:
-        handler: Petals' handler, which computes.
-        embedder: embeds token ids; None if this server cannot.
+    Petals' `handler` computes. Without an `embedder`, this server cannot embed token ids.
     """
 
     def __init__(self, handler: Any, embedder: Embedder | None) -> None:
@@ -86,17 +84,8 @@ class ChainHandler:
     ) -> Answer:
         """Computes this server's blocks, and passes the request on; a `Guard` has admitted it.
 
-        Args:
-            uid: names of this server's blocks.
-            tensors: see `dist_eval.petals.client.chain`.
-            request: where to pass it on.
-            metadata: all metadata of the request.
-
-        Returns:
-            The last server's answer, or this one's.
-
-        Raises:
-            ValueError: the request is invalid.
+        `uid` names this server's blocks; for the tensors see `dist_eval.petals.client.chain`. Returns the last server's
+        answer, or this one's. Raises a `ValueError` for a request that these blocks cannot compute.
         """
         began = time.monotonic()
         backends = [self._handler.module_backends[one] for one in self._handler._check_uids(uid)]
@@ -183,8 +172,7 @@ class AnnouncedServers:
     async def named(self, hop: Hop, adapter: str, *, in_session: bool = False) -> Span:
         """Returns a server with its announcement.
 
-        Raises:
-            CannotPassOn: it is not announced as a server of the blocks that passes requests on.
+        Raises `CannotPassOn` if it is not announced as a server of the blocks that passes requests on.
         """
         record = self._record(hop, adapter, in_session)
         if self._age(hop.start) > (_READ_AGAIN_SECONDS if record is None else _OLDEST_SECONDS):

@@ -63,13 +63,8 @@ class _Passed:
 class ChainedSession:
     """A session of a client, or of the server before this one.
 
-    Args:
-        handler: Petals' handler, which computes.
-        servers: servers that steps may be passed on to.
-        embedder: embeds token ids; None if this server cannot.
-        uid: names of this server's blocks.
-        opening: where to pass the steps on.
-        metadata: all metadata of the first step.
+    Petals' `handler` computes. Without an `embedder`, this server cannot embed token ids. `uid` names its blocks;
+    `opening` and `metadata` are those of the first step.
     """
 
     def __init__(
@@ -97,9 +92,8 @@ class ChainedSession:
     async def own_step(self, received: Request, request: ChainRequest | None) -> Request:
         """Converts a step that a `Guard` has admitted to one for this server alone.
 
-        Raises:
-            Refused: it has another route than the first step, token ids that this server cannot embed, or prompts
-                after the first step.
+        Refuses another route than that of the first step, token ids that this server cannot embed, and prompts after
+        the first step.
         """
         from hivemind.utils.serializer import MSGPackSerializer
 
@@ -129,11 +123,7 @@ class ChainedSession:
         return Request(received.uid, [inputs, prompts, order], packed)
 
     async def answers(self, own: AsyncGenerator[Answer, None]) -> AsyncGenerator[Answer, None]:
-        """Answers the steps.
-
-        Args:
-            own: this server's answers to the steps of `own_step`.
-        """
+        """Answers the steps, given this server's own answers to the steps of `own_step`."""
         computed, ahead = asyncio.Queue[Any](), asyncio.Semaphore(_AHEAD)
         computing = asyncio.create_task(self._compute(own, computed, ahead))
         try:

@@ -20,20 +20,9 @@ def download_blocks(
 ) -> str | None:
     """Downloads the files with some blocks of a model, several at a time, with a progress bar on a terminal.
 
-    Files in the hub's cache are kept, also those of an interrupted download.
-
-    Args:
-        model: folder or hub name.
-        revision: branch, tag or commit; by default the main branch.
-        blocks: indices of the blocks.
-        say: called with a line about the size of the download, if anything is missing.
-
-    Returns:
-        The commit, by which servers find the files without asking the hub; None for a folder.
-
-    Raises:
-        CheckpointError: there is no such model or revision, its files cannot be downloaded, or it has no safetensors.
-        ConfigError: a revision was given for a folder.
+    Files in the hub's cache are kept, also those of an interrupted download. `revision` is a branch, tag or commit, by
+    default the main branch. If anything is missing, `say` is called with a line about the size of the download. Returns
+    the commit, by which servers find the files without asking the hub; None for a folder.
     """
     if Path(model).exists():
         if revision:

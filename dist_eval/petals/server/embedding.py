@@ -27,17 +27,10 @@ class Embedder:
 
     @torch.no_grad()  # not inference mode, because deep prompts are added in place
     def embedded(self, ids: torch.Tensor, prompts: torch.Tensor) -> torch.Tensor:
-        """Computes the inputs.
+        """Computes the inputs, float32 of shape [batch, pre_seq_len + length, hidden].
 
-        Args:
-            ids: int64 of shape [batch, length].
-            prompts: soft prompts, of shape [pre_seq_len, hidden]; empty if there are none.
-
-        Returns:
-            Float32 of shape [batch, pre_seq_len + length, hidden].
-
-        Raises:
-            ValueError: the ids or soft prompts do not fit the model.
+        `ids` are int64 of shape [batch, length]; soft `prompts` have shape [pre_seq_len, hidden], or are empty. Raises
+        a `ValueError` if they do not fit the model.
         """
         if ids.dtype != torch.int64 or ids.ndim != 2:
             raise ValueError(f"Received token ids as {ids.dtype} of {ids.ndim} dimensions")

@@ -31,7 +31,7 @@ _PLACEHOLDER = b"__T"
 
 @dataclass(frozen=True)
 class Guard:
-    """Checks the messages to one server.
+    """Checks the messages to one server, and raises `Refused` for invalid ones.
 
     Attributes:
         uids: names of its blocks, in order.
@@ -55,11 +55,7 @@ class Guard:
     def forward(self, request: Request) -> ChainRequest | None:
         """Checks a forward: hidden states and deep prompts, or a chained request (see `petals.client.chain`).
 
-        Returns:
-            Where to pass it on; None for a request to this server alone.
-
-        Raises:
-            Refused: it is invalid.
+        Returns where to pass it on; None for a request to this server alone.
         """
         chained, _, _ = self._inputs(request, self._blocks(request.uid), self._metadata(request))
         return chained
@@ -69,8 +65,7 @@ class Guard:
     ) -> tuple[ChainRequest | None, tuple[int, int], list[Any]]:
         """Checks hidden states or token ids, prompts, and further tensors with the given names.
 
-        Returns:
-            Where to pass them on, if anywhere; rows and tokens; the further tensors.
+        Returns where to pass them on, if anywhere; rows and tokens; the further tensors.
         """
         chained = _chain_in(metadata)
         if chained is not None:
@@ -93,11 +88,7 @@ class Guard:
         return chained, shape, further
 
     def backward(self, request: Request) -> None:
-        """Checks a backward: inputs, the gradient of the outputs, and deep prompts.
-
-        Raises:
-            Refused: it is invalid.
-        """
+        """Checks a backward: inputs, the gradient of the outputs, and deep prompts."""
         blocks = self._blocks(request.uid)
         names = "hidden states", "gradient", "prompts"
         hidden, gradient, prompts = _arguments(request, self._metadata(request), *names)
@@ -109,11 +100,7 @@ class Guard:
     def opening(self, request: Request) -> tuple[Mapping[str, Any], ChainRequest | None]:
         """Checks the first message of a session, which is also its first step.
 
-        Returns:
-            Its metadata, and where to pass the steps on; None for a session with this server alone.
-
-        Raises:
-            Refused: it is invalid.
+        Returns its metadata, and where to pass the steps on; None for a session with this server alone.
         """
         metadata = self._metadata(request)
         length: Any = metadata.get("max_length")
@@ -130,17 +117,10 @@ class Guard:
         return metadata, chained
 
     def step(self, request: Request, blocks: int) -> ChainRequest | None:
-        """Checks a step of a session: hidden states, deep prompts and an order of the rows; no tensors end the session.
+        """Checks a step of a session of `blocks` blocks: hidden states, deep prompts and an order of the rows.
 
-        Args:
-            request: the message.
-            blocks: number of blocks of the session.
-
-        Returns:
-            Where to pass it on; None for a step of this server alone, and for the end of a session.
-
-        Raises:
-            Refused: it is invalid.
+        A step without tensors ends the session. Returns where to pass it on; None for a step of this server alone, and
+        for the end.
         """
         metadata = self._metadata(request)
         if not request.tensors:
@@ -150,22 +130,14 @@ class Guard:
         return chained
 
     def push(self, request: Request) -> None:
-        """Checks a step of a session that another server sends.
-
-        Raises:
-            Refused: it is invalid.
-        """
+        """Checks a step of a session that another server sends."""
         if not isinstance(self._metadata(request).get("session_id"), str):
             raise Refused("a pushed step must name its session_id")
         if self.step(request, self._blocks(request.uid)) is not None:
             raise Refused("a pushed step cannot be passed on")
 
     def info(self, uid: str) -> None:
-        """Checks a question about a block, or about the server.
-
-        Raises:
-            Refused: the server does not have this block.
-        """
+        """Checks a question about a block, or about the server if `uid` is empty."""
         if uid and uid not in self.uids:
             raise Refused(f"this server does not serve {shown(uid)}")
 

@@ -212,11 +212,7 @@ class GuardedP2P:
 
     @contextmanager
     def _admitted(self, peer: Any) -> Iterator[None]:
-        """Counts a request within the context.
-
-        Raises:
-            Refused: there are too many.
-        """
+        """Counts a request within the context; refuses it if there are too many."""
         if self._peers[peer] >= REQUESTS_OF_A_PEER:
             raise Refused(f"busy: this client already has {REQUESTS_OF_A_PEER} requests here, the most at once")
         if self._peers.total() >= REQUESTS:
@@ -228,8 +224,7 @@ class GuardedP2P:
     def _reserved(self, size: int) -> Iterator[Callable[[int], None]]:
         """Counts the bytes of a request within the context; yields a function that changes their number.
 
-        Raises:
-            Refused: there are too many, also when some are added.
+        Both raise `Refused` if there are too many.
         """
         reserved = 0
 

@@ -12,11 +12,7 @@ from dist_eval.petals.client.deep_prompts import digests_of
 
 
 async def require_digests(prompts: torch.Tensor | None, digests: Sequence[bytes]) -> None:
-    """Checks deep prompts against their digests; does nothing if either is missing.
-
-    Raises:
-        ValueError: they do not match.
-    """
+    """Raises a `ValueError` unless deep prompts match their digests; does nothing if either is missing."""
     if (
         digests
         and prompts is not None
@@ -27,10 +23,9 @@ async def require_digests(prompts: torch.Tensor | None, digests: Sequence[bytes]
 
 
 class KeptPrompts:
-    """The prompts of blocks, on their device and in their dtype; the least recently used ones are dropped first.
+    """The prompts of blocks, at most `tokens` tokens in total, on their device and in their dtype.
 
-    Args:
-        tokens: most tokens of all prompts.
+    The least recently used ones are dropped first.
     """
 
     def __init__(self, tokens: int) -> None:
@@ -39,8 +34,7 @@ class KeptPrompts:
     def exchange(self, digests: Sequence[bytes], prompts: Sequence[torch.Tensor | None]) -> list[torch.Tensor] | None:
         """Keeps prompts, each of shape [1, pre_seq_len, hidden], and finds the kept ones for each None.
 
-        Returns:
-            The prompts of all blocks; None if any is missing.
+        Returns the prompts of all blocks; None if any is missing.
         """
         found: list[torch.Tensor] = []
         for digest, prompt in zip(digests, prompts, strict=True):

@@ -53,11 +53,7 @@ def using_adapter(name: str | None) -> Iterator[None]:
 
 @functools.lru_cache(maxsize=8)
 def read_adapter(name: str) -> tuple[dict[str, float], dict[str, torch.Tensor]]:
-    """Reads an adapter.
-
-    Returns:
-        The scale of each pair of tensors, by the name of A, and all tensors by their names in the file.
-    """
+    """Reads an adapter: the scale of each pair of tensors, by the name of A, and all tensors, by name in the file."""
     from safetensors.torch import load_file
 
     config_file, weights_file = (file_of(name, file) for file in (_CONFIG, _WEIGHTS))

@@ -25,10 +25,9 @@ class Refused(ValueError):
 
 
 def checked_metadata(data: bytes) -> dict[str, Any]:
-    """Reads the metadata of a message; unknown fields may have any value.
+    """Reads the metadata of a message (see `read_metadata`), and refuses fields with invalid values.
 
-    Raises:
-        Refused: see `read_metadata`; or a field has an invalid value.
+    Unknown fields may have any value.
     """
     metadata = read_metadata(data)
     for name, is_valid in FIELDS.items():
@@ -40,8 +39,7 @@ def checked_metadata(data: bytes) -> dict[str, Any]:
 def read_metadata(data: bytes) -> dict[str, Any]:
     """Reads the metadata of a message, as `MSGPackSerializer` of hivemind writes it.
 
-    Raises:
-        Refused: it is too large or too deep, or not a map.
+    Raises `Refused` if it is too large or too deep, or not a map.
     """
     if len(data) > METADATA_BYTES:
         raise Refused(f"metadata of {len(data)} bytes: at most {METADATA_BYTES} are read")

@@ -225,18 +225,7 @@ class PrivateSwarm:
 
 
 def split_blocks(num_blocks: int, servers: int) -> list[tuple[int, int]]:
-    """Splits blocks evenly among servers, in order.
-
-    Args:
-        num_blocks: blocks of the model.
-        servers: number of servers.
-
-    Returns:
-        First and one-past-last block of each server.
-
-    Raises:
-        ConfigError: there are more servers than blocks.
-    """
+    """Splits blocks evenly among servers, in order; returns the first and one-past-last block of each."""
     if not 1 <= servers <= num_blocks:
         raise ConfigError(f"{servers} servers cannot share {num_blocks} blocks: give --servers 1 to {num_blocks}.")
     cuts = [num_blocks * i // servers for i in range(servers + 1)]
@@ -270,11 +259,7 @@ def format_span(span: tuple[int, int] | None) -> str:
 
 
 def existing_gpus(gpus: Sequence[int]) -> list[int]:
-    """Returns these GPUs, or all that torch sees if none are given.
-
-    Raises:
-        ConfigError: one of them does not exist.
-    """
+    """Returns these GPUs, which must exist, or all that torch sees if none are given."""
     import torch
 
     count = torch.cuda.device_count()

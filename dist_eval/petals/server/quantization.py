@@ -21,14 +21,8 @@ NF4_BLOCK = 64
 def require_quantizable(model: str, config: Any, dtype: str, quantization: str) -> None:
     """Checks that the weights of a model's blocks can be quantized.
 
-    Args:
-        model: folder or hub name, for the message.
-        config: config of the model.
-        dtype: dtype of the other weights, such as "bfloat16".
-        quantization: "none", "int8" or "nf4".
-
-    Raises:
-        ConfigError: they cannot be quantized; the message says why, and the memory that the blocks would take.
+    `quantization` is "none", "int8" or "nf4", and `dtype` that of the other weights, such as "bfloat16". The error says
+    why not, and the memory that the blocks would take.
     """
     if quantization != "int8":
         return

@@ -11,17 +11,11 @@ from dist_eval.petals.client.payload import Payload
 
 @dataclass(frozen=True)
 class Request:
-    """The contents of a `runtime_pb2.ExpertRequest`.
+    """The contents of a `runtime_pb2.ExpertRequest`."""
 
-    Attributes:
-        uid: names of blocks.
-        tensors: serialized tensors, whose bytes are not copied.
-        metadata: packed metadata.
-    """
-
-    uid: str = ""
-    tensors: Sequence[Payload] = ()
-    metadata: bytes = b""
+    uid: str = ""  # names of blocks
+    tensors: Sequence[Payload] = ()  # serialized; their bytes are not copied
+    metadata: bytes = b""  # packed
 
     @classmethod
     def of(cls, message: Any) -> Request:

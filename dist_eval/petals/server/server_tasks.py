@@ -31,10 +31,8 @@ async def run_forward(
     """Runs blocks forward, with the interface of `petals.server.block_functions.run_rpc_forward`.
 
     With `rows`, positions in batch x length, only their outputs are returned, of shape [1, rows, hidden]. With digests
-    of each block's prompts, these are kept, or replaced by kept ones if they are empty.
-
-    Raises:
-        ValueError: the client's tensors are invalid, or the prompts of a digest are missing.
+    of each block's prompts, these are kept, or replaced by kept ones if they are empty. Raises a `ValueError` if the
+    client's tensors are invalid, or the prompts of a digest are missing.
     """
     hidden, prompts, *_ = _unpacked(tensors, args_structure)
     hidden = _as_hidden(hidden, requested_backends)
@@ -137,20 +135,10 @@ async def run_inference(
 ) -> AsyncIterator[tuple[torch.Tensor, bool]]:
     """Computes the steps of a session; a step's `start_from_position` drops the tokens from there on.
 
-    `start_from_position` is that of Petals main (2.3.0.dev2); Petals 2.2 does not have it.
-
-    Args:
-        requests: the steps, each with its metadata.
-        cache_handles: Petals' handles of the attention caches of each block.
-        requested_backends: the blocks.
-        active_adapter: name of the LoRA adapter, if any.
-        prioritizer: see `run_forward`.
-        points: see `run_forward`.
-        args_structure: the order of the tensors of a step, if it is not that of `petals.client.chain`.
-        max_length: most tokens of a text.
-
-    Yields:
-        The outputs of a step, in memory of their own, and whether it had no deep prompts.
+    `start_from_position` is that of Petals main (2.3.0.dev2); Petals 2.2 does not have it. `cache_handles` are Petals'
+    handles of the attention caches of each block. `args_structure` is the order of a step's tensors, if it is not that
+    of `petals.client.chain`. A text has at most `max_length` tokens. Yields the outputs of each step, in memory of
+    their own, and whether it had no deep prompts.
     """
     from petals.data_structures import InferenceMetadata
 

@@ -30,12 +30,9 @@ class BlockCache(NamedTuple):
         return sum(heads * width for heads, width in (self.keys, self.values))
 
     def shapes(self, rows: int, max_length: int, *, rolls_back: bool) -> list[tuple[int, int, int, int]]:
-        """Returns the shapes of keys and values for a session.
+        """Returns the shapes of keys and values for a session of `rows` texts of up to `max_length` tokens.
 
-        Args:
-            rows: number of texts.
-            max_length: most tokens of a text.
-            rolls_back: whether texts may be continued from before their end, which requires keeping all tokens.
+        With `rolls_back`, texts may be continued from before their end, which requires keeping all tokens.
         """
         kept = max_length if rolls_back or self.window is None else min(max_length, self.window - 1)
         return [(rows, heads, kept, width) for heads, width in (self.keys, self.values)]

@@ -39,12 +39,9 @@ class Place(NamedTuple):
 
 
 class SharedMemory:
-    """Slots of shared memory; unused slots take no physical memory.
+    """Slots of shared memory, at most `most_bytes` together; unused slots take no physical memory.
 
-    Args:
-        slot_bytes: size of a slot.
-        most_bytes: most bytes of all slots together.
-        handlers: number of processes that take slots, each from its own share.
+    Each of `handlers` processes takes slots of `slot_bytes` from its own share.
     """
 
     def __init__(self, slot_bytes: int, most_bytes: int, handlers: int) -> None:

@@ -14,13 +14,7 @@ def task_pool_class() -> Any:
     from petals.server.task_pool import PrioritizedTaskPool
 
     class TaskPool(PrioritizedTaskPool):  # type: ignore[misc]
-        """A pool of tasks, each of which may overwrite its first tensor with its first output.
-
-        Args:
-            memory: the shared memory.
-            *args: see `PrioritizedTaskPool`.
-            **kwargs: see `PrioritizedTaskPool`.
-        """
+        """A pool of tasks, each of which may overwrite its first tensor with its first output."""
 
         def __init__(self, memory: SharedMemory, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
