@@ -130,7 +130,7 @@ def _run(
     command: Command[Any], name: str, config: Any, options: Mapping[str, Any], ranks: int
 ) -> EvaluationRun | TasksRun:
     where = "dist_eval.run" if command is EVALUATION else "dist_eval.run_tasks"
-    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+    if os.environ.get("WORLD_SIZE", "1") != "1":
         raise ConfigError(f"{where} starts its own ranks: call it without torchrun, or call dist_eval.evaluate.")
     if not isinstance(ranks, int) or ranks < 1:
         raise ConfigError(f"{where}: ranks must be an integer of at least 1, not {ranks!r}.")

@@ -179,7 +179,10 @@ class OptionType:
             raise ValueError(f"{expected}, not {value!r:.80}{quote}")
         if isinstance(value, ExponentText) and self.base is str:
             value = str(value)
-        value = with_numbers(value) if self.base is dict else value if self.base is bool else self.base(value)
+        try:
+            value = with_numbers(value) if self.base is dict else value if self.base is bool else self.base(value)
+        except OverflowError:  # a whole number beyond the floats
+            value = math.inf
         if self.base in (str, Path) and not is_utf8(str(value)):
             raise ValueError(f"UTF-8, not {value!r}: rename the file, folder or column, or set a UTF-8 locale")
         if self.choices and value not in self.choices:

@@ -11,11 +11,14 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 from dist_eval.arguments.commandline import Command, OptionParser, build_parser, end_for_wrong_options, parse_args
 from dist_eval.arguments.fields import Options, flag, option
 from dist_eval.errors import ConfigError
+
+_SHUTDOWN_SECONDS = 30  # beside --stop-grace, as torchrun's own default
 
 
 @dataclass(kw_only=True)
@@ -43,7 +46,7 @@ def start_ranks(module: str, command: Command[Any], arguments: Sequence[str]) ->
         given, options = launching.parse_known_args(arguments)
         if not options:
             raise ConfigError(command.nothing_asked)
-        parse_args(arguments, command, build_parser(command, LaunchOptions))
+        config = parse_args(arguments, command, build_parser(command, LaunchOptions))
         launch = vars(given)
         if re.fullmatch(r"0+|-\d+", ranks := launch.get("nproc_per_node", "1")):
             raise ConfigError(f"--nproc-per-node must be at least 1, not {ranks}.")
@@ -54,6 +57,9 @@ def start_ranks(module: str, command: Command[Any], arguments: Sequence[str]) ->
     from dist_eval.cluster import agent
 
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun would set it as well, with a long warning
+    # torchrun kills ranks that are still finishing their batches after 30 s, whatever --stop-grace says
+    grace = ceil(getattr(config, "stop_grace", 0)) + _SHUTDOWN_SECONDS
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(grace))
     logging.disable(logging.CRITICAL)  # the agent would repeat failures that ranks have reported
     torchrun = [f"{flag(name)}={value}" for name, value in launch.items()]
     return agent.main([*torchrun, "-m", module, *options])

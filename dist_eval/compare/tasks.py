@@ -171,7 +171,8 @@ class ComparedTasks(TaskRun, ComparedRun):
                 comparison.tests[name] = test
         else:
             first, second = (metric.value for metric in metrics)
-            value = None if first is None or second is None or len(both) < len(before) else second - first
+            is_same_data = len(both) == max(len(before), len(after))
+            value = second - first if is_same_data and first is not None and second is not None else None
             reason = NO_MEAN if both else _ONE_HAS
             comparison.differences[name] = PairedDifference(value, Interval(confidence=confidence, reason=reason), None)
         comparison.samples[name] = (len(both), len(before) + len(after) - 2 * len(both))

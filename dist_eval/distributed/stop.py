@@ -1,7 +1,7 @@
 """Graceful stop: no new batches are sent, those in flight are drained, and finished ones are in the journal.
 
-A signal to any rank (SIGTERM, SIGINT, SIGUSR1) or a file named STOP in the run's folder requests a stop. The rank that
-notices the request passes it on to the others.
+A signal to any rank (SIGTERM, SIGINT, SIGHUP, SIGUSR1) or a file named STOP in the run's folder requests a stop. The
+rank that notices the request passes it on to the others.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dist_eval.process.files import PRIVATE
 STOP_FILE = "STOP"
 # Start of the reason if a person requested the stop, not a scheduler or another program
 _FILE_REASON = "there is a file"
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 _SAME_REQUEST_SECONDS = 2.0  # Ctrl-C in a terminal reaches a rank twice, the second time from torchrun
 
 
@@ -75,7 +75,8 @@ class Stop:
     def handle_signals(self) -> None:
         """Installs handlers for the stop signals; call it from the main thread."""
         for number in SIGNALS:
-            signal.signal(number, self._handle)
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # `nohup` ignores it
+                signal.signal(number, self._handle)
 
     def ignore_signals(self) -> None:
         for number in SIGNALS:

@@ -38,6 +38,7 @@ _TARGET_WORK, _MOST_WORK = 200_000_000, 400_000_000
 # maximum fraction of undefined resamples; above it, the others are not used
 _MOST_UNDEFINED = 0.02
 
+_FEW_RESAMPLES = "too few resamples for this confidence level"
 _NO_SPREAD = "all resamples give the same value, so no spread can be estimated"
 _TOO_RARE = "it is undefined in too many resamples, because the examples that it needs are too rare"
 
@@ -97,6 +98,9 @@ class Evidence:
             ends = jackknife(self.value, error, self.bounds, confidence)
             return make_interval(self.value, ends, "jackknife", confidence=confidence)
         defined, resamples = self.distribution[~np.isnan(self.distribution)], len(self.distribution)
+        # beyond the outermost resamples, intervals of either kind would be too short
+        if round((1 - confidence) * (1 if self.is_difference else 0.5) * (len(defined) + 1), 6) < 1:
+            return Interval(confidence=confidence, reason=_FEW_RESAMPLES)
         if self.is_difference:
             ends = symmetric(defined, self.value, confidence)
             ends = max(self.bounds[0], ends[0]), min(self.bounds[1], ends[1])

@@ -39,7 +39,8 @@ ask() {
     if [[ $MODULE == dist_eval ]] && "$PYTHON" -m dist_eval.cluster.stop "${OPTIONS[@]}"; then
         asked=1
     elif [[ $asked == 0 ]]; then
-        end
+        asked=1
+        end # only once: torchrun would take it for a second signal
     fi
     sleep 2
 }

@@ -59,6 +59,15 @@ def test_only_documents_that_both_have_are_compared(tmp_path: Path) -> None:
     assert found.differences["words/acc"].value == pytest.approx(expected)
 
 
+def test_a_metric_that_is_no_mean_is_not_compared_over_other_documents(tmp_path: Path) -> None:
+    values = {"words": {"odd": RIGHT[0]}}
+    long = task_run(tmp_path / "a", values, {"words odd": 0.1})
+    short = task_run(tmp_path / "b", {"words": {"odd": RIGHT[0][:40]}}, {"words odd": 0.3})
+    for folders in ((long, short), (short, long)):
+        [found] = compare([load_run(folder) for folder in folders])
+        assert found.differences["words/odd"].value is None
+
+
 def test_the_command_prints_tables_and_json(folders: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(folder) for folder in folders]) == 0
     lines = capsys.readouterr().out.splitlines()

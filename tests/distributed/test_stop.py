@@ -17,6 +17,7 @@ from dist_eval.distributed.stop import SIGNALS, STOP_FILE, Stop, asked_by_a_pers
 def stop() -> Iterator[Stop]:
     before = {number: signal.getsignal(number) for number in SIGNALS}
     stop = Stop()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under `nohup`
     stop.handle_signals()
     yield stop
     for number, handler in before.items():
@@ -35,6 +36,13 @@ def test_then_it_is_a_request_with_a_reason(stop: Stop, number: signal.Signals) 
     os.kill(os.getpid(), number)
     assert stop.requested
     assert stop.reason == f"this rank got {number.name}"
+
+
+def test_a_closed_terminal_does_not_stop_what_nohup_started(stop: Stop) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    stop.handle_signals()
+    os.kill(os.getpid(), signal.SIGHUP)
+    assert not stop.requested
 
 
 def test_the_same_request_may_come_twice_and_a_further_one_interrupts(

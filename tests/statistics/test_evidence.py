@@ -115,6 +115,18 @@ def test_what_most_resamples_leave_undefined_has_no_interval() -> None:
     assert evidence.p_value() is None
 
 
+@pytest.mark.parametrize("is_difference", [True, False])
+def test_a_level_beyond_the_outermost_resamples_has_no_interval(is_difference: bool) -> None:
+    values = np.random.default_rng(0).normal(size=60)
+    statistic = mean_of(values)
+    if is_difference:
+        statistic = Difference(statistic, mean_of(values + 0.1 * values**2))
+    evidence = only(statistic, 0.0, 199)
+    assert evidence.interval(0.99).low is not None
+    too_high = evidence.interval(0.9951 if is_difference else 0.991)
+    assert (too_high.low, too_high.reason) == (None, "too few resamples for this confidence level")
+
+
 def test_without_a_correction_the_ends_are_percentiles() -> None:
     values = np.random.default_rng(0).normal(size=100)
     evidence = only(OfRows(Units.single(100), {"median": lambda rows: float(np.median(values[rows]))}), 0.0)
