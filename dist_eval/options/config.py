@@ -202,14 +202,15 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions, Genera
     )  # fmt: skip
     audit_tolerance: NonNegative | None = option(
         None, "relative difference that counts as agreement (default: by the servers' dtype)", group="failures",
-        metavar="FRACTION",
+        metavar="FRACTION", needs=("audit",),
     )  # fmt: skip
     on_error: Literal["stop", "skip"] = option(
         "stop", "if an example gets no prediction: stop the run, or count it and leave it out", group="failures"
     )
     max_failed: Natural = option(
-        100, "maximum number of examples that --on-error skip leaves out", group="failures", metavar="EXAMPLES"
-    )
+        100, "maximum number of examples that --on-error skip leaves out", group="failures", metavar="EXAMPLES",
+        needs=("on_error",),
+    )  # fmt: skip
 
     def _validate(self) -> None:
         if self.demo:
@@ -259,15 +260,8 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions, Genera
         self.text_column = columns
 
     def _check_generation(self) -> None:
-        is_given = {
-            field.name: getattr(self, field.name) not in (field.default, [])
-            for field in dataclasses.fields(self)
-            if field.name in (*_OF_CLASSIFIERS, *(own.name for own in dataclasses.fields(GenerationOptions)))
-        }
-        for name, given in is_given.items():
-            if given and self.generate == (name in _OF_CLASSIFIERS):
-                problem = "is for classes, but --generate writes texts" if self.generate else "needs --generate"
-                raise ConfigError(f"{flag(name)} {problem}. Leave out {flag(name)}.")
+        for name in filter(self._is_given, _OF_CLASSIFIERS if self.generate else ()):
+            raise ConfigError(f"{flag(name)} is for classes, but --generate writes texts. Leave out {flag(name)}.")
 
     def _become_demo(self) -> None:
         from dist_eval import demo

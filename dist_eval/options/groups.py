@@ -65,7 +65,7 @@ class SwarmOptions(PeerOptions):
         "start a private swarm on this host (embedded), or send the data to the public swarm (public)",
         group="swarm",
     )
-    servers: Count = option(2, "number of servers of an embedded swarm", group="swarm")
+    servers: Count = option(2, "number of servers of an embedded swarm", group="swarm", needs=("swarm", "demo"))
     max_tokens_per_second: Annotated[float, Limits(least=1)] | None = option(
         None, "limit for all ranks together, padding and prompts included (default: none)", group="speed",
         metavar="TOKENS",
@@ -176,12 +176,11 @@ class SelectionOptions(Options):
         group="rows",
         metavar="FRACTION",
     )
-    sample_seed: Natural = option(0, "seed of the random sample", group="rows", metavar="SEED")
-    stratify: bool = option(False, "keep each class's share in the sample", group="rows")
+    sample_seed: Natural = option(
+        0, "seed of the random sample", group="rows", metavar="SEED", needs=("sample", "precision")
+    )
+    stratify: bool = option(False, "keep each class's share in the sample", group="rows", needs=("sample", "precision"))
 
     def _validate(self) -> None:
         super()._validate()
         self._refuse_together("limit", "sample", "precision")
-        if (self.sample_seed or self.stratify) and self.sample is None and self.precision is None:
-            name = "--stratify" if self.stratify else "--sample-seed"
-            raise ConfigError(f"{name} needs --sample or --precision.")

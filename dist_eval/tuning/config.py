@@ -76,7 +76,9 @@ class TuningConfig(LearningOptions, DatasetRunConfig):
         group="data",
         metavar="FILE",
     )
-    eval_subset: str | None = option(None, "configuration of --eval-dataset", group="data", metavar="NAME")
+    eval_subset: str | None = option(
+        None, "configuration of --eval-dataset", group="data", metavar="NAME", needs=("eval_dataset", "eval_split")
+    )
     eval_split: str | None = option(None, "split of --eval-dataset", group="data", metavar="NAME")
     save_every: Count | None = option(
         None, "also save the state to resume from after this number of updates", group="output", metavar="UPDATES"
@@ -88,8 +90,6 @@ class TuningConfig(LearningOptions, DatasetRunConfig):
         super()._validate()
         if self.labels == "vectors":
             raise ConfigError("--labels vectors: tuning supports only texts with one class each.")
-        if self.eval_subset and not (self.eval_dataset or self.eval_split):
-            raise ConfigError("--eval-subset needs --eval-dataset or --eval-split.")
 
     @property
     def run_name(self) -> str:

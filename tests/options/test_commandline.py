@@ -43,14 +43,11 @@ anywhere = {
     "group_column": words,
     "max_length": st.integers(1, 10**9),
     "strict": st.booleans(),
-    "servers": st.integers(1, 1000),
     "dht_prefix": words,
     "token_budget": st.integers(1, MAX_TOKEN_BUDGET),
     "in_flight": st.integers(1, 1000),
     "adapter": st.sampled_from(["org/lora", "/adapters/my lora"]),
     "compression": st.sampled_from(["none", "float16"]),
-    "on_error": st.sampled_from(["stop", "skip"]),
-    "max_failed": st.integers(0, 1000),
     "stop_grace": st.floats(0, 1000),
     "confidence": st.floats(0.01, 0.99),
     "server_max_tokens": st.integers(1, 10**9),
@@ -68,14 +65,20 @@ outputs = {
     "report": st.sampled_from(["numbers", "texts", "none"]),
     "tracker": st.lists(st.sampled_from(TRACKERS), min_size=1, max_size=2),
 }
-audits = {"audit": st.floats(0, 1), "audit_tolerance": st.floats(0, 10)}
+audits = {"audit": st.floats(0.001, 1), "audit_tolerance": st.floats(0, 10)}
+skips = {"on_error": st.just("skip"), "max_failed": st.integers(0, 1000)}
 wheres = st.one_of(
     st.just({"backend": "local"}),
-    st.fixed_dictionaries(
-        {"swarm": st.sampled_from(["embedded", "public"])}, optional={"backend": st.just("petals"), **audits}
-    ),
-    st.fixed_dictionaries(
-        {"initial_peers": st.lists(st.sampled_from([PEER, OTHER_PEER]), min_size=1, max_size=3)}, optional=audits
+    st.builds(
+        lambda where, audit: {**where, **audit},
+        st.fixed_dictionaries(
+            {"swarm": st.sampled_from(["embedded", "public"])},
+            optional={"backend": st.just("petals"), "servers": st.integers(1, 9)},
+        )
+        | st.fixed_dictionaries(
+            {"initial_peers": st.lists(st.sampled_from([PEER, OTHER_PEER]), min_size=1, max_size=3)}
+        ),
+        st.just({}) | st.fixed_dictionaries(audits) | st.fixed_dictionaries(skips),
     ),
 )
 drawn = {"sample_seed": st.integers(0, 2**64), "stratify": st.booleans()}
@@ -117,7 +120,7 @@ generation = {
     "generate": st.just(True),
     "max_new_tokens": st.integers(1, 1000),
     "stop": st.lists(words, min_size=1, max_size=2),
-    "temperature": st.floats(0, 10),
+    "temperature": st.floats(0.001, 10),
     "top_k": st.integers(0, 1000),
     "top_p": st.floats(0.01, 1),
     "seed": st.integers(0, 1000),
@@ -192,9 +195,9 @@ def test_an_option_has_the_name_that_another_command_gives_it(tmp_path: Path) ->
 
 def test_the_options_tried_above_are_all_options_there_are() -> None:
     fields = {field.name for field in dataclasses.fields(EvaluationConfig)}
-    where = {"backend", "swarm", "initial_peers"}
+    where = {"backend", "swarm", "servers", "initial_peers"}
     assert fields - {"peers_file", "prompt_file", "revision", "dataset_revision"} == {
-        *(*anywhere, *outputs, *audits, *prompts, *generation, *demo.OPTIONS, "demo", *where),
+        *(*anywhere, *outputs, *audits, *skips, *prompts, *generation, *demo.OPTIONS, "demo", *where),
         *("limit", "sample", "precision", *drawn),
     }
 

@@ -65,9 +65,9 @@ UNPROMPTED = {"prompt": None, "label_words": [], "checkpoint": "tuned"}
         ({"prompt": "{a} {b}", "text_column": ["c"]}, "--prompt names the columns of the texts itself"),
         (
             {**UNPROMPTED, "apply_chat_template": True},
-            "--apply-chat-template needs a --prompt",
+            "--apply-chat-template needs --prompt.",
         ),
-        ({**UNPROMPTED, "system_instruction": "Be brief."}, "--system-instruction needs a --prompt"),
+        ({**UNPROMPTED, "system_instruction": "Be brief."}, "--system-instruction needs --prompt."),
     ],
 )
 def test_a_prompt_that_cannot_be_used_is_refused(options: dict[str, Any], words: str) -> None:
@@ -82,6 +82,10 @@ def test_a_prompt_that_cannot_be_used_is_refused(options: dict[str, Any], words:
         ({"sample": 5, "precision": 0.1}, "--sample and --precision cannot be combined"),
         ({"stratify": True, "limit": 5}, "--stratify needs --sample or --precision."),
         ({"sample_seed": 1}, "--sample-seed needs --sample or --precision"),
+        ({"length_normalization": "tokens"}, "--length-normalization needs --label-words."),
+        ({"max_failed": 7}, "--max-failed needs --on-error."),
+        ({"audit_tolerance": 0.1}, "--audit-tolerance needs --audit."),
+        ({"servers": 3}, "--servers needs --swarm or --demo."),
         ({"precision": 0.1, "group_column": "doc"}, "needs independent rows, so it contradicts --group-column"),
     ],
 )
@@ -96,6 +100,8 @@ def test_a_selection_of_rows_that_cannot_be_is_refused(options: dict[str, Any], 
         ({"label_words": ["no", "yes"]}, "--generate and --label-words cannot be combined"),
         ({"prompt": None, "checkpoint": "tuned"}, "--generate needs a --prompt to continue"),
         ({"generate": False}, "Or give --prompt and --generate to have it write a text."),
+        ({"top_p": 0.5}, "--top-p needs --temperature."),
+        ({"seed": 5}, "--seed needs --temperature."),
         ({"generate": False, "label_words": ["no", "yes"], "stop": ["."]}, "--stop needs --generate"),
         ({"labels": "names"}, "--labels is for classes, but --generate writes texts"),
         ({"sample": 5, "stratify": True}, "--stratify is for classes, but --generate writes texts"),
