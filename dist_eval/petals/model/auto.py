@@ -14,6 +14,7 @@ from dist_eval.errors import CheckpointError, ConfigError
 from dist_eval.petals.base_model.architecture import Architecture
 from dist_eval.petals.base_model.config import default_dht_prefix, max_request_tokens, read_base_config
 from dist_eval.petals.base_model.config_keys import has_effect
+from dist_eval.petals.base_model.problem_types import class_names
 from dist_eval.petals.base_model.weights import file_of
 from dist_eval.petals.client.peers import require_peer_addresses
 from dist_eval.petals.model.base import base_class
@@ -107,6 +108,7 @@ class _Auto:
             SwarmError: the swarm does not answer or lacks blocks.
         """
         name, adapter = str(model), settings.pop("active_adapter", adapter)
+        settings = _with_names(settings)
         dtype = _dtype(settings.pop("torch_dtype", dtype))
         addresses = _addresses(initial_peers)
         commit = resolve_commit("model", name, revision) if revision and not Path(name).is_dir() else None
@@ -119,6 +121,8 @@ class _Auto:
                     f"The checkpoint {checkpoint} has a classification head: open it with "
                     "AutoDistributedModelForSequenceClassification."
                 )
+            given = {**settings, "tuning_mode": tuning_mode, "pre_seq_len": pre_seq_len or None}
+            _require_no_other(given, adapter, tuned)
             settings = {**settings, **tuned.model_settings()}
             tuning_mode, pre_seq_len = settings.pop("tuning_mode"), settings.pop("pre_seq_len")
             adapter = settings.pop("active_adapter", adapter)
@@ -216,6 +220,29 @@ def _read_generation_config(model: Any, name: str, revision: str | None) -> None
 
     if file_of(name, "generation_config.json", revision):
         model.generation_config = GenerationConfig.from_pretrained(name, revision=revision or "main")
+
+
+def _with_names(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Completes settings that name the classes by number, which may be text as in JSON."""
+    if not settings.get("id2label"):
+        return dict(settings)
+    given, count = settings["id2label"], settings.get("num_labels")
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"from_pretrained: id2label must map numbers to names of classes, not {given!r:.80}.")
+    names = class_names(given, len(given) if count is None else count, "from_pretrained")
+    numbers = settings.get("label2id", {name: number for number, name in enumerate(names)})
+    return {**settings, "id2label": dict(enumerate(names)), "num_labels": len(names), "label2id": numbers}
+
+
+def _require_no_other(given: Mapping[str, Any], adapter: str | None, tuned: TunedCheckpoint) -> None:
+    """Checks that no settings are given besides a checkpoint that has others."""
+    own = tuned.model_settings()
+    for name, value in {**given, "active_adapter": adapter}.items():
+        if value is not None and name in own and value != own[name]:
+            raise ConfigError(
+                f"from_pretrained: {name} is {value!r:.80}, but {own[name]!r:.80} in the checkpoint {tuned.folder}: "
+                f"leave out {name}."
+            )
 
 
 def _config(base: Any, settings: Mapping[str, Any], own: Mapping[str, Any]) -> Any:

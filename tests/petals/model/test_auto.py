@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import dataclasses
 import gc
 import os
 import pickle
@@ -55,6 +56,8 @@ def models(family_swarms: dict[str, PrivateSwarm]) -> Iterator[Any]:
         ({"tuning_mode": "lora", "pre_seq_len": 3}, ConfigError, "must be 'ptune' or 'deep_ptune'"),
         ({"num_heads_per_layer": 3}, ConfigError, "no setting num_heads_per_layer"),
         ({"dtype": "int8"}, ConfigError, "must be a floating point type"),
+        ({"num_labels": 3, "id2label": {0: "no", 1: "yes"}}, CheckpointError, "must name the classes 0 to 2"),
+        ({"id2label": ["no", "yes"]}, ConfigError, "id2label must map numbers to names"),
     ],
 )
 def test_options_that_cannot_be_are_named(
@@ -69,6 +72,28 @@ def test_a_classifiers_checkpoint_is_for_a_classifier(tiny_models: dict[str, Pat
     with pytest.raises(CheckpointError, match="open it with AutoDistributedModelForSequenceClassification"):
         AutoDistributedModelForCausalLM.from_pretrained(
             tiny_models["llama"], initial_peers=ADDRESS, checkpoint=tmp_path
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"tuning_mode": "ptune"},
+            "tuning_mode is 'ptune', but .*: leave out tuning_mode",
+        ),
+        ({"pre_seq_len": 99}, "pre_seq_len is 99, but"),
+        ({"id2label": {"0": "no", "1": "yes"}}, "num_labels is 2, but|id2label is .0: 'no'"),
+        ({"active_adapter": "my/lora"}, "active_adapter is 'my/lora', but 'their/lora' in"),
+    ],
+)
+def test_settings_do_not_replace_those_of_a_checkpoint(
+    options: dict[str, Any], message: str, tiny_models: dict[str, Path], tmp_path: Path
+) -> None:
+    dataclasses.replace(random_checkpoint("deep_ptune"), adapter="their/lora").save(tmp_path)
+    with pytest.raises(ConfigError, match=message):
+        AutoDistributedModelForSequenceClassification.from_pretrained(
+            tiny_models["llama"], initial_peers=ADDRESS, checkpoint=tmp_path, **options
         )
 
 
