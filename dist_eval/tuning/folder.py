@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from dist_eval.errors import RunError, one_line, translating_os_errors
+from dist_eval.petals.base_model.weights import WEIGHTS_FILE
 from dist_eval.petals.model.checkpoint import TunedCheckpoint
 from dist_eval.process.files import private_files, write_atomically
 from dist_eval.process.parsing import parse_json
@@ -114,6 +115,16 @@ class TuningFolder(RunFolder):
                 place.rename(old)
             new.rename(place)
             shutil.rmtree(old, ignore_errors=True)
+
+    def require_checkpoints(self) -> None:
+        """Checks that the checkpoints of the complete run in the folder were not removed."""
+        results = self._read()
+        names = [LAST, BEST] if isinstance(results, TuningRun) and results.best else [LAST]
+        for path in (self.path / name / WEIGHTS_FILE for name in names):
+            if not path.is_file():
+                raise RunError(
+                    f"{path} is missing, although the run is complete. Restore it, or start afresh with --overwrite."
+                )
 
     def update_results(self, progress: TuningProgress, **changes: Any) -> None:
         """Replaces the sections of `tuning.json` after an epoch."""

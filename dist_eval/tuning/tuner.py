@@ -61,6 +61,7 @@ def tune(context: TuningContext) -> TunedCheckpoint | None:
         if context.is_complete() or loaded is None:
             if context.topology.is_leader:
                 path = context.folder.path
+                context.folder.require_checkpoints()
                 print(f"{path} already contains the checkpoints of this run. --overwrite runs it again.", flush=True)
             return None
         assert isinstance(loaded, Classifier)

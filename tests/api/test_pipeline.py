@@ -167,6 +167,12 @@ def test_tuned_tensors_travel_layer_by_layer(tmp_path: Path) -> None:
     for module, weight in zip(tuned, before, strict=True):
         assert torch.equal(module.weight, weight)
 
+    model.config.num_hidden_layers = LAYERS - 1
+    with pytest.raises(CheckpointError, match=f"layer_00-.* was made for a model of {LAYERS} blocks; this one has 3"):
+        pipeline.load_state_dir(tmp_path)
+    assert pipeline.load_state_dir(tmp_path, layers=[2]) == [2], "chosen layers may be those of another model"
+    model.config.num_hidden_layers = LAYERS
+
     written[-1].write_bytes(written[-1].read_bytes()[:50])
     with torch.no_grad():
         tuned[0].weight.zero_()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -230,6 +231,15 @@ def test_a_complete_run_is_left_alone_and_another_one_is_refused(
         assert f"holds the results of another run: it differs in the {differs}." in said
         assert "Traceback" not in said
     assert ((alone / "tuning.json").read_bytes(), tuned(alone).digest()) == before
+
+
+def test_a_complete_run_whose_checkpoint_was_removed_says_so(
+    alone: Path, data: dict[str, Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(alone, tmp_path / "copy")
+    shutil.rmtree(tmp_path / "copy" / "best")
+    assert run_here(*command(data, tmp_path / "copy", *LOCAL)) == 1
+    assert "/best/model.safetensors is missing, although the run is complete" in capfd.readouterr().err
 
 
 def test_overwrite_starts_afresh(data: dict[str, Path], tmp_path: Path) -> None:
