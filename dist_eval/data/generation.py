@@ -29,7 +29,8 @@ class TokenizedPrompts:
 
     def __init__(self, folder: Path) -> None:
         self.facts = PromptsSummary.model_validate_json((folder / FACTS_FILE).read_bytes())  # summary of the prompts
-        # number of tokens of each prompt, and the number of its decoding in `facts.decodings`, int32 of shape [n, 2]
+        # of each prompt the number of tokens, that of its decoding in `facts.decodings`, and its row in the dataset, by
+        # which its text is drawn; int64 of shape [n, 3]
         self.lengths: np.ndarray = np.load(folder / LENGTHS_FILE, mmap_mode="r")
         self._tokens = TokenFile(folder / TOKENS_FILE)
 
@@ -44,10 +45,10 @@ class TokenizedPrompts:
     def padded(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Collates prompts of one decoding, by their positions, into a batch (see `TokenFile.padded`).
 
-        Also returns the number of tokens, decoding and position of each, int64 of shape [batch, 3], for `Generator`.
+        Also returns the number of tokens, decoding and row of each, int64 of shape [batch, 3], for `Generator`.
         """
-        lengths = np.asarray(self.lengths[indices], dtype=np.int64)
-        return self._tokens.padded(indices, lengths[:, 0]), np.column_stack([lengths, indices])
+        lengths = np.asarray(self.lengths[indices])
+        return self._tokens.padded(indices, lengths[:, 0]), lengths
 
     def plan(self) -> BatchPlan:
         """Plans batches that fill `CACHE_TOKENS` with prompts and the longest texts that may follow.
@@ -65,12 +66,17 @@ class TokenizedPrompts:
 
 
 def write_prompts(
-    folder: Path, prompts: Iterable[tuple[Sequence[int], Decoding]], *, max_length: int
+    folder: Path,
+    prompts: Iterable[tuple[Sequence[int], Decoding]],
+    *,
+    max_length: int,
+    rows: np.ndarray | None = None,
 ) -> TokenizedPrompts:
     """Writes prompts to an existing folder.
 
     Each prompt has at least one token id, and its decoding has fewer new tokens than `max_length`. If a prompt and its
-    text may have more than `max_length` tokens together, the prompt is truncated on the left, and counted.
+    text may have more than `max_length` tokens together, the prompt is truncated on the left, and counted. `rows` has
+    the row of each prompt in its dataset, by default its position.
     """
     decodings: list[Decoding] = []
     numbers: dict[str, int] = {}
@@ -90,7 +96,8 @@ def write_prompts(
             lengths.append((len(tokens), numbers[key]))
             digest.update(tokens.tobytes() + np.asarray(lengths[-1], dtype=np.int32).tobytes())
             write(tokens)
-    np.save(folder / LENGTHS_FILE, np.asarray(lengths, dtype=np.int32).reshape(-1, 2))
+    of_tokens = np.asarray(lengths, dtype=np.int64).reshape(-1, 2)
+    np.save(folder / LENGTHS_FILE, np.column_stack([of_tokens, np.arange(len(lengths)) if rows is None else rows]))
     facts = PromptsSummary(
         texts=len(lengths), decodings=decodings, truncated=truncated, longest=longest, digest=digest.hexdigest()
     )

@@ -84,7 +84,7 @@ class PromptedRows:
     extra_columns: Sequence[str] = ()
     source: RowSource = field(init=False)  # the rows
     references: list[list[str]] = field(init=False, default_factory=list)  # accepted texts after each prompt
-    lengths: np.ndarray = field(init=False)  # tokens of each prompt as sent, int32 of shape [n]
+    lengths: np.ndarray = field(init=False)  # tokens of each prompt as sent, int64 of shape [n]
     with_begin: int = field(init=False, default=0)  # prompts that already begin with BOS
 
     def __post_init__(self) -> None:
@@ -99,7 +99,8 @@ class PromptedRows:
         With `strict`, a prompt that needs truncation is an error that names its row.
         """
         prompts = ((ids, decoding) for ids in self._token_ids(max_length - decoding.max_new_tokens, vocab_size, strict))
-        self.lengths = write_prompts(self.folder, prompts, max_length=max_length).lengths[:, 0]
+        written = write_prompts(self.folder, prompts, max_length=max_length, rows=self.rows)
+        self.lengths = written.lengths[:, 0]
         if not self.references:
             raise DataError(f"{self.source.name} has no rows: there is nothing to evaluate.")
 

@@ -135,6 +135,8 @@ class GenerationTask:
             "dataset": self.rows.digest(),
             "decoding": self.decoding.model_dump_json(),
             "references": self.rows.references_digest(),
+            # earlier versions drew the texts of a selection by positions in it
+            **({"draws": "by row"} if self.rows.selection and self.decoding.temperature else {}),
         }
         return Fingerprint(values, {"dataset": self.rows.column_digests()})
 

@@ -177,11 +177,11 @@ def token_probabilities(logits: torch.Tensor, decoding: Decoding) -> torch.Tenso
 class Draws:
     """Random numbers for texts, each with its own generator.
 
-    So the draws for a text depend on the seed and its position, not on its batch or rank.
+    So the draws for a text depend on the seed and its row, not on its batch or rank, or on the selection of rows.
     """
 
-    def __init__(self, seed: int, positions: list[int]) -> None:
-        self._generators = [np.random.default_rng([seed, position]) for position in positions]
+    def __init__(self, seed: int, rows: list[int]) -> None:
+        self._generators = [np.random.default_rng([seed, row]) for row in rows]
 
     def tokens(self, probabilities: torch.Tensor, rows: list[int]) -> torch.Tensor:
         """Draws one token for some of the texts, from probabilities of shape [n, vocabulary]."""

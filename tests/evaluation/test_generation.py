@@ -143,6 +143,11 @@ def test_samples_depend_on_the_seed_and_runs_are_compared_by_row(
     for name, seed, rows in (("a", "1", dataset), ("b", "2", copy)):
         assert run_here(*command(model, rows, tmp_path / name, *drawn, "--seed", seed)) == 0
     assert [row["text"] for row in predictions(tmp_path / "a")] != [row["text"] for row in predictions(tmp_path / "b")]
+    some = command(model, dataset, tmp_path / "some", *drawn, "--seed", "1", "--sample", "5")
+    assert run_here(*some) == 0
+    whole = {row["index"]: row["text"] for row in predictions(tmp_path / "a")}
+    found = {row["index"]: row["text"] for row in predictions(tmp_path / "some")}
+    assert len(found) == 5 and found.items() <= whole.items(), "the same draws in a sample of the rows"
     capfd.readouterr()
     runs = [str(tmp_path / "a"), str(tmp_path / "b")]
     assert compare(runs) == 0
