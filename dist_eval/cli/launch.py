@@ -48,8 +48,8 @@ def start_ranks(module: str, command: Command[Any], arguments: Sequence[str]) ->
             raise ConfigError(command.nothing_asked)
         config = parse_args(arguments, command, build_parser(command, LaunchOptions))
         launch = vars(given)
-        if re.fullmatch(r"0+|-\d+", ranks := launch.get("nproc_per_node", "1")):
-            raise ConfigError(f"--nproc-per-node must be at least 1, not {ranks}.")
+        if not re.fullmatch(r"0*[1-9]\d*|auto|cpu|gpu|xpu", ranks := launch.get("nproc_per_node", "1")):
+            raise ConfigError(f"--nproc-per-node must be at least 1, auto, cpu or gpu, not {ranks}.")
     except ConfigError as error:
         end_for_wrong_options(error)
     if launch in ({}, {"nproc_per_node": "1"}):

@@ -35,11 +35,8 @@ def require_columns(name: str, columns: Sequence[str], available: Sequence[str],
             close = difflib.get_close_matches(form := column.strip().casefold(), forms, n=1)
             if close and (close[0] == form or not hint):
                 hint = f" Did you mean {forms[close[0]]!r}?"
-            raise MissingColumnError(
-                f"{name} has no column {column!r}. It has: {shown}.{hint} Name yours with --text-column, "
-                "--prompt, --label-column, --slice-by or --group-column.",
-                column,
-            )
+            naming = f" Name yours with --{column}-column." if column in ("text", "label") else ""  # the defaults
+            raise MissingColumnError(f"{name} has no column {column!r}. It has: {shown}.{hint}{naming}", column)
 
 
 def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -163,6 +163,8 @@ def load_full_model(full: PretrainedClassifier, device: torch.device) -> FullCla
         AutoModelForSequenceClassification,
         full.name,
         what=what,
+        headless="To evaluate a language model, give --prompt and --label-words, or --generate; --checkpoint names a "
+        "tuned head.",
         config=full.config,
         revision=pinned("model", full.name),
         trust_remote_code=False,

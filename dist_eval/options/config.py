@@ -37,6 +37,13 @@ PROGRAM = "dist-eval run"
 # a part of a command's usage: one of these options is required
 WHERE = " " * 7 + "(--initial-peers ADDRESS... | --swarm embedded | --backend local)"
 
+# what replaces options of similar programs
+NOT_HERE = {
+    "--batch-size": "requests are as large as servers accept; --token-budget limits them.",
+    "--device": "servers choose the device and dtype of a model's blocks; with --backend local, ranks "
+    "take the GPUs of this host, or else its CPU.",
+}
+
 # options that contradict --generate
 _OF_CLASSIFIERS = ("label_delimiter", "length_normalization", "labels", "stratify")
 _DEMO_HINT = " (--demo needs no other option.)"
@@ -308,4 +315,5 @@ dist_eval needs a model (with a tuned checkpoint, or a prompt), labelled data, a
   {PROGRAM} --model MODEL --checkpoint TUNED --dataset FILE --initial-peers ADDRESS...
 Or try it on its own private swarm: {PROGRAM} --demo   (all options: --help)""",
     is_run=True,
+    foreign=NOT_HERE,
 )

@@ -12,7 +12,7 @@ from dist_eval.arguments.commandline import Command
 from dist_eval.arguments.fields import flag, option
 from dist_eval.arguments.types import Level, Natural, Reader, read_mapping
 from dist_eval.errors import ConfigError, one_line
-from dist_eval.options.config import WHERE, RunConfig
+from dist_eval.options.config import NOT_HERE, WHERE, RunConfig
 from dist_eval.process.files import is_utf8
 
 PROGRAM = "dist-eval harness"
@@ -217,8 +217,6 @@ class HarnessConfig(RunConfig):
         return re.sub(r"[*?\[\]]", "", "-".join(names)) or "tasks"
 
 
-_AS_LARGE = "requests are as large as servers accept (--token-budget)."
-_OF_SERVERS = "servers choose the device and dtype of a model's blocks; --backend local runs it here."
 _RESUMED = "answers stay in the journal: start the same command again to resume, or to score a complete run again."
 
 # options of the lm-evaluation-harness without a counterpart, or with one of another name
@@ -227,9 +225,8 @@ _GENERATED = "it is one of --gen-kwargs, such as temperature=0.7,do_sample=true,
 
 _OF_LM_EVAL = {
     "--model-args": "give its parts as options, such as --model, --max-length, --adapter, --think-end-token.",
-    "--batch-size": _AS_LARGE,
-    "--max-batch-size": _AS_LARGE,
-    "--device": _OF_SERVERS,
+    **NOT_HERE,
+    "--max-batch-size": NOT_HERE["--batch-size"],
     "--output-path": "the folder of the run is --output.",
     "--log-samples": "samples are always written, to samples_TASK_DATE.jsonl.",
     "--use-cache": _RESUMED,

@@ -65,7 +65,7 @@ def test_a_frame_is_evaluated_resumed_and_refused_once_it_changes(
 @pytest.mark.parametrize(
     ("ranks", "changes", "said"),
     [
-        (1, {"label_column": "class"}, "DataFrame has no column 'class'. It has: text, label. Name yours with"),
+        (1, {"label_column": "class"}, "DataFrame has no column 'class'. It has: text, label."),
         (2, {}, "DataFrame, row 0 (counted from 0): the label in column 'label' is 'x'"),
     ],
 )

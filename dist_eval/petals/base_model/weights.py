@@ -150,10 +150,11 @@ def _is_plain(file: Any) -> bool:
     return isinstance(file, str) and file == Path(file).name
 
 
-def load_pretrained(model_class: Any, name: str, *, what: str, **kwargs: Any) -> Any:
+def load_pretrained(model_class: Any, name: str, *, what: str, headless: str = "", **kwargs: Any) -> Any:
     """Loads a model in float32 and eval mode from a folder or hub; passes `kwargs` to `from_pretrained`.
 
-    `what` is its name in messages. Raises `CheckpointError` if weights are missing, of the wrong shape, or pickled.
+    `what` is its name in messages, and `headless` says what to do if only weights outside the base model are missing.
+    Raises `CheckpointError` if weights are missing, of the wrong shape, or pickled.
     """
     folder = Path(name)
     if folder.is_dir() and not any(folder.glob("*.safetensors")):
@@ -176,7 +177,9 @@ def load_pretrained(model_class: Any, name: str, *, what: str, **kwargs: Any) ->
     for key, found, wanted in info["mismatched_keys"]:
         raise CheckpointError(f"{what}: {key} has shape {list(found)} in its file, but {list(wanted)} in its config.")
     if missing := sorted(info["missing_keys"]):
-        raise CheckpointError(f"{what} lacks weights for {', '.join(missing[:5])}.")
+        is_headless = not any(key.startswith(f"{model.base_model_prefix}.") for key in missing)
+        advice = f" {headless}" if headless and is_headless else ""
+        raise CheckpointError(f"{what} lacks weights for {', '.join(missing[:5])}.{advice}")
     return model.eval()
 
 
