@@ -78,7 +78,7 @@ class Progress:
         self._stream, self._unit = stream or sys.stderr, unit
         self._stall_timeout = max(stall_timeout, 2 * _REPORT_SECONDS)
         self._tracked = tracked
-        self._noticed, self._stopping_shown = ("", float("-inf")), False
+        self._noticed, self._resuming_shown, self._stopping_shown = ("", float("-inf")), False, False
         self._heard: dict[int, tuple[int, float]] = {}
         self._looked = time.monotonic()
         self._gone, self._cut_off, self._leader, self._answered = False, "", "", time.monotonic()
@@ -279,6 +279,10 @@ class Progress:
                     self._stop_if_one_is_gone(store)
                     done = self._done_before + sum(self._counts(store, _DONE))
                     done = self._total if self._complete else done
+                    if 0 < self._done_before < self._total and not self._resuming_shown:
+                        self._resuming_shown = True
+                        finished = format_count(self._done_before, f"{self._unit} is", f"{self._unit}s are")
+                        display.note(f"resuming: {finished} finished already")
                     display.show(done, self._done_before, self._seconds_left(store))
                     if self._tracked:
                         self._tracked.show(done, self._done_before)

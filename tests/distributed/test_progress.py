@@ -92,6 +92,7 @@ def test_examples_of_an_earlier_start_count_as_done(two_ranks: MakeProgress) -> 
         assert wait_for(lambda: "100 of 100 examples" in stream.getvalue())
     speed = re.search(r"100 of 100 examples, (\d+)/s", stream.getvalue())
     assert speed and int(speed[1]) <= 40 / 0.5, "only this start's examples count for the speed"
+    assert stream.getvalue().count("resuming: 60 examples are finished already\n") == 1
 
 
 def test_the_time_left_is_that_of_the_tokens_of_all_ranks(two_ranks: MakeProgress, monkeypatch: Any) -> None:
