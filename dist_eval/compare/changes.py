@@ -46,6 +46,8 @@ class Changes:
     def describe(self) -> str:
         """Says how many predictions changed, and in which direction."""
         counts = self.counts()
+        if not counts["changed"]:
+            return "no prediction changed"
         words = f"{format_count(counts['changed'], 'prediction')} changed, {counts['improved']} of them"
         if self.first.problem is REGRESSION:
             return f"{words} are nearer to their labels, {counts['worsened']} farther away"

@@ -166,7 +166,7 @@ class Epochs:
         )
         if self.topology.is_leader:
             self.folder.finish(self._results(tuned), ranks)
-            self._print_checkpoints()
+            self.folder.show_checkpoints()
         return tuned
 
     @property
@@ -240,7 +240,7 @@ class Epochs:
         self._save()
         if self._display:
             self.folder.update_results(self._results(tuned))
-            self._display.say(self._describe(entry))
+            self._display.say(self.folder.describe(entry))
             metric_values = {f"eval_{name}": value for name, value in (entry.metrics or {}).items()}
             self._trackers.log({"epoch_loss": entry.loss, **metric_values}, state.epoch * self._updates)
 
@@ -277,19 +277,3 @@ class Epochs:
             model=self.base.summary(tuned),
             swarm=self.context.swarm,
         )
-
-    def _describe(self, entry: EpochResults) -> str:
-        loss = "undefined" if entry.loss is None else format(entry.loss, ".4f")
-        line = f"epoch {entry.epoch} of {self.config.epochs}: loss {loss}"
-        if not entry.metrics:
-            return line
-        for name in dict.fromkeys(("accuracy", self.config.best_metric)):
-            value = entry.metrics[name]
-            line += f", {name} {'undefined' if value is None else format(value, '.4f')}"
-        return line + " (evaluation data)"
-
-    def _print_checkpoints(self) -> None:
-        history, path = self._state.history, self.folder.path
-        print(f"last: {path / LAST} ({self._describe(history[-1])})", flush=True)
-        if self._state.best is not None:
-            print(f"best: {path / BEST} ({self._describe(history[self._state.best])})", flush=True)

@@ -116,15 +116,31 @@ class TuningFolder(RunFolder):
             new.rename(place)
             shutil.rmtree(old, ignore_errors=True)
 
-    def require_checkpoints(self) -> None:
-        """Checks that the checkpoints of the complete run in the folder were not removed."""
+    def describe(self, entry: EpochResults) -> str:
+        """Returns a line about an epoch."""
+        loss = "undefined" if entry.loss is None else format(entry.loss, ".4f")
+        line = f"epoch {entry.epoch} of {self.options['epochs']}: loss {loss}"
+        if not entry.metrics:
+            return line
+        for name in dict.fromkeys(("accuracy", str(self.options["best_metric"]))):
+            value = entry.metrics[name]
+            line += f", {name} {'undefined' if value is None else format(value, '.4f')}"
+        return line + " (evaluation data)"
+
+    def show_checkpoints(self) -> None:
+        """Prints the checkpoints of the complete run, which must not have been removed."""
         results = self._read()
-        names = [LAST, BEST] if isinstance(results, TuningRun) and results.best else [LAST]
-        for path in (self.path / name / WEIGHTS_FILE for name in names):
-            if not path.is_file():
+        assert isinstance(results, TuningRun), "the run is complete"
+        shown = {LAST: results.epochs[-1]}
+        if results.best:
+            shown[BEST] = results.epochs[results.best.epoch - 1]
+        for name, entry in shown.items():
+            if not (self.path / name / WEIGHTS_FILE).is_file():
                 raise RunError(
-                    f"{path} is missing, although the run is complete. Restore it, or start afresh with --overwrite."
+                    f"{self.path / name} has no {WEIGHTS_FILE}, although the run is complete. Restore it, or start "
+                    "afresh with --overwrite."
                 )
+            print(f"{name}: {self.path / name} ({self.describe(entry)})", flush=True)
 
     def update_results(self, progress: TuningProgress, **changes: Any) -> None:
         """Replaces the sections of `tuning.json` after an epoch."""

@@ -61,8 +61,8 @@ def tune(context: TuningContext) -> TunedCheckpoint | None:
         if context.is_complete() or loaded is None:
             if context.topology.is_leader:
                 path = context.folder.path
-                context.folder.require_checkpoints()
                 print(f"{path} already contains the checkpoints of this run. --overwrite runs it again.", flush=True)
+                context.folder.show_checkpoints()
             return None
         assert isinstance(loaded, Classifier)
         train, evaluation = datasets()

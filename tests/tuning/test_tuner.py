@@ -220,7 +220,9 @@ def test_a_complete_run_is_left_alone_and_another_one_is_refused(
 ) -> None:
     before = (alone / "tuning.json").read_bytes(), tuned(alone).digest()
     assert run_here(*command(data, alone, *LOCAL)) == 0
-    assert "already contains the checkpoints of this run" in capfd.readouterr().out
+    said = capfd.readouterr().out
+    assert "already contains the checkpoints of this run" in said
+    assert f"best: {alone / 'best'} (epoch " in said
     for further, differs in (
         (("--learning-rate", "0.5"), "--learning-rate"),
         (("--seed", "3"), "--seed"),
@@ -239,7 +241,7 @@ def test_a_complete_run_whose_checkpoint_was_removed_says_so(
     shutil.copytree(alone, tmp_path / "copy")
     shutil.rmtree(tmp_path / "copy" / "best")
     assert run_here(*command(data, tmp_path / "copy", *LOCAL)) == 1
-    assert "/best/model.safetensors is missing, although the run is complete" in capfd.readouterr().err
+    assert "/best has no model.safetensors, although the run is complete" in capfd.readouterr().err
 
 
 def test_overwrite_starts_afresh(data: dict[str, Path], tmp_path: Path) -> None:
