@@ -176,24 +176,6 @@ def fails_with(config: EvaluationConfig, capfd: pytest.CaptureFixture[str], *wor
     assert "Traceback" not in printed.err + printed.out
 
 
-def test_no_such_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    fails_with(config_for(tmp_path, dataset="/nowhere/data.csv"), capfd, "There is no file /nowhere/data.csv")
-
-
-def test_missing_column(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    config = config_for(tmp_path, text_column=["sentence"])
-    fails_with(config, capfd, "'sentence'", "It has: text, label", "--text-column")
-
-
-def test_a_label_that_the_head_does_not_know(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    config = config_for(tmp_path, dataset=csv_file(tmp_path, "..1,1", "..2,eleven"))
-    fails_with(config, capfd, "data.csv, row 1", "'eleven'", "0, 1, 2")
-
-
-def test_an_empty_dataset(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    fails_with(config_for(tmp_path, dataset=csv_file(tmp_path)), capfd, "data.csv has no rows")
-
-
 def copied_checkpoint(tmp_path: Path) -> Path:
     return Path(shutil.copytree(demo.CHECKPOINT, tmp_path / "tuned"))
 
@@ -208,28 +190,6 @@ def test_a_checkpoint_without_a_head(tmp_path: Path, capfd: pytest.CaptureFixtur
     fails_with(config_for(tmp_path, checkpoint=str(folder)), capfd, str(folder), "no classification head")
 
 
-def test_a_checkpoint_for_a_base_model_of_another_size(
-    tmp_path: Path, tiny_models: dict[str, Path], capfd: pytest.CaptureFixture[str]
-) -> None:
-    config = config_for(tmp_path, model=str(tiny_models["llama"]))
-    fails_with(config, capfd, "hidden_size 96", str(tiny_models["llama"]), "64")
-
-
-def test_a_checkpoint_for_another_family(
-    tmp_path: Path, tiny_models: dict[str, Path], capfd: pytest.CaptureFixture[str]
-) -> None:
-    fails_with(config_for(tmp_path, model=str(tiny_models["bloom"])), capfd, "model_type llama", "bloom")
-
-
-def test_a_model_that_petals_cannot_serve(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    from transformers import GPT2Config
-
-    GPT2Config().save_pretrained(tmp_path / "gpt2")
-    fails_with(
-        config_for(tmp_path, model=str(tmp_path / "gpt2")), capfd, "gpt2 cannot be served in blocks", "'wpe.weight'"
-    )
-
-
 def test_peers_that_do_not_answer(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     config = config_for(tmp_path)
     assert run(config, tmp_path) == 1
@@ -242,11 +202,6 @@ def test_peers_that_do_not_answer(tmp_path: Path, capfd: pytest.CaptureFixture[s
     assert DEAD_PEER not in json.dumps(results)
 
 
-def test_a_text_longer_than_the_limit_is_an_error_if_strict(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    config = config_for(tmp_path, dataset=csv_file(tmp_path, "123,1", "12345678,1"), max_length=5, strict=True)
-    fails_with(config, capfd, "data.csv, row 1", "9 tokens", "--max-length 5")
-
-
 def test_a_text_longer_than_the_limit_is_cut_counted_and_reported(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -255,20 +210,6 @@ def test_a_text_longer_than_the_limit_is_cut_counted_and_reported(
     data = results_of(tmp_path / "out")["data"]
     assert (data["truncated"], data["longest"], data["max_length"]) == (2, 9, 5)
     assert "2 texts cut to 5 tokens" in capfd.readouterr().out
-
-
-def test_a_sequence_over_the_limits_is_refused_before_any_request(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    config = config_for(tmp_path, max_length=4000)
-    fails_with(config, capfd, "--max-length 4000", "16 prompt tokens", "at most 496")
-
-
-def test_blocks_that_no_server_holds(
-    tmp_path: Path, demo_swarm: PrivateSwarm, capfd: pytest.CaptureFixture[str]
-) -> None:
-    config = config_for(tmp_path, initial_peers=demo_swarm.initial_peers, dht_prefix="elsewhere", swarm_timeout=5.0)
-    fails_with(config, capfd, "serves no block of 'elsewhere'", "base (4 blocks)")
 
 
 def test_an_embedded_swarm_is_refused_on_several_hosts(

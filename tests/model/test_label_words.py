@@ -111,6 +111,14 @@ def test_words_that_cannot_be_told_apart_are_an_error(words: list[str], message:
         label_words(words)
 
 
+def test_classes_need_words_of_their_own() -> None:
+    target = label_words(["<3>", "<7>"])
+    tokenizer = AutoTokenizer.from_pretrained(demo.BASE_MODEL)
+    prompted = PromptedWords(Template("{text}"), ["<3>", "<3>"], tokenizer, delimiter="")
+    with pytest.raises(ConfigError, match="'<3>' and '<3>' are the same tokens"):
+        replace(target, prompted=prompted)
+
+
 def test_words_that_start_alike_are_told_apart_by_length() -> None:
     assert label_words(["1<7>", "1"], normalization="tokens").forwards_per_text == 2
 

@@ -61,6 +61,14 @@ UNPROMPTED = {"prompt": None, "label_words": [], "checkpoint": "tuned"}
         ({"prompt": "{text}", "demo": True}, "--demo evaluates the embedded example, a tuned checkpoint: leave out"),
         ({"prompt": "{text}", "label_words": ["yes"]}, "--label-words names only 'yes'"),
         ({"prompt": "{text}", "few_shot": 3}, "--few-shot K and --few-shot-from FILE must be given together"),
+        ({"prompt": "{text}", "checkpoint": "tuned"}, "--checkpoint and --prompt cannot be combined"),
+        ({"prompt": "{text}", "label_words": []}, "--prompt and --label-words must be given together"),
+        ({"prompt": "{text}{label}"}, "--prompt shows the model the labels: leave out the column 'label'."),
+        (
+            {"prompt": "{text}", "few_shot": 1, "few_shot_from": "test.csv"},
+            "--few-shot-from test.csv is also the evaluated dataset: draw examples from other data.",
+        ),
+        ({**UNPROMPTED, "demo": True}, "leave out --model, or leave out --demo."),
         ({"prompt": "{text}", "model": None}, "--model is missing: the language model that --prompt is for"),
         ({"prompt": "{a} {b}", "text_column": ["c"]}, "--prompt names the columns of the texts itself"),
         (
