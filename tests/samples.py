@@ -48,6 +48,13 @@ def folder_of(config: EvaluationConfig, *, plots: bool = False) -> EvaluationFol
     )
 
 
+def opened(folder: Path, **options: Any) -> EvaluationFolder:
+    """Opens a run's folder."""
+    run = folder_of(config_for(folder, **options))
+    run.open()
+    return run
+
+
 def tokenized_digits(
     folder: Path,
     rows: int,

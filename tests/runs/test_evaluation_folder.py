@@ -18,6 +18,7 @@ from samples import (
     complete_run,
     config_for,
     folder_of,
+    opened,
     predictions_of,
     sections,
     watch,
@@ -54,8 +55,7 @@ def test_a_complete_run_holds_all_sections(tmp_path: Path) -> None:
 
 def test_an_undefined_figure_is_null_with_its_reason(tmp_path: Path) -> None:
     predictions = predictions_of([1, 1, 1], [1, 1, 1], 2)
-    run = folder_of(config_for(tmp_path))
-    run.open()
+    run = opened(tmp_path)
     metrics = compute_metrics(predictions, ["neg", "pos"])
     run.complete(predictions, sections(metrics, **dict(analyse(predictions, metrics, AnalysisOptions()))))
     assert results_of(tmp_path)["metrics"]["roc_auc"] is None
@@ -65,8 +65,7 @@ def test_an_undefined_figure_is_null_with_its_reason(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, object()])
 def test_what_is_no_json_leaves_the_last_true_file(tmp_path: Path, value: Any) -> None:
-    run = folder_of(config_for(tmp_path))
-    run.open()
+    run = opened(tmp_path)
     with pytest.raises((ValueError, TypeError)):
         run.complete(PREDICTIONS, sections().model_copy(update={"plan": value}))
     assert results_of(tmp_path)["status"] == "running"
@@ -134,8 +133,7 @@ def test_results_are_valid_json_whenever_someone_looks(tmp_path: Path) -> None:
 
     def change() -> None:
         for number in range(15):
-            run = folder_of(config_for(tmp_path, overwrite=True, dht_prefix="x" * 5000 * (number % 3)))
-            run.open()
+            run = opened(tmp_path, overwrite=True, dht_prefix="x" * 5000 * (number % 3))
             run.fail("gone", rank=0, host="here")
         complete_run(tmp_path, overwrite=True)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from samples import METRICS, PREDICTIONS, config_for, folder_of, sections
+from samples import METRICS, PREDICTIONS, opened, sections
 
 from dist_eval.results.run import CompleteRun, EndedRun
 from dist_eval.runs.evaluation_folder import EvaluationFolder
@@ -13,8 +13,7 @@ from dist_eval.runs.outcome import read_outcome
 
 
 def begun(folder: Path) -> EvaluationFolder:
-    run = folder_of(config_for(folder))
-    run.open()
+    run = opened(folder)
     run.close()
     return run
 

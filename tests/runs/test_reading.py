@@ -12,7 +12,7 @@ import pytest
 from conftest import results_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from samples import METRICS, RESULTS, complete_run, config_for, folder_of, write_with_digest
+from samples import METRICS, RESULTS, complete_run, opened, write_with_digest
 from task_runs import task_run
 
 from dist_eval.compare.loading import load_run
@@ -140,7 +140,6 @@ def test_only_a_runs_own_tables_are_looked_up_whatever_its_results_name(folder: 
     results["digests"]["files"][name] = "0" * 64
     write_with_digest(folder, results)
     assert read_run(folder).status == "complete"
-    again = folder_of(config_for(folder))
-    again.open()
+    again = opened(folder)
     assert again.is_complete
     again.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -25,6 +26,7 @@ from samples import (
     complete_run,
     config_for,
     folder_of,
+    opened,
     sections,
 )
 
@@ -78,8 +80,7 @@ def claimed_run(folder: Path, complete: bool = True) -> None:
             this_run(drawn).complete(PREDICTIONS, sections())
         shutil.copytree(drawn, folder, dirs_exist_ok=True)
         return
-    run = folder_of(config_for(folder))
-    run.open()
+    run = opened(folder)
     assert run.claim(FINGERPRINT)
     journal = Journal(folder, np.array([1]), logits_columns(2), run=FINGERPRINT.digest())
     journal.append(BatchOutcome(0, np.zeros(1, dtype=logits_columns(2))))
@@ -90,20 +91,17 @@ def claimed_run(folder: Path, complete: bool = True) -> None:
 def test_the_same_complete_run_has_nothing_to_do(tmp_path: Path) -> None:
     claimed_run(tmp_path)
     before = (tmp_path / RESULTS).read_bytes()
-    run = folder_of(config_for(tmp_path))
-    run.open()
+    run = opened(tmp_path)
     assert not run.claim(FINGERPRINT)
     assert (tmp_path / RESULTS).read_bytes() == before
     assert (tmp_path / "predictions.parquet").exists()
 
 
 def test_a_complete_run_with_failed_examples_tries_them_again(tmp_path: Path) -> None:
-    run = folder_of(config_for(tmp_path))
-    run.open()
+    run = opened(tmp_path)
     run.claim(FINGERPRINT)
     run.complete(PREDICTIONS, sections(coverage={**FACTS["coverage"], "failed": 1}))
-    again = folder_of(config_for(tmp_path))
-    again.open()
+    again = opened(tmp_path)
     assert again.claim(FINGERPRINT)
     assert results_of(tmp_path)["status"] == "running"
 
@@ -115,8 +113,7 @@ def test_another_run_is_not_replaced_by_accident_and_what_differs_is_named(tmp_p
         this_run(tmp_path).stop("there is a file STOP", rank=0, host="here")
         (tmp_path / "STOP").unlink()
     before = everything_below(tmp_path)
-    run = folder_of(config_for(tmp_path))
-    run.open()
+    run = opened(tmp_path)
     with pytest.raises(RunError) as caught:
         run.claim(Fingerprint({"dataset": "another", "tokenizer": "b"}))
     run.fail(str(caught.value), rank=0, host="here")
@@ -129,8 +126,7 @@ def test_another_run_is_not_replaced_by_accident_and_what_differs_is_named(tmp_p
 def test_a_complete_run_without_a_fingerprint_is_not_replaced_by_accident(tmp_path: Path) -> None:
     complete_run(tmp_path)
     before = (tmp_path / RESULTS).read_bytes()
-    run = folder_of(config_for(tmp_path))
-    run.open()
+    run = opened(tmp_path)
     with pytest.raises(RunError, match=r"complete run, but no journal that identifies it.*--overwrite"):
         run.claim(FINGERPRINT)
     assert (tmp_path / RESULTS).read_bytes() == before
@@ -146,16 +142,14 @@ def test_a_complete_run_of_another_format_is_not_replaced_by_accident(tmp_path: 
     run.close()
     assert everything_below(tmp_path) == before
     assert run.results() is None
-    again = folder_of(config_for(tmp_path, overwrite=True))
-    again.open()
+    opened(tmp_path, overwrite=True)
     assert results_of(tmp_path)["status"] == "running"
 
 
 @pytest.mark.parametrize("complete", [True, False])
 def test_a_run_is_replaced_on_request_with_nothing_of_it_left(tmp_path: Path, complete: bool) -> None:
     claimed_run(tmp_path, complete)
-    run = folder_of(config_for(tmp_path, overwrite=True))
-    run.open()
+    run = opened(tmp_path, overwrite=True)
     assert run.claim(Fingerprint({"dataset": "another"}))
     assert results_of(tmp_path)["status"] == "running"
     assert files_in(tmp_path) == {RESULTS}
@@ -198,8 +192,7 @@ def test_a_host_with_a_folder_of_its_own_starts_as_the_leader_does(tmp_path: Pat
 
 
 def test_the_end_of_a_run_is_not_recorded_in_the_folder_of_the_next(tmp_path: Path) -> None:
-    holder = folder_of(config_for(tmp_path))
-    holder.open()
+    holder = opened(tmp_path)
     rank, late = this_run(tmp_path), folder_of(config_for(tmp_path))
     late.holder = "process 12 on here, started by process 7"  # as on a rank of the run that had the folder before
     before = everything_below(tmp_path)
@@ -229,8 +222,7 @@ def test_an_interrupted_run_resumes(tmp_path: Path) -> None:
     claimed_run(tmp_path, complete=False)
     this_run(tmp_path).stop("this rank got SIGTERM", rank=0, host="here", coverage=FACTS["coverage"])
     assert (results_of(tmp_path)["status"], results_of(tmp_path)["coverage"]) == ("incomplete", FACTS["coverage"])
-    run = folder_of(config_for(tmp_path))
-    run.open()
+    run = opened(tmp_path)
     assert run.claim(FINGERPRINT)
     assert run.is_resumable
     assert results_of(tmp_path)["status"] == "running"
@@ -272,15 +264,13 @@ def test_a_damaged_fingerprint_costs_no_batch(
     claimed_run(tmp_path, complete)
     damage(tmp_path / "journal" / "fingerprint.json", how)
     batches, before = batches_in(tmp_path), everything_below(tmp_path)
-    other = folder_of(config_for(tmp_path))
-    other.open()
+    other = opened(tmp_path)
     with pytest.raises(RunError, match=r"fingerprint\.json is (damaged|missing).*--output.*--overwrite"):
         other.claim(ANOTHER)
     other.fail("holds a part of a run", rank=0, host="here")
     other.close()
     assert everything_below(tmp_path) == before
-    run = folder_of(config_for(tmp_path))
-    run.open()
+    run = opened(tmp_path)
     assert run.claim(FINGERPRINT) is not complete, "a complete run is known again, and another one resumes"
     assert batches_in(tmp_path) == batches
     assert f"fingerprint.json is {'missing' if how == 'missing' else 'damaged'}" in capsys.readouterr().err
@@ -290,8 +280,7 @@ def test_a_damaged_fingerprint_costs_no_batch(
 
 def test_batches_that_were_planned_with_sessions_are_known_without_the_fingerprint(tmp_path: Path) -> None:
     planned = Fingerprint({"dataset": "a", "plan": "plain"})
-    run = folder_of(config_for(tmp_path))
-    run.open()
+    run = opened(tmp_path)
     assert run.claim(planned)
     run.close()
     record_plan(tmp_path, 1024, "with sessions")
@@ -299,34 +288,32 @@ def test_batches_that_were_planned_with_sessions_are_known_without_the_fingerpri
     journal.append(BatchOutcome(0, np.zeros(1, dtype=logits_columns(2))))
     journal.close()
     damage(tmp_path / "journal" / "fingerprint.json", "torn")
-    again = folder_of(config_for(tmp_path))
-    again.open()
+    again = opened(tmp_path)
     assert again.claim(planned)
     assert again.is_resumable
     again.close()
 
 
-@pytest.mark.parametrize("name", [RESULTS, "predictions.parquet"])
-@pytest.mark.parametrize("how", ["empty", "torn", "other JSON", "no text", "changed", "deep", "missing"])
+DAMAGED = [*itertools.product([RESULTS, "predictions.parquet"], DAMAGE)]
+DAMAGED.remove((RESULTS, "missing"))  # nothing tells that there was a run
+
+
+@pytest.mark.parametrize(("name", "how"), DAMAGED)
 def test_damaged_results_are_made_again_from_the_journal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], how: str, name: str
 ) -> None:
-    if (name, how) == (RESULTS, "missing"):
-        return  # nothing tells that there was a run
     claimed_run(tmp_path)
     if (name, how) == ("predictions.parquet", "changed"):
         (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[::-1])
     else:
         damage(tmp_path / name, how)
     batches, before = batches_in(tmp_path), everything_below(tmp_path)
-    other = folder_of(config_for(tmp_path))
-    other.open()
+    other = opened(tmp_path)
     with pytest.raises(RunError, match="it differs in the dataset"):
         other.claim(ANOTHER)
     other.close()
     assert everything_below(tmp_path) == before
-    run = folder_of(config_for(tmp_path))
-    run.open()
+    run = opened(tmp_path)
     assert not run.is_complete
     assert run.claim(FINGERPRINT)
     assert f"{tmp_path / name} is {'missing' if how == 'missing' else 'damaged'}" in capsys.readouterr().err
@@ -336,30 +323,26 @@ def test_damaged_results_are_made_again_from_the_journal(
     run.close()
 
 
-@pytest.mark.parametrize("name", [RESULTS, "predictions.parquet"])
-@pytest.mark.parametrize("how", ["torn", "missing"])
+@pytest.mark.parametrize(
+    ("name", "how"), [(RESULTS, "torn"), ("predictions.parquet", "torn"), ("predictions.parquet", "missing")]
+)
 def test_damaged_results_without_a_journal_are_not_replaced_by_accident(tmp_path: Path, name: str, how: str) -> None:
-    if (name, how) == (RESULTS, "missing"):
-        return  # nothing tells that there was a run
     claimed_run(tmp_path)
     for path in (tmp_path / "journal").glob("*.batches"):
         path.unlink()
     damage(tmp_path / name, how)
     before = everything_below(tmp_path)
-    failing = folder_of(config_for(tmp_path))
-    failing.open()
+    failing = opened(tmp_path)
     failing.fail("None of the swarm's peers answered.", rank=0, host="here")
     failing.close()
     assert everything_below(tmp_path) == before, "a start that ends before it is known whose the results are"
-    run = folder_of(config_for(tmp_path))
-    run.open()
+    run = opened(tmp_path)
     what = "missing" if how == "missing" else "damaged"
     with pytest.raises(RunError, match=rf"{name} is {what}.*--output.*--overwrite"):
         run.claim(FINGERPRINT)
     run.close()
     assert everything_below(tmp_path) == before
-    again = folder_of(config_for(tmp_path, overwrite=True))
-    again.open()
+    again = opened(tmp_path, overwrite=True)
     assert again.claim(FINGERPRINT)
     again.close()
 
@@ -368,15 +351,13 @@ def test_a_copy_of_hard_links_is_a_run_of_its_own(tmp_path: Path) -> None:
     claimed_run(tmp_path / "run", complete=False)
     shutil.copytree(tmp_path / "run", tmp_path / "copy", copy_function=os.link)
     before = everything_below(tmp_path / "copy")
-    run = folder_of(config_for(tmp_path / "run"))
-    run.open()
+    run = opened(tmp_path / "run")
     assert run.is_ours
     assert run.claim(FINGERPRINT)
     run.complete(PREDICTIONS, sections())
     run.close()
     assert everything_below(tmp_path / "copy") == before
-    copy = folder_of(config_for(tmp_path / "copy"))
-    copy.open()
+    copy = opened(tmp_path / "copy")
     assert copy.claim(FINGERPRINT)
     assert copy.is_resumable
     copy.close()
@@ -404,8 +385,7 @@ def test_names_of_batches_do_not_tell_what_was_made_of_the_answers(tmp_path: Pat
     claimed_run(tmp_path)
     damage(tmp_path / "journal" / "fingerprint.json", "torn")
     batches = batches_in(tmp_path)
-    run = folder_of(config_for(tmp_path))
-    run.open()
+    run = opened(tmp_path)
     assert run.claim(Fingerprint({**FINGERPRINT.values, "definition of the tasks": "new"}), answers=FINGERPRINT)
     assert results_of(tmp_path)["status"] == "running"
     assert batches_in(tmp_path) == batches
@@ -477,8 +457,7 @@ def test_files_in_a_folder_that_others_may_read_are_private_all_the_same(tmp_pat
 @pytest.mark.parametrize("content", ['{"status": "running"}', '{"status": "failed"}', "{", "[]", ""])
 def test_a_run_that_is_not_complete_is_replaced(tmp_path: Path, content: str) -> None:
     (tmp_path / RESULTS).write_text(content)
-    run = folder_of(config_for(tmp_path))
-    run.open()
+    run = opened(tmp_path)
     assert run.claim(FINGERPRINT)
     assert results_of(tmp_path)["status"] == "running"
 
@@ -492,8 +471,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 
 def test_a_failed_run_says_why_and_where(tmp_path: Path) -> None:
-    run = folder_of(config_for(tmp_path))
-    run.open()
+    run = opened(tmp_path)
     started = results_of(tmp_path)["started"]
     run.fail("Row 7 has no text.", rank=3, host="node-5")
     found = results_of(tmp_path)
@@ -506,8 +484,7 @@ def test_a_failed_run_says_why_and_where(tmp_path: Path) -> None:
 
 def test_a_lack_of_coverage_is_written_with_its_counts(tmp_path: Path) -> None:
     counts = {"expected": 6, "seen": 3, "duplicates": 1, "missing": 3, "failed": 0}
-    run = folder_of(config_for(tmp_path))
-    run.open()
+    run = opened(tmp_path)
     run.fail("The predictions do not cover the dataset's 6 rows.", rank=0, host="here", coverage=counts)
     assert results_of(tmp_path)["status"] == "failed"
     assert results_of(tmp_path)["coverage"] == counts
@@ -515,8 +492,7 @@ def test_a_lack_of_coverage_is_written_with_its_counts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"coverage": None}])
 def test_another_failure_says_nothing_of_coverage(tmp_path: Path, options: dict[str, Any]) -> None:
-    run = folder_of(config_for(tmp_path))
-    run.open()
+    run = opened(tmp_path)
     run.fail("gone", rank=0, host="here", **options)
     assert results_of(tmp_path)["coverage"] is None
 
@@ -528,8 +504,7 @@ def test_another_rank_can_report_the_failure(tmp_path: Path) -> None:
 
 
 def test_the_first_failure_is_kept(tmp_path: Path) -> None:
-    run = folder_of(config_for(tmp_path))
-    run.open()
+    run = opened(tmp_path)
     run.fail("first", rank=1, host="a")
     run.fail("second", rank=2, host="b")
     assert results_of(tmp_path)["error"]["message"] == "first"
@@ -563,8 +538,7 @@ def test_peer_addresses_are_counted_and_not_written(tmp_path: Path) -> None:
 
 
 def test_peer_addresses_are_not_written_when_they_are_the_reason_of_a_failure(tmp_path: Path) -> None:
-    run = folder_of(config_for(tmp_path))
-    run.open()
+    run = opened(tmp_path)
     run.fail(f"None of the swarm's peers answered within 60 s: {PEER}. Is it running?", rank=0, host="here")
     assert "None of the swarm's peers answered within 60 s" in results_of(tmp_path)["error"]["message"]
     assert_no_peer_is_named(tmp_path)
@@ -572,8 +546,7 @@ def test_peer_addresses_are_not_written_when_they_are_the_reason_of_a_failure(tm
 
 def error_after(folder: Path, message: str, **options: Any) -> str:
     """Returns what results.json says of a failure."""
-    run = folder_of(config_for(folder, **options))
-    run.open()
+    run = opened(folder, **options)
     run.fail(message, rank=0, host="here")
     assert results_of(folder)["status"] == "failed"
     return results_of(folder)["error"]["message"]
@@ -622,8 +595,7 @@ def test_a_long_message_is_searched_for_peers_in_time(tmp_path: Path, text: str)
 
 
 def test_a_run_that_has_not_opened_its_folder_leaves_no_request_to_stop_there(tmp_path: Path) -> None:
-    holder = folder_of(config_for(tmp_path))
-    holder.open()
+    holder = opened(tmp_path)
     assert not folder_of(config_for(tmp_path)).stop("interrupted before the end", rank=0, host="here")
     assert not (tmp_path / "STOP").exists()
     holder.close()
