@@ -299,30 +299,6 @@ def test_changed_code_of_a_task_scores_the_same_answers_again(
 
 
 @pytest.mark.slow
-def test_a_killed_run_resumes_on_another_number_of_ranks(launcher: Launcher, tmp_path: Path) -> None:
-    output, digits = tmp_path / "out", tmp_path / "undisturbed"
-    assert run_here(*DIGITS, *LOCAL, "--output", str(digits)) == 0
-    process = launcher.start(*DIGITS, *LOCAL, "--output", str(output), ranks=3)
-
-    def journalled() -> int:
-        return sum(path.stat().st_size for path in (output / "journal").glob("*.batches"))
-
-    assert wait_for(lambda: journalled() > 20_000 or process.poll() is not None)
-    process.send_signal(signal.SIGKILL)
-    process.communicate(timeout=TIMEOUT)
-    assert wait_for(lambda: not launcher.processes())
-    run = launcher.run(*DIGITS, *LOCAL, "--output", str(output), ranks=2)
-    assert run.returncode == 0, run.stderr
-    results, expected = results_of(output), results_of(digits)
-    assert sum(rank["resumed"] for rank in results["ranks"]) > 500
-    for name in ("tasks", "coverage", "requests", "plan", "model"):
-        assert results[name] == expected[name]
-    [ours], [undisturbed] = (list(folder.glob("samples_*.jsonl")) for folder in (output, digits))
-    assert ours.read_bytes() == undisturbed.read_bytes()
-    assert not launcher.leftovers()
-
-
-@pytest.mark.slow
 def test_a_killed_run_that_generates_texts_resumes_to_the_same_bytes(
     models: dict[str, Path], tasks: Path, launcher: Launcher, tmp_path: Path
 ) -> None:
@@ -362,17 +338,6 @@ WRONG: dict[str, tuple[dict[str, Any], list[str], str]] = {
         {"dataset_kwargs": {"data_files": {"test": "nowhere.json"}}},
         [],
         "strange.yaml: dataset_path: FileNotFoundError: Unable to find",
-    ),
-    "template": (
-        {"doc_to_text": "{{query}}"},
-        [],
-        "strange.yaml: doc_to_text: 'query' is undefined. The data has question, choices, answer, ending, text.",
-    ),
-    "strict": ({}, ["--strict"], "tokens, more than --max-length 25, and --strict forbids cutting them."),
-    "too long": (
-        {"doc_to_choice": ["a" * 60, "b", "c", "d"]},
-        [],
-        "document 0: a continuation has",
     ),
     "chat": ({}, ["--apply-chat-template"], "--apply-chat-template: the tokenizer of"),
 }
