@@ -361,6 +361,14 @@ class Launcher:
                 continue
         return {**found, **(fork_server().children() if fork_server.cache_info().currsize else {})}
 
+    def rank(self, number: int) -> int:
+        """Returns the id of the process of a rank: the one that torchrun started, not what forked from it."""
+        for process, command in sorted(self.processes().items()):
+            variables = Path(f"/proc/{process}/environ").read_bytes()
+            if "-m dist_eval" in command and f"\0RANK={number}\0".encode() in variables:
+                return process
+        raise AssertionError(f"rank {number} does not run")
+
     def leftovers(self) -> dict[int, str] | list[str]:
         """Waits a little for an end in good order and returns processes, else files, that are still there.
 
@@ -452,6 +460,22 @@ def results_of(folder: Path) -> dict[str, Any]:
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     _validator().validate(results)
     return results
+
+
+SECTIONS = ("metrics", "undefined", "intervals", "per_class", "confusion_matrix", "coverage", "data", "plan")
+
+
+def assert_equal_runs(one: Path, other: Path) -> None:
+    """Compares the results of two complete runs, to the last byte."""
+    assert results_of(one)["status"] == results_of(other)["status"] == "complete"
+    assert (one / "predictions.parquet").read_bytes() == (other / "predictions.parquet").read_bytes()
+    for section in SECTIONS:
+        assert json.dumps(results_of(one)[section]) == json.dumps(results_of(other)[section]), section
+
+
+def journal_size(output: Path) -> int:
+    """Returns the bytes that the batches in a run's journal take."""
+    return sum(path.stat().st_size for path in (output / "journal").glob("*.batches"))
 
 
 @functools.cache

@@ -55,6 +55,13 @@ def opened(folder: Path, **options: Any) -> EvaluationFolder:
     return run
 
 
+def digits(path: Path, *, times: int = 1) -> Path:
+    """Writes the demo's test data to a file, repeated so that they take a while."""
+    header, _, rows = demo.TEST_DATA.read_text().partition("\n")
+    path.write_text(f"{header}\n{rows * times}")
+    return path
+
+
 def tokenized_digits(
     folder: Path,
     rows: int,

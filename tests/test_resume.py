@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -10,21 +9,18 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import TIMEOUT, Launcher, results_of, run_here, wait_for
+from conftest import TIMEOUT, Launcher, assert_equal_runs, journal_size, results_of, run_here, wait_for
+from samples import digits
 
 from dist_eval import demo
 
 ROWS_REPEATED = 4
-SECTIONS = ("metrics", "undefined", "intervals", "per_class", "confusion_matrix", "coverage", "data", "plan")
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Some seconds of work."""
-    header, *rows = demo.TEST_DATA.read_text().splitlines()
-    path = tmp_path_factory.mktemp("data") / "long.csv"
-    path.write_text("\n".join([header, *rows * ROWS_REPEATED]) + "\n")
-    return path
+    return digits(tmp_path_factory.mktemp("data") / "long.csv", times=ROWS_REPEATED)
 
 
 def arguments(data: Path, output: Path, *extra_options: str) -> list[str]:
@@ -42,10 +38,6 @@ def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return output
 
 
-def journal_size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in (folder / "journal").glob("*.batches"))
-
-
 def start(launcher: Launcher, *command: str, output: Path, preloaded: bool = True) -> subprocess.Popen[str]:
     """Starts a run on two ranks and waits until it has finished some batches."""
     before = journal_size(output)
@@ -55,24 +47,10 @@ def start(launcher: Launcher, *command: str, output: Path, preloaded: bool = Tru
     return process
 
 
-def process_of_rank(launcher: Launcher, rank: int) -> int:
-    for pid, command in sorted(launcher.processes().items()):
-        if "-m dist_eval " in command and f"\0RANK={rank}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes():
-            return pid
-    raise AssertionError(f"rank {rank} does not run")
-
-
-def assert_equal_to(undisturbed: Path, output: Path) -> None:
-    assert results_of(output)["status"] == "complete"
-    assert (output / "predictions.parquet").read_bytes() == (undisturbed / "predictions.parquet").read_bytes()
-    for section in SECTIONS:
-        assert json.dumps(results_of(output)[section]) == json.dumps(results_of(undisturbed)[section]), section
-
-
 def assert_resumes(launcher: Launcher, command: list[str], undisturbed: Path, output: Path) -> None:
     """Another number of ranks, namely one, completes it."""
     assert run_here(*command) == 0
-    assert_equal_to(undisturbed, output)
+    assert_equal_runs(undisturbed, output)
     found = results_of(output)["ranks"]
     resumed, samples = (sum(rank[name] for rank in found) for name in ("resumed", "samples"))
     assert resumed > 0
@@ -86,7 +64,7 @@ def test_a_run_shuts_down_refuses_changed_inputs_and_resumes(
     output = tmp_path / "out"
     command = arguments(data, output)
     process = start(launcher, *command, output=output)
-    os.kill(process_of_rank(launcher, 1), signal.SIGUSR1)
+    os.kill(launcher.rank(1), signal.SIGUSR1)
     _, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode != 0
     results = results_of(output)
@@ -114,12 +92,12 @@ def test_torchrun_restarts_the_ranks_and_they_resume(
 ) -> None:
     output = tmp_path / "out"
     process = start(launcher, "--max-restarts=2", *arguments(data, output), output=output)
-    os.kill(process_of_rank(launcher, 1), signal.SIGKILL)
+    os.kill(launcher.rank(1), signal.SIGKILL)
     _, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 0, err
     lost = r"no (heartbeat|progress) for \S+ s from rank 1 on \S+ "
     assert re.search(lost + r"\(\d+ examples done, the last ones in (batch \d+|no batch)\)", err)
-    assert_equal_to(undisturbed, output)
+    assert_equal_runs(undisturbed, output)
     assert sum(rank["resumed"] for rank in results_of(output)["ranks"]) > 0
     assert not launcher.leftovers()
 
@@ -131,7 +109,7 @@ def test_a_rank_that_hangs_is_named_and_does_not_block_the_others(
     output = tmp_path / "out"
     command = arguments(data, output, "--collective-timeout", "5")
     process = start(launcher, *command, output=output, preloaded=False)
-    hanging = process_of_rank(launcher, 1)
+    hanging = launcher.rank(1)
     os.kill(hanging, signal.SIGSTOP)
     assert wait_for(lambda: results_of(output)["status"] == "failed")
     os.kill(hanging, signal.SIGKILL)  # as torchrun does, half a minute later

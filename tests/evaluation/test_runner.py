@@ -16,6 +16,7 @@ import pandas
 import pytest
 import torch
 from conftest import Launcher, SwarmClient, assert_tracked, results_of, run_here, wait_for
+from samples import digits
 
 from dist_eval import demo
 from dist_eval.__main__ import run
@@ -106,9 +107,7 @@ def test_the_demo_runs_from_nothing_to_a_result(launcher: Launcher, tmp_path: Pa
 
 @pytest.mark.parametrize("victim", ["agent", pytest.param("rank 0", marks=pytest.mark.slow)])
 def test_a_run_killed_with_sigkill_leaves_nothing_behind(victim: str, launcher: Launcher, tmp_path: Path) -> None:
-    header, *rows = demo.TEST_DATA.read_text().splitlines()
-    data = tmp_path / "long.csv"
-    data.write_text("\n".join([header, *rows * 40]) + "\n")  # minutes of work
+    data = digits(tmp_path / "long.csv", times=40)  # minutes of work
     options = ["--model", str(demo.BASE_MODEL), "--checkpoint", str(demo.CHECKPOINT), "--dataset", str(data)]
     output = tmp_path / "out"
     agent = launcher.start(
@@ -122,23 +121,11 @@ def test_a_run_killed_with_sigkill_leaves_nothing_behind(victim: str, launcher: 
         pytest.fail(f"it never began: {results_of(tmp_path / 'out')}")
     ours = launcher.processes()
     assert sum("p2pd" in command for command in ours.values()) >= 4  # two servers, two ranks
-    os.kill(agent.pid if victim == "agent" else _ranks(ours)[victim[-1]], signal.SIGKILL)
+    os.kill(agent.pid if victim == "agent" else launcher.rank(0), signal.SIGKILL)
     assert wait_for(lambda: not launcher.processes()), launcher.processes()
     agent.communicate()
     assert not launcher.leftovers()
     assert not [name for name in os.listdir("/dev/shm") if any(f"_{pid}_" in name for pid in ours)]
-
-
-def _ranks(processes: dict[int, str]) -> dict[str, int]:
-    """Process of each rank: the one that torchrun started, not what forked from it."""
-    ranks = {}
-    for pid in sorted(processes):
-        variables = dict(
-            item.split("=", 1) for item in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in item
-        )
-        if "-m dist_eval " in processes[pid] and "LOCAL_RANK" in variables:
-            ranks.setdefault(variables["RANK"], pid)
-    return ranks
 
 
 def config_for(tmp_path: Path, **changes: Any) -> EvaluationConfig:

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TIMEOUT, wait_for
+from conftest import TIMEOUT, journal_size, wait_for
 from namespaces import INTERFACE, Host, Network, why_not
+from samples import digits
 
 from dist_eval import demo
 
@@ -60,10 +61,7 @@ def _content(path: Path) -> str:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    header, *rows = demo.TEST_DATA.read_text().splitlines()
-    path = tmp_path_factory.mktemp("data") / "digits.csv"
-    path.write_text("\n".join([header, *rows * ROWS_REPEATED]) + "\n")
-    return path
+    return digits(tmp_path_factory.mktemp("data") / "digits.csv", times=ROWS_REPEATED)
 
 
 class Run:
@@ -108,16 +106,13 @@ class Run:
         return " ".join((self.logs / f"{module}-host{node}.log").read_text().split())
 
     def start_until_in_the_middle(self, **variables: str) -> dict[Host, subprocess.Popen[str]]:
-        before = self._journal_size()
+        before = journal_size(self.output)
         processes = self.start(**variables)
         assert wait_for(
-            lambda: self._journal_size() > before + 3000 or any(p.poll() is not None for p in processes.values())
+            lambda: journal_size(self.output) > before + 3000 or any(p.poll() is not None for p in processes.values())
         )
         assert all(p.poll() is None for p in processes.values()), self.said(0) + self.said(1)
         return processes
-
-    def _journal_size(self) -> int:
-        return sum(path.stat().st_size for path in (self.output / "journal").glob("*.batches"))
 
     @property
     def results(self) -> dict[str, Any]:

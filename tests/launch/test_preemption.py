@@ -8,7 +8,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from conftest import TIMEOUT, Launcher, wait_for
+from conftest import TIMEOUT, Launcher, journal_size, wait_for
+from samples import digits
 
 from dist_eval import demo
 from dist_eval.distributed.stop import STOP_FILE
@@ -22,9 +23,7 @@ COPIES = 6
 def test_the_pods_of_a_job_stop_together_and_tell_a_preemption_from_a_person_and_the_next_ones_go_on(
     launcher: Launcher, tmp_path: Path
 ) -> None:
-    header, _, lines = demo.TEST_DATA.read_text().partition("\n")
-    data = tmp_path / "data.csv"
-    data.write_text(f"{header}\n{lines * COPIES}")
+    data = digits(tmp_path / "data.csv", times=COPIES)
     what = ["--backend", "local", "--model", str(demo.BASE_MODEL), "--checkpoint", str(demo.CHECKPOINT)]
 
     def evaluate(output: str) -> list[str]:
@@ -46,12 +45,9 @@ def test_the_pods_of_a_job_stop_together_and_tell_a_preemption_from_a_person_and
     def results(output: str) -> dict:
         return json.loads((tmp_path / output / "results.json").read_text())
 
-    def journal_size() -> int:
-        return sum(path.stat().st_size for path in (tmp_path / "preempted" / "journal").glob("*.batches"))
-
     def pods_under_way() -> list[subprocess.Popen[str]]:
-        before, pods = journal_size(), start_pods()
-        assert wait_for(lambda: journal_size() > before or pods[0].poll() is not None)
+        before, pods = journal_size(tmp_path / "preempted"), start_pods()
+        assert wait_for(lambda: journal_size(tmp_path / "preempted") > before or pods[0].poll() is not None)
         return pods
 
     pods = pods_under_way()

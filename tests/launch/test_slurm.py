@@ -8,12 +8,12 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import real_slurm
-from conftest import Launcher, wait_for
+from conftest import Launcher, assert_equal_runs, journal_size, results_of, wait_for
 from real_slurm import RealSlurm
+from samples import digits
 
 from dist_eval import demo
 
@@ -21,7 +21,6 @@ ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "launch" / "slurm"
 SMALL = ("--cpus-per-task=2", "--time=10")
 ROWS_REPEATED = 12
-SECTIONS = ("metrics", "undefined", "intervals", "per_class", "confusion_matrix", "coverage", "data", "plan")
 
 pytestmark = [
     pytest.mark.skipif(bool(real_slurm.missing()), reason=f"a real Slurm {real_slurm.missing()}"),
@@ -70,9 +69,7 @@ def processes_of(jobs: Launcher) -> list[str]:
 @pytest.fixture(scope="module")
 def config(slurm: RealSlurm) -> str:
     """Some seconds of work."""
-    header, *rows = demo.TEST_DATA.read_text().splitlines()
-    data, path = slurm.folder / "long.csv", slurm.folder / "long.yaml"
-    data.write_text("\n".join([header, *rows * ROWS_REPEATED]) + "\n")
+    data, path = digits(slurm.folder / "long.csv", times=ROWS_REPEATED), slurm.folder / "long.yaml"
     options = {"model": demo.BASE_MODEL, "checkpoint": demo.CHECKPOINT, "dataset": data, "backend": "local"}
     path.write_text("".join(f"{name}: {value}\n" for name, value in options.items()))
     return str(path)
@@ -86,21 +83,6 @@ def undisturbed(slurm: RealSlurm, config: str) -> Path:
     assert ended["ExitCode"] == "0:0", slurm.logs()
     assert ended["Restarts"] == "0"
     return output
-
-
-def results_of(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / "results.json").read_text())
-
-
-def journal_size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in (folder / "journal").glob("*.batches"))
-
-
-def assert_equal_to(undisturbed: Path, output: Path) -> None:
-    assert results_of(output)["status"] == "complete"
-    assert (output / "predictions.parquet").read_bytes() == (undisturbed / "predictions.parquet").read_bytes()
-    for section in SECTIONS:
-        assert json.dumps(results_of(output)[section]) == json.dumps(results_of(undisturbed)[section]), section
 
 
 def test_a_job_on_two_nodes_completes(slurm: RealSlurm, undisturbed: Path) -> None:
@@ -124,7 +106,7 @@ def test_a_job_that_gets_its_signal_stops_is_requeued_and_completes(
     assert 0 < stopped["coverage"]["seen"] < stopped["coverage"]["expected"]
     ended = slurm.wait(job)
     assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("COMPLETED", "0:0", "1"), slurm.logs()
-    assert_equal_to(undisturbed, output)
+    assert_equal_runs(undisturbed, output)
     assert sum(rank["resumed"] for rank in results_of(output)["ranks"]) >= stopped["coverage"]["seen"]
 
 
@@ -139,7 +121,7 @@ def test_a_job_that_loses_a_node_is_requeued_and_completes(
     slurm.start_node("n2")
     ended = slurm.wait(job)
     assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("COMPLETED", "0:0", "1"), slurm.logs()
-    assert_equal_to(undisturbed, output)
+    assert_equal_runs(undisturbed, output)
     assert sum(rank["resumed"] for rank in results_of(output)["ranks"]) > 0
     for folder in jobs.temporary.glob("dist_eval-*"):  # on a lost node nobody was left to remove it
         shutil.rmtree(folder)

@@ -184,26 +184,17 @@ def test_one_rank_that_stops_or_dies_ends_all_and_any_number_resumes(
     output = tmp_path / "out"
     arguments = command(data, output, *LOCAL, "--save-every", "1")
     process = start(launcher, *arguments, output=output, ranks=2)
-    os.kill(rank_of(launcher, 1), signal.SIGUSR1)
+    os.kill(launcher.rank(1), signal.SIGUSR1)
     _, err = process.communicate(timeout=TIMEOUT)
     assert "because rank 1 got SIGUSR1" in noted(output)["error"]["message"], err
     process = start(launcher, *arguments, output=output, ranks=2)
-    os.kill(rank_of(launcher, 1), signal.SIGKILL)
+    os.kill(launcher.rank(1), signal.SIGKILL)
     _, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 1
     assert "lost contact with the other ranks" in noted(output)["error"]["message"], err
     assert run_here(*arguments) == 0
     assert_close(tuned(output), tuned(alone))
     assert not launcher.leftovers()
-
-
-def rank_of(launcher: Launcher, rank: int) -> int:
-    [found] = [
-        pid
-        for pid, line in launcher.processes().items()
-        if "-m dist_eval.tuning" in line and f"\0RANK={rank}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes()
-    ]
-    return found
 
 
 @pytest.mark.slow
