@@ -11,11 +11,7 @@ _LINE_BREAKS = re.compile(r"[\t\n\v\f\r\x85\u2028\u2029]+")
 
 
 def printable(text: str, limit: int | None = None) -> str:
-    r"""Returns a text in one line, with control characters escaped, and truncated at a length.
-
-    Args:
-        text: from a server, a file or a command line.
-        limit: maximum number of characters to keep; by default all.
+    r"""Returns a text in one line, with control characters escaped, and truncated after `limit` of its characters.
 
     Examples:
         >>> printable("a\x1b[2Jb\nc")

@@ -26,18 +26,9 @@ def pinned(kind: HubKind, name: str) -> str | None:
 
 
 def resolve_commit(kind: HubKind, name: str, revision: str) -> str:
-    """Returns the commit of a revision, from the hub or, without a connection, from its local cache.
+    """Returns the commit of a revision (branch, tag or commit), from the hub or, offline, from its local cache.
 
     The token is that of the hub's client: HF_TOKEN, or the file that a login wrote.
-
-    Args:
-        kind: model or dataset.
-        name: hub name of the model or dataset.
-        revision: branch, tag or commit.
-
-    Raises:
-        CheckpointError: the model or revision does not exist, or its commit cannot be determined.
-        DataError: the same for a dataset.
     """
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError

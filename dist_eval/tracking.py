@@ -133,13 +133,9 @@ def require_trackers(names: Sequence[str]) -> None:
 
 @contextmanager
 def open_tracker(name: str, folder: Path, options: Mapping[str, Any], project: str) -> Iterator[Tracker]:
-    """Opens a tracker within the context.
+    """Opens a tracker, one of `TRACKERS`, within the context, and logs the run's options.
 
-    Args:
-        name: one of `TRACKERS`.
-        folder: trackers write files to its folder `logs`.
-        options: the run's options, which are also logged.
-        project: the project's name in the tracker.
+    TensorBoard writes to the folder `logs` in `folder`. `project` is the project's name in the tracker.
     """
     from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 

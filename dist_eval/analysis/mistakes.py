@@ -29,17 +29,14 @@ class Mistake:
 def worst_mistakes(
     chunks: Iterable[PredictionsLike], most: int, pairs: Sequence[tuple[int, int]] = (), of_each_pair: int = 0
 ) -> tuple[int, list[Mistake]]:
-    """Counts the mistakes and finds the worst; ties are in dataset order.
+    """Counts the mistakes and finds the `most` worst ones; ties are in dataset order, as are the chunks.
 
     Mistakes are ordered by the probability of the predicted class, in a multi-label problem by that of the most
     confident wrong decision for a label. In a regression, whose outputs are not probabilities, all examples are ordered
     by loss.
 
-    Args:
-        chunks: chunks of all predictions, in dataset order.
-        most: maximum number of mistakes to return.
-        pairs: pairs of a true and a predicted class, whose worst mistakes are included even if many others are worse.
-        of_each_pair: number reserved for each pair, in total at most `most`.
+    The worst `of_each_pair` mistakes of each pair of a true and a predicted class are included even if many others are
+    worse, but in total at most `most`.
     """
     total, columns = 0, None
     for chunk in chunks:

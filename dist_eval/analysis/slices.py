@@ -143,14 +143,10 @@ def slices_of(
     confidence: float,
     measure: Callable[[np.ndarray], Measured],
 ) -> list[Slice]:
-    """Returns the entries of a slicing in the section `slices` of `results.json`.
+    """Returns the entries of a slicing in the section `slices` of `results.json`, with the metrics `names`.
 
-    Args:
-        index: rows of the dataset that have an answer, int64 of shape [n].
-        slicing: the slicing.
-        names: names of the metrics.
-        confidence: confidence level of the intervals.
-        measure: returns metrics, reasons for undefined ones, and intervals, given at least one place in `index`.
+    `index` has the rows of the dataset that have an answer, int64 of shape [n]. `measure` gets at least one place in
+    `index`; it returns metrics, reasons for undefined ones, and intervals.
     """
     why = "none of its examples has a prediction"
     unknown = Interval(confidence=confidence, reason=why)

@@ -25,13 +25,10 @@ _MEAN = "mean"
 def measure_texts(
     texts: SavedTexts, metrics: Sequence[TextMetric], pattern: re.Pattern[str] | None
 ) -> tuple[SavedTexts, Reasons]:
-    """Computes metrics of each text.
+    """Returns the texts with answers and values of metrics, and the reasons why failed custom metrics lack values.
 
     Without a pattern the text is the answer. If a pattern does not match, the answer is wrong: 0 for built-in metrics,
     an empty text for custom ones. Values of other metrics are unchanged.
-
-    Returns:
-        The texts with answers and values, and the reasons for missing values of custom metrics that failed.
     """
     answers = None if pattern is None else [find_answer(pattern, text) for text in texts.text]
     values = dict(texts.values)

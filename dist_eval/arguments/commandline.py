@@ -205,12 +205,7 @@ def _suggestion(name: str, known: Iterable[str]) -> str:
 
 
 def build_parser(command: Command[Any], *further: type[Options]) -> OptionParser:
-    """Builds a command's parser.
-
-    Args:
-        command: the command.
-        *further: classes of options that the parser also takes, which are not the command's.
-    """
+    """Builds a command's parser, which also takes `further` classes of options that are not the command's."""
     epilog = command.examples
     if command.is_run:
         epilog += (
@@ -237,16 +232,9 @@ def parse_args(
 ) -> Config:
     """Reads a command line, and the YAML file that it may name, into the options of a command.
 
-    Args:
-        arguments: the command line without the program's name; None for that of this process.
-        command: the command.
-        parser: a parser with further options, which are not the command's.
-
-    Returns:
-        The options.
-
-    Raises:
-        ConfigError: an option is unknown, of the wrong type, out of range, missing or contradictory.
+    `arguments` lack the program's name; None stands for those of this process. `parser` may have further options, which
+    are not the command's. Raises ConfigError if an option is unknown, of the wrong type, out of range, missing or
+    contradictory.
     """
     words = sys.argv[1:] if arguments is None else list(arguments)
     if not words and command.nothing_asked:
@@ -273,18 +261,9 @@ def read_yaml(path: Path, config: type[Options]) -> dict[str, Any]:
 
 
 def convert_options(given: Mapping[Any, Any], config: type[Options], where: str) -> dict[str, Any]:
-    """Converts options that do not come from a command line to the names and types of a configuration.
+    """Returns options that are named as in a YAML file by the names of a configuration's fields, in their types.
 
-    Args:
-        given: value by name of the option, as in a YAML file.
-        config: the configuration's class.
-        where: where they were given, for messages.
-
-    Returns:
-        Value by name of the field.
-
-    Raises:
-        ConfigError: an option is unknown, or of the wrong type.
+    Messages say `where` the options were given.
     """
     options = options_of(config)
     aliases = {alias: name for name, (field, _) in options.items() for alias in field.metadata["aliases"]}

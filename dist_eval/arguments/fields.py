@@ -26,7 +26,7 @@ def option(
     is_positional: bool = False,
     needs: Sequence[str] = (),
 ) -> Any:
-    """Declares a field that is an option of the command line and of the YAML file.
+    """Declares a dataclass field that is an option of the command line and of the YAML file.
 
     Args:
         default: value if the option is not given, or `REQUIRED`; lists and mappings are copied for each instance.
@@ -38,9 +38,6 @@ def option(
         alone: value of the option when it is given without one; None if it needs one.
         is_positional: whether its values follow the command without a name.
         needs: options of which one must be given, because this one has no effect otherwise.
-
-    Returns:
-        A dataclass field.
     """
     metadata = {
         "help": help,
@@ -80,11 +77,7 @@ def _read_options(config: type[Any]) -> dict[str, tuple[dataclasses.Field[Any], 
 
 @dataclass(kw_only=True)
 class Options:
-    """Base of all groups of options.
-
-    Raises:
-        ConfigError: on construction, when an option is of another type, out of range or contradicts another one.
-    """
+    """Base of all groups of options; construction raises ConfigError if one is wrong or contradicts another."""
 
     def __post_init__(self) -> None:
         for name, (field, kind) in options_of(type(self)).items():
@@ -103,19 +96,14 @@ class Options:
         """Checks and completes options that depend on each other; their types have been checked."""
 
     def select(self, group: type[Group]) -> Group:
-        """Returns the options of one group as a record of their own.
-
-        Args:
-            group: a base of this class.
-        """
+        """Returns the options of one group, a base of this class, as a record of their own."""
         return group(**{field.name: getattr(self, field.name) for field in dataclasses.fields(group)})
 
     @classmethod
     def recorded_in(cls: type[Group], config: Mapping[str, Any]) -> Group:
-        """Returns this group as the results of a run record it.
+        """Returns this group from all options of a run, by name, as its results record them.
 
-        Args:
-            config: all options of the run, by name; those that its version did not have get their defaults.
+        Options that the run's version did not have get their defaults.
         """
         return cls(**{field.name: config[field.name] for field in dataclasses.fields(cls) if field.name in config})
 

@@ -145,11 +145,7 @@ class OptionType:
         return "{" + ",".join(self.choices) + "}" if self.choices else _TABLE[self.base].metavar
 
     def read(self, word: str) -> Any:
-        """Reads one value from a word of the command line.
-
-        Raises:
-            ValueError: it is not one; the message continues "OPTION must be".
-        """
+        """Reads one value from a word of the command line; the message of its ValueError continues "OPTION must be"."""
         try:
             value = self.reader.read(word) if self.reader else _TABLE[self.base].read(word)
         except ValueError as error:
@@ -160,8 +156,7 @@ class OptionType:
     def convert(self, value: Any) -> Any:
         """Returns a value of YAML or Python as the option's field has it.
 
-        Raises:
-            ValueError: it is of another type or beyond the limits; the message continues "OPTION must be".
+        Raises ValueError if it is of another type or beyond the limits; the message continues "OPTION must be".
         """
         if value is None and self.is_optional:
             return None

@@ -73,17 +73,11 @@ def main(command: Command[Any], load: Load) -> NoReturn:
 
 
 def run(config: RunConfig, scratch_dir: Path, stop: Stop | None, load: Load) -> int:
-    """Runs one rank; if ranks fail, the first one reports for all.
+    """Runs one rank and returns its exit status; if ranks fail, the first one reports for all.
 
-    Args:
-        config: the run's options.
-        scratch_dir: this rank's private folder.
-        stop: the request to stop.
-        load: imports the run's code.
-
-    Returns:
-        The exit status: 0 if the run is complete, 1 if it failed, 75 if it was stopped gracefully, 3 if a person
-        stopped it with the file STOP, 130 if it was interrupted. Ranks that stop together have the same status.
+    The status is 0 if the run is complete, 1 if it failed, 75 if it was stopped gracefully, 3 if a person stopped it
+    with the file STOP, 130 if it was interrupted. Ranks that stop together have the same status. `scratch_dir` is this
+    rank's private folder; `load` imports the run's code.
     """
     with gc_paused():
         from transformers import masking_utils, modeling_layers  # noqa: F401  (what any of its models imports)

@@ -57,14 +57,7 @@ class Grid:
 
 
 def read_sweep(path: Path) -> list[Entry | None]:
-    """Reads a list of runs, or a grid.
-
-    Returns:
-        The run of each line, None for an empty line or a comment; or the runs of the grid.
-
-    Raises:
-        ConfigError: it cannot be read, a line is malformed, or a name is repeated; the message names the line.
-    """
+    """Returns the run of each line of a list, None for an empty line or a comment; or the runs of a grid."""
     return list(read_grid(path).entries) if path.suffix in _GRID_SUFFIXES else _read_list(path)
 
 
@@ -93,11 +86,7 @@ def _read_list(path: Path) -> list[Entry | None]:
 
 
 def read_grid(path: Path) -> Grid:
-    """Reads a grid.
-
-    Raises:
-        ConfigError: it cannot be read or is not a grid; the message names the axis.
-    """
+    """Reads a grid."""
     try:
         content = parse_yaml(_read(path))
     except ValueError as error:

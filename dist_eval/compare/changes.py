@@ -55,11 +55,7 @@ class Changes:
         return f"{words} from {wrong} to {right}, {counts['worsened']} from {right} to {wrong}"
 
     def rows(self, names: Sequence[str]) -> Iterator[Change]:
-        """Yields the examples whose prediction changed.
-
-        Args:
-            names: of the labels.
-        """
+        """Yields the examples whose prediction changed; `names` are those of the labels."""
         before, after = self.first, self.second
         kinds = _KINDS_IN_REGRESSIONS if before.problem is REGRESSION else _KINDS
         for row in self.changed.nonzero()[0]:

@@ -131,7 +131,7 @@ def compare(
     resamples: int | None = None,
     all_pairs: bool = False,
 ) -> list[Comparison]:
-    """Compares the first run with each of the others, or every two runs.
+    """Compares the first run with each of the others, or every two runs; a RunError says why runs cannot be compared.
 
     Args:
         runs: the runs, at least two.
@@ -140,10 +140,6 @@ def compare(
         confidence: confidence level of the intervals of differences.
         resamples: for each bootstrap interval; None for as many as take a bounded time.
         all_pairs: whether every two runs are compared.
-
-    Raises:
-        ConfigError: there are fewer than two runs, or no such metric.
-        RunError: the runs cannot be compared.
     """
     if len(runs) < 2:
         raise ConfigError("Nothing to compare with: name at least two runs.")

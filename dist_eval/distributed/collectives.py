@@ -52,16 +52,9 @@ _calls = 0
 
 @contextmanager
 def group_of_program() -> Iterator[Topology]:
-    """Uses the program's process group, or opens one within the context; every rank calls it.
+    """Uses the program's process group, or opens one within the context; yields this process's place among the ranks.
 
-    Collectives use gloo, even if the program's own group is for GPUs.
-
-    Yields:
-        This process's place among the ranks.
-
-    Raises:
-        RunError: the environment sets several ranks, but torchrun's store cannot be reached or a rank did not call; or
-            the environment names a network interface that does not exist.
+    Every rank calls it. Collectives use gloo, even if the program's own group is for GPUs.
     """
     global _group, _calls
     if not dist.is_initialized():
@@ -89,12 +82,8 @@ def group_of_program() -> Iterator[Topology]:
 def process_group(topology: Topology, rank_store: RankStore, timeout: float) -> Iterator[None]:
     """Opens the gloo process group of all ranks within the context.
 
-    Open it only after starting everything that forks (the swarm's DHT), because a fork would inherit its sockets.
-
-    Args:
-        topology: this process's place among the ranks.
-        rank_store: the store shared by the ranks.
-        timeout: maximum wait of a collective for another rank, in seconds.
+    A collective waits at most `timeout` seconds for another rank. Open the group only after starting everything that
+    forks (the swarm's DHT), because a fork would inherit its sockets.
     """
     allow_many_files()  # each rank connects to every other
     with _interface_of(topology):
@@ -119,11 +108,7 @@ def _interface_of(topology: Topology) -> AbstractContextManager[None]:
 
 
 def require_known_interfaces() -> None:
-    """Checks the names in GLOO_SOCKET_IFNAME early; gloo uses them only after the model is loaded.
-
-    Raises:
-        RunError: this host has no such network interface.
-    """
+    """Checks the names in GLOO_SOCKET_IFNAME early; gloo uses them only after the model is loaded."""
     known = [name for _, name in socket.if_nameindex()]
     unknown = [name for name in os.environ.get(_INTERFACES, "").split(",") if name and name not in known]
     if unknown:
@@ -139,15 +124,8 @@ def explaining_lost_ranks(
 ) -> Iterator[None]:
     """Waits for the rank that caused a failure to report before raising LostRankError.
 
-    To the other ranks, a failing rank looks like a lost connection.
-
-    Args:
-        topology: this process's place among the ranks.
-        rank_store: the store shared by the ranks.
-        suspicion: describes the rank that has stopped sending heartbeats; empty if unknown.
-
-    Raises:
-        LostRankError: the connection to another rank was lost; the message names the suspected one.
+    To the other ranks, a failing rank looks like a lost connection. The message includes `suspicion`, which describes
+    the rank that has stopped sending heartbeats; empty if unknown.
     """
     try:
         yield
@@ -166,11 +144,7 @@ def explaining_lost_ranks(
 def require_agreement(facts: Mapping[str, str]) -> None:
     """Checks that values are equal on all ranks, such as the hash of the tuned weights; every rank calls it.
 
-    Args:
-        facts: value by name, the same names on all ranks.
-
-    Raises:
-        ExactnessError: a value differs; the message names the value and the ranks, on every rank.
+    All ranks have the same names. If a value differs, every rank raises an ExactnessError that names it and the ranks.
     """
     everybody = all_gather(dict(facts))
     for name, expected in everybody[0].items():
@@ -198,17 +172,13 @@ def of_leader(value: Any) -> Any:
 
 
 def gather_columns(local: Columns) -> dict[str, np.ndarray]:
-    """Gathers the rows of all ranks on rank 0 as compact arrays; every rank calls it.
+    """Returns the rows of all ranks on rank 0, sorted by the column "index", and none on others; every rank calls it.
+
+    Names, dtypes and shapes of a row are the same on all ranks, also on those without rows. The arrays are compact.
 
     all_gather_object sends every rank's object to every rank. So rows are sent in rounds of bounded size, and only rank
     0 keeps them: the memory of the other ranks does not grow with the number of examples. Rank 0 does not send its own
     rows, which after a restart may be nearly all.
-
-    Args:
-        local: this rank's rows, possibly none; names, dtypes and shapes of a row are the same on all ranks.
-
-    Returns:
-        On rank 0 all rows, sorted by the column "index"; on other ranks none.
     """
     counts, leads = all_gather(rows_in(local)), dist.get_rank() == 0
     collector, step = Collector(sum(counts) if leads else 0, local), _rows_of_a_rank(len(counts), row_bytes(local))
@@ -228,11 +198,7 @@ def _rows_of_a_rank(ranks: int, in_a_row: int) -> int:
 
 
 def broadcast(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """Sends rank 0's chunks to all ranks; every rank calls it and reads all chunks.
-
-    Args:
-        chunks: the chunks to send; ignored on other ranks.
-    """
+    """Sends rank 0's chunks to all ranks and ignores those of others; every rank calls it and reads all chunks."""
     leads, source = dist.get_rank() == 0, iter(chunks)
     while True:
         if (part := of_leader(next(source, None) if leads else None)) is None:
@@ -241,11 +207,7 @@ def broadcast(chunks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def all_reduce_min(local: np.ndarray) -> np.ndarray:
-    """Returns the elementwise minimum over all ranks.
-
-    Args:
-        local: int32 of any shape, the same shape on all ranks; not changed.
-    """
+    """Returns the elementwise minimum over all ranks; `local` is int32, of the same shape on all, and not changed."""
     tensor = torch.from_numpy(local.astype(np.int32))
     if tensor.numel():
         dist.all_reduce(tensor, op=dist.ReduceOp.MIN, group=_group)
@@ -253,14 +215,10 @@ def all_reduce_min(local: np.ndarray) -> np.ndarray:
 
 
 def sum_arrays(local: Mapping[str, Any]) -> dict[str, Any]:
-    """Adds up arrays of all ranks, elementwise; every rank calls it.
+    """Returns the elementwise sums of the arrays of all ranks by name, sparse ones in rows (CSR); every rank calls it.
 
-    Args:
-        local: arrays by name; names, dtypes (int64 or float64) and shapes are the same on all ranks, even without
-            examples. They are not changed. A matrix may be a SciPy sparse array; large ones are sent as such.
-
-    Returns:
-        The sums by name, sparse ones in rows (CSR).
+    Names, dtypes (int64 or float64) and shapes are the same on all ranks, even without examples. The arrays are not
+    changed. A matrix may be a SciPy sparse array; large ones are sent as such.
     """
     return {name: _sum(array) if isinstance(array, np.ndarray) else _sum_sparse(array) for name, array in local.items()}
 
@@ -285,13 +243,10 @@ def _sum_sparse(local: Any) -> Any:
 
 
 def all_reduce_sum(local: torch.Tensor) -> torch.Tensor:
-    """Adds up one tensor of each rank, such as gradients summed over the rank's examples.
+    """Returns the sum of one tensor of each rank, such as gradients summed over the rank's examples.
 
-    Args:
-        local: float64 or int64, of the same shape on all ranks, on the CPU; not changed.
-
-    Returns:
-        The sum, of the same shape and dtype, bit-identical on all ranks.
+    The tensors are float64 or int64, of the same shape on all ranks, on the CPU, and not changed. The sum has their
+    shape and dtype, and is bit-identical on all ranks.
     """
     total = local.clone()
     dist.all_reduce(total, op=dist.ReduceOp.SUM, group=_group)

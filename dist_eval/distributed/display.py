@@ -138,12 +138,5 @@ Display = _Bar | _Lines  # shows progress and notices
 
 
 def display_on(stream: TextIO, total: int, what: str = "evaluating", unit: str = "example") -> Display:
-    """Returns the display of a run for a stream.
-
-    Args:
-        stream: where it is shown.
-        total: number of examples or other units.
-        what: the activity, such as "evaluating".
-        unit: the unit that is counted, in the singular.
-    """
+    """Returns the display of a run for a stream; `what` is the activity, `unit` what it counts, in the singular."""
     return (_Bar if stream.isatty() or BAR in os.environ else _Lines)(stream, total, what, unit)

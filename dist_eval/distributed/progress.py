@@ -47,8 +47,6 @@ class Progress:
     """Counts the finished examples of this rank and tracks those of all ranks.
 
     Args:
-        topology: this process's place among the ranks.
-        rank_store: the store shared by the ranks.
         total: examples of the whole run.
         stop: the stop request, shared with the other ranks in both directions.
         folder: the run's folder, which is checked for a file named STOP.
@@ -133,14 +131,9 @@ class Progress:
     def wait_for_all(self, stall_timeout: float) -> None:
         """Waits until all ranks have finished their shards, as long as they make progress.
 
-        The fixed time limit of a collective would be too short for a slow rank, or hide a dead one.
-
-        Args:
-            stall_timeout: seconds without a finished example on any other rank after which late ranks count as lost.
-
-        Raises:
-            LostRankError: the remaining ranks made no progress, or sent no heartbeat after a stop request;
-                the message names them, their hosts and their last batches.
+        The fixed time limit of a collective would be too short for a slow rank, or hide a dead one. Late ranks count as
+        lost after `stall_timeout` seconds without a finished example on any other rank; after a stop request sooner,
+        when they send no heartbeat. The LostRankError names them, their hosts and their last batches.
         """
         self._rounds += 1
         finished, enough = f"{_FINISHED}-{self._rounds}", min(stall_timeout, _BEATS_MISSED_SECONDS)

@@ -90,9 +90,8 @@ class Topology:
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Topology:
         """Reads torchrun's variables; without them the process is the only rank.
 
-        Raises:
-            RunError: the environment sets several ranks but lacks torchrun's variables, allows restarts that cannot be
-                distinguished, or has a variable that is not a number.
+        Raises RunError if there are several ranks but not all variables, one is not a number, or restarts that are
+        allowed cannot be distinguished.
         """
 
         def number(name: str, default: int = 0) -> int:
@@ -142,9 +141,7 @@ class Topology:
 class RankStore:
     """A key-value store of small strings that all ranks can read and write without a process group.
 
-    Args:
-        topology: this process's place among the ranks.
-        run: a name that distinguishes several runs of one process.
+    The name `run` distinguishes several runs of one process.
     """
 
     def __init__(self, topology: Topology, run: str = "run") -> None:
@@ -160,12 +157,8 @@ class RankStore:
     def connect(self, limit: float = _CONNECT_SECONDS) -> Iterator[LimitedStore]:
         """Opens a connection within the context.
 
-        Args:
-            limit: maximum wait for the connection and for each answer, in seconds. It is shorter after a timeout, so
-                that a rank that was cut off ends soon.
-
-        Raises:
-            RunError: torchrun's store cannot be reached or does not answer, or another start uses it.
+        `limit` is the maximum wait for the connection and for each answer, in seconds. It is shorter after a timeout,
+        so that a rank that was cut off ends soon. A store that another start uses is refused with a RunError.
         """
         limit = min(limit, _AGAIN_SECONDS) if self._is_lost else limit
         try:
@@ -228,18 +221,7 @@ class RankStore:
             store.set(key, value)
 
     def wait_for(self, key: str, timeout: float) -> str:
-        """Waits for a value.
-
-        Args:
-            key: the key that another rank publishes.
-            timeout: seconds.
-
-        Returns:
-            The value.
-
-        Raises:
-            RunError: no rank published it in time, or a rank has failed.
-        """
+        """Returns a value that another rank publishes within `timeout` seconds; a rank that fails ends the wait."""
         deadline = time.monotonic() + timeout
         with self.connect() as store:
             while time.monotonic() < deadline:
@@ -266,13 +248,10 @@ class RankStore:
         return f"rank {reason['rank']} on {reason['host']}"
 
     def claim_failure(self, reason: Mapping[str, Any]) -> bool:
-        """Announces that this rank has failed, so that other ranks stop waiting.
+        """Announces that this rank has failed, so that others stop waiting; returns whether it is the first to fail.
 
-        Args:
-            reason: the value of `failure` on the other ranks, serializable as JSON.
-
-        Returns:
-            Whether this rank is the first to fail; it then reports for all ranks.
+        The first one reports for all ranks. `reason`, serializable as JSON, is the value of `failure` on the other
+        ranks.
         """
         with self.connect() as store:
             first = store.add(f"{_FAILURE}/claims", 1) == 1
@@ -286,16 +265,10 @@ class RankStore:
             return json.loads(store.get(_FAILURE)) if store.check([_FAILURE]) else None
 
     def barrier(self, name: str, timeout: float) -> None:
-        """Waits until all ranks have reached the same point.
+        """Waits until all ranks have reached the same point, at most `timeout` seconds.
 
-        Unlike a collective, it can be interrupted, ends when a rank fails, and names the missing ranks.
-
-        Args:
-            name: name of the barrier, used once; completes "all ranks to be ..." in the error message.
-            timeout: seconds.
-
-        Raises:
-            RunError: a rank has failed, or did not reach the barrier in time; the message names the missing ranks.
+        Unlike a collective, it can be interrupted, ends when a rank fails, and names the missing ranks. The name, which
+        is used once, completes "all ranks to be ..." in the error message.
         """
         world_size, deadline = self._topology.world_size, time.monotonic() + timeout
         with self.connect() as store:

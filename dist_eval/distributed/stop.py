@@ -26,8 +26,7 @@ _SAME_REQUEST_SECONDS = 2.0  # Ctrl-C in a terminal reaches a rank twice, the se
 def leave_stop_file(folder: Path) -> None:
     """Creates the stop file in a run's folder; an existing file of that name also stops the run, and stays unchanged.
 
-    Raises:
-        OSError: the folder cannot be written.
+    Raises OSError if the folder cannot be written.
     """
     with suppress(FileExistsError):
         os.close(os.open(folder / STOP_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, PRIVATE))
@@ -39,14 +38,7 @@ def asked_by_a_person(reason: str) -> bool:
 
 
 def common_reason(reasons: Sequence[str]) -> str:
-    """Chooses one reason for all ranks; empty without a stop request.
-
-    Args:
-        reasons: `Stop.reason` of each rank.
-
-    Returns:
-        A person's reason if there is one, else the first reason.
-    """
+    """Returns one `Stop.reason` for all ranks: a person's if there is one, else the first; empty if none has one."""
     known = [reason.replace("this rank", f"rank {rank}") for rank, reason in enumerate(reasons) if reason]
     return max(known, key=asked_by_a_person, default="")
 
@@ -89,8 +81,7 @@ class Stop:
     def interrupt_again(self) -> None:
         """From now on, a signal interrupts the process, because the current work cannot be finished in part.
 
-        Raises:
-            KeyboardInterrupt: a stop was requested in the meantime.
+        Raises KeyboardInterrupt if a stop was requested in the meantime.
         """
         self._deferred = False
         if self.requested:

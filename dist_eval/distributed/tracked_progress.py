@@ -21,11 +21,8 @@ Scored = Mapping[str, Sequence[bool] | np.ndarray]
 class TrackedProgress:
     """Logs the progress of all ranks at intervals and at the end.
 
-    Args:
-        trackers: the experiment trackers.
-        total: examples of the whole run.
-        confidence: confidence level of the intervals of accuracies.
-        scorer: yields whether samples since the last call are correct; None if unknown.
+    `total` counts the examples of the whole run, and `confidence` is the level of the intervals of accuracies. `scorer`
+    yields whether samples since the last call are correct; None if unknown.
     """
 
     def __init__(

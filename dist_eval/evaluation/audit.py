@@ -43,15 +43,7 @@ _MOST_VOTERS = 5  # Servers that decide a dispute, if there are enough; an odd n
 
 
 def audited_batches(batches: int, fraction: float) -> frozenset[int]:
-    """Chooses the batches to audit, the same ones on any number of ranks.
-
-    Args:
-        batches: number of batches of the plan.
-        fraction: share of them, 0 to 1; rounded up.
-
-    Returns:
-        Their numbers.
-    """
+    """Returns the numbers of the batches to audit, a fraction (0 to 1) rounded up; the same on any number of ranks."""
     count = max(int(fraction > 0), math.ceil(fraction * batches - _ROUNDING))
     return frozenset(np.random.default_rng(0).choice(batches, size=count, replace=False).tolist())
 
@@ -89,12 +81,10 @@ class AuditedAnswers(NamedTuple):
 
 
 class AuditedModel(AnsweringModel):
-    """A model on a swarm that answers some batches twice, over different servers.
+    """A model on a `SwarmBackbone` that answers some batches twice, over different servers.
 
-    Args:
-        model: the model, on a `SwarmBackbone`.
-        on_faulty: called with each server found to be faulty.
-        tolerance: largest relative difference that counts as agreement; None takes it from `TOLERANCES`.
+    `on_faulty` is called with each server found to be faulty. `tolerance` is the largest relative difference that
+    counts as agreement; None takes it from `TOLERANCES`.
     """
 
     _random = random.SystemRandom()  # servers cannot predict which others will be asked

@@ -49,12 +49,7 @@ from dist_eval.runs.saved_samples import SavedPredictions, read_predictions
 
 
 class Classification(Job[TokenizedDataset, Gathered]):
-    """Classifies a dataset, and computes the metrics that the options name.
-
-    Raises:
-        CheckpointError: there is no such checkpoint or model, or they do not fit together.
-        ConfigError: an option does not fit the model, or a metric cannot be used.
-    """
+    """Classifies a dataset, and computes the metrics that the options name."""
 
     target: EvalTarget
 

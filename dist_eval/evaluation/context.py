@@ -152,11 +152,7 @@ class RunContext(Generic[Config, Folder]):
             )
 
     def publish_dataset(self, write: Callable[[Path], None]) -> None:
-        """Lets each host's leader write the tokenized dataset to a folder.
-
-        Args:
-            write: writes the dataset to a folder; called by host leaders.
-        """
+        """Lets each host's leader write the tokenized dataset to a folder; only host leaders call `write`."""
         if self.topology.is_host_leader:
             write(self.scratch_dir)
             self.rank_store.publish(f"data/{self.topology.node}", str(self.scratch_dir))
@@ -168,9 +164,8 @@ class RunContext(Generic[Config, Folder]):
     def claim(self, is_new: Callable[[], bool]) -> None:
         """Lets the leader compare this run with the one in the folder.
 
-        Args:
-            is_new: called by the leader; returns whether there is something to do, or raises a `RunError` if the folder
-                holds another run.
+        Only the leader calls `is_new`, which returns whether there is something to do, or raises a `RunError` if the
+        folder holds another run.
         """
         if self.topology.is_leader:
             for node in range(self.topology.hosts):  # the leader clears their parts of the folder
@@ -201,10 +196,8 @@ class RunContext(Generic[Config, Folder]):
     def window(self, base: BaseModelSpec, plan: BatchPlan | None = None, gradients: int = 0) -> Window:
         """Returns this rank's window of requests in flight, sized within its share of the host's memory.
 
-        Args:
-            base: the base model.
-            plan: the batches; those with a shared prefix may have more tokens than a forward.
-            gradients: see `window_in_memory`.
+        Batches of the plan with a shared prefix may have more tokens than a forward. For `gradients`, see
+        `window_in_memory`.
         """
         return window_in_memory(
             self.topology,
@@ -238,9 +231,8 @@ class RunContext(Generic[Config, Folder]):
     def process_group(self) -> Iterator[None]:
         """Opens the process group once all ranks are ready, and records in the folder when the run is stopped.
 
-        Raises:
-            LostRankError: the connection to another rank was lost.
-            RunStopped: the run was asked to stop; on all ranks.
+        Raises LostRankError if the connection to another rank is lost, and RunStopped, on all ranks, if the run was
+        asked to stop.
         """
         topology = self.topology
         self.rank_store.barrier("ready", _PREPARATION_SECONDS)

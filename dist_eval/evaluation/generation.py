@@ -43,12 +43,7 @@ from dist_eval.tables import format_count
 
 
 class GenerationTask:
-    """Prompts, decoding and metrics. Reads the tokenizer and the files that the options name, except for the dataset.
-
-    Raises:
-        ConfigError: an option does not fit the model, or a metric cannot be used.
-        DataError: an example for the prompts cannot be read.
-    """
+    """Prompts, decoding and metrics; reads the tokenizer and the files that the options name, except the dataset."""
 
     rows: PromptedRows  # the prompts, once `write` has written them
 

@@ -95,13 +95,7 @@ def split_name(item: str) -> tuple[str, str]:
 
 
 def target_of(config: EvaluationConfig) -> EvalTarget:
-    """Reads the classifier that the options name.
-
-    Raises:
-        CheckpointError: there is no such checkpoint or model, or they do not fit together.
-        ConfigError: the prompt or the label words cannot be used.
-        DataError: an example for the prompt cannot be read.
-    """
+    """Reads the classifier that the options name."""
     if config.prompt is None:
         return read_target(config.checkpoint, config.model)
     return label_words_of(str(config.model), config.select(PromptOptions), config.select(DataOptions))
@@ -152,20 +146,10 @@ def write_dataset(
     extra_columns: Sequence[str] = (),
     selection: Selection | None = None,
 ) -> None:
-    """Tokenizes the dataset into a folder.
+    """Tokenizes the dataset, or only the rows of `selection`, into an empty folder.
 
-    Args:
-        folder: an empty folder.
-        options: the dataset and its columns.
-        base: the base model, for its limits, and for its tokenizer unless the checkpoint has its own.
-        target: the classifier that is evaluated or tuned.
-        extra_columns: columns to keep besides texts and labels, such as groups.
-        selection: the rows to tokenize; None for all.
-
-    Raises:
-        DataError: the dataset cannot be read, or a row is wrong.
-        CheckpointError: there is no tokenizer.
-        RunError: the folder cannot be written.
+    `base` gives the limits, and the tokenizer unless the checkpoint has its own. `target` is evaluated or tuned.
+    `extra_columns` are kept besides texts and labels, such as groups.
     """
     place = tokenizer_place(base.name, target)
     has_own = target.folder is None or place == str(target.folder)

@@ -128,18 +128,10 @@ class Job(ABC, Generic[Data, Found]):
 
 
 def run(kind: Callable[[Any], Job[Any, Any]], context: Context) -> CompleteRun | CompleteTasksRun | None:
-    """Evaluates; every rank calls it.
+    """Evaluates, and returns on the leader the content of `results.json`, else None; every rank calls it.
 
-    Args:
-        kind: creates the job from the run's options.
-        context: this rank's part of the run, not yet opened.
-
-    Returns:
-        On the leader the content of `results.json`, else None.
-
-    Raises:
-        EvaluationError: the run failed; on the rank that has the root cause.
-        RunStopped: it was asked to stop early; on all ranks.
+    `kind` creates the job; the context is not yet opened. If the run fails, the rank that has the root cause raises
+    that EvaluationError; if it was asked to stop early, all ranks raise RunStopped.
     """
     with context:
         job = kind(keep_recorded_analysis(context))
@@ -160,13 +152,10 @@ def run(kind: Callable[[Any], Job[Any, Any]], context: Context) -> CompleteRun |
 
 
 def answer(job: Job[Data, Found], context: Context) -> Answered[Data, Found] | None:
-    """Answers all samples of a job; every rank calls it.
+    """Answers all samples of a job; None if the folder already holds the complete run; every rank calls it.
 
     Host leaders write the samples while the other ranks load the model. The process group comes last, because its
     sockets must not be inherited by processes of the swarm.
-
-    Returns:
-        The answers; None if the folder already holds the complete run.
     """
     config, topology = context.config, context.topology
     if topology.is_leader or job.each_host_reads:

@@ -46,13 +46,7 @@ class RunOutput(Generic[Entry]):
         )
 
     def sections(self, plan: BatchPlan, swarm: Swarm | None, audit: float) -> dict[str, Any]:
-        """Returns the sections of `results.json` about the work, by name.
-
-        Args:
-            plan: the batches.
-            swarm: the servers.
-            audit: share of the batches that were to be audited.
-        """
+        """Returns the sections of `results.json` about the work, by name; `audit` is the share of batches to audit."""
         seconds = max(max(work.seconds for work in self.ranks), _SHORTEST_SECONDS)
         return {
             "plan": plan.summary(),
@@ -81,12 +75,8 @@ def decide_plan(
     saved work takes. This is decided once for a run, and recorded in the journal's folder. The number of sessions does
     not affect results.
 
-    Args:
-        context: this rank's part of the run.
-        make_plan: returns the plan for caches of a number of tokens (see `plan_with_shared_prefixes`).
-        base: the base model.
-        model: the loaded model.
-        share: share of the servers' free cache that all ranks together may take.
+    `make_plan` returns the plan for caches of a number of tokens (see `plan_with_shared_prefixes`). All ranks together
+    may take the `share` of the servers' free cache.
     """
     plain = make_plan(0)
     can_share = context.config.backend == "petals" and base.shares_prefixes

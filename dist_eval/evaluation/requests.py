@@ -221,8 +221,7 @@ class RequestJob(Job[Requests, np.ndarray]):
     ) -> dict[str, Any]:
         """Returns the sections of `results.json` that all kinds of requests have, on the leader.
 
-        Raises:
-            CoverageError: a request has no answer, or several.
+        Raises CoverageError if a request has no answer, or several.
         """
         data, work = answered.data, answered.work
         prompts = None

@@ -42,11 +42,8 @@ def rescore(
     Custom metrics, groups and slices are always computed again, because their code or columns may have changed;
     intervals only if their options differ from the run's.
 
-    Args:
-        folder: of the run.
-        config: its options.
-        read: reads the table of its samples.
-        compute: turns the recorded results and the table into new ones, and the groups of the samples.
+    `read` reads the table of the samples. `compute` turns the recorded results and the table into new ones, and the
+    groups of the samples.
     """
     results = announce_complete(folder)
     is_new = bool(config.metric) or any(results.config.get(name) != getattr(config, name) for name in _RESCORED)

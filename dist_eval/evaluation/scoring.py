@@ -60,16 +60,9 @@ def score(
 ) -> tuple[Coverage, Metrics]:
     """Proves that every example is counted exactly once, and computes the metrics; on the leader.
 
-    Args:
-        gathered: the predictions of all ranks.
-        examples: number of examples in the dataset.
-        label_names: name of each class, label or output.
-        failed: positions in the dataset of the examples without a prediction.
-        rows: positions in the dataset of the examples, if they are only some of its rows (see `prove_coverage`).
-
-    Raises:
-        CoverageError: an example is missing, or counted more than once.
-        ExactnessError: the totals of the ranks and of the gathered predictions differ.
+    `examples` is the number of examples in the dataset; `failed` and `rows` are positions in it, as in
+    `prove_coverage`. Raises CoverageError if an example is missing or counted more than once, and ExactnessError if the
+    totals of the ranks and of the gathered predictions differ.
     """
     coverage = prove_coverage(gathered.predictions.index, examples, failed, rows)
     require_same_totals(gathered.totals, Totals.of(gathered.predictions))

@@ -30,10 +30,8 @@ def collecting_failures(
 ) -> Iterator[None]:
     """Lets the harness continue if filters, metrics or aggregations of a task fail on answers.
 
-    Args:
-        tasks: the tasks by name.
-        samples: numbers of the evaluated documents, for tasks that are evaluated in part.
-        undefined: receives the reasons why metrics have no value.
+    `samples` has the numbers of the evaluated documents, for tasks that are evaluated in part. `undefined` receives the
+    reasons why metrics have no value.
     """
     original = evaluator_utils._compute_task_aggregations
     with ExitStack() as stack:
@@ -59,17 +57,13 @@ def collecting_failures(
 
 
 class _DocumentGuard:
-    """Applies a task's filters and computes its documents' metrics, up to the first failure.
-
-    Attributes:
-        reason: why none of the task's metrics has a value; empty if all documents have theirs.
-    """
+    """Applies a task's filters and computes its documents' metrics, up to the first failure."""
 
     def __init__(self, task: Any, samples: Sequence[int] | None) -> None:
         self._task, self._samples = task, samples
         self._apply_filters, self._process_results = task.apply_filters, task.process_results
         self._calls = 0
-        self.reason = ""
+        self.reason = ""  # why none of the task's metrics has a value; empty if all documents have theirs
 
     def apply_filters(self) -> None:
         try:

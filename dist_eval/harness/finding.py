@@ -29,11 +29,7 @@ _NAMED = 3
 
 
 def find_tasks(options: HarnessConfig, notices: Notices) -> tuple[TaskManager, list[str]]:
-    """Indexes the tasks, and returns those that `--tasks` names, without reading their data.
-
-    Raises:
-        ConfigError: `--tasks` names an unknown one.
-    """
+    """Indexes the tasks, and returns those that `--tasks` names, without reading their data."""
     with reading(options, notices):
         manager = _open_manager(options, notices)
         return manager, _named_tasks(manager, options, notices)

@@ -54,13 +54,7 @@ class LoadedTasks:
     def load(
         cls, options: HarnessConfig, found: tuple[TaskManager, list[str]] | None = None, notices: Notices | None = None
     ) -> LoadedTasks:
-        """Reads the tasks and their data.
-
-        Args:
-            options: the options of the run.
-            found: the indexed tasks and the names of those to load (see `find_tasks`); None to look for them now.
-            notices: the warnings so far.
-        """
+        """Reads the tasks and their data; `found` is the result of `find_tasks`, None to look for the tasks now."""
         loaded: dict[str, Any] = {"tasks": {}, "groups": {}, "group_map": {}}
         notices = notices or Notices()
         indexed, names = found or find_tasks(options, notices)

@@ -38,12 +38,10 @@ class TextSource(Protocol):
     def __len__(self) -> int: ...
 
     def padded(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns a batch for `TextModel.answer`.
+        """Returns a batch for `TextModel.answer`: token ids, int64 of shape [batch, longest], and facts of each text.
 
-        Returns:
-            Token ids, int64 of shape [batch, longest], and what the model needs to know of each text: int64 of shape
-            [batch] for a classifier (number of tokens), [batch, 2] for continuations (tokens of the context, and of
-            both together), [batch, 3] for prompts (number of tokens, decoding, position).
+        The facts are int64 of shape [batch] for a classifier (number of tokens), [batch, 2] for continuations (tokens
+        of the context, and of both together), [batch, 3] for prompts (number of tokens, decoding, position).
         """
 
 
@@ -84,6 +82,9 @@ def predict_batches(
 ) -> Iterator[BatchOutcome]:
     """Sends batches through the model; yields each outcome when it arrives, in any order.
 
+    The rows of an outcome are in the batch's order. Errors of the swarm, after all retries, and of invalid predictions
+    name rows of the batch.
+
     Args:
         model: the model.
         dataset: the tokenized texts.
@@ -95,13 +96,6 @@ def predict_batches(
         stopping: returns whether to stop sending batches.
         drain_timeout: time for batches in flight to complete after that, in seconds; later ones are dropped.
         audited: numbers of the batches to audit.
-
-    Returns:
-        The outcomes of the batches, with rows in each batch's order.
-
-    Raises:
-        ModelOutputError: the model's outputs are not valid predictions; the message names rows of the batch.
-        SwarmError: a batch got no answer after all retries; the message names rows of the batch.
     """
 
     def outcome_of(number: int) -> BatchOutcome:
@@ -141,21 +135,12 @@ def checked_answers(
     options: SendOptions = ANY_ROUTE,
     record: RouteRecord | None = None,
 ) -> np.ndarray:
-    """Sends one batch through the model.
+    """Returns the model's answers to one batch, of shape [batch] and the dtype `model.columns`.
 
-    Args:
-        model: the model.
-        input_ids: int64 of shape [batch, length], padded on the right with any id.
-        lengths: number of real tokens of each text, at least 1, int64 of shape [batch].
-        options: constrains the route through a swarm.
-        record: records the route.
-
-    Returns:
-        The answers, of shape [batch] and the dtype `model.columns`.
-
-    Raises:
-        ModelOutputError: the number, shape or dtype of the answers is not as declared, or they are not finite.
-        EvaluationError: there is no answer.
+    `input_ids` are int64 of shape [batch, length], padded on the right with any id. `lengths` are the numbers of real
+    tokens of each text, at least 1, int64 of shape [batch]. `options` constrain the route through a swarm, and `record`
+    records it. Raises ModelOutputError if the number, shape or dtype of the answers is not as declared, or they are not
+    finite; another EvaluationError if there is no answer.
     """
     return checked(model.columns, model.answer(input_ids, lengths, options, record or RouteRecord()), len(lengths))
 

@@ -31,10 +31,8 @@ class Window:
     when many do, as in TCP Vegas (Brakmo and Peterson, 1995, "TCP Vegas: end to end congestion avoidance on a global
     Internet"). While batches queue, the servers are never idle, and more batches would not increase throughput.
 
-    Args:
-        fixed: a constant size; by default the size is adaptive.
-        largest: maximum size.
-        timeout: time limit of a request, in seconds; the window keeps the latency below a quarter of it.
+    A `fixed` size is constant; by default the size is adaptive. `timeout` is the time limit of a request, in seconds;
+    the window keeps the latency below a quarter of it.
     """
 
     def __init__(
@@ -51,11 +49,9 @@ class Window:
         self._since_change, self._retries, self._starting = 0, 0, True
 
     def finished(self, seconds: float, retries: int) -> None:
-        """Records a batch that completed, and adapts the size.
+        """Records a batch that completed `seconds` after it was sent, and adapts the size.
 
-        Args:
-            seconds: time from sending the batch to its answer.
-            retries: number of repeated requests of this rank so far.
+        `retries` is the number of repeated requests of this rank so far.
         """
         if self._fixed:
             return
@@ -88,14 +84,9 @@ def window_in_memory(
 ) -> Window:
     """Returns a rank's window, sized within its share of the host's memory.
 
-    Args:
-        topology: this process's place among the ranks.
-        in_flight: a constant size; by default the size is adaptive.
-        tokens: tokens of a batch, including padding and prompts.
-        hidden_size: width of the activations.
-        timeout: time limit of a request, in seconds.
-        gradients: tensors of a batch's size that servers answer with besides, such as gradients of deep prompts, which
-            are one per text and block.
+    `in_flight` is a constant size, None an adaptive one. `tokens` are those of a batch, including padding and prompts.
+    `hidden_size` is the width of the activations, `timeout` the time limit of a request, in seconds. Servers answer
+    with `gradients` further tensors of a batch's size, such as those of deep prompts, one per text and block.
     """
     memory = available_memory() * topology.hosts // topology.world_size
     return Window(in_flight, largest=largest_window(tokens, hidden_size, memory, gradients), timeout=timeout)
@@ -124,6 +115,8 @@ def map_in_flight(
 ) -> Generator[Result, None, None]:
     """Calls a function with each item, in threads, and yields each result when it is ready, in any order.
 
+    An error of the function is raised, and calls that have not started are cancelled.
+
     Args:
         call: the function.
         items: read one by one, in this thread, when the window has space.
@@ -132,12 +125,6 @@ def map_in_flight(
         stopping: returns whether to stop taking items.
         drain_timeout: time for calls in flight to return after that, in seconds; later ones are dropped, as are those
             that raise `NotSentError`.
-
-    Yields:
-        The function's results.
-
-    Raises:
-        Exception: any that the function raised; calls that have not started are cancelled.
     """
 
     def timed(item: Item) -> tuple[Result, float]:

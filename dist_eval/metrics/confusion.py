@@ -21,9 +21,8 @@ MOST_DENSE_CLASSES = 256
 def confusion_matrix(predictions: PredictionsLike) -> Any:
     """Counts examples by truth (row) and prediction (column).
 
-    Returns:
-        int64 of shape [classes, classes], a SciPy sparse array; in a multi-label problem of shape [labels, 2, 2], in a
-        regression of shape [0, 0].
+    It is a SciPy sparse array, int64 of shape [classes, classes]; in a multi-label problem it is int64 of shape
+    [labels, 2, 2], in a regression of shape [0, 0].
     """
     outputs = predictions.num_labels
     if predictions.problem is REGRESSION:
@@ -42,16 +41,10 @@ def confusion_matrix(predictions: PredictionsLike) -> Any:
 
 
 def confusion_of(label: np.ndarray, prediction: np.ndarray, classes: int, count: np.ndarray | None = None) -> Any:
-    """Counts examples by true class (row) and predicted class (column).
+    """Counts examples by true class (row) and predicted class (column), integers of shape [n].
 
-    Args:
-        label: true classes, integers of shape [n].
-        prediction: predicted classes, integers of shape [n].
-        classes: number of classes.
-        count: how many examples each one stands for, int64 of shape [n]; by default 1.
-
-    Returns:
-        A SciPy sparse array, int64 of shape [classes, classes], without empty cells, row by row.
+    Each one stands for `count` examples, int64 of shape [n], by default 1. The matrix is a SciPy sparse array, int64 of
+    shape [classes, classes], without empty cells, row by row.
     """
     from scipy import sparse
 
@@ -90,14 +83,10 @@ def class_addends(label: np.ndarray, prediction: np.ndarray) -> Any:
 
 
 def most_confused(matrix: Any, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Reduces a matrix of many classes to those with the most mistakes.
+    """Returns the `most` classes with the most mistakes, ascending, and their matrix, int64.
 
-    Args:
-        matrix: as from `confusion_of`.
-        most: number of classes to keep. A single further class is kept, not replaced by a sum.
-
-    Returns:
-        The classes, ascending, and their matrix, int64. If classes are omitted, the last row and column are their sums.
+    The given matrix is as from `confusion_of`. If classes are omitted, the last row and column are their sums. A single
+    further class is kept, not replaced by a sum.
     """
     classes = matrix.shape[0]
     if classes <= most + 1:

@@ -29,11 +29,9 @@ _EPSILON = float(np.finfo(np.float64).eps)
 
 
 def statistics_of(predictions: PredictionsLike, units: Units | None = None) -> Iterator[Statistic]:
-    """Yields all metrics of the predictions' problem type.
+    """Yields all metrics of the predictions' problem type, for at least one example.
 
-    Args:
-        predictions: at least one example.
-        units: the resampling units; by default single examples, equivalent ones as one kind.
+    The resampling units are by default single examples, equivalent ones as one kind.
     """
     if predictions.problem is SINGLE_LABEL:
         return statistics_of_classes(predictions, units)
@@ -46,11 +44,9 @@ def statistics_of_classes(
 ) -> Iterator[Statistic]:
     """Yields the metrics of single-label classification (see `statistics_of`).
 
-    Args:
-        predictions: at least one example.
-        units: the resampling units; by default single examples.
-        cells: units for metrics of the confusion matrix; by default `units`, or the cells of the matrix.
-        losses: units for mean losses; by default `units`, or examples binned by loss.
+    The resampling units are by default single examples. Metrics of the confusion matrix have the units `cells`, by
+    default `units`, or the cells of the matrix; mean losses have `losses`, by default `units`, or examples binned by
+    loss.
     """
     label, prediction, classes = predictions.label, predictions.prediction, predictions.num_labels
     examples = len(label)

@@ -42,17 +42,10 @@ _ROWS_IN_A_CHUNK = 1 << 16
 def load_metrics(
     specs: Sequence[str], problem: Problem, num_labels: int, built_in: Sequence[str]
 ) -> list[CustomMetric]:
-    """Loads metrics and checks each on a few synthetic examples.
+    """Loads metrics for a head of `num_labels` outputs, and checks each on a few synthetic examples.
 
-    Args:
-        specs: values of `--metric`: `package.module:name`, or the path of a metric of Hugging Face's `evaluate`, with
-            an optional prefix `NAME=` that sets the name.
-        problem: the problem type.
-        num_labels: width of the head.
-        built_in: reserved names.
-
-    Raises:
-        ConfigError: a metric cannot be found, fails, returns an invalid result, or has a reserved name.
+    `specs` are values of `--metric`: `package.module:name`, or the path of a metric of Hugging Face's `evaluate`, with
+    an optional prefix `NAME=` that sets the name. The names `built_in` are reserved.
     """
     sample = MetricInputs.of(synthetic_predictions(problem, num_labels))
     metrics: list[CustomMetric] = []
@@ -90,19 +83,11 @@ def _name_in_use(spec: str, name: str) -> ConfigError:
 
 
 def load_text_metrics(specs: Sequence[str], taken: Sequence[str] = ()) -> list[TextMetric]:
-    """Loads metrics of generated texts, and checks custom ones on synthetic texts.
+    """Loads the default metrics of generated texts, then the named ones; checks custom ones on synthetic texts.
 
-    Args:
-        specs: values of `--metric`: names of `TEXT_METRICS`, or `package.module:name` of a function of a text and the
-            list of its references that returns a number; with an optional prefix `NAME=` that sets its name.
-        taken: reserved names.
-
-    Returns:
-        The default metrics, followed by the named ones.
-
-    Raises:
-        ConfigError: a metric cannot be found, fails, does not return a number or does not apply to generated texts, or
-            has a reserved name.
+    `specs` are values of `--metric`: names of `TEXT_METRICS`, or `package.module:name` of a function of a text and the
+    list of its references that returns a number; with an optional prefix `NAME=` that sets its name. The names `taken`
+    are reserved.
     """
     metrics = {name: TextMetric(name, TEXT_METRICS[name]) for name in USUAL_METRICS}
     for spec in dict.fromkeys(specs):

@@ -24,14 +24,9 @@ class TextMetric:
 
 
 def find_answer(pattern: re.Pattern[str], text: str) -> str | None:
-    r"""Returns the first match of a pattern in a text.
+    r"""Returns the first match of a pattern in a text; None if it does not match.
 
-    Args:
-        pattern: the pattern; with groups, the first group that matched is the answer, otherwise the whole match.
-        text: a generated text.
-
-    Returns:
-        The answer; None if the pattern does not match.
+    With groups, the first group that matched is the answer, otherwise the whole match.
 
     Examples:
         >>> find_answer(re.compile(r"answer is (\d+)"), "So the answer is 18.")

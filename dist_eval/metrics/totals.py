@@ -63,8 +63,7 @@ class Totals:
 def require_same_totals(reduced: Totals, gathered: Totals) -> None:
     """Checks that two ways to compute totals agree: all_reduce of the ranks' totals, and the gathered examples.
 
-    Raises:
-        ExactnessError: a count differs, or a sum differs by more than rounding error.
+    Counts must be equal, and sums equal up to rounding error; otherwise it raises ExactnessError.
     """
     for name, agree in (
         ("counts", np.array_equal),

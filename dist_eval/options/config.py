@@ -51,11 +51,7 @@ _DEMO_HINT = " (--demo needs no other option.)"
 
 @dataclass(kw_only=True)
 class RunConfig(OutputOptions, RankOptions, ModelOptions, SwarmOptions):
-    """The options of all kinds of runs.
-
-    Raises:
-        ConfigError: on construction, when an option is out of range, missing, or contradicts another.
-    """
+    """The options of all kinds of runs."""
 
     def _validate(self) -> None:
         if self.backend != "local":

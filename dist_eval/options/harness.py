@@ -38,11 +38,7 @@ def key_values(text: str) -> Any:
 
 
 def require_harness() -> None:
-    """Checks that the harness is installed.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Checks that the harness is installed."""
     if find_spec("lm_eval") is None:
         raise ConfigError(
             "The lm-evaluation-harness is not installed: `uv sync --extra harness` installs it, or start the command "

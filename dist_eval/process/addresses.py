@@ -64,13 +64,8 @@ def address_towards(target: str) -> str | None:
 def address_among(head: str, local: Interfaces) -> str | None:
     """Returns the address where other hosts of a group reach this one, if its name resolves to loopback.
 
-    Args:
-        head: name or IP address of the host of the rendezvous.
-        local: the interfaces of this host.
-
-    Returns:
-        The address of this host towards the head. On the head itself, whose name resolves to loopback, its only
-        address, or that of the default route; None if it has none.
+    It is the address towards `head`, the name or IP address of the host of the rendezvous. On the head itself, whose
+    name resolves to loopback, it is the only address, or that of the default route; None if there is none.
     """
     targets = [address for address in resolve(head) if not is_loopback(address)]
     if targets:

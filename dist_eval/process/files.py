@@ -35,11 +35,7 @@ def is_utf8(name: object) -> bool:
 def replaced_atomically(path: Path, mode: int = PRIVATE) -> Iterator[BinaryIO]:
     """Opens a temporary file that replaces `path` atomically when the context ends without an error.
 
-    A symbolic link is replaced, not followed.
-
-    Args:
-        path: the file.
-        mode: its mode: `PRIVATE`, or `BY_UMASK` for a file that the user named.
+    A symbolic link is replaced, not followed. The mode is `PRIVATE`, or `BY_UMASK` for a file that the user named.
     """
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}")
     try:

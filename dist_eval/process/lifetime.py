@@ -60,10 +60,8 @@ def adopt_orphans() -> None:
 def end_session(leader: int) -> None:
     """Kills all processes of a session that a child of this process leads, and reaps them.
 
-    The leader may have ended before its helpers; its id remains their group's until the last one ends.
-
-    Args:
-        leader: id of the child that was started with `start_new_session=True`.
+    The leader, a child that was started with `start_new_session=True`, may have ended before its helpers; its id
+    remains their group's until the last one ends.
     """
     deadline = time.monotonic() + _SESSION_END_SECONDS
     while time.monotonic() < deadline:
@@ -115,9 +113,8 @@ def _after_fork_in_child() -> None:
 def helpers_die_with_us(*, apart: bool = False) -> Iterator[None]:
     """Kills processes that this one forks within this context when this one ends, for any reason.
 
-    Args:
-        apart: give them process groups of their own: torchrun sends SIGTERM to a rank's whole group, but a rank that
-            shuts down gracefully still needs its helpers.
+    `apart` gives them process groups of their own: torchrun sends SIGTERM to a rank's whole group, but a rank that
+    shuts down gracefully still needs its helpers.
     """
     global _bind_forks, _forks_apart
     _install_fork_hook()
@@ -131,13 +128,10 @@ def helpers_die_with_us(*, apart: bool = False) -> Iterator[None]:
 
 @contextmanager
 def temporary_files_in(folder: Path) -> Iterator[None]:
-    """Within this context, this process and its children create temporary files in a folder.
+    """Within this context, this process and its children create temporary files in an existing folder.
 
     torch, multiprocessing and hivemind create sockets and folders that a killed process does not remove. Only for
     processes that end with `os._exit`: otherwise multiprocessing fails at exit because the folder is gone.
-
-    Args:
-        folder: an existing folder.
     """
     with environment_with("TMPDIR", str(folder)), patched(tempfile, "tempdir", str(folder)):
         yield
@@ -146,11 +140,8 @@ def temporary_files_in(folder: Path) -> Iterator[None]:
 class MultiprocessingFiles:
     """The folder and socket of multiprocessing, which hivemind and torch use, for programs that exit normally.
 
-    multiprocessing keeps them until the interpreter exits, and its finalizers require them. This class can remove them
-    earlier.
-
-    Args:
-        folder: an existing folder.
+    multiprocessing keeps them until the interpreter exits, and its finalizers require them. This class creates them in
+    an existing folder, and can remove them earlier.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -188,15 +179,10 @@ class MultiprocessingFiles:
 
 @contextmanager
 def workspace(*also_removed: Path) -> Iterator[Path]:
-    """Opens a private temporary folder that disappears with this process, even if it is killed.
+    """Yields a private temporary folder (mode 0700) that disappears with this process, even if it is killed.
 
-    Its path is short even if TMPDIR is long, because Unix sockets are opened in it.
-
-    Args:
-        *also_removed: files outside the folder to remove with it.
-
-    Yields:
-        The folder (mode 0700).
+    Its path is short even if TMPDIR is long, because Unix sockets are opened in it. The files `also_removed`, which are
+    outside the folder, disappear with it.
     """
     base = tempfile.gettempdir()
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base if len(base) <= _LONGEST_BASE else "/tmp"))

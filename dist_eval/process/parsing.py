@@ -14,15 +14,7 @@ _EXPONENT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$")
 
 
 def parse_json(content: bytes | str, **options: Any) -> Any:
-    """Parses JSON.
-
-    Args:
-        content: the JSON.
-        **options: for `json.loads`.
-
-    Raises:
-        ValueError: it is malformed, or nested too deeply.
-    """
+    """Parses JSON with options of `json.loads`; raises ValueError if it is malformed, or nested too deeply."""
     try:
         return json.loads(content, **options)
     except RecursionError:
@@ -30,12 +22,7 @@ def parse_json(content: bytes | str, **options: Any) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """Reads a JSON file.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is not UTF-8, malformed, or nested too deeply.
-    """
+    """Reads a JSON file; raises OSError, or ValueError if it is not UTF-8, malformed, or nested too deeply."""
     return parse_json(path.read_text(encoding="utf-8"))
 
 
@@ -58,8 +45,7 @@ def _loader() -> Any:
 def parse_yaml(content: str) -> Any:
     """Parses YAML of plain values; numbers that YAML 1.1 reads as text are `ExponentText`.
 
-    Raises:
-        ValueError: it is malformed, has a key twice, or is nested too deeply.
+    Raises ValueError if it is malformed, has a key twice, or is nested too deeply.
     """
     import yaml
 

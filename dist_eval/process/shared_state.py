@@ -16,9 +16,8 @@ State = TypeVar("State", bound=ctypes.Structure)
 class SharedStates:
     """Structures in a folder, shared by all processes that open it.
 
-    Args:
-        folder: created if needed. It must be new to the first process, and exist as long as any process opens a
-            structure.
+    The folder is created if needed. It must be new to the first process, and exist as long as any process opens a
+    structure.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -26,12 +25,7 @@ class SharedStates:
         self._folder, self._lock = folder, (folder / "lock").open("ab")
 
     def open(self, name: str, kind: type[State]) -> State:
-        """Returns a structure of shared fields, initially 0.
-
-        Args:
-            name: a file name.
-            kind: its fields.
-        """
+        """Returns the structure of shared fields in the file `name`, initially 0; `kind` has its fields."""
         with (self._folder / name).open("ab") as file:
             file.truncate(ctypes.sizeof(kind))
         with (self._folder / name).open("r+b") as file:

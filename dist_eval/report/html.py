@@ -17,12 +17,7 @@ _ROWS, _PAGE_SIZE, _MOST_CHOICES = 200, 25, 200
 
 
 def render_html(document: Document) -> str:
-    """Renders the page of a document.
-
-    Raises:
-        RunError: predictions of the run cannot be read.
-        DataError: texts were requested, but the dataset cannot be read or has changed since the run.
-    """
+    """Renders the page of a document."""
     from markupsafe import Markup
 
     environment = _environment()

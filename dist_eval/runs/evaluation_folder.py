@@ -63,13 +63,8 @@ class EvaluationFolder(RunFolder):
     ) -> None:
         """Writes all files of a complete run; the plots come last, because no result depends on them.
 
-        Args:
-            samples: the predictions or texts, in dataset order; None for tasks, for which the harness writes documents.
-            results: the sections of `results.json`.
-            groups: the group of each sample, int64 of shape [n]; None if samples are not grouped.
-
-        Raises:
-            RunError: the files cannot be written.
+        The samples are in dataset order; None for tasks, for which the harness writes documents. `groups` has the group
+        of each sample, int64 of shape [n]; None if samples are not grouped.
         """
         record = CompleteRun if isinstance(results, EvaluationResults) else CompleteTasksRun
         changes = {"status": "complete", "error": None, "finished": now(), "config": self.options}

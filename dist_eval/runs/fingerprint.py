@@ -29,11 +29,9 @@ _NAMED_AT_MOST = 5
 class Fingerprint:
     """The inputs that a run's results depend on: a hash by name. Only runs with equal fingerprints share a journal.
 
-    Args:
-        values: text by name; the names appear in error messages.
-        parts: by the value's name, the hashes of the parts of a value, such as each file of a dataset or each column
-            that a prompt names. Only messages use them: equal values with other parts, such as the same rows in
-            renamed files, are the same run.
+    `values` has a text by name; the names appear in error messages. `parts` has, by the value's name, the hashes of the
+    parts of a value, such as each file of a dataset or each column that a prompt names. Only messages use them: equal
+    values with other parts, such as the same rows in renamed files, are the same run.
     """
 
     def __init__(self, values: Mapping[str, str], parts: Mapping[str, Mapping[str, str]] | None = None) -> None:

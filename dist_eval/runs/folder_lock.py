@@ -36,11 +36,7 @@ class FolderLock(NamedTuple):
 
 
 def last_holder(output: Path) -> str:
-    """Describes the process that took the lock last; empty if none did.
-
-    Args:
-        output: the run's folder.
-    """
+    """Describes the process that took the lock of a run's folder last; empty if none did."""
     try:
         return (output / JOURNAL / HOLDER_FILE).read_text(errors="replace").strip()
     except FileNotFoundError:

@@ -59,11 +59,7 @@ def _recorded_plan(folder: Path) -> dict[str, Any]:
 
 
 def recorded_cache_tokens(folder: Path) -> int | None:
-    """Returns the cache tokens that a run's batches were planned for; None if that is not decided yet.
-
-    Raises:
-        RunError: there are batches, but the record of their plan cannot be read.
-    """
+    """Returns the cache tokens that a run's batches were planned for; None if that is not decided yet."""
     try:
         return int(_recorded_plan(folder)["session_tokens"])
     except FileNotFoundError:
@@ -78,22 +74,14 @@ def recorded_cache_tokens(folder: Path) -> int | None:
 
 
 def record_plan(folder: Path, cache_tokens: int, plan: str) -> None:
-    """Records the cache tokens that a run's batches are planned for, and the digest of that plan.
-
-    Raises:
-        RunError: the file cannot be written.
-    """
+    """Records the cache tokens that a run's batches are planned for, and the digest of that plan."""
     path, content = folder / JOURNAL / RECORDED_PLAN, {"session_tokens": cache_tokens, "plan": plan}
     with translating_os_errors(RunError, f"{path} cannot be written"):
         write_atomically(path, json.dumps(content).encode())
 
 
 def require_recorded_plan(folder: Path, plan: str) -> None:
-    """Requires that a run's batches are planned as before.
-
-    Raises:
-        RunError: the plan differs, because another version of dist_eval began the run.
-    """
+    """Requires that a run's batches are planned as before; another version of dist_eval may plan them differently."""
     try:
         recorded = _recorded_plan(folder)["plan"]
     except (OSError, *_DAMAGE):
@@ -149,12 +137,9 @@ class _Index:
 class Journal:
     """The finished batches of a run.
 
-    Args:
-        folder: the run's folder.
-        sizes: examples in each batch of the plan, integers of shape [batches].
-        columns: of the answers, as the model declares them.
-        rank: this rank, for the name of its file.
-        run: hash of the run's fingerprint; files of other runs are ignored.
+    `sizes` has the number of examples in each batch of the plan, integers of shape [batches]; `columns` are those of
+    the answers, as the model declares them. `rank` is in the name of this rank's file. `run` is the hash of the run's
+    fingerprint; files of other runs are ignored.
     """
 
     def __init__(
@@ -177,11 +162,7 @@ class Journal:
             return frozenset(path.stem.removeprefix(f"{self._run}-odd-") for path in found)
 
     def exclude(self, server: str) -> None:
-        """Excludes a server: its answers do not count, regardless of the rank or start that received them.
-
-        Raises:
-            RunError: the folder cannot be written.
-        """
+        """Excludes a server: its answers do not count, regardless of the rank or start that received them."""
         path = self._folder / f"{self._run}-odd-{server}{FAULTY_SUFFIX}"
         with _writable(path):
             self._make_folder()
@@ -217,9 +198,6 @@ class Journal:
         """Yields the outcomes that ranks have added to this folder since the last call, the first one of each batch.
 
         Another thread may call it while this one appends.
-
-        Raises:
-            RunError: a file cannot be read.
         """
         with _readable(self._folder):
             files = self._files()

@@ -63,11 +63,10 @@ def confusion_cells(matrix: ConfusionMatrix | SparseConfusionMatrix) -> Any:
 
 
 def draw_confusion_matrix(results: EvaluationResults, most: int = MOST_DENSE_CLASSES) -> Figure:
-    """Draws the confusion matrix; with too many classes, those with the most mistakes, and the sum of the others.
+    """Draws the confusion matrix of a run with single labels.
 
-    Args:
-        results: of a run with single labels.
-        most: the number of classes up to which all are drawn; if that is not legible, 40.
+    With more than `most` classes (40 if that many are not legible), it has those with the most mistakes, and the sum of
+    the others.
     """
     from matplotlib.figure import Figure
     from sklearn.metrics import ConfusionMatrixDisplay
@@ -117,10 +116,7 @@ def draw_label_confusion(results: EvaluationResults) -> Figure:
 def draw_scatter(names: list[str], label: np.ndarray, prediction: np.ndarray) -> Figure:
     """Draws a scatter plot of each of the first outputs, with evenly spaced examples if there are many.
 
-    Args:
-        names: names of the outputs.
-        label: float64 of shape [n, outputs].
-        prediction: float64 of shape [n, outputs].
+    Labels and predictions are float64 of shape [n, outputs].
     """
     from sklearn.metrics import PredictionErrorDisplay
 

@@ -30,11 +30,7 @@ Table = TypeVar("Table")
 
 
 def read_run(folder: Path) -> CompleteRun | CompleteTasksRun:
-    """Reads `results.json` of a complete run of any kind, and checks the digests of its tables.
-
-    Raises:
-        RunError: the folder holds no complete run, another version wrote it, or a file is damaged.
-    """
+    """Reads `results.json` of a complete run of any kind, and checks the digests of its tables."""
     try:
         results = read_json(folder / RESULTS)
     except FileNotFoundError:
@@ -92,27 +88,16 @@ class FinishedRun:
     results: CompleteRun  # content of `results.json`
 
     def predictions(self) -> Iterator[SavedPredictions]:
-        """Yields the predictions, in chunks of bounded size and in dataset order.
-
-        Raises:
-            RunError: they cannot be read.
-        """
+        """Yields the predictions, in chunks of bounded size and in dataset order."""
         from dist_eval.runs.saved_samples import read_chunks
 
         with _readable(self.folder / PREDICTIONS):
             yield from read_chunks(self.folder / PREDICTIONS)
 
     def sample(self, most: int) -> tuple[np.ndarray, np.ndarray]:
-        """Reads labels and predictions; of evenly spaced examples if there are more than `most`.
+        """Returns labels and predictions, both float64 of shape [n, outputs] with n at most `most`.
 
-        Args:
-            most: largest number of examples.
-
-        Returns:
-            Labels and predictions, both float64 of shape [n, outputs] with n at most `most`.
-
-        Raises:
-            RunError: they cannot be read.
+        They are those of evenly spaced examples if there are more.
         """
         import numpy as np
 
@@ -126,17 +111,10 @@ class FinishedRun:
         return labels, predictions
 
     def texts(self, wanted: Container[int], dataset: str | Sequence[str] | None = None) -> dict[int, str]:
-        """Reads texts of the run's dataset by their positions in it.
+        """Returns texts of the run's dataset by position; the two texts of a pair are joined by a line break.
 
-        Args:
-            wanted: the positions.
-            dataset: where the dataset is now; None if it has not moved.
-
-        Returns:
-            Text by position; the two texts of a pair are joined by a line break.
-
-        Raises:
-            DataError: the dataset cannot be read, or has changed since the run.
+        `dataset` is where the dataset is now; None if it has not moved. Raises DataError if it has changed since the
+        run.
         """
         from dist_eval.data.files import dataset_name
         from dist_eval.data.in_memory import was_in_memory

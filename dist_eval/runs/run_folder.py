@@ -40,11 +40,8 @@ _OF_REVISIONS = ("model", "revision", "dataset", "dataset_revision")  # options 
 class RunFolder:
     """The folder of one run; `EvaluationFolder` and `TuningFolder` define its files, `NoFolder` has none.
 
-    Args:
-        path: path of the folder.
-        options: all options of the run, as they are recorded.
-        overwrite: whether to discard the contents of the folder.
-        peers: addresses of the swarm's peers, which are not recorded.
+    `options` are all options of the run, as they are recorded; `peers`, the addresses of the swarm's peers, are not
+    recorded. `overwrite` discards the contents of the folder.
     """
 
     results_name: str  # name of the file with the results
@@ -66,13 +63,8 @@ class RunFolder:
     def open(self, attempt: int = 0) -> None:
         """Takes the folder's lock, and writes its results with status "running".
 
-        Results that are complete or damaged stay until `claim` has agreed to replace them.
-
-        Args:
-            attempt: how often torchrun has restarted the group.
-
-        Raises:
-            RunError: the folder cannot be written, or another run is using it.
+        Results that are complete or damaged stay until `claim` has agreed to replace them. `attempt` is how often
+        torchrun has restarted the group.
         """
         with translating_os_errors(RunError, f"The output folder {self.path} cannot be written"):
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -152,20 +144,12 @@ class RunFolder:
         return FoundResults(content, results, self.path / damaged if damaged else None)
 
     def claim(self, fingerprint: Fingerprint, answers: Fingerprint | None = None) -> bool:
-        """Compares this run with the one in the folder, and prepares the journal.
+        """Compares this run with the one in the folder, prepares the journal, and returns whether there is work to do.
 
-        Damaged files are restored from the journal if it belongs to this run. Without `--overwrite`, nothing is removed
-        that could be resumed.
-
-        Args:
-            fingerprint: the inputs that the results depend on.
-            answers: the inputs that the batches in the journal depend on, if they differ.
-
-        Returns:
-            Whether there is work to do: False if the folder holds this run, complete.
-
-        Raises:
-            RunError: the folder holds another run; the message names what differs.
+        There is none if the folder holds this run, complete. Damaged files are restored from the journal if it belongs
+        to this run. Without `--overwrite`, nothing is removed that could be resumed. `answers` are the inputs that the
+        batches in the journal depend on, if they differ from those of the results. If the folder holds another run, the
+        RunError names what differs.
         """
         with translating_os_errors(RunError, f"The output folder {self.path} cannot be read or written"):
             claim = Claim(
@@ -267,20 +251,11 @@ class RunFolder:
         coverage: Mapping[str, int] | None = None,
         transient: bool = False,
     ) -> bool:
-        """Marks the run as failed, on the rank that has the root cause.
+        """Marks the run as failed, on the rank that has the root cause; returns whether it was marked.
 
-        Args:
-            message: the reason.
-            rank: the rank that failed.
-            host: its host.
-            coverage: the counts, if the dataset was not covered exactly once.
-            transient: whether a new start may get further without any change.
-
-        Returns:
-            Whether it was marked. The folder stays unchanged if this run has not opened it, or a later run has.
-
-        Raises:
-            OSError: the folder can no longer be written.
+        The folder stays unchanged if this run has not opened it, or a later run has. `coverage` has the counts if the
+        dataset was not covered exactly once; `transient` says whether a new start may get further without any change.
+        Raises OSError if the folder can no longer be written.
         """
         return self._end("failed", coverage, message, rank=rank, host=host, transient=transient)
 

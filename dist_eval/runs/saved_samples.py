@@ -218,12 +218,7 @@ def write_samples(path: Path, samples: Samples, groups: np.ndarray | None = None
 
 
 def read_predictions(path: Path) -> SavedPredictions:
-    """Reads the predictions that `write_samples` wrote.
-
-    Raises:
-        OSError: the file is missing or cannot be read.
-        ValueError: it lacks a column.
-    """
+    """Reads the predictions that `write_samples` wrote; raises OSError, or ValueError if a column is missing."""
     return SavedPredictions.from_table(parquet.read_table(path))
 
 
@@ -235,12 +230,7 @@ def read_chunks(path: Path) -> Iterator[SavedPredictions]:
 
 
 def read_texts(path: Path) -> SavedTexts:
-    """Reads the texts that `write_samples` wrote.
-
-    Raises:
-        OSError: the file is missing or cannot be read.
-        ValueError: it lacks a column.
-    """
+    """Reads the texts that `write_samples` wrote; raises OSError, or ValueError if a column is missing."""
     return SavedTexts.from_table(parquet.read_table(path))
 
 

@@ -44,9 +44,7 @@ class Sample:
     def answer(self, metric: str, *, with_texts: bool) -> tuple[str, str, str]:
         """Returns target, answer and score; with several choices, the answer is the one that the metric selects.
 
-        Args:
-            metric: name of the metric.
-            with_texts: whether to show texts of the document, or only numbers of choices.
+        Without `with_texts`, no texts of the document are shown, only numbers of choices.
         """
         target = self.target if with_texts else "–"
         if self.text is not None:
@@ -73,11 +71,7 @@ class TaskRun:
     _values: dict[str, dict[str, dict[DocumentKey, Any]]] = field(default_factory=dict, repr=False, compare=False)
 
     def samples(self, task: str) -> Iterator[tuple[DocumentKey, Sample]]:
-        """Yields the documents of a task with the model's answers, once for each filter.
-
-        Raises:
-            RunError: they cannot be read.
-        """
+        """Yields the documents of a task with the model's answers, once for each filter."""
         path = self.folder / self.results.files.samples[task]
         seen: Counter[tuple[str, str]] = Counter()
         try:

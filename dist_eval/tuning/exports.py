@@ -36,14 +36,7 @@ _BIAS = f"bias of {HEAD}"
 def convert(
     files: Sequence[Path], model: str, label_names: Sequence[str] | None = None
 ) -> tuple[TunedCheckpoint, list[str]]:
-    """Reads older exports.
-
-    Returns:
-        The checkpoint, and the names of the tensors outside it.
-
-    Raises:
-        CheckpointError: a file cannot be read, the tensors do not form a checkpoint, or they include an adapter.
-    """
+    """Reads older exports; returns the checkpoint, and the names of the tensors outside it."""
     base, left = read_base_config(model), []
     found: dict[str, torch.Tensor] = {}
     for path in files:
