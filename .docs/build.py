@@ -42,13 +42,7 @@ SECTIONS = {
     ],
     "Options": [f"options/{command.replace(' ', '-')}" for command in PARSERS],
     "Reference": [f"reference/{module}" for module in MODULES],
-    "More": [
-        "benchmarks/README",
-        ".github/SECURITY",
-        "dist_eval/README",
-        ".github/CONTRIBUTING",
-        ".github/CHANGELOG",
-    ],
+    "More": ["benchmarks/README", ".github/SECURITY", "dist_eval/README", ".github/CONTRIBUTING", ".github/CHANGELOG"],
 }
 
 

@@ -409,14 +409,7 @@ PROGRAM = Program(
     "intervals",
     COVERAGE,
     measure,
-    quick={
-        "examples": [200],
-        "groups": [20],
-        "samples": [500],
-        "resampled": 5_000,
-        "compared": 500,
-        "simulations": 40,
-    },
+    quick={"examples": [200], "groups": [20], "samples": [500], "resampled": 5_000, "compared": 500, "simulations": 40},
 )
 PROGRAM.add("--simulations", 4_000, "samples for coverage and power")
 PROGRAM.add("--examples", (200, 5_000), "of a sample, for coverage")

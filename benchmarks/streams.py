@@ -108,13 +108,7 @@ async def _by_dist_eval(p2p: Any, peer: Any, hidden: torch.Tensor) -> torch.Tens
 
     request = runtime_pb2.ExpertRequest(uid="model.0")
     answer = await call_stream(
-        p2p,
-        peer,
-        _METHOD,
-        request,
-        [Payload.of(hidden)],
-        largest_answer=2 * hidden.nbytes,
-        timeout=_TIMEOUT,
+        p2p, peer, _METHOD, request, [Payload.of(hidden)], largest_answer=2 * hidden.nbytes, timeout=_TIMEOUT
     )
     return answer.tensors[0].tensor()
 

@@ -167,14 +167,7 @@ PROGRAM = Program(
     "tasks",
     QUESTION,
     measure,
-    quick={
-        "base": "64x4",
-        "documents": 6,
-        "round_trips": [0],
-        "ranks": [1],
-        "batch_sizes": [1, 8],
-        "shots": [0],
-    },
+    quick={"base": "64x4", "documents": 6, "round_trips": [0], "ranks": [1], "batch_sizes": [1, 8], "shots": [0]},
 )
 PROGRAM.add("--base", str(SMALL), "size of the model", choices=SIZES)
 PROGRAM.add("--documents", 200, "of each of the two tasks")

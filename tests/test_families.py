@@ -93,11 +93,7 @@ def test_a_task_of_the_harness(swarm: PrivateSwarm, tasks: Path, tmp_path: Path)
 
 @pytest.mark.slow
 def test_texts_that_are_longer_than_a_request(
-    swarm: PrivateSwarm,
-    tasks: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    swarm: PrivateSwarm, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     limits = ("--server-max-tokens", "24", "--max-length", "150")
     task = ("--tasks", "texts", "--include-path", str(tasks), "--bootstrap-iters", "0", "--limit", "6", *limits)

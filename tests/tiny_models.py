@@ -36,10 +36,7 @@ DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
         "llama",
         {**_GROUPED, "rope_parameters": {**_LLAMA31, "rope_theta": 5e5, "original_max_position_embeddings": 32}},
     ),
-    "dynamic": (
-        "llama",
-        {**_GROUPED, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
-    ),
+    "dynamic": ("llama", {**_GROUPED, "rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}),
     "wide": ("llama", {**_GROUPED, "hidden_size": 512, "num_hidden_layers": 1, "num_key_value_heads": 4}),
     "bloom": ("bloom", _BLOOM),
     "falcon": ("falcon", {**_COMMON, "num_kv_heads": 2, "new_decoder_architecture": True, "alibi": False}),

@@ -35,8 +35,4 @@ def classify(scratch_dir: Path, **task: Any) -> dict[str, Any]:
         traffic = requests.traffic()
     counted = ("round_trips", "bytes_sent", "bytes_received")
     own = {name: getattr(traffic, name) - getattr(before, name) for name in counted}
-    return {
-        "seconds": seconds,
-        "answers": result["predictions"].tolist(),
-        "facts": {"ranks": [{"traffic": own}]},
-    }
+    return {"seconds": seconds, "answers": result["predictions"].tolist(), "facts": {"ranks": [{"traffic": own}]}}

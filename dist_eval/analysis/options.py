@@ -94,10 +94,7 @@ def columns_asked_for(slice_by: Sequence[str], group_column: str | None) -> list
 
 
 def analyse(
-    predictions: PredictionsLike,
-    metrics: Metrics,
-    options: AnalysisOptions,
-    extra_statistics: Sequence[Statistic] = (),
+    predictions: PredictionsLike, metrics: Metrics, options: AnalysisOptions, extra_statistics: Sequence[Statistic] = ()
 ) -> Analysis:
     """Computes the sections of `results.json` that depend on the options of the analysis.
 

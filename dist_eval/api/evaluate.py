@@ -23,13 +23,7 @@ from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import DataError, ModelOutputError, RunError, error_summary
 from dist_eval.evaluation.scoring import Gathered, gather, score
 from dist_eval.metrics.predictions import Predictions
-from dist_eval.model.user_model import (
-    evaluation_mode,
-    fingerprint_of,
-    logits_of,
-    names_taken,
-    without_wrapper,
-)
+from dist_eval.model.user_model import evaluation_mode, fingerprint_of, logits_of, names_taken, without_wrapper
 
 Result = TypeVar("Result")
 

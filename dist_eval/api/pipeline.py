@@ -141,9 +141,7 @@ class PetalsPipeline:
             ((number, labels), name(inputs)) for number, (inputs, labels) in enumerate(map(_pair, micro_batches))
         )
         answers = outputs_in_flight(
-            *(model, call, numbered, topology),
-            named=lambda key: f"Micro-batch {key[0]}",
-            in_flight=self._in_flight,
+            *(model, call, numbered, topology), named=lambda key: f"Micro-batch {key[0]}", in_flight=self._in_flight
         )
         with closing(answers):
             found = sorted(answers, key=lambda answer: answer[0][0])

@@ -44,12 +44,7 @@ class Limits:
         if self.least > -math.inf and self.most < math.inf:
             text = f"between {self.least:g} and {self.most:g}"
         else:
-            limits = {
-                "at least": self.least,
-                "more than": self.above,
-                "at most": self.most,
-                "less than": self.below,
-            }
+            limits = {"at least": self.least, "more than": self.above, "at most": self.most, "less than": self.below}
             text = " and ".join(f"{words} {limit:g}" for words, limit in limits.items() if math.isfinite(limit))
         return text + (f" {self.unit}" if self.unit else "") + (f", such as {self.example}" if self.example else "")
 

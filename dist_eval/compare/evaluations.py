@@ -11,14 +11,7 @@ from typing import Any
 import numpy as np
 
 from dist_eval.compare.changes import Changes
-from dist_eval.compare.comparison import (
-    Change,
-    ComparedRun,
-    Comparison,
-    GroupedTest,
-    renumbered,
-    require_same_groups,
-)
+from dist_eval.compare.comparison import Change, ComparedRun, Comparison, GroupedTest, renumbered, require_same_groups
 from dist_eval.errors import ConfigError, RunError
 from dist_eval.metrics.catalogue import accuracy_names, metric_names
 from dist_eval.metrics.computing import compute_metrics

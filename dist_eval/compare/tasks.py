@@ -47,10 +47,7 @@ class ComparedTasks(TaskRun, ComparedRun):
         first, *others = runs
         if first.results.dataset is None:
             return list(runs)
-        named = [
-            first,
-            *(other._with_task_named_as_in(first) if other.results.dataset else other for other in others),
-        ]
+        named = [first, *(other._with_task_named_as_in(first) if other.results.dataset else other for other in others)]
         return [run._with_metrics(custom_metrics) if run.results.dataset else run for run in named]
 
     def has(self, metric: str) -> bool:
@@ -222,11 +219,7 @@ class ComparedTasks(TaskRun, ComparedRun):
 
 
 def _difference(
-    values: Sequence[tuple[Any, Any]],
-    form: Form,
-    confidence: float,
-    resamples: int | None,
-    groups: np.ndarray | None,
+    values: Sequence[tuple[Any, Any]], form: Form, confidence: float, resamples: int | None, groups: np.ndarray | None
 ) -> tuple[PairedDifference, McNemar | None]:
     """Compares both values of each document.
 

@@ -66,11 +66,7 @@ class TokenizedPrompts:
 
 
 def write_prompts(
-    folder: Path,
-    prompts: Iterable[tuple[Sequence[int], Decoding]],
-    *,
-    max_length: int,
-    rows: np.ndarray | None = None,
+    folder: Path, prompts: Iterable[tuple[Sequence[int], Decoding]], *, max_length: int, rows: np.ndarray | None = None
 ) -> TokenizedPrompts:
     """Writes prompts to an existing folder.
 

@@ -180,12 +180,7 @@ def _open_hub(name: str, columns: Sequence[str], subset: str | None, split: str 
     is_streamed = not datasets.config.HF_HUB_OFFLINE
     try:
         loaded = datasets.load_dataset(
-            name,
-            subset,
-            split=split,
-            revision=pinned("dataset", name),
-            streaming=is_streamed,
-            trust_remote_code=False,
+            name, subset, split=split, revision=pinned("dataset", name), streaming=is_streamed, trust_remote_code=False
         )
         if isinstance(loaded, (datasets.DatasetDict, datasets.IterableDatasetDict)):
             loaded = _choose_split(name, loaded, split)

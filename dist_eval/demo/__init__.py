@@ -21,11 +21,7 @@ TEST_DATA = _HERE / "digits-test.csv"
 TRAIN_DATA = _HERE / "digits-train.csv"
 """The digits that prompts and head were tuned on."""
 
-OPTIONS: dict[str, str] = {
-    "model": str(BASE_MODEL),
-    "checkpoint": str(CHECKPOINT),
-    "dataset": str(TEST_DATA),
-}
+OPTIONS: dict[str, str] = {"model": str(BASE_MODEL), "checkpoint": str(CHECKPOINT), "dataset": str(TEST_DATA)}
 """The options that `--demo` sets, besides a private swarm on this host."""
 
 __all__ = ["BASE_MODEL", "CHECKPOINT", "OPTIONS", "TEST_DATA", "TRAIN_DATA"]

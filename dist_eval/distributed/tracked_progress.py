@@ -26,11 +26,7 @@ class TrackedProgress:
     """
 
     def __init__(
-        self,
-        trackers: Trackers,
-        total: int,
-        confidence: float,
-        scorer: Callable[[], Iterable[Scored]] | None = None,
+        self, trackers: Trackers, total: int, confidence: float, scorer: Callable[[], Iterable[Scored]] | None = None
     ) -> None:
         self._trackers, self._total, self._confidence, self._scorer = trackers, total, confidence, scorer
         self._counts: dict[str, tuple[int, int]] = {}  # numbers of samples and of correct samples

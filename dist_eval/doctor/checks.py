@@ -155,13 +155,7 @@ def check_swarm(config: DoctorConfig, topology: Topology, base: BaseModelSpec, s
     try:
         left, blocks = max(1.0, deadline - time.monotonic()), base.config.num_hidden_layers
         coverage = wait_until_covered(
-            dht,
-            base.dht_prefix,
-            blocks,
-            left,
-            config=base.config,
-            adapter=base.adapter,
-            timeout_option=option,
+            dht, base.dht_prefix, blocks, left, config=base.config, adapter=base.adapter, timeout_option=option
         )
         seconds = measure_distances(dht, [server.peer_id for server in coverage.online], CONTACT_SECONDS)
     finally:

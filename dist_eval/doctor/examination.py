@@ -196,8 +196,7 @@ class Examination:
         others = {path.name for path in folder.glob(f"{PROBE_PREFIX}*")} - {self.probe.name, *probes.values()}
         if len(probes) == self.topology.world_size and any(is_locked(folder / name) for name in others):
             raise Fault(
-                f"Another group checks {folder} right now: the hosts may have formed separate groups.",
-                _START_ALIKE,
+                f"Another group checks {folder} right now: the hosts may have formed separate groups.", _START_ALIKE
             )
         if is_locked(folder / JOURNAL / LOCK_FILE):
             message = f"{folder} is in use by another run ({last_holder(folder) or 'an unknown process'})."

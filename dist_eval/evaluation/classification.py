@@ -169,8 +169,4 @@ def rescored(
     built_in = compute_metrics(predictions, results.label_names)
     metrics, found = analysed(predictions, built_in, custom_metrics, analysis)
     renewed = {metric.name for metric in custom_metrics}
-    return (
-        with_new_scores(results, metrics, found, config, renewed),
-        predictions,
-        analysis.groups(predictions),
-    )
+    return (with_new_scores(results, metrics, found, config, renewed), predictions, analysis.groups(predictions))

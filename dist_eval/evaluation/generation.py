@@ -114,10 +114,7 @@ class GenerationTask:
         )
         write_continuations(folder, [], max_length=self._base.max_length)
         self.rows.write(
-            self.decoding,
-            max_length=self._max_length,
-            vocab_size=self._base.config.vocab_size,
-            strict=config.strict,
+            self.decoding, max_length=self._max_length, vocab_size=self._base.config.vocab_size, strict=config.strict
         )
 
     def fingerprint(self) -> Fingerprint:

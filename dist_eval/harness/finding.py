@@ -93,10 +93,7 @@ def _places(options: HarnessConfig) -> dict[str, Any]:
     missing = [path for path in options.include_path if not Path(path).is_dir()]
     if missing:
         raise ConfigError(f"--include-path {missing[0]}: there is no such folder.")
-    return {
-        "include_path": [str(SHIPPED), *_folders(options)],
-        "metadata": {**options.model_args, **options.metadata},
-    }
+    return {"include_path": [str(SHIPPED), *_folders(options)], "metadata": {**options.model_args, **options.metadata}}
 
 
 @contextlib.contextmanager

@@ -284,8 +284,7 @@ def save(tracker: EvaluationTracker, results: dict[str, Any], folder: Path) -> T
             tracker.save_results_samples(name, of_task)
     aggregated = f"results_{tracker.date_id}.json"
     files = TasksFiles(
-        results=aggregated,
-        samples={name: f"samples_{name}_{tracker.date_id}.jsonl" for name in samples},
+        results=aggregated, samples={name: f"samples_{name}_{tracker.date_id}.jsonl" for name in samples}
     )
     # the tracker only logs its errors
     wanted: dict[str, int | None] = {

@@ -35,13 +35,7 @@ class Window:
     the window keeps the latency below a quarter of it.
     """
 
-    def __init__(
-        self,
-        fixed: int | None = None,
-        *,
-        largest: int = LARGEST_SIZE,
-        timeout: float = 60.0,
-    ) -> None:
+    def __init__(self, fixed: int | None = None, *, largest: int = LARGEST_SIZE, timeout: float = 60.0) -> None:
         self.largest = fixed or largest
         self.size = fixed or min(FIRST_SIZE, largest)
         self._fixed, self._limit = fixed is not None, timeout * _SHARE_OF_TIMEOUT

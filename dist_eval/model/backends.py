@@ -123,9 +123,7 @@ def load_model(
         tokens_per_second=(options.max_tokens_per_second or math.inf) / topology.world_size,
     )
     router = Router(
-        topology.rank,
-        SharedStates(shared_dir) if shared_dir else None,
-        period=_PATIENCE * options.request_timeout,
+        topology.rank, SharedStates(shared_dir) if shared_dir else None, period=_PATIENCE * options.request_timeout
     )
     # servers of its own always take a while to start
     say = notify if topology.is_leader and not options.starts_swarm else None

@@ -121,11 +121,7 @@ def _planned(
             activations=tokens * width,
         )
     return PlannedRun(
-        ranks=ranks,
-        confidence=context.config.confidence,
-        plan=plan.summary(),
-        network=network,
-        **sections,
+        ranks=ranks, confidence=context.config.confidence, plan=plan.summary(), network=network, **sections
     )
 
 

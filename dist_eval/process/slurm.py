@@ -72,11 +72,7 @@ def _variable(environment: Mapping[str, str], name: str, program: str = "sbatch"
 def _scontrol(*words: str) -> str:
     try:
         finished = subprocess.run(
-            ["scontrol", *words],
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_SECONDS,
-            stdin=subprocess.DEVNULL,
+            ["scontrol", *words], capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, stdin=subprocess.DEVNULL
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise RunError(f"scontrol {' '.join(words)} failed: {error}.") from error

@@ -9,16 +9,7 @@ import numpy as np
 
 from dist_eval.metrics.catalogue import OF_CLASS, OF_OUTPUT
 from dist_eval.petals.base_model.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL
-from dist_eval.report.document import (
-    Number,
-    Plot,
-    Rows,
-    Section,
-    Table,
-    format_interval,
-    format_metric,
-    metric_number,
-)
+from dist_eval.report.document import Number, Plot, Rows, Section, Table, format_interval, format_metric, metric_number
 from dist_eval.results.run import CompleteRun
 from dist_eval.results.scores import Calibration, CalibrationBin, ClassResults, ConfusionMatrix, OutputResults
 from dist_eval.runs.plots import confusion_cells, draw_confusion_matrix, draw_reliability

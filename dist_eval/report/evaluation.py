@@ -22,15 +22,7 @@ from dist_eval.report.classes import (
     frequent_confusions,
     metric_table,
 )
-from dist_eval.report.document import (
-    Mistakes,
-    Plot,
-    ReportOptions,
-    Rows,
-    Section,
-    Table,
-    metric_number,
-)
+from dist_eval.report.document import Mistakes, Plot, ReportOptions, Rows, Section, Table, metric_number
 from dist_eval.report.naming import dataset_name, name_of
 from dist_eval.report.sections import (
     audit_lines,
@@ -43,12 +35,7 @@ from dist_eval.report.sections import (
 from dist_eval.report.shown import ShownRun
 from dist_eval.results.inputs import DatasetSummary, PromptSummary
 from dist_eval.results.run import CompleteRun
-from dist_eval.runs.plots import (
-    POINTS,
-    RELIABILITY,
-    draw_scatter,
-    plot_name,
-)
+from dist_eval.runs.plots import POINTS, RELIABILITY, draw_scatter, plot_name
 from dist_eval.runs.reading import FinishedRun
 from dist_eval.tables import Footnotes, format_count
 

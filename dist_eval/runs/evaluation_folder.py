@@ -56,10 +56,7 @@ class EvaluationFolder(RunFolder):
         return results.tables if results else []
 
     def complete(
-        self,
-        samples: Samples | None,
-        results: EvaluationResults | TasksResults,
-        groups: np.ndarray | None = None,
+        self, samples: Samples | None, results: EvaluationResults | TasksResults, groups: np.ndarray | None = None
     ) -> None:
         """Writes all files of a complete run; the plots come last, because no result depends on them.
 

@@ -243,13 +243,7 @@ class RunFolder:
         return False
 
     def fail(
-        self,
-        message: str,
-        *,
-        rank: int,
-        host: str,
-        coverage: Mapping[str, int] | None = None,
-        transient: bool = False,
+        self, message: str, *, rank: int, host: str, coverage: Mapping[str, int] | None = None, transient: bool = False
     ) -> bool:
         """Marks the run as failed, on the rank that has the root cause; returns whether it was marked.
 

@@ -164,11 +164,7 @@ class Evidence:
 
 
 def bootstrap_intervals(
-    statistic: Statistic,
-    values: Mapping[str, float],
-    confidence: float,
-    sampling_fraction: float = 0.0,
-    **options: Any,
+    statistic: Statistic, values: Mapping[str, float], confidence: float, sampling_fraction: float = 0.0, **options: Any
 ) -> dict[str, Interval]:
     """Returns the intervals of metrics by name; the options are those of `gather_evidence`."""
     evidence = gather_evidence(statistic, values, **options)

@@ -33,12 +33,7 @@ _DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 def empty_checkpoint(
-    options: LearningOptions,
-    base: Any,
-    label_names: list[str],
-    *,
-    base_model: str | None,
-    adapter: str | None = None,
+    options: LearningOptions, base: Any, label_names: list[str], *, base_model: str | None, adapter: str | None = None
 ) -> TunedCheckpoint:
     """Creates a checkpoint of zeros, with the shapes of the tensors to tune."""
     length, hidden, layers = options.pre_seq_len, base.hidden_size, base.num_hidden_layers

@@ -205,12 +205,7 @@ def failing(found: Predictions) -> Predictions:
         (predictions(1.6), NAMES, DEV, "their data differ, test.csv (300"),
         (predictions(1.6), ["neg", "pos", "other"], {}, "the classes differ"),
         (failing(predictions(1.6)), NAMES, {}, "3 examples, such as number 0, failed in only one of them"),
-        (
-            predictions(1.6, problem=REGRESSION),
-            NAMES,
-            {},
-            "one is a run of single_label_classification, the",
-        ),
+        (predictions(1.6, problem=REGRESSION), NAMES, {}, "one is a run of single_label_classification, the"),
     ],
     ids=["data", "classes", "failed", "problem"],
 )

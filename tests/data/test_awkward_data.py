@@ -89,9 +89,7 @@ KINDS = (
         "5.0 for 5, in a column of floats", f"{READ}; 2 normalized", {"a.parquet": table(["good", "bad"], [1.0, 0.0])}
     ),
     Kind(
-        "decimals",
-        f"{READ}; 2 normalized",
-        {"a.parquet": table(["good", "bad"], [Decimal("1.00"), Decimal("0.00")])},
+        "decimals", f"{READ}; 2 normalized", {"a.parquet": table(["good", "bad"], [Decimal("1.00"), Decimal("0.00")])}
     ),
     Kind(
         "5.0 where a class is called 4.0",
@@ -306,11 +304,7 @@ KINDS = (
         "is a ZIP archive or an Excel file: unpack it, or save it as CSV.",
         {"a.csv": archive()},
     ),
-    Kind(
-        "a pointer of Git LFS",
-        "is a Git LFS pointer, not the data",
-        {"a.parquet": GIT_LFS},
-    ),
+    Kind("a pointer of Git LFS", "is a Git LFS pointer, not the data", {"a.parquet": GIT_LFS}),
     Kind(
         "a web page in place of the data",
         "is an HTML page, perhaps from a failed download",

@@ -486,11 +486,7 @@ def test_a_bad_row_far_down_is_not_called_by_a_wrong_number(name: str, tmp_path:
 
 @pytest.mark.parametrize(
     "content",
-    [
-        '[{"text": "\\ud800", "label": "0"}]',
-        '[{"text": "a", "label": "0"}',
-        '[{"text": "a" "label": "0"}]',
-    ],
+    ['[{"text": "\\ud800", "label": "0"}]', '[{"text": "a", "label": "0"}', '[{"text": "a" "label": "0"}]'],
     ids=["half a surrogate pair", "no end", "no comma"],
 )
 def test_json_that_holds_no_readable_rows_is_an_error_that_names_the_file(content: str, tmp_path: Path) -> None:

@@ -178,12 +178,7 @@ def test_the_end_of_thinking_is_looked_for_as_by_the_harness(words: list[str], e
     ("settings", "options", "error", "message"),
     [
         ({"num_beams": 4}, {}, ConfigError, "The task stories generates with num_beams: 4, which is not supported"),
-        (
-            {"max_gen_tok": 4},
-            {},
-            ConfigError,
-            r"max_gen_tok: 4, .* --gen-kwargs\)\. Did you mean max_gen_toks",
-        ),
+        ({"max_gen_tok": 4}, {}, ConfigError, r"max_gen_tok: 4, .* --gen-kwargs\)\. Did you mean max_gen_toks"),
         ({"temperature": "warm"}, {}, ConfigError, "The task stories cannot generate with .*'warm'.*could not convert"),
         ({"do_sample": True}, {}, ConfigError, "do_sample. with a temperature of 0"),
         ({"max_gen_toks": 0}, {}, ConfigError, "cannot generate with max_new_tokens: 0"),

@@ -101,10 +101,7 @@ def test_a_word_beyond_the_models_vocabulary_is_an_error(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [
-        (["<3>", "<7>", "<3>"], "--label-words names a class twice"),
-        (["1<7>", "1"], "'1' and '1<7>' start alike"),
-    ],
+    [(["<3>", "<7>", "<3>"], "--label-words names a class twice"), (["1<7>", "1"], "'1' and '1<7>' start alike")],
 )
 def test_words_that_cannot_be_told_apart_are_an_error(words: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):

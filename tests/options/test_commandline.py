@@ -310,12 +310,7 @@ def test_an_empty_file_asks_for_nothing_beyond_the_command_line(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"),
-    [
-        ("--datset", "--dataset"),
-        ("--initial-peer", "--initial-peers"),
-        ("--label", "--labels"),
-    ],
+    ("typed", "meant"), [("--datset", "--dataset"), ("--initial-peer", "--initial-peers"), ("--label", "--labels")]
 )
 @pytest.mark.parametrize("form", ["{}=x", "{} x"])
 def test_an_unknown_option_suggests_a_close_one(typed: str, meant: str, form: str) -> None:

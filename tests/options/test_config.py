@@ -71,10 +71,7 @@ UNPROMPTED = {"prompt": None, "label_words": [], "checkpoint": "tuned"}
         ({**UNPROMPTED, "demo": True}, "leave out --model, or leave out --demo."),
         ({"prompt": "{text}", "model": None}, "--model is missing: the language model that --prompt is for"),
         ({"prompt": "{a} {b}", "text_column": ["c"]}, "--prompt names the columns of the texts itself"),
-        (
-            {**UNPROMPTED, "apply_chat_template": True},
-            "--apply-chat-template needs --prompt.",
-        ),
+        ({**UNPROMPTED, "apply_chat_template": True}, "--apply-chat-template needs --prompt."),
         ({**UNPROMPTED, "system_instruction": "Be brief."}, "--system-instruction needs --prompt."),
     ],
 )

@@ -70,16 +70,7 @@ def test_a_pipe_that_does_not_block_is_given_everything(tmp_path: Path, unbuffer
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize(
     "redirection",
-    [
-        ">&-",
-        "2>&-",
-        "<&- >&- 2>&-",
-        "2>/dev/full",
-        "| true",
-        "2>&1 | true",
-        ">/dev/full 2>&-",
-        ">/dev/full",
-    ],
+    [">&-", "2>&-", "<&- >&- 2>&-", "2>/dev/full", "| true", "2>&1 | true", ">/dev/full 2>&-", ">/dev/full"],
 )
 def test_output_that_is_lost_changes_nothing_else(
     tmp_path: Path, redirection: str, unbuffered: str, status: int

@@ -205,9 +205,7 @@ def test_metrics_and_confusions_are_those_of_the_results(
     marks = Marks()
     for name, cell in rows_of(page.locator("#metrics table").first):
         assert cell == marks.cell(
-            results["metrics"][name],
-            results["intervals"][name],
-            form="#.4g" if "loss" in name else ".4f",
+            results["metrics"][name], results["intervals"][name], form="#.4g" if "loss" in name else ".4f"
         )
     names, matrix = results["confusion_matrix"]["labels"], np.asarray(results["confusion_matrix"]["matrix"])
     for label, prediction, count, share in rows_of(page.locator("#confusion table")):

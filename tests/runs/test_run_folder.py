@@ -17,18 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import results_of
-from samples import (
-    FACTS,
-    PEER,
-    PEER_ID,
-    PREDICTIONS,
-    RESULTS,
-    complete_run,
-    config_for,
-    folder_of,
-    opened,
-    sections,
-)
+from samples import FACTS, PEER, PEER_ID, PREDICTIONS, RESULTS, complete_run, config_for, folder_of, opened, sections
 
 from dist_eval.data.answers import BatchOutcome, logits_columns
 from dist_eval.errors import RunError

@@ -18,13 +18,7 @@ from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.metric_loading import synthetic_predictions
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.petals.base_model.problem_types import PROBLEMS
-from dist_eval.runs.saved_samples import (
-    SavedTexts,
-    read_chunks,
-    read_predictions,
-    read_texts,
-    write_samples,
-)
+from dist_eval.runs.saved_samples import SavedTexts, read_chunks, read_predictions, read_texts, write_samples
 
 
 @pytest.mark.parametrize(("rows", "classes"), [(0, 2), (1, 2), (7, 5), (9000, 60)])

@@ -101,10 +101,7 @@ def test_intervals_are_near_scipys(classes: int) -> None:
             "roc_auc": scipys(area, label, scores),
         }
     else:
-        expected = {
-            "f1_macro": scipys(f1_macro, label, guess),
-            "loss": scipys(np.mean, loss),
-        }
+        expected = {"f1_macro": scipys(f1_macro, label, guess), "loss": scipys(np.mean, loss)}
     for name, (low, high) in expected.items():
         found = intervals[name]
         assert (found.low, found.high) == pytest.approx((low, high), abs=0.08 * (high - low)), name

@@ -7,15 +7,7 @@ import pytest
 from samples import mean_of
 from scipy import stats
 
-from dist_eval.statistics import (
-    Difference,
-    Evidence,
-    OfRows,
-    Statistic,
-    Units,
-    gather_evidence,
-    percentile,
-)
+from dist_eval.statistics import Difference, Evidence, OfRows, Statistic, Units, gather_evidence, percentile
 from dist_eval.statistics.evidence import affordable_resamples
 from dist_eval.statistics.intervals import jackknife, standard_error
 

@@ -9,12 +9,7 @@ from hypothesis import strategies as st
 from samples import mean_of
 from scipy import stats
 
-from dist_eval.statistics import (
-    Units,
-    bca,
-    percentile,
-    wilson,
-)
+from dist_eval.statistics import Units, bca, percentile, wilson
 from dist_eval.statistics.intervals import jackknife, standard_error
 from dist_eval.statistics.sampling import effective_size, finite_population_correction
 

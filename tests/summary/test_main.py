@@ -47,8 +47,7 @@ def runs(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("names", "status"),
-    [(["good"], 0), (["good", "stopped"], 75), (["stopped", "wrong"], 1), (["good", "never"], 1)],
+    ("names", "status"), [(["good"], 0), (["good", "stopped"], 75), (["stopped", "wrong"], 1), (["good", "never"], 1)]
 )
 def test_its_status_is_that_of_the_worst(
     names: list[str], status: int, runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

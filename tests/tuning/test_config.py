@@ -80,8 +80,6 @@ def test_data_to_evaluate_on_are_another_file_or_another_split() -> None:
 def test_the_help_names_every_option_under_its_heading() -> None:
     text = build_parser(COMMAND).format_help()
     headings = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
-    assert headings[1:9] == [
-        *("model:", "data:", "tuning:", "learning:", "swarm:", "output:", "speed:", "failures:"),
-    ]
+    assert headings[1:9] == [*("model:", "data:", "tuning:", "learning:", "swarm:", "output:", "speed:", "failures:")]
     with pytest.raises(ConfigError, match="needs a base model, labelled data, and a swarm"):
         parse_args([], COMMAND)

@@ -146,12 +146,7 @@ def start(launcher: Launcher, *arguments: str, output: Path, ranks: int | None =
 
 @pytest.mark.parametrize("how", ["SIGKILL", *(pytest.param(how, marks=pytest.mark.slow) for how in STOPPED)])
 def test_an_interrupted_run_resumes_to_the_same_bits(
-    how: str,
-    alone: Path,
-    data: dict[str, Path],
-    launcher: Launcher,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
+    how: str, alone: Path, data: dict[str, Path], launcher: Launcher, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "out"
     arguments = command(data, output, *LOCAL, "--save-every", "1")

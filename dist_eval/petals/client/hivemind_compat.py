@@ -22,11 +22,7 @@ _MOVED = {
     "utils.nested": ("nested_flatten", "nested_pack"),
     "utils.serializer": ("MSGPackSerializer",),
     "utils.tensor_descr": ("BatchTensorDescriptor", "TensorDescriptor"),
-    "compression.serialization": (
-        "deserialize_tensor_stream",
-        "deserialize_torch_tensor",
-        "serialize_torch_tensor",
-    ),
+    "compression.serialization": ("deserialize_tensor_stream", "deserialize_torch_tensor", "serialize_torch_tensor"),
 }
 
 # Cores per Go thread of the daemon: with one thread for each of two cores, it spends 40 % of its time on switching

@@ -13,12 +13,7 @@ import torch
 MOST_DIMENSIONS = 4
 """Most dimensions of a tensor of a request or an answer."""
 
-_READ_IN_PLACE = {
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "float32": torch.float32,
-    "int64": torch.int64,
-}
+_READ_IN_PLACE = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "int64": torch.int64}
 
 
 @dataclass(frozen=True)
@@ -44,10 +39,7 @@ class Payload:
         from hivemind.proto import runtime_pb2
 
         head = runtime_pb2.Tensor(
-            size=message.size,
-            requires_grad=message.requires_grad,
-            dtype=message.dtype,
-            compression=message.compression,
+            size=message.size, requires_grad=message.requires_grad, dtype=message.dtype, compression=message.compression
         )
         return cls(head, memoryview(message.buffer))
 

@@ -18,12 +18,7 @@ import torch
 
 from dist_eval.errors import CheckpointError
 from dist_eval.petals.base_model.config_keys import require_same_base
-from dist_eval.petals.base_model.problem_types import (
-    SINGLE_LABEL,
-    Problem,
-    class_names,
-    problem_from,
-)
+from dist_eval.petals.base_model.problem_types import SINGLE_LABEL, Problem, class_names, problem_from
 from dist_eval.petals.base_model.weights import WEIGHTS_FILE
 from dist_eval.petals.model.checkpoint_files import (
     CONFIG_FILE,

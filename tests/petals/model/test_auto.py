@@ -78,10 +78,7 @@ def test_a_classifiers_checkpoint_is_for_a_classifier(tiny_models: dict[str, Pat
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"tuning_mode": "ptune"},
-            "tuning_mode is 'ptune', but .*: leave out tuning_mode",
-        ),
+        ({"tuning_mode": "ptune"}, "tuning_mode is 'ptune', but .*: leave out tuning_mode"),
         ({"pre_seq_len": 99}, "pre_seq_len is 99, but"),
         ({"id2label": {"0": "no", "1": "yes"}}, "num_labels is 2, but|id2label is .0: 'no'"),
         ({"active_adapter": "my/lora"}, "active_adapter is 'my/lora', but 'their/lora' in"),

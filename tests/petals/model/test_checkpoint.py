@@ -34,12 +34,7 @@ def tuned(mode: str | None = "deep_ptune", family: str = "llama") -> TunedCheckp
         prompts=torch.randn(LENGTH, HIDDEN, generator=generator) if mode else None,
         deep_prompts=torch.randn(LAYERS, LENGTH, HIDDEN, generator=generator) if mode == "deep_ptune" else None,
         label_names=[f"class {number}" for number in range(CLASSES)],
-        architecture={
-            "model_type": family,
-            "hidden_size": HIDDEN,
-            "num_hidden_layers": LAYERS,
-            "vocab_size": 31,
-        },
+        architecture={"model_type": family, "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "vocab_size": 31},
         base_model="some/base",
         base_fingerprint="f" * 64,
     )

@@ -65,11 +65,7 @@ def test_a_session_that_reaches_its_time_limit_while_a_step_is_passed_on_says_so
 def test_the_answer_of_a_server_that_lost_the_one_after_it_is_passed_back(monkeypatch: pytest.MonkeyPatch) -> None:
     cut = ChainCut(ChainAnswer(end=4, hops=[HopTimes(own=1.0)], why="the third is gone"), [Payload.of(3 * HIDDEN)])
     cache = SimpleNamespace(
-        position=0,
-        failure=None,
-        send=AsyncMock(),
-        answer_to=AsyncMock(side_effect=cut),
-        drop=AsyncMock(),
+        position=0, failure=None, send=AsyncMock(), answer_to=AsyncMock(side_effect=cut), drop=AsyncMock()
     )
 
     async def answered() -> Answer:

@@ -143,9 +143,7 @@ def test_a_stream_that_stays_open_for_too_long_is_closed_without_a_word(caplog: 
 
 
 @given(
-    st.lists(tensors(), min_size=1, max_size=4),
-    st.binary(max_size=200),
-    st.lists(st.integers(0, 1 << 16), max_size=9),
+    st.lists(tensors(), min_size=1, max_size=4), st.binary(max_size=200), st.lists(st.integers(0, 1 << 16), max_size=9)
 )
 @SETTINGS
 def test_tensors_of_a_stream_come_back_however_it_is_split(

@@ -97,8 +97,7 @@ def test_gradients_of_inputs_and_prompts_are_those_of_the_blocks_however_many_a_
 
 
 @pytest.mark.parametrize(
-    ("is_urgent", "seconds", "sizes"),
-    [(False, 100.0, [BLOCKS]), (True, 100.0, [6, 4, 2]), (False, 0.0, [6, 4, 2])],
+    ("is_urgent", "seconds", "sizes"), [(False, 100.0, [BLOCKS]), (True, 100.0, [6, 4, 2]), (False, 0.0, [6, 4, 2])]
 )
 def test_a_forward_is_one_task_that_ends_early_if_a_step_waits_or_after_a_while(
     is_urgent: bool, seconds: float, sizes: list[int], backends: list[Any], monkeypatch: pytest.MonkeyPatch
