@@ -87,3 +87,16 @@ def test_a_damaged_fingerprint_counts_as_none(tmp_path: Path, content: str) -> N
     Fingerprint({"dataset": "a"}).save(tmp_path)
     (tmp_path / JOURNAL / FINGERPRINT).write_text(content)
     assert Fingerprint.load(tmp_path) is None
+
+
+def test_tasks_that_score_the_same_answers_otherwise_are_no_other_run() -> None:
+    earlier = Fingerprint({"data": "a", "definition of the tasks": "b", "code of the tasks": "c"})
+    for changes, scores_otherwise in (
+        ({}, False),
+        ({"code of the tasks": "x"}, True),
+        ({"code of the tasks": "x", "definition of the tasks": "x"}, True),
+        ({"code of the tasks": "x", "data": "x"}, False),
+    ):
+        assert Fingerprint({**earlier.values, **changes}).scores_otherwise(earlier) == scores_otherwise
+    old = Fingerprint({"data": "a", "definition of the tasks": "b"})  # of a version that did not hash the code
+    assert not earlier.scores_otherwise(old) and earlier.changed(old) == []
