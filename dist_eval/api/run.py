@@ -11,6 +11,7 @@ import dataclasses
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from pydantic import PrivateAttr
 
 from dist_eval import errors
 from dist_eval.arguments.commandline import Command, convert_options
+from dist_eval.arguments.fields import flag, options_of
 from dist_eval.data.in_memory import is_in_memory, write_parquet
 from dist_eval.distributed.display import BAR
 from dist_eval.errors import ConfigError, CoverageError, EvaluationError, RunError, RunStopped
@@ -146,7 +148,10 @@ def _run(
         if is_in_memory(dataset):
             given["dataset"] = file
         values = convert_options({key: _plain(value) for key, value in given.items()}, command.config, where)
-        checked = command.config(**values)
+        try:
+            checked = command.config(**values)
+        except ConfigError as error:
+            raise ConfigError(_with_python_names(str(error), command)) from error
         if isinstance(checked, HarnessConfig) and not checked.is_run:
             raise ConfigError(f"{where} does not support --list and --check: use the command `dist-eval harness`.")
         folder = checked.output_folder
@@ -155,7 +160,7 @@ def _run(
         (scratch_dir / _OPTIONS).write_text(yaml.safe_dump(values, allow_unicode=True), encoding="utf-8")
         status, said = _execute([name, f"--nproc-per-node={ranks}"], scratch_dir)
         if status != COMPLETE:
-            raise _error_of(status, said, scratch_dir, folder)
+            raise _error_of(status, said, scratch_dir, folder, command)
     found = read_run(folder)
     kind = TasksRun if isinstance(found, CompleteTasksRun) else EvaluationRun
     shown = kind.model_construct(**dict(found))
@@ -260,11 +265,18 @@ def _shows_bars() -> bool:
     return sys.stderr.isatty() or hasattr(ipython.get_ipython() if ipython else None, "kernel")
 
 
-def _error_of(status: int, said: str, scratch_dir: Path, folder: Path) -> EvaluationError:
+def _with_python_names(message: str, command: Command[Any]) -> str:
+    """Names options as a program gives them: `label_column` for --label-column."""
+    names = {flag(name): f"`{name}`" for name in options_of(command.config)}
+    return re.sub(r"--[a-z][a-z-]*[a-z]", lambda found: names.get(found[0], found[0]), message)
+
+
+def _error_of(status: int, said: str, scratch_dir: Path, folder: Path, command: Command[Any]) -> EvaluationError:
     message, name = said or f"The run ended with status {status}; its output is above.", ""
     with suppress(OSError, ValueError, KeyError, TypeError):  # killed ranks have not written it
         report = json.loads((scratch_dir / _REPORT).read_bytes())["message"]
         message, name = report["message"], report["extraInfo"]["type"]
+    message = _with_python_names(message, command)
     kind = getattr(errors, name) if name in errors.__all__ else RunError
     if status in (STOPPED, STOPPED_BY_A_PERSON):
         kind = RunStopped

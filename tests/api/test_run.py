@@ -56,7 +56,7 @@ def test_a_frame_is_evaluated_resumed_and_refused_once_it_changes(
 
     again = dist_eval.run(options, dataset=FRAME.to_dict("records"))
     assert again.finished == results.finished, "the rows are the same"
-    with pytest.raises(RunError, match="Choose another --output, or start afresh with --overwrite"):
+    with pytest.raises(RunError, match="Choose another `output`, or start afresh with `overwrite`"):
         dist_eval.run(options, dataset=FRAME[::-1])
     assert state() == before
 
@@ -84,7 +84,7 @@ def test_a_rank_s_error_is_raised_once_and_names_the_row(
 @pytest.mark.parametrize(
     ("config", "options", "said"),
     [
-        (None, {}, "--dataset is missing: the data to evaluate on. (--demo needs no other option.)"),
+        (None, {}, "`dataset` is missing: the data to evaluate on. (`demo` needs no other option.)"),
         ({"modle": "x"}, {}, "dist_eval.run: there is no option 'modle'. Did you mean model?"),
         ({"limit": "many"}, {}, "dist_eval.run: limit must be a whole number, not 'many'."),
         ({"on-error": "skp"}, {}, "dist_eval.run: on_error must be one of stop, skip, not 'skp'."),
