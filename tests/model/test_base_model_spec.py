@@ -72,3 +72,9 @@ def test_weights_that_a_server_would_unpickle_are_refused(files: list[str], tmp_
         (tmp_path / name).write_text('{"weight_map": {"a": "weights.bin"}}' if name.endswith(".json") else "")
     with pytest.raises(CheckpointError, match="has no weights as safetensors, the only format that is read"):
         BaseModelSpec.read(ModelOptions(model=str(tmp_path)), TunedCheckpoint.load(demo.CHECKPOINT))
+
+
+def test_a_base_model_that_a_checkpoint_was_not_tuned_on_is_refused(tiny_models: dict[str, Path]) -> None:
+    options = ModelOptions(model=str(tiny_models["llama"]))
+    with pytest.raises(CheckpointError, match=rf"hidden_size 96, but {tiny_models['llama']} has 64"):
+        BaseModelSpec.read(options, TunedCheckpoint.load(demo.CHECKPOINT))
