@@ -1,10 +1,11 @@
-"""Bad input of many kinds: what the program says, how it ends, and that nothing is lost."""
+"""Bad input, by where it is found: what the program says, how it ends, and that nothing is lost."""
 
 from __future__ import annotations
 
 import json
 import pickle
 import resource
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -13,10 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from conftest import results_of
-from pyarrow import parquet
 
 from dist_eval import demo
 from dist_eval.__main__ import run
@@ -39,15 +38,10 @@ class Scene:
     def __init__(self, folder: Path) -> None:
         self.folder, self.output = folder, folder / "out"
 
-    def data(self, content: str | bytes | pa.Table | Any = "text,label\n" + ROWS, name: str = "data.csv") -> list[str]:
+    def data(self, content: str | bytes = "text,label\n" + ROWS, name: str = "data.csv") -> list[str]:
         """Writes a dataset and returns the options that name it."""
         path = self.folder / name
-        if isinstance(content, pa.Table):
-            parquet.write_table(content, path)
-        elif isinstance(content, (str, bytes)):
-            path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        else:
-            path.write_text("\n".join(json.dumps(row) for row in content))
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
         return ["--dataset", str(path)]
 
 
@@ -67,11 +61,11 @@ class Kind:
     says: str
     make: Callable[[Scene], list[str]]
     status: int = 1
-    around: Callable[[Scene], Any] | None = None
+    around: Callable[[], Any] = nullcontext
 
 
 @contextmanager
-def small_files(scene: Scene) -> Iterator[None]:
+def small_files() -> Iterator[None]:
     """No file may grow beyond some bytes: as on a full disk, a write fails half-way."""
     limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (6000, limits[1]))
@@ -82,13 +76,21 @@ def small_files(scene: Scene) -> Iterator[None]:
         signal.signal(signal.SIGXFSZ, handler)
 
 
+def tuned_on_other_weights(scene: Scene) -> list[str]:
+    folder = shutil.copytree(demo.CHECKPOINT, scene.folder / "tuned")
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**content, "base_model_fingerprint": "0" * 64}))
+    return [*scene.data(), "--checkpoint", str(folder)]
+
+
 def occupied(scene: Scene) -> list[str]:
     scene.output.write_text("a file, not a folder")
     return scene.data()
 
 
-SWARM = ["--backend", "petals"]
+SWARM = ["--backend", "petals", "--initial-peers", PEER, "--swarm-timeout", "1"]
 KINDS = (
+    # data
     Kind("no such file", "There is no file", lambda s: ["--dataset", str(s.folder / "nothing.csv")]),
     Kind(
         "a folder that is no dataset",
@@ -119,22 +121,32 @@ KINDS = (
         "has no column 'source'. It has: text, label.",
         lambda s: [*s.data(), "--slice-by", "source"],
     ),
+    # options
     Kind(
-        "an unknown choice",
-        "--on-error must be one of stop, skip, not 'skp'.",
-        lambda s: [*s.data(), "--on-error", "skp"],
+        "an unknown option",
+        "There is no option --modle. Did you mean --model?",
+        lambda s: [*s.data(), "--modle", "x"],
         2,
     ),
     Kind(
         "--max-length that leaves no room for prompts",
+        "--max-length 4000 and 16 prompt tokens are more than the 512 tokens that the base model has positions for: "
         "give --max-length of at most 496.",
         lambda s: [*s.data(), "--max-length", "4000"],
     ),
+    # checkpoints and base models
     Kind("no such checkpoint", "does not exist.", lambda s: [*s.data(), "--checkpoint", str(s.folder / "nothing")]),
+    Kind("a checkpoint of other weights", "was tuned on other weights", tuned_on_other_weights),
     Kind(
         "no such base model",
         "with a base model does not exist",
         lambda s: [*s.data(), "--model", str(s.folder / "nothing")],
+    ),
+    # swarms and folders
+    Kind(
+        "peers that do not answer",
+        "None of the swarm's peers answered within 1 s (nothing listens there)",
+        lambda s: [*s.data(), *SWARM],
     ),
     Kind("an output folder that is a file", "cannot be written: it is a file, not a folder.", occupied),
     Kind(
@@ -160,7 +172,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])
 def test_it_is_told_in_one_clear_message_and_nothing_is_lost(
     kind: Kind, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -175,7 +187,7 @@ def test_it_is_told_in_one_clear_message_and_nothing_is_lost(
     }
     options = [*given, *(word for name, value in defaults.items() if name not in given for word in (name, value))]
     before = contents(tmp_path)
-    with kind.around(scene) if kind.around else nullcontext():
+    with kind.around():
         status = end_of(options, scratch_dir)
     said = capfd.readouterr()
     assert status == kind.status, said.err
@@ -186,7 +198,7 @@ def test_it_is_told_in_one_clear_message_and_nothing_is_lost(
         assert not scene.output.exists()
     if status == 1:
         assert len(said.err.strip().splitlines()) == 1
-    if status == 1 and kind.around is None and scene.output.is_dir():
+    if status == 1 and kind.around is nullcontext and scene.output.is_dir():
         results = results_of(scene.output)
         assert results["status"] == "failed"
         assert kind.says in results["error"]["message"]

@@ -209,9 +209,8 @@ def test_no_text_is_longer_than_the_limit_however_low_it_is(
 
 def test_strict_names_the_row_that_is_too_long(tokenize: Tokenize) -> None:
     content = "text,label\ngood film,pos\nbad,neg\nfilm good bad,pos\n"
-    with pytest.raises(
-        DataError, match=r"test\.csv, row 2 \(counted from 0\): the text has 3 tokens, more than --max-length 2"
-    ):
+    words = r"test\.csv, row 2 \(counted from 0\): the text has 3 tokens, more than --max-length 2\. Raise it, or allow"
+    with pytest.raises(DataError, match=words):
         tokenize(content, max_length=2, strict=True)
     assert tokenize(content, max_length=3, strict=True).facts.truncated == 0
 

@@ -362,7 +362,7 @@ def test_a_config_that_does_not_determine_the_base_is_named(folder: Path, field:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"tuning_mode": "lora"}, "tuning_mode 'lora'"),
+        ({"tuning_mode": "lora"}, "tuning_mode 'lora' is none of none, ptune, deep_ptune."),
         ({"problem_type": "ranking"}, "problem_type must be one of single_label_classification, multi_"),
         ({"pre_seq_len": 0}, "pre_seq_len"),
         ({"pre_seq_len": ...}, "pre_seq_len"),
