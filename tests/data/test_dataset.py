@@ -344,11 +344,12 @@ def test_a_null_names_row_and_column(tokenize: Tokenize, name: str, row: int) ->
         tokenize(pa.table(columns))
 
 
-@pytest.mark.parametrize("texts", [[1, 2], [[1], [2]], [True, False], [b"good", b"bad"]])
+@pytest.mark.parametrize("texts", [[1, 2], [[1], [2]], [True, False], [b"good", b"bad"], [{"en": "a"}, {"en": "b"}]])
 def test_texts_that_are_no_text_name_the_column_and_its_type(tokenize: Tokenize, texts: list[Any]) -> None:
     table = pa.table({"text": texts, "label": [0, 1]})
     kind = str(table.schema.field("text").type).partition("<")[0]
-    with pytest.raises(DataError, match=rf"column 'text' holds {kind}.*, not text"):
+    words = rf"test\.parquet: column 'text' holds {kind}.*, not text\. Convert it, or name another column\."
+    with pytest.raises(DataError, match=words):
         tokenize(table)
 
 
