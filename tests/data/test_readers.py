@@ -610,6 +610,7 @@ def test_other_metadata_of_a_parquet_file_declare_no_names(metadata: dict[str, b
 def test_a_split_of_a_folder_is_chosen_by_name(tmp_path: Path) -> None:
     path = saved_folder(tmp_path, splits=True)
     assert read(path, split="test") == [("c", 1)]
+    assert open_rows(path, COLUMNS, split="test").class_names == ["bad", "good"]
     assert error_of(path) == f"{path} has several splits: choose one of train, test with --split."
     assert error_of(path, split="tset") == f"{path} has no split 'tset': choose one of train, test with --split."
 
