@@ -21,10 +21,12 @@ from dist_eval.petals.base_model.config import read_base_config
 PROMPTS = ["12/3g", "4", "..5d91/..dfaf5/.3"]
 
 
-def label_words(words: list[str], model: Path = demo.BASE_MODEL, **options: Any) -> LabelWords:
+def label_words(
+    words: list[str], model: Path = demo.BASE_MODEL, names: list[str] | None = None, **options: Any
+) -> LabelWords:
     tokenizer = AutoTokenizer.from_pretrained(demo.BASE_MODEL)
     prompted = PromptedWords(Template("{text}"), words, tokenizer, delimiter="")
-    return LabelWords(str(model), read_base_config(str(model)), prompted, words, **options)
+    return LabelWords(str(model), read_base_config(str(model)), prompted, names or words, **options)
 
 
 def batch() -> tuple[torch.Tensor, torch.Tensor]:
@@ -100,20 +102,16 @@ def test_a_word_beyond_the_models_vocabulary_is_an_error(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
-    [(["<3>", "<7>", "<3>"], "--label-words names a class twice"), (["1<7>", "1"], "'1' and '1<7>' start alike")],
+    ("words", "names", "message"),
+    [
+        (["<3>", "<7>", "<3>"], None, "--label-words names a class twice"),
+        (["<3>", "<3>"], ["a", "b"], "--label-words '<3>' and '<3>' are the same tokens. Choose other words."),
+        (["1<7>", "1"], None, "'1' and '1<7>' start alike: the first is never less likely."),
+    ],
 )
-def test_words_that_cannot_be_told_apart_are_an_error(words: list[str], message: str) -> None:
+def test_words_that_cannot_be_told_apart_are_an_error(words: list[str], names: list[str] | None, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        label_words(words)
-
-
-def test_classes_need_words_of_their_own() -> None:
-    target = label_words(["<3>", "<7>"])
-    tokenizer = AutoTokenizer.from_pretrained(demo.BASE_MODEL)
-    prompted = PromptedWords(Template("{text}"), ["<3>", "<3>"], tokenizer, delimiter="")
-    with pytest.raises(ConfigError, match="'<3>' and '<3>' are the same tokens"):
-        replace(target, prompted=prompted)
+        label_words(words, names=names)
 
 
 def test_words_that_start_alike_are_told_apart_by_length() -> None:
