@@ -25,7 +25,6 @@ from dist_eval.petals.base_model.problem_types import (
     SINGLE_LABEL,
     Problem,
     class_names,
-    default_problem,
     problem_from,
     problem_of,
 )
@@ -79,10 +78,6 @@ def test_the_dtype_of_labels_tells_the_problem() -> None:
     ]
     with pytest.raises(ValueError, match="labels cannot be"):
         problem_of(np.dtype("U3"))
-
-
-def test_a_head_of_one_output_is_a_regression_unless_it_says_otherwise() -> None:
-    assert (default_problem(1), default_problem(2)) == (REGRESSION, SINGLE_LABEL)
 
 
 def test_a_regression_has_no_probabilities() -> None:
