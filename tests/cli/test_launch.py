@@ -31,7 +31,6 @@ def test_one_rank_needs_no_agent() -> None:
     ("words", "said"),
     [
         (["--demo", "--nproc-per-nod", "2"], "There is no option --nproc-per-nod. Did you mean --nproc-per-node?"),
-        (["--demo", "--modle", "x"], "There is no option --modle. Did you mean --model?"),
         (["--demo", "--nproc-per-node"], "--nproc-per-node: expected one argument."),
         (["--demo", "--nproc-per-node", "0"], "--nproc-per-node must be at least 1, auto, cpu or gpu, not 0."),
         (["--demo", "--nproc-per-node", "two"], "--nproc-per-node must be at least 1, auto, cpu or gpu, not two."),

@@ -31,8 +31,3 @@ def test_without_a_run_in_progress_no_file_is_left(
     assert main(options(tmp_path)) == 1
     assert not (tmp_path / STOP_FILE).exists()
     assert f"no run is active in {tmp_path}" in capsys.readouterr().err
-
-
-def test_wrong_options_are_one_clear_message(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--modle", "x"]) == 2
-    assert "Did you mean --model?" in capsys.readouterr().err

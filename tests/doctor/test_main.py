@@ -115,7 +115,6 @@ def test_a_store_that_accepts_and_never_answers_blocks_no_rank(rank_of_two: Any)
         ([], "The doctor takes the options of the run"),
         ([*LOCAL, "--check-timeout", "0"], "--check-timeout must be more than 0"),
         ([*LOCAL, "--expect-hosts", "0"], "--expect-hosts must be at least 1"),
-        ([*LOCAL, "--expect-host", "1"], "There is no option --expect-host. Did you mean --expect-hosts?"),
     ],
 )
 def test_wrong_options_are_one_clear_message(

@@ -114,7 +114,6 @@ def test_generated_texts_are_probed_as_the_run_would_generate_them(
         ([*OPTIONS, "--no-probe", "--swarm", "embedded", "--backend", "local"], "--backend local uses no swarm"),
         (["--no-probe", "--checkpoint", "c"], "--dataset is missing"),
         ([*OPTIONS, "--backend", "local", "--probe-seconds", "0"], "--probe-seconds must be more than 0"),
-        ([*OPTIONS, "--no-prob"], "There is no option --no-prob. Did you mean --no-probe?"),
         ([], "A plan takes the options of the run"),
     ],
 )

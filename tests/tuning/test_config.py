@@ -48,7 +48,6 @@ def test_several_trackers_can_be_named(tmp_path: Path) -> None:
         ({"labels": "vectors"}, "--labels vectors: tuning supports only texts with one class each"),
         ({"eval_subset": "x"}, "--eval-subset needs --eval-dataset or --eval-split"),
         ({"backend": "petals"}, "No swarm was named"),
-        ({"epoch": 3}, "There is no option --epoch. Did you mean --epochs?"),
         ({"checkpoint": "x"}, "There is no option --checkpoint."),
     ],
 )
