@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -129,9 +130,11 @@ def test_a_wrong_value_has_one_message(name: str, value: Any, expected: str, tmp
         ("is_fast", "yes", "true or false, not 'yes'"),
         ("text", 7, "text, not 7 (put it in quotes"),
         ("text", False, "text, not False (put it in quotes"),
+        ("text", date(2024, 1, 31), "text, not datetime.date(2024, 1, 31) (put it in quotes: YAML reads"),
         ("text", ["a"], "text, not ['a']"),
         ("mode", None, "one of slow, fast, not None"),
         ("names", [1], "text, not 1"),
+        ("names", [False, True], "text, not False (put it in quotes: YAML reads"),
         ("names", {"a": "b"}, "text, not {'a': 'b'}"),
         ("settings", [1], "a mapping, not [1]"),
     ],
@@ -180,6 +183,22 @@ def test_a_value_that_would_replace_another_is_refused(given: list[str], said: s
         with pytest.raises(ConfigError) as caught:
             parser.parse_args(given)
         assert str(caught.value) == said
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["stray"], "unrecognized arguments: stray."),
+        (["--is-fast=yes"], "--is-fast: ignored explicit argument 'yes'."),
+        (["--text"], "--text: expected one argument."),
+        (["--names"], "--names: expected at least one argument."),
+        (["--is-fats=yes"], "There is no option --is-fats. Did you mean --is-fast?"),
+    ],
+)
+def test_words_that_are_no_option_with_its_values_are_refused(given: list[str], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read(given)
+    assert str(caught.value) == said
 
 
 def test_what_is_required_or_wrong_ends_a_program_with_status_2(capsys: pytest.CaptureFixture[str]) -> None:

@@ -299,7 +299,7 @@ def test_changed_code_of_a_task_scores_the_same_answers_again(
 
 
 @pytest.mark.slow
-def test_a_killed_run_that_generates_texts_resumes_to_the_same_bytes(
+def test_a_killed_run_resumes_on_another_number_of_ranks_to_the_same_bytes(
     models: dict[str, Path], tasks: Path, launcher: Launcher, tmp_path: Path
 ) -> None:
     output, undisturbed = tmp_path / "out", tmp_path / "undisturbed"
@@ -339,6 +339,7 @@ WRONG: dict[str, tuple[dict[str, Any], list[str], str]] = {
         [],
         "strange.yaml: dataset_path: FileNotFoundError: Unable to find",
     ),
+    "strict": ({}, ["--strict"], "tokens, more than --max-length 25, and --strict forbids cutting them."),
     "chat": ({}, ["--apply-chat-template"], "--apply-chat-template: the tokenizer of"),
 }
 
