@@ -369,14 +369,7 @@ def test_a_config_that_does_not_determine_the_base_is_named(folder: Path, field:
         ({"id2label": {str(number): "x" for number in range(CLASSES) if number != 5}}, "id2label"),
         ({"id2label": [f"class {number}" for number in range(CLASSES)]}, "id2label"),
     ],
-    ids=[
-        "unknown mode",
-        "unknown problem",
-        "no prompts",
-        "length missing",
-        "a hole",
-        "a list of names",
-    ],
+    ids=["unknown mode", "unknown problem", "no prompts", "length missing", "a hole", "a list of names"],
 )
 def test_a_config_that_contradicts_itself_is_named(folder: Path, changes: dict[str, Any], words: str) -> None:
     edit_config(folder, **changes)
