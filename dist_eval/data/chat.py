@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
@@ -12,8 +13,10 @@ _CONTENT = "0prompt0"  # templates leave it unchanged
 # What transformers gives templates, for a time that is set; a template's variables cannot be functions
 _STRFTIME = """{% macro strftime_now(format) %}{% set now = namespace(text=format) %}\
 {% for code, value in chat_time.items() %}{% set now.text = now.text | replace(code, value) %}{% endfor %}\
-{{ now.text }}{% endmacro %}{{ '' }}"""
-_CODES = [f"%{letter}" for letter in (*"aAwdbBmyYHIpMSjUWcxXGuV", "-d", "-m", "-H", "-I", "-M", "-S", "%")]
+{{ now.text }}{% endmacro %}
+"""  # the line break, which the template does not show, puts its beginning at that of a line
+_CODE = re.compile(r"%[-_0^#]?[A-Za-z]")
+_PERCENT = "\x00"
 _time: datetime | None = None
 
 
@@ -31,10 +34,11 @@ def render_chat(tokenizer: Any, messages: Sequence[dict[str, str]], **options: A
     """
     from jinja2 import TemplateError
 
-    if _time:
-        options["chat_template"] = _STRFTIME + tokenizer.get_chat_template(options.get("chat_template"))
-        options["chat_time"] = {code: _time.strftime(code) for code in _CODES}
     try:
+        if _time:
+            template = tokenizer.get_chat_template(options.get("chat_template"))
+            options["chat_template"] = _STRFTIME + template
+            options["chat_time"] = _values_of(_time, {*_CODE.findall(template)})
         return str(tokenizer.apply_chat_template(list(messages), tokenize=False, **options))
     except TemplateError:
         raise
@@ -45,6 +49,11 @@ def render_chat(tokenizer: Any, messages: Sequence[dict[str, str]], **options: A
 def template_fault(error: Exception) -> ConfigError:
     """Returns the error for a chat template that fails."""
     return ConfigError(f"--apply-chat-template: the tokenizer's chat template fails: {one_line(error)}")
+
+
+def _values_of(time: datetime, codes: set[str]) -> dict[str, str]:
+    """Returns what replaces codes of `strftime`, in this order; a percent sign of its own is kept out of their way."""
+    return {"%%": _PERCENT, **{code: time.strftime(code) for code in sorted(codes)}, _PERCENT: "%"}
 
 
 class Frame:

@@ -190,12 +190,11 @@ def _definition(task: Any) -> dict[str, Any]:
     return {**config, "metadata": {key: value for key, value in metadata.items() if key not in _PLACES}}
 
 
-def _code(task: Any) -> dict[str, str]:
-    """Returns hashes of the Python files beside a task's own functions, which may call each other, by file name."""
+def _code(task: Any) -> list[str]:
+    """Returns the names and hashes of the Python files beside a task's own functions, which may call each other."""
     own = (one for one in _callables([type(task), vars(task.config)]) if _is_of_task(one))
-    folders = sorted({Path(inspect.getfile(one)).parent for one in own})
-    files = (path for folder in folders for path in sorted(folder.glob("*.py")))
-    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    files = {path for one in own for path in Path(inspect.getfile(one)).parent.glob("*.py")}
+    return sorted(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in files)
 
 
 def _callables(value: Any) -> Iterator[Any]:

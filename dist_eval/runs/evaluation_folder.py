@@ -71,6 +71,8 @@ class EvaluationFolder(RunFolder):
             if samples is not None:
                 write_samples(self.path / PREDICTIONS, samples, groups)
             self._write(record(**{**self._header(), **changes, **dict(results)}))
+            if self._rescored:
+                self._rescored.save(self.path)
         if isinstance(results, EvaluationResults) and isinstance(samples, Predictions):
             self._draw(plot_name(results.problem_type), lambda: draw_predictions(results, samples))
             self._draw_reliability(results)

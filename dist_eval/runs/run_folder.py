@@ -59,6 +59,7 @@ class RunFolder:
         self.holder = ""  # describes the leader of this run, as in the lock; empty until it has opened the folder
         self._found = FoundResults()
         self._recorded: dict[str, Any] = {}
+        self._rescored: Fingerprint | None = None  # of a complete run whose answers are scored again
 
     def open(self, attempt: int = 0) -> None:
         """Takes the folder's lock, and writes its results with status "running".
@@ -172,10 +173,11 @@ class RunFolder:
                 print_error(f"{claim.why_unknown}: the batches are identified by their file names and kept.")
             elif is_unknown:
                 forget_journal(self.path)
-            # names identify answers only
-            has_work = not self.is_complete or (is_unknown and answers is not None) or claim.is_scored_otherwise
             if self.is_complete and claim.is_scored_otherwise:
                 print_error("The tasks have changed, but not their requests: the finished answers are scored again.")
+                self._rescored = fingerprint  # the results and their fingerprint stay until others replace them
+                return True
+            has_work = not self.is_complete or (is_unknown and answers is not None)  # names identify answers only
             if has_work:
                 if self._found.damaged and self.is_resumable:
                     print_error(f"{what_is_wrong(self._found.damaged)}: it is restored from {self.resume_source}.")

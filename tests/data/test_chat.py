@@ -81,12 +81,14 @@ def test_examples_and_system_instruction_stand_where_the_harness_puts_them(
 @pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
 def test_a_template_reads_the_time_that_was_set(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = make_tokenizer(VOCABULARY)
-    tokenizer.chat_template = "\n " + template + "{% set d = strftime_now('%d %b %Y, %A %-d%%') %} {{ d }}"
-    monkeypatch.setattr(chat, "_time", None)
-    set_chat_time(datetime.now())
-    assert Frame(tokenizer, is_chat=True).around("river") == theirs(tokenizer, "river", None)
-    set_chat_time(datetime(2024, 2, 9))
-    assert Frame(tokenizer, is_chat=True).around("river").endswith(" 09 Feb 2024, Friday 9%")
+    dated = "{% set d = strftime_now('%d %b %Y, %A %-d%%d %F') %} {{ d }}"
+    for begin in ("\n ", "", "  {% if true %}A{% endif %}", "  {# comment #}\n"):
+        tokenizer.chat_template = begin + template + dated
+        monkeypatch.setattr(chat, "_time", None)
+        set_chat_time(datetime.now())
+        assert Frame(tokenizer, is_chat=True).around("river") == theirs(tokenizer, "river", None)
+        set_chat_time(datetime(2024, 2, 9))
+        assert Frame(tokenizer, is_chat=True).around("river").endswith(" 09 Feb 2024, Friday 9%d 2024-02-09")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,8 @@ from harness_tasks import DOCUMENTS, TASKS, make_tasks, make_tokenizer
 from tiny_models import VOCABULARY, save_tiny_models
 
 from dist_eval import demo
+from dist_eval.errors import SwarmError
+from dist_eval.evaluation.context import RunContext
 from dist_eval.petals.server.private import PrivateSwarm
 
 pytest.importorskip("lm_eval", reason="the extra `harness` is not installed")
@@ -276,15 +278,26 @@ def test_the_shipped_task_says_how_good_the_embedded_example_is(
     assert "it differs in the data of the tasks and the --limit" in capfd.readouterr().err
 
 
+def no_swarm(*_: Any) -> None:
+    raise SwarmError("the swarm is gone")
+
+
 def test_changed_code_of_a_task_scores_the_same_answers_again(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     tasks, output = make_tasks(tmp_path / "tasks"), tmp_path / "out"
     (tasks / "own.yaml").write_text("include: words.yaml\ntask: own\nprocess_results: !function code.score\n")
     arguments = ["-m", "dist_eval.harness", "--tasks", "own", "--include-path", str(tasks), "--limit", "7"]
     arguments += ["--model", str(demo.BASE_MODEL), *LOCAL, "--output", str(output)]
     for value in (1.0, 0.25):  # a constant is no part of the function's own text
+        before = results_of(output) if output.exists() else {}
         (tasks / "code.py").write_text(f"VALUE = {value}\ndef score(doc, results):\n    return {{'acc': VALUE}}\n")
+        if before:
+            with monkeypatch.context() as patch:
+                patch.setattr(RunContext, "load_model", no_swarm)
+                assert run_here(*arguments) == 1
+            assert "the swarm is gone" in capfd.readouterr().err
+            assert results_of(output) == before and [*output.glob("samples_own_*.jsonl")]
         assert run_here(*arguments) == 0, capfd.readouterr().err
         results = results_of(output)
         assert [metric["value"] for metric in results["tasks"]["own"]["metrics"]] == [value]
