@@ -24,7 +24,7 @@ def option(
     repeats: bool = False,
     alone: Any = None,
     is_positional: bool = False,
-    needs: Sequence[str] = (),
+    needs: Mapping[str, str] | Sequence[str] = (),
 ) -> Any:
     """Declares a dataclass field that is an option of the command line and of the YAML file.
 
@@ -37,7 +37,8 @@ def option(
         repeats: whether the option may be given several times, each adding values.
         alone: value of the option when it is given without one; None if it needs one.
         is_positional: whether its values follow the command without a name.
-        needs: options of which one must be given, because this one has no effect otherwise.
+        needs: options of which one must have another value than its default, because this one has no effect otherwise;
+            a mapping also has what the message says of each.
     """
     metadata = {
         "help": help,
@@ -88,9 +89,11 @@ class Options:
                 raise ConfigError(f"{spelled} must be {error}.") from error
         self._validate()
         for name, (field, _) in options_of(type(self)).items():
-            needs = [other for other in field.metadata["needs"] if hasattr(self, other)]  # a group may lack them
-            if needs and self._is_given(name) and not any(map(self._is_given, needs)):
-                raise ConfigError(f"{flag(name)} needs {' or '.join(map(flag, needs))}.")
+            asked = field.metadata["needs"]
+            needs = [other for other in asked if hasattr(self, other)]  # a group may lack them
+            if needs and self.is_given(name) and not any(map(self.is_given, needs)):
+                said = (asked[other] if isinstance(asked, Mapping) else flag(other) for other in needs)
+                raise ConfigError(f"{flag(name)} needs {' or '.join(said)}.")
 
     def _validate(self) -> None:
         """Checks and completes options that depend on each other; their types have been checked."""
@@ -107,14 +110,14 @@ class Options:
         """
         return cls(**{field.name: config[field.name] for field in dataclasses.fields(cls) if field.name in config})
 
-    def _is_given(self, name: str) -> bool:
+    def is_given(self, name: str) -> bool:
         """Returns whether an option has another value than its default."""
         field, _ = options_of(type(self))[name]
         default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
         return bool(getattr(self, name) != default)
 
     def _refuse_together(self, *names: str) -> None:
-        given = [flag(name) for name in names if self._is_given(name)]
+        given = [flag(name) for name in names if self.is_given(name)]
         if len(given) > 1:
             raise ConfigError(f"{' and '.join(given)} cannot be combined: give one of them.")
 

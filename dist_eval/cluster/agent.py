@@ -30,7 +30,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from shutil import rmtree
 from tempfile import TemporaryDirectory
-from threading import Thread
+from threading import Lock, Thread
+from types import FrameType
 from typing import Any
 
 from torch.distributed import DistError, DistNetworkError, TCPStore, run
@@ -95,19 +96,26 @@ def _ending_on_signals(folder: str) -> Iterator[None]:
     Until then, torchrun may wait for other hosts for an hour, in C++, where no handler in Python runs; and as the first
     process of a container, it would ignore the signals that have no handler.
     """
-    earlier = {number: signal.signal(number, _no_ranks_yet) for number in _SIGNALS if _is_heeded(number)}
+    ending = Lock()
+
+    def end(number: int, _: FrameType | None = None) -> None:
+        if not ending.acquire(blocking=False):
+            return  # the other thread ends the process
+        print(f"dist_eval: ended by {signal.Signals(number).name}", file=sys.stderr, flush=True)
+        rmtree(folder, ignore_errors=True)
+        os._exit(STOPPED)
+
+    def watch() -> None:
+        while number := received.recv(1):
+            if signal.getsignal(number[0]) is end:
+                end(number[0])
+
+    earlier = {number: signal.signal(number, end) for number in _SIGNALS if _is_heeded(number)}
     received, written = socket.socketpair()
     written.setblocking(False)
     before = signal.set_wakeup_fd(written.fileno(), warn_on_full_buffer=False)
 
-    def end() -> None:
-        while number := received.recv(1):
-            if signal.getsignal(number[0]) is _no_ranks_yet:
-                print(f"dist_eval: ended by {signal.Signals(number[0]).name}", file=sys.stderr, flush=True)
-                rmtree(folder, ignore_errors=True)
-                os._exit(STOPPED)
-
-    thread = Thread(target=end, daemon=True)
+    thread = Thread(target=watch, daemon=True)
     thread.start()
     try:
         yield
@@ -123,10 +131,6 @@ def _ending_on_signals(folder: str) -> Iterator[None]:
 def _is_heeded(number: int) -> bool:
     """Returns whether a signal is not ignored, as by `nohup`."""
     return signal.getsignal(number) is not signal.SIG_IGN
-
-
-def _no_ranks_yet(*_: Any) -> None:
-    """Stands for what the thread of `_ending_on_signals` does."""
 
 
 def _pass_on(reports: Sequence[dict[str, Any]]) -> None:

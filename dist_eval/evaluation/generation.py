@@ -11,6 +11,7 @@ import numpy as np
 
 from dist_eval.analysis.options import columns_asked_for
 from dist_eval.analysis.texts import mean_metrics, measure_texts, text_slices
+from dist_eval.arguments.fields import flag
 from dist_eval.data.continuations import write_continuations
 from dist_eval.data.generation import text_of
 from dist_eval.data.labelled_rows import LabelledRows
@@ -37,7 +38,7 @@ from dist_eval.results.inputs import Decoding, FailedExample
 from dist_eval.results.run import CompleteTasksRun
 from dist_eval.results.tasks import PromptedDataset, TaskResults, TasksFiles, TasksResults
 from dist_eval.runs.files import PREDICTIONS
-from dist_eval.runs.fingerprint import Fingerprint
+from dist_eval.runs.fingerprint import DRAWS, Fingerprint
 from dist_eval.runs.saved_samples import SavedTexts, read_texts
 from dist_eval.tables import format_count
 
@@ -127,10 +128,15 @@ class GenerationTask:
             "dataset": self.rows.digest(),
             "decoding": self.decoding.model_dump_json(),
             "references": self.rows.references_digest(),
-            # earlier versions drew the texts of a selection by positions in it
-            **({"draws": "by row"} if self.rows.selection and self.decoding.temperature else {}),
+            **self._draws,
         }
         return Fingerprint(values, {"dataset": self.rows.column_digests()})
+
+    @property
+    def _draws(self) -> dict[str, str]:
+        """Tells texts of a sample from those of earlier versions, which drew them by positions in the sample."""
+        is_sample = self.rows.selection is not None and self.rows.selection.method != "first"
+        return {DRAWS: "by row"} if is_sample and self.decoding.temperature else {}
 
     def dataset(self) -> PromptedDataset:
         """Returns the section `dataset` of `results.json`."""
@@ -243,6 +249,9 @@ class Generation(RequestJob):
         if unmatched := (texts.answer or []).count(None):
             have = format_count(unmatched, "text has", "texts have")
             notices.append(f"{have} no match of --answer-pattern, which counts as a wrong answer")
+        drawing = [flag(name) for name in ("top_k", "top_p", "seed") if self.config.is_given(name)]
+        if drawing and not self.config.temperature:
+            notices.append(f"{' and '.join(drawing)}: without effect, because --temperature is 0")
         return notices
 
     def _rescored(

@@ -212,7 +212,7 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions, Genera
     )
     max_failed: Natural = option(
         100, "maximum number of examples that --on-error skip leaves out", group="failures", metavar="EXAMPLES",
-        needs=("on_error",),
+        needs={"on_error": "--on-error skip"},
     )  # fmt: skip
 
     def _validate(self) -> None:
@@ -263,7 +263,7 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions, Genera
         self.text_column = columns
 
     def _check_generation(self) -> None:
-        for name in filter(self._is_given, _OF_CLASSIFIERS if self.generate else ()):
+        for name in filter(self.is_given, _OF_CLASSIFIERS if self.generate else ()):
             raise ConfigError(f"{flag(name)} is for classes, but --generate writes texts. Leave out {flag(name)}.")
 
     def _become_demo(self) -> None:

@@ -65,7 +65,12 @@ class SwarmOptions(PeerOptions):
         "start a private swarm on this host (embedded), or send the data to the public swarm (public)",
         group="swarm",
     )
-    servers: Count = option(2, "number of servers of an embedded swarm", group="swarm", needs=("swarm", "demo"))
+    servers: Count = option(
+        2,
+        "number of servers of an embedded swarm",
+        group="swarm",
+        needs={"swarm": "--swarm embedded", "demo": "--demo"},
+    )
     max_tokens_per_second: Annotated[float, Limits(least=1)] | None = option(
         None, "limit for all ranks together, padding and prompts included (default: none)", group="speed",
         metavar="TOKENS",

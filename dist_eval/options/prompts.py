@@ -107,17 +107,17 @@ class GenerationOptions(Options):
         0.0, "temperature of the draws; 0 takes the likeliest token", group="generation", needs=("generate",)
     )
     top_k: Natural = option(
-        0, "draw from this number of the likeliest tokens; 0 for all", group="generation", needs=("temperature",)
+        0, "draw from this number of the likeliest tokens; 0 for all", group="generation", needs=("generate",)
     )
     top_p: Annotated[float, Limits(above=0, most=1)] = option(
         1.0,
         "draw from the likeliest tokens whose probabilities add up to this",
         group="generation",
-        needs=("temperature",),
+        needs=("generate",),
     )
     seed: Natural = option(
         0, "seed of the draws; a row's text depends only on it and on the row's position", group="generation",
-        needs=("temperature",),
+        needs=("generate",),
     )  # fmt: skip
     answer_pattern: str | None = option(
         None,

@@ -17,7 +17,8 @@ _DERIVED = ("token ids", "plan")  # change only if another value does, or if dis
 _OF_PROMPTS = ("--prompt", "few-shot examples")
 
 _SELECTION, _ALL_ROWS = "selection of rows", "texts of all rows"  # only in runs on a part of the rows
-_OF_SELECTED_ROWS = ("dataset", "references")
+DRAWS = "draws of texts"
+_OF_SELECTED_ROWS = ("dataset", "references", DRAWS)
 
 TASK_DEFINITION, TASK_CODE = "definition of the tasks", "code of the tasks"
 _OF_SCORES = (TASK_DEFINITION, TASK_CODE)  # the answers depend on the requests alone, which are hashed as tokens

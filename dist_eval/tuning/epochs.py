@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from math import ceil
 
 import numpy as np
 import torch
@@ -132,8 +133,6 @@ class Epochs:
 
     def run(self) -> TunedCheckpoint:
         """Runs the remaining epochs; every rank calls it."""
-        deep = self.classifier.tuned.deep_prompts
-        deep_blocks = 0 if deep is None else len(deep)
         self._trainer = Trainer(
             self.config.select(LearningOptions),
             self.classifier,
@@ -141,7 +140,7 @@ class Epochs:
             self.topology,
             updates=self._updates * self.config.epochs,
             token_budget=self.base.token_budget,
-            window=self.context.window(self.base, gradients=deep_blocks),
+            window=self.context.window(self.base, gradients=self._prompt_gradients),
             device=self.device,
         )
         require_agreement({"device and precision": f"{self.device.type} {self._trainer.precision}"})
@@ -168,6 +167,15 @@ class Epochs:
             self.folder.finish(self._results(tuned), ranks)
             self.folder.show_checkpoints()
         return tuned
+
+    @property
+    def _prompt_gradients(self) -> int:
+        """Size of the gradients of a batch's deep prompts, in tensors of the batch's size."""
+        tuned = self.classifier.tuned
+        if tuned.deep_prompts is None:
+            return 0
+        of_batch = tuned.pre_seq_len / (tuned.pre_seq_len + float(np.mean(self.train.lengths)))
+        return ceil(len(tuned.deep_prompts) * of_batch)
 
     @property
     def _updates(self) -> int:
@@ -199,9 +207,11 @@ class Epochs:
     def _update(self, rows: np.ndarray) -> None:
         state, rate = self._state, self._trainer.learning_rate
         update = self._trainer.update(rows, self._stop_requested)
+        self._is_stopping = update.is_last
+        if not update.is_applied:
+            return
         state.updates += 1
         state.loss_sum, state.examples = state.loss_sum + update.loss_sum, state.examples + update.examples
-        self._is_stopping = update.is_last
         if self._display:
             loss = update.loss_sum / update.examples
             self._display.updated(state.epoch, loss)

@@ -86,6 +86,7 @@ class Update:
 
     loss_sum: float  # sum of its examples' losses before the update, in nats, on all ranks
     examples: int  # number of its examples, on all ranks
+    is_applied: bool  # whether the tensors have changed; if not, the run is stopping, and the same rows come again
     is_last: bool  # whether a stop was requested; equal on all ranks
 
 
@@ -138,14 +139,16 @@ class Trainer:
 
     def update(self, rows: np.ndarray, stopping: Callable[[], bool] = lambda: False) -> Update:
         """Performs one update; every rank calls it with the same rows."""
+        self._overflow = None
         mine = rows[self._topology.rank :: self._topology.world_size]
         for _ in range(_MOST_SCALES if self._scaler.is_enabled() else 1):
             gradient, loss_sum = self._gradient(mine)
             facts = torch.tensor([loss_sum, len(mine), float(stopping())], dtype=torch.float64)
             *_, loss_sum, examples, stops = (total := all_reduce_sum(torch.cat([gradient, facts])))[-3:].tolist()
-            if self._apply(total[:-3] / examples):
-                return Update(loss_sum, int(examples), stops > 0)
-        why = f" ({self._overflow})" if self._overflow else ""
+            is_applied = self._apply(total[:-3] / examples)
+            if is_applied or stops > 0:
+                return Update(loss_sum, int(examples), is_applied, stops > 0)
+        why = f" ({str(self._overflow).rstrip('.')})" if self._overflow else ""
         raise ModelOutputError(
             f"The gradient contains values that are not finite{why}: try a lower --learning-rate"
             + (", or --precision float32." if self._dtype else ".")

@@ -145,6 +145,11 @@ def test_samples_depend_on_the_seed_and_runs_are_compared_by_row(
     assert [row["text"] for row in predictions(tmp_path / "a")] != [row["text"] for row in predictions(tmp_path / "b")]
     some = command(model, dataset, tmp_path / "some", *drawn, "--seed", "1", "--sample", "5")
     assert run_here(*some) == 0
+    greedy = command(model, dataset, tmp_path / "greedy", *LOCAL, "--seed", "1", "--top-k", "20")
+    assert run_here(*greedy) == 0
+    assert results_of(tmp_path / "greedy")["notices"][-1] == (
+        "--top-k and --seed: without effect, because --temperature is 0"
+    )
     whole = {row["index"]: row["text"] for row in predictions(tmp_path / "a")}
     found = {row["index"]: row["text"] for row in predictions(tmp_path / "some")}
     assert len(found) == 5 and found.items() <= whole.items(), "the same draws in a sample of the rows"

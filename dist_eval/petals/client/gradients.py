@@ -136,7 +136,9 @@ async def _through_part(
         work = tokens * (segment.end - segment.start)
         if segment.end == end:
             if not largest <= torch.finfo(DTYPES.get(segment.dtype or "", gradient.dtype)).max:
-                raise ModelOutputError(f"The gradient is not finite in {segment.dtype}, in which a server computes.")
+                raise ModelOutputError(
+                    f"The gradient is not finite in {segment.dtype or 'float32'}, in which a server computes."
+                )
             send_back = within(lambda: requests.transport.send_back(segment, inputs, gradient, deep))
             return Request(send_back, _BACKWARD_WORK * work)
         return Request(within(lambda: requests.transport.send(segment, inputs, deep)), work)
