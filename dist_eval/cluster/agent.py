@@ -108,7 +108,7 @@ def _ending_on_signals(folder: str) -> Iterator[None]:
     def watch() -> None:
         while number := received.recv(1):
             if signal.getsignal(number[0]) is end:
-                end(number[0])
+                end(number[0], None)
 
     earlier = {number: signal.signal(number, end) for number in _SIGNALS if _is_heeded(number)}
     received, written = socket.socketpair()

@@ -162,6 +162,15 @@ def test_a_scale_that_is_too_large_loses_no_update(budget: int, make_trainer: Ca
     assert scaled._scaler.get_scale() < 2.0**19
 
 
+def test_a_stop_does_not_wait_for_a_scale_that_fits(make_trainer: Callable[..., Trainer]) -> None:
+    trainer = make_trainer(precision="float16")
+    trainer._scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24)
+    before = snapshot(trainer.tuned).digest()
+    update = trainer.update(np.arange(12), stopping=lambda: True)
+    assert (update.is_applied, update.is_last) == (False, True)
+    assert trainer._scaler.get_scale() == 2.0**23 and snapshot(trainer.tuned).digest() == before
+
+
 def test_no_scale_makes_a_gradient_finite_that_is_not(
     make_trainer: Callable[..., Trainer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
