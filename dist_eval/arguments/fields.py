@@ -24,7 +24,7 @@ def option(
     repeats: bool = False,
     alone: Any = None,
     is_positional: bool = False,
-    needs: Mapping[str, str] | Sequence[str] = (),
+    needs: Sequence[str] = (),
 ) -> Any:
     """Declares a dataclass field that is an option of the command line and of the YAML file.
 
@@ -37,8 +37,8 @@ def option(
         repeats: whether the option may be given several times, each adding values.
         alone: value of the option when it is given without one; None if it needs one.
         is_positional: whether its values follow the command without a name.
-        needs: options of which one must have another value than its default, because this one has no effect otherwise;
-            a mapping also has what the message says of each.
+        needs: options, as typed, of which one must have another value than its default: without it, this one has no
+            effect.
     """
     metadata = {
         "help": help,
@@ -89,11 +89,11 @@ class Options:
                 raise ConfigError(f"{spelled} must be {error}.") from error
         self._validate()
         for name, (field, _) in options_of(type(self)).items():
-            asked = field.metadata["needs"]
-            needs = [other for other in asked if hasattr(self, other)]  # a group may lack them
-            if needs and self.is_given(name) and not any(map(self.is_given, needs)):
-                said = (asked[other] if isinstance(asked, Mapping) else flag(other) for other in needs)
-                raise ConfigError(f"{flag(name)} needs {' or '.join(said)}.")
+            named = {text.split()[0][2:].replace("-", "_"): text for text in field.metadata["needs"]}
+            needs = {other: text for other, text in named.items() if hasattr(self, other)}  # a group may lack them
+            has_effect = self.is_given(name) and getattr(self, name) is not False
+            if needs and has_effect and not any(map(self.is_given, needs)):
+                raise ConfigError(f"{flag(name)} needs {' or '.join(needs.values())}.")
 
     def _validate(self) -> None:
         """Checks and completes options that depend on each other; their types have been checked."""

@@ -205,14 +205,14 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions, Genera
     )  # fmt: skip
     audit_tolerance: NonNegative | None = option(
         None, "relative difference that counts as agreement (default: by the servers' dtype)", group="failures",
-        metavar="FRACTION", needs=("audit",),
+        metavar="FRACTION", needs=("--audit",),
     )  # fmt: skip
     on_error: Literal["stop", "skip"] = option(
         "stop", "if an example gets no prediction: stop the run, or count it and leave it out", group="failures"
     )
     max_failed: Natural = option(
         100, "maximum number of examples that --on-error skip leaves out", group="failures", metavar="EXAMPLES",
-        needs={"on_error": "--on-error skip"},
+        needs=("--on-error skip",),
     )  # fmt: skip
 
     def _validate(self) -> None:
@@ -272,8 +272,7 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions, Genera
         if self.prompt is not None or self.prompt_file is not None:
             raise ConfigError("--demo evaluates the embedded example, a tuned checkpoint: leave out --prompt.")
         for name, value in demo.OPTIONS.items():
-            default = next(f.default for f in dataclasses.fields(self) if f.name == name)
-            if getattr(self, name) not in (default, value):
+            if self.is_given(name) and getattr(self, name) != value:
                 raise ConfigError(
                     f"--demo evaluates the embedded example: leave out {flag(name)}, or leave out --demo."
                 )

@@ -66,10 +66,7 @@ class SwarmOptions(PeerOptions):
         group="swarm",
     )
     servers: Count = option(
-        2,
-        "number of servers of an embedded swarm",
-        group="swarm",
-        needs={"swarm": "--swarm embedded", "demo": "--demo"},
+        2, "number of servers of an embedded swarm", group="swarm", needs=("--swarm embedded", "--demo")
     )
     max_tokens_per_second: Annotated[float, Limits(least=1)] | None = option(
         None, "limit for all ranks together, padding and prompts included (default: none)", group="speed",
@@ -182,9 +179,11 @@ class SelectionOptions(Options):
         metavar="FRACTION",
     )
     sample_seed: Natural = option(
-        0, "seed of the random sample", group="rows", metavar="SEED", needs=("sample", "precision")
+        0, "seed of the random sample", group="rows", metavar="SEED", needs=("--sample", "--precision")
     )
-    stratify: bool = option(False, "keep each class's share in the sample", group="rows", needs=("sample", "precision"))
+    stratify: bool = option(
+        False, "keep each class's share in the sample", group="rows", needs=("--sample", "--precision")
+    )
 
     def _validate(self) -> None:
         super()._validate()

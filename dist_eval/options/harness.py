@@ -85,11 +85,13 @@ class HarnessConfig(RunConfig):
     )  # fmt: skip
     apply_chat_template: bool = option(False, "send questions in the tokenizer's chat template", group="tasks")
     chat_template: str | None = option(
-        None, "name of the chat template, if the tokenizer has several", group="tasks", metavar="NAME"
-    )
+        None, "name of the chat template, if the tokenizer has several", group="tasks", metavar="NAME",
+        needs=("--apply-chat-template",),
+    )  # fmt: skip
     fewshot_as_multiturn: bool | None = option(
-        None, "make each example a question and an answer of the conversation", group="tasks"
-    )
+        None, "make each example a question and an answer of the conversation", group="tasks",
+        needs=("--apply-chat-template",),
+    )  # fmt: skip
     system_instruction: str | None = option(
         None, "text before each task's description; the system message of a chat template", group="tasks"
     )
@@ -103,7 +105,7 @@ class HarnessConfig(RunConfig):
     )  # fmt: skip
     enable_thinking: bool | None = option(
         None, "tell the chat template to let the model think (--no-enable-thinking: not to; default: its own)",
-        group="tasks",
+        group="tasks", needs=("--apply-chat-template",),
     )  # fmt: skip
     metadata: KeyValues = option(
         {}, "passed to tasks that ask for it, such as max_seq_lengths=[4096,8192], or JSON", group="tasks"
@@ -161,9 +163,6 @@ class HarnessConfig(RunConfig):
         self.samples = {task: sorted(set(numbers)) for task, numbers in self.samples.items()}
 
     def _check_conversation(self) -> None:
-        for name in ("fewshot_as_multiturn", "enable_thinking", "chat_template"):
-            if getattr(self, name) and not self.apply_chat_template:
-                raise ConfigError(f"{flag(name)} needs --apply-chat-template.")
         if self.enable_thinking and not self.think_end_token:
             raise ConfigError(
                 "--enable-thinking needs --think-end-token, such as '</think>': otherwise the model's thoughts would "

@@ -36,29 +36,29 @@ class PromptOptions(Options):
         None,
         "text between prompt and label word (default: the white space that ends the prompt, or else a space)",
         group="prompts",
-        needs=("label_words",),
+        needs=("--label-words",),
     )
     length_normalization: Literal["none", "tokens", "bytes"] = option(
         "none", "divide a label word's log-likelihood by its number of tokens or bytes", group="prompts",
-        needs=("label_words",),
+        needs=("--label-words",),
     )  # fmt: skip
     few_shot: Natural = option(
         0, "examples before each prompt, drawn at random from --few-shot-from", group="prompts",
-        aliases=("num_fewshot",), needs=("prompt",),
+        aliases=("num_fewshot",), needs=("--prompt",),
     )  # fmt: skip
     few_shot_from: str | list[str] | None = option(
         None, "files with the same columns as --dataset", group="prompts", metavar="FILE"
     )
     few_shot_seed: Natural = option(
-        0, "seed for drawing the examples", group="prompts", metavar="SEED", needs=("few_shot",)
+        0, "seed for drawing the examples", group="prompts", metavar="SEED", needs=("--few-shot",)
     )
     apply_chat_template: bool = option(
         False, "send examples and prompt as the user's message, in the tokenizer's chat template", group="prompts",
-        needs=("prompt",),
+        needs=("--prompt",),
     )  # fmt: skip
     system_instruction: str | None = option(
         None, "text before the examples and the prompt; the system message of a chat template", group="prompts",
-        needs=("prompt",),
+        needs=("--prompt",),
     )  # fmt: skip
 
     def _validate(self) -> None:
@@ -98,33 +98,33 @@ def _read_prompt(path: Path) -> str:
 class GenerationOptions(Options):
     """How texts are generated."""
 
-    max_new_tokens: Count = option(64, "maximum tokens of a text", group="generation", needs=("generate",))
+    max_new_tokens: Count = option(64, "maximum tokens of a text", group="generation", needs=("--generate",))
     stop: list[EscapedText] = option(
         [], r"strings that end a text, such as '\n', in addition to the model's end tokens", group="generation",
-        needs=("generate",),
+        needs=("--generate",),
     )  # fmt: skip
     temperature: NonNegative = option(
-        0.0, "temperature of the draws; 0 takes the likeliest token", group="generation", needs=("generate",)
+        0.0, "temperature of the draws; 0 takes the likeliest token", group="generation", needs=("--generate",)
     )
     top_k: Natural = option(
-        0, "draw from this number of the likeliest tokens; 0 for all", group="generation", needs=("generate",)
+        0, "draw from this number of the likeliest tokens; 0 for all", group="generation", needs=("--generate",)
     )
     top_p: Annotated[float, Limits(above=0, most=1)] = option(
         1.0,
         "draw from the likeliest tokens whose probabilities add up to this",
         group="generation",
-        needs=("generate",),
+        needs=("--generate",),
     )
     seed: Natural = option(
         0, "seed of the draws; a row's text depends only on it and on the row's position", group="generation",
-        needs=("generate",),
+        needs=("--generate",),
     )  # fmt: skip
     answer_pattern: str | None = option(
         None,
         r"regular expression that finds the answer in a text, such as 'answer is (\d+)': the first match, or its first "
         "group; without a match the text is wrong (default: '', the whole text)",
         group="generation",
-        needs=("generate",),
+        needs=("--generate",),
         metavar="REGEX",
     )
 

@@ -70,7 +70,7 @@ class Fingerprint:
 
     def scores_otherwise(self, earlier: Fingerprint) -> bool:
         """Returns whether an earlier run has the same answers, but scored by another definition or code of tasks."""
-        changed = self._differing(earlier)
+        changed = self._changed_values(earlier)
         return bool(changed) and all(name in _OF_SCORES for name in changed)
 
     def changed(self, earlier: Fingerprint) -> list[str]:
@@ -78,13 +78,13 @@ class Fingerprint:
 
         Names that follow from others are returned only if no other value differs, or if one of their parts does.
         """
-        changed = self._differing(earlier)
+        changed = self._changed_values(earlier)
         causes = [name for name in changed if not self._follows(name, changed, earlier)]
         if changed and not causes:
             causes = [name for name in self.parts if self._with_parts(name, earlier) != name]
         return [self._with_parts(name, earlier) for name in causes] or changed
 
-    def _differing(self, earlier: Fingerprint) -> list[str]:
+    def _changed_values(self, earlier: Fingerprint) -> list[str]:
         """Returns the names of values that differ; earlier versions did not hash the code of tasks."""
         differing = _differing(self.values, earlier.values)
         return [name for name in differing if name != TASK_CODE or name in earlier.values]

@@ -92,7 +92,8 @@ class RunFolder:
 
     def earlier_chat_time(self) -> str | None:
         """Returns the time that chat templates read in an earlier start of this run."""
-        return self._found.results.chat_time if self._found.results else None
+        found = self._found.results
+        return found.chat_time if found and self.options.get("apply_chat_template") else None
 
     def record(self, **known: Any) -> None:
         """Records values of the `RunHeader` that become known after the start."""

@@ -77,7 +77,7 @@ class TuningConfig(LearningOptions, DatasetRunConfig):
         metavar="FILE",
     )
     eval_subset: str | None = option(
-        None, "configuration of --eval-dataset", group="data", metavar="NAME", needs=("eval_dataset", "eval_split")
+        None, "configuration of --eval-dataset", group="data", metavar="NAME", needs=("--eval-dataset", "--eval-split")
     )
     eval_split: str | None = option(None, "split of --eval-dataset", group="data", metavar="NAME")
     save_every: Count | None = option(

@@ -16,6 +16,7 @@ from dist_eval.petals.client.reachability import BETWEEN_CONTACTS, CONTACT_SECON
 from dist_eval.petals.client.routes import Span, covers
 from dist_eval.petals.client.transport import Transport
 
+_BACKS_OFF = "dial backoff"  # the daemon's words if it did not dial because of an earlier failure
 _POLL_SECONDS, _REJOIN_SECONDS = 1.0, 3.0
 _NOTICE_SECONDS, _LONGEST_NOTICE_SECONDS = 15.0, 60.0  # until an outage is reported again: doubled each time
 
@@ -133,7 +134,9 @@ class SwarmServers:
         if now - self._rejoined_at > _REJOIN_SECONDS:
             self._rejoined_at = now
             await asyncio.to_thread(self.rejoin)
-        self._outage = (f"no server to reach for {outage.brief}{faulty}; the run waits up to {limit}", now)
+        # at first, the daemon may only wait since a dial that failed before the server was ready
+        if _BACKS_OFF not in outage.why or now - outage.since > CONTACT_SECONDS:
+            self._outage = (f"no server to reach for {outage.brief}{faulty}; the run waits up to {limit}", now)
         await asyncio.sleep(min(_POLL_SECONDS, max(0.0, deadline - now)))
 
     def came_back(self) -> None:

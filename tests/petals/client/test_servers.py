@@ -60,6 +60,11 @@ def test_an_outage_is_said_in_growing_intervals_and_its_end_once(outage: Outage)
     assert outage.said_within(3) == [(0, line)], "the next outage is said at once"
 
 
+def test_a_daemon_that_backs_off_for_some_seconds_is_no_outage_yet(outage: Outage) -> None:
+    outage.error.why = "failed to dial: all dials failed * [/ip4/127.0.0.1/tcp/31337] dial backoff"
+    assert [at for at, _ in outage.said_within(20)] == [13]
+
+
 def test_an_outage_is_not_over_while_other_requests_wait(outage: Outage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_POLL_SECONDS", 0.01)
     assert len(outage.said_within(1)) == 1
