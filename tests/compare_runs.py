@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from samples import FACTS, config_for, folder_of, sections
+from samples import FACTS, opened, sections
 
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.custom_metrics import CustomMetric, MetricInputs, custom_results
@@ -54,8 +54,7 @@ def run_of(
         for row, of_class in zip(metrics.per_class, class_intervals(found, metrics, whole), strict=True)
     ]
     of_groups = groups is not None and {"column": column, "count": len(np.unique(groups)), "largest": 10}
-    run = folder_of(config_for(folder))
-    run.open()
+    run = opened(folder)
     changes: dict[str, Any] = {"intervals": whole, "per_class": rows, "groups": of_groups or None}
     changes["data"] = {**FACTS["data"], "text_digest": "texts", **data}
     of_classes = dict.fromkeys(("calibration", "confident_mistakes")) if found.problem is REGRESSION else {}

@@ -478,6 +478,11 @@ def journal_size(output: Path) -> int:
     return sum(path.stat().st_size for path in (output / "journal").glob("*.batches"))
 
 
+def wait_until_under_way(output: Path, process: subprocess.Popen[str]) -> None:
+    """Waits until a run has finished a batch, or has ended."""
+    assert wait_for(lambda: journal_size(output) or process.poll() is not None)
+
+
 @functools.cache
 def _validator() -> jsonschema.Draft202012Validator:
     return jsonschema.Draft202012Validator(results_schema())

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from conftest import results_of
-from samples import FACTS, PEER_ID, config_for, folder_of, sections
+from samples import FACTS, PEER_ID, opened, sections
 
 from dist_eval.analysis.options import AnalysisOptions, analyse
 from dist_eval.metrics.computing import compute_metrics
@@ -49,8 +49,7 @@ def synthetic_run(
         label = logits * 2 + generator.normal(size=logits.shape)
     found = Predictions.from_logits(np.arange(examples), label, logits, problem)
     metrics = compute_metrics(found, names)
-    run = folder_of(config_for(folder))
-    run.open()
+    run = opened(folder)
     coverage = {**FACTS["coverage"], "expected": examples, "seen": examples}
     analysis = analyse(found, metrics, analysis_options or AnalysisOptions())
     run.complete(found, sections(metrics, **dict(analysis), ranks=rank_results(ranks), coverage=coverage))

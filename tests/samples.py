@@ -55,10 +55,10 @@ def opened(folder: Path, **options: Any) -> EvaluationFolder:
     return run
 
 
-def digits(path: Path, *, times: int = 1) -> Path:
-    """Writes the demo's test data to a file, repeated so that they take a while."""
-    header, _, rows = demo.TEST_DATA.read_text().partition("\n")
-    path.write_text(f"{header}\n{rows * times}")
+def digits(path: Path, *, source: Path = demo.TEST_DATA, rows: int | None = None, times: int = 1) -> Path:
+    """Writes the demo's data to a file: all or the first rows, repeated so that they take a while."""
+    header, *lines = source.read_text().splitlines(keepends=True)
+    path.write_text(header + "".join(lines[:rows]) * times)
     return path
 
 

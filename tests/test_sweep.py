@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TIMEOUT, Launcher, fork_server, run_here, wait_for
+from conftest import TIMEOUT, Launcher, fork_server, run_here, wait_for, wait_until_under_way
 
 from dist_eval import demo
 from dist_eval.cluster.run_lists import read_sweep
@@ -74,8 +74,7 @@ def test_a_killed_sweep_goes_on_to_the_same_bytes(tmp_path: Path, launcher: Laun
     grid = write_grid(tmp_path, grid={"max-length": [*lengths]}, limit=None, **budget)
     command = "-m", "dist_eval.sweep", str(grid), "--output", str(runs)
     sweep = launcher.start(*command)
-    second = runs / "max-length=256" / "journal"
-    assert wait_for(lambda: any(path.stat().st_size for path in second.glob("*.batches")) or sweep.poll() is not None)
+    wait_until_under_way(runs / "max-length=256", sweep)
     sweep.send_signal(signal.SIGKILL)
     sweep.communicate(timeout=TIMEOUT)
     assert sweep.returncode == -signal.SIGKILL

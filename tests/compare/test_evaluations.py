@@ -12,7 +12,7 @@ import pytest
 from compare_runs import NAMES, predictions, run_of
 from conftest import results_of
 from pyarrow import parquet
-from samples import config_for, folder_of, rewrite_results
+from samples import opened, rewrite_results
 
 from dist_eval.compare.__main__ import main
 from dist_eval.compare.comparison import compare
@@ -236,8 +236,7 @@ def test_texts_of_other_columns_can_be_compared_if_one_is_the_same(
 def test_a_folder_without_a_complete_run_is_named(folders: list[Path], tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"has no results\.json"):
         load_run(tmp_path)
-    running = folder_of(config_for(tmp_path / "running"))
-    running.open()
+    opened(tmp_path / "running")
     with pytest.raises(RunError, match=r"is not complete \(status: running\)"):
         load_run(tmp_path / "running")
     broken = run_of(tmp_path / "broken", predictions(1.0))

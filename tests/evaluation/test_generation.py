@@ -6,14 +6,22 @@ import json
 import random
 import shutil
 import signal
-from functools import partial
 from pathlib import Path
-from subprocess import Popen
 from typing import Any
 
 import pytest
 import torch
-from conftest import TIMEOUT, ForkedSwarm, Launcher, assert_tracked, results_of, run_here, wait_for, with_options
+from conftest import (
+    TIMEOUT,
+    ForkedSwarm,
+    Launcher,
+    assert_tracked,
+    results_of,
+    run_here,
+    wait_for,
+    wait_until_under_way,
+    with_options,
+)
 from harness_tasks import WORDS, make_tokenizer
 from pyarrow import parquet
 from safetensors.torch import load_file, save_file
@@ -345,12 +353,6 @@ def test_rows_that_cannot_be_used_are_named(
     assert message in capfd.readouterr().err
 
 
-def is_under_way(output: Path, process: Popen[str]) -> bool:
-    """Returns whether a batch is in the journal, or the run has ended."""
-    journal = (output / "journal").glob("*.batches")
-    return process.poll() is not None or any(path.stat().st_size for path in journal)
-
-
 @pytest.mark.slow
 def test_texts_are_the_same_through_a_swarm_whose_server_is_killed_on_any_number_of_ranks(
     model: Path, dataset: Path, launcher: Launcher, tmp_path: Path
@@ -366,7 +368,7 @@ def test_texts_are_the_same_through_a_swarm_whose_server_is_killed_on_any_number
             arguments += ["--audit", "1"] if ranks == 1 else []
             process = launcher.start(*arguments, "--initial-peers", *swarm.initial_peers, ranks=ranks)
             if ranks == 3:
-                assert wait_for(partial(is_under_way, output, process))
+                wait_until_under_way(output, process)
                 swarm.kill_server(0)
             _, err = process.communicate(timeout=TIMEOUT)
             assert process.returncode == 0, err
@@ -389,7 +391,7 @@ def test_a_killed_run_resumes_on_another_number_of_ranks(
     arguments = command(model, tmp_path / "rows.jsonl", output, *LOCAL)
     process = launcher.start(*arguments, ranks=3)
 
-    assert wait_for(partial(is_under_way, output, process))
+    wait_until_under_way(output, process)
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=TIMEOUT)
     assert wait_for(lambda: not launcher.processes())

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pandas
 import pytest
 from conftest import results_of, run_here
+from samples import digits
 from transformers import AutoTokenizer
 
 from dist_eval import demo
@@ -23,8 +24,7 @@ GONE = "/ip4/127.0.0.1/tcp/9/p2p/QmZmNRxpVSgwCUQ1ncBqnmjUUzotKCQj6JPvWEd2YpBd57"
 
 
 def options_of(tmp_path: Path, *words: str) -> list[str]:
-    data = tmp_path / "data.csv"
-    data.write_text("\n".join(demo.TEST_DATA.read_text().splitlines()[:121]) + "\n")
+    data = digits(tmp_path / "data.csv", rows=120)
     return [
         *("-m", "dist_eval", "--model", str(demo.BASE_MODEL), "--dataset", str(data), "--prompt", "{text}"),
         *("--label-delimiter", "", "--label-words", *words, "--report", "texts"),

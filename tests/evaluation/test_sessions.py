@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pandas
 import pytest
-from conftest import ForkedSwarm, Launcher, SwarmClient, results_of, run_here, wait_for
+from conftest import ForkedSwarm, Launcher, SwarmClient, results_of, run_here, wait_for, wait_until_under_way
+from samples import digits
 
 from dist_eval import demo
 from dist_eval.petals.server.private import PrivateSwarm
@@ -19,8 +20,7 @@ ROWS = 60
 
 @pytest.fixture(scope="module")
 def options(demo_swarm: PrivateSwarm, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    data = tmp_path_factory.mktemp("data") / "rows.csv"
-    data.write_text("\n".join(demo.TEST_DATA.read_text().splitlines()[: ROWS + 1]) + "\n")
+    data = digits(tmp_path_factory.mktemp("data") / "rows.csv", rows=ROWS)
     return [
         *("-m", "dist_eval", "--model", str(demo.BASE_MODEL), "--dataset", str(data), "--prompt", "{text}"),
         *("--label-words", *(f"<{digit}>" for digit in range(10)), "--label-delimiter", ""),
@@ -82,7 +82,7 @@ def test_a_killed_run_leaves_no_cache_behind_and_resumes_by_its_plan(
     before, killed = free_cache(demo_swarm, swarm_client), tmp_path / "killed"
     slow = [*options, "--max-tokens-per-second", "1500", "--output", str(killed)]
     run = launcher.start(*slow, preloaded=True)
-    assert wait_for(lambda: any(path.stat().st_size for path in (killed / "journal").glob("*.batches")))
+    wait_until_under_way(killed, run)
     assert free_cache(demo_swarm, swarm_client) != before
     launcher.end()
     run.communicate()
@@ -108,7 +108,7 @@ def test_other_servers_and_one_that_is_killed_change_no_byte(
         peers = options[: options.index("--initial-peers") + 1] + swarm.initial_peers
         slow = [*peers, "--max-tokens-per-second", "3000", "--output", str(tmp_path)]
         run = launcher.start(*slow, preloaded=True)
-        assert wait_for(lambda: any(path.stat().st_size for path in (tmp_path / "journal").glob("*.batches")))
+        wait_until_under_way(tmp_path, run)
         swarm.kill_server(2)
         err = run.communicate()[1]
     assert run.returncode == 0, err

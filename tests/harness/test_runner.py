@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TIMEOUT, Launcher, results_of, run_here, scalars_in, wait_for, with_options
+from conftest import TIMEOUT, Launcher, results_of, run_here, scalars_in, wait_for, wait_until_under_way, with_options
 from harness_tasks import DOCUMENTS, TASKS, make_tasks, make_tokenizer
 from tiny_models import VOCABULARY, save_tiny_models
 
@@ -318,10 +318,7 @@ def test_a_killed_run_resumes_on_another_number_of_ranks_to_the_same_bytes(
     output, undisturbed = tmp_path / "out", tmp_path / "undisturbed"
     assert run_here(*command(models["llama"], tasks, undisturbed, *LOCAL)) == 0
     process = launcher.start(*command(models["llama"], tasks, output, *LOCAL), ranks=2)
-    journal = output / "journal"
-    assert wait_for(
-        lambda: any(path.stat().st_size for path in journal.glob("*.batches")) or process.poll() is not None
-    )
+    wait_until_under_way(output, process)
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=TIMEOUT)
     assert process.returncode == -signal.SIGKILL

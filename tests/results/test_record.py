@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from samples import FACTS, PREDICTIONS, RESULTS, config_for, folder_of, sections
+from samples import FACTS, PREDICTIONS, RESULTS, opened, sections
 
 from dist_eval.record import Record
 from dist_eval.results.run import RUN, RunningRun
@@ -17,8 +17,7 @@ from dist_eval.results.scores import Interval
 
 @pytest.mark.parametrize("status", ["running", "failed", "incomplete", "complete"])
 def test_a_file_is_read_and_written_again_to_the_last_byte(tmp_path: Path, status: str) -> None:
-    run = folder_of(config_for(tmp_path, audit=1))
-    run.open()
+    run = opened(tmp_path, audit=1)
     if status == "complete":
         run.complete(PREDICTIONS, sections())
     elif status == "failed":

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from conftest import results_of
-from samples import FACTS, METRICS, PREDICTIONS, config_for, folder_of, rewrite_results, sections
+from samples import FACTS, METRICS, PREDICTIONS, opened, rewrite_results, sections
 from task_runs import task_run
 
 from dist_eval.analysis.options import AnalysisOptions, analyse
@@ -31,8 +31,7 @@ from dist_eval.tables import format_count
 
 
 def run(folder: Path) -> EvaluationFolder:
-    made = folder_of(config_for(folder))
-    made.open()
+    made = opened(folder)
     made.close()
     return made
 
@@ -252,8 +251,7 @@ def test_runs_are_sorted_by_a_metric_the_best_first(
 def test_options_that_differ_are_shown_without_directories(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = []
     for name, options in (("a", {}), ("b", {"checkpoint": "/x/other/tuned", "compression": "float16"})):
-        started = folder_of(config_for(tmp_path / name, **options))
-        started.open()
+        started = opened(tmp_path / name, **options)
         started.close()
         started.complete(PREDICTIONS, sections())
         made.append(str(tmp_path / name))

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import TIMEOUT, ForkedSwarm, Launcher, results_of, run_here, wait_for, with_options
+from samples import digits
 
 from dist_eval import demo
 from dist_eval.petals.model.checkpoint import TunedCheckpoint
@@ -27,10 +28,10 @@ STOPPED = {"SIGUSR1": 75, "STOP": 3}
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("digits")
-    files = {"train": (demo.TRAIN_DATA, ROWS), "evaluation": (demo.TEST_DATA, EVALUATED)}
-    for name, (source, rows) in files.items():
-        (folder / f"{name}.csv").write_text("\n".join(source.read_text().splitlines()[: rows + 1]) + "\n")
-    return {name: folder / f"{name}.csv" for name in files}
+    return {
+        "train": digits(folder / "train.csv", source=demo.TRAIN_DATA, rows=ROWS),
+        "evaluation": digits(folder / "evaluation.csv", rows=EVALUATED),
+    }
 
 
 def command(data: dict[str, Path], output: Path, *further: str) -> list[str]:
