@@ -14,11 +14,11 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import hypothesis  # now: deep inside other imports, Python 3.11 fails to compile it for pytest
 import jsonschema
@@ -53,6 +53,7 @@ torch.set_num_threads(1)  # a worker of xdist for each core: more threads would 
 
 TIMEOUT = 400.0
 FAMILIES = ("llama", "bloom", "falcon")
+AnySwarm = TypeVar("AnySwarm", bound=PrivateSwarm)
 
 SHARED_SWARMS = ("family_swarms", "demo_swarm")
 """Fixtures that tests share."""
@@ -136,8 +137,15 @@ class SwarmClient:
             )
         return self.nodes[swarm.dht_prefix]
 
+    def start(
+        self, model: Path, spans: Sequence[tuple[int, int]], name: str, **options: Any
+    ) -> AbstractContextManager[ForkedSwarm]:
+        """Starts a swarm for a model, one of the tiny ones if nothing else is said."""
+        options = {"num_blocks": LAYERS, "threads": 1, **options}
+        return self.visiting(ForkedSwarm(str(model), dht_prefix=name, spans=spans, **options))
+
     @contextmanager
-    def visiting(self, swarm: PrivateSwarm) -> Iterator[PrivateSwarm]:
+    def visiting(self, swarm: AnySwarm) -> Iterator[AnySwarm]:
         """Starts a swarm, and at the end lets go of whatever was made for it."""
         with swarm:
             try:
@@ -278,7 +286,20 @@ def demo_swarm() -> Iterator[PrivateSwarm]:
 
 
 class ForkedSwarm(PrivateSwarm):
-    """A swarm whose servers are forked (see `forkserver`): they start in a second, and share most of their memory."""
+    """A swarm whose servers are forked (see `forkserver`): they start in a second, and share most of their memory.
+
+    Args:
+        programs: files that servers run instead of the usual program, by number.
+    """
+
+    def __init__(self, *args: Any, programs: Mapping[int, str] | None = None, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._programs = dict(programs or {})
+
+    @property
+    def peers(self) -> list[str]:
+        """Ids of the servers."""
+        return [address.rpartition("/")[2] for address in self.addresses]
 
     def _name(self, number: int) -> str:
         return f"{SERVER}{self._ports[number][0]}"
@@ -289,6 +310,8 @@ class ForkedSwarm(PrivateSwarm):
             patch.setattr(private, "PYTHON", [server.command])
             for name, value in {**server.environment, NAME: self._name(number)}.items():
                 patch.setenv(name, value)
+            if number in self._programs:
+                patch.setattr(self, "_program", [self._programs[number]])
             super().start_server(number)
 
     def group(self, number: int) -> int:

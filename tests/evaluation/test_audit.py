@@ -123,7 +123,7 @@ class SwarmWithLiar(ForkedSwarm):
 
     @property
     def liar(self) -> str:
-        return self.addresses[LIAR].rsplit("/", 1)[1]
+        return self.peers[LIAR]
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +254,7 @@ def test_a_run_with_a_liar_among_three_gives_the_honest_result(
 
 def test_with_two_servers_a_difference_is_a_dispute(swarm: SwarmWithLiar, swarm_client: SwarmClient) -> None:
     classifier, requests = connect(swarm_client, swarm)
-    honest = swarm.addresses[0].rsplit("/", 1)[1]
+    honest = swarm.peers[0]
     requests.servers.excluded |= {str(span.peer) for span in requests.servers.spans()} - {swarm.liar, honest}
     audit = AuditedModel(classifier)
     record = RouteRecord()
@@ -274,7 +274,7 @@ def test_with_two_servers_a_difference_is_a_dispute(swarm: SwarmWithLiar, swarm_
 
 def test_a_lost_replica_costs_its_second_answer_and_no_time(swarm: SwarmWithLiar, swarm_client: SwarmClient) -> None:
     classifier, requests = connect(swarm_client, swarm)
-    honest = swarm.addresses[0].rsplit("/", 1)[1]
+    honest = swarm.peers[0]
     requests.servers.excluded |= {str(span.peer) for span in requests.servers.spans()} - {swarm.liar, honest}
     swarm.kill_server(LIAR)
     for number in range(3):

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from conftest import ForkedSwarm
 from tiny_models import LAYERS, ROPE_SWITCH, VOCABULARY, random_checkpoint, save_tiny_models
 
 from dist_eval.errors import ConfigError
@@ -81,8 +80,7 @@ def test_classes_are_those_of_each_text_alone(mode: str | None, folder: Path) ->
 
 
 def test_a_swarm_gives_the_same(folder: Path, swarm_client: SwarmClient) -> None:
-    swarm = ForkedSwarm(str(folder), num_blocks=LAYERS, dht_prefix="longrope", spans=[(0, LAYERS)], threads=1)
-    with swarm_client.visiting(swarm):
+    with swarm_client.start(folder, [(0, LAYERS)], "longrope") as swarm:
         backbone = swarm_client.backbone(swarm)
         check_log_likelihoods(folder, backbone)
         check_texts(folder, backbone)

@@ -10,7 +10,7 @@ import bloombee_server
 import pytest
 import torch
 from conftest import ForkedSwarm, SwarmClient
-from tiny_models import LAYERS, random_checkpoint
+from tiny_models import random_checkpoint
 
 from dist_eval.model.backbone import SoftPrompts
 from dist_eval.model.classifier import load_local_backbone
@@ -21,28 +21,16 @@ from dist_eval.petals.client.session_room import NO_ROOM
 ROWS, LENGTH = 2, 12
 
 
-class SwarmWithBloomBee(ForkedSwarm):
-    """A swarm whose first server, which has all blocks, is such a one."""
-
-    def start_server(self, number: int) -> None:
-        self._program = ["-m", "dist_eval.petals.server.server"] if number else [bloombee_server.__file__]
-        super().start_server(number)
-
-    @property
-    def peers(self) -> list[str]:
-        return [address.rsplit("/", 1)[1] for address in self.addresses]
-
-    def was_opened(self) -> bool:
-        return (self.folder / bloombee_server.OPENED).exists()
-
-
 @pytest.fixture(scope="module")
-def swarm(tiny_models: dict[str, Path], swarm_client: SwarmClient) -> Iterator[SwarmWithBloomBee]:
-    swarm = SwarmWithBloomBee(
-        str(tiny_models["llama"]), num_blocks=LAYERS, dht_prefix="bees", spans=[(0, 4), (0, 4)], threads=1
-    )
-    with swarm_client.visiting(swarm):
+def swarm(tiny_models: dict[str, Path], swarm_client: SwarmClient) -> Iterator[ForkedSwarm]:
+    """A swarm whose first server, which has all blocks, is such a one."""
+    programs = {0: bloombee_server.__file__}
+    with swarm_client.start(tiny_models["llama"], [(0, 4), (0, 4)], "bees", programs=programs) as swarm:
         yield swarm
+
+
+def was_opened(swarm: ForkedSwarm) -> bool:
+    return (swarm.folder / bloombee_server.OPENED).exists()
 
 
 def pieces() -> tuple[torch.Tensor, ...]:
@@ -52,7 +40,7 @@ def pieces() -> tuple[torch.Tensor, ...]:
 
 @pytest.mark.slow
 def test_sessions_go_to_another_server(
-    swarm: SwarmWithBloomBee, swarm_client: SwarmClient, tiny_models: dict[str, Path]
+    swarm: ForkedSwarm, swarm_client: SwarmClient, tiny_models: dict[str, Path]
 ) -> None:
     backbone, local = swarm_client.backbone(swarm), load_local_backbone(str(tiny_models["llama"]))
     tuned, route = random_checkpoint("deep_ptune"), RouteRecord()
@@ -66,12 +54,12 @@ def test_sessions_go_to_another_server(
     assert {str(span.peer): left > 0 for span, left in backbone.requests.servers.free_cache().items()} == {
         peer: number > 0 for number, peer in enumerate(swarm.peers)
     }
-    assert not swarm.was_opened()
+    assert not was_opened(swarm)
 
 
 @pytest.mark.slow
 def test_without_another_server_texts_are_sent_in_forwards(
-    swarm: SwarmWithBloomBee, swarm_client: SwarmClient, tiny_models: dict[str, Path]
+    swarm: ForkedSwarm, swarm_client: SwarmClient, tiny_models: dict[str, Path]
 ) -> None:
     backbone, local = swarm_client.backbone(swarm), load_local_backbone(str(tiny_models["llama"]))
     backbone.requests.servers.excluded = {*swarm.peers[1:]}
@@ -87,4 +75,4 @@ def test_without_another_server_texts_are_sent_in_forwards(
     hidden = backbone.embedded(torch.cat(pieces(), dim=1), None).detach().requires_grad_()
     [outputs] = through_swarm(backbone.requests, [hidden], None)
     assert torch.autograd.grad(outputs.sum(), hidden)[0].isfinite().all()
-    assert not swarm.was_opened()
+    assert not was_opened(swarm)

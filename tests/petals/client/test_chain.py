@@ -53,25 +53,18 @@ def ids_of(rows: int = ROWS, length: int = LENGTH) -> torch.Tensor:
     return torch.randint(0, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(3))
 
 
-def start(
-    folder: Path, client: SwarmClient, dtype: str, spans: list[tuple[int, int]], name: str, **options: Any
-) -> Any:
-    options = {"num_blocks": LAYERS, "dht_prefix": name, "spans": spans, "torch_dtype": dtype, **options}
-    swarm = ForkedSwarm(str(folder), threads=1, **options)
-    return client.visiting(swarm)
-
-
 @pytest.fixture(scope="module", params=[pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def swarm(
     request: pytest.FixtureRequest, tiny_models: dict[str, Path], swarm_client: SwarmClient
 ) -> Iterator[ForkedSwarm]:
-    with start(tiny_models["llama"], swarm_client, request.param, SPANS, f"chain-{request.param}") as swarm:
+    dtype = request.param
+    with swarm_client.start(tiny_models["llama"], SPANS, f"chain-{dtype}", torch_dtype=dtype) as swarm:
         yield swarm
 
 
 @pytest.fixture(scope="module")
 def mortal(tiny_models: dict[str, Path], swarm_client: SwarmClient) -> Iterator[ForkedSwarm]:
-    with start(tiny_models["llama"], swarm_client, "float32", [*SPANS, SPANS[1], SPANS[1]], "chain-mortal") as swarm:
+    with swarm_client.start(tiny_models["llama"], [*SPANS, SPANS[1], SPANS[1]], "chain-mortal") as swarm:
         yield swarm
 
 
@@ -159,8 +152,7 @@ def test_deep_prompts_travel_once_and_again_to_servers_that_have_forgotten_them(
     classifier, other = swarm_client.classifier(mortal, tuned), swarm_client.backbone(mortal).requests
     assert tuned.prompts is not None and tuned.deep_prompts is not None
     small, outputs = ids_of().nbytes + tuned.prompts.nbytes, ROWS * (LENGTH + len(tuned.prompts)) * HIDDEN * 4
-    further = mortal.addresses[len(SPANS) :]
-    requests_of(classifier).servers.excluded = {address.rsplit("/", 1)[1] for address in further}  # one route only
+    requests_of(classifier).servers.excluded = {*mortal.peers[len(SPANS) :]}  # one route only
     logits, *taken = sent_by(classifier)
     assert taken == [small + tuned.deep_prompts.nbytes, 1]
     assert sent_by(classifier)[1:] == (small, 1)
@@ -185,8 +177,7 @@ def test_sessions_send_deep_prompts_once_and_again_to_servers_that_have_forgotte
     assert tuned.deep_prompts is not None
     prompts = SoftPrompts(tuned.prompts, tuned.deep_prompts + 1)  # not those of another test
     backbone, other = swarm_client.backbone(mortal), swarm_client.backbone(mortal).requests
-    further = mortal.addresses[len(SPANS) :]
-    backbone.requests.servers.excluded = {address.rsplit("/", 1)[1] for address in further}  # one route only
+    backbone.requests.servers.excluded = {*mortal.peers[len(SPANS) :]}  # one route only
 
     def session() -> tuple[torch.Tensor, int]:
         before = backbone.requests.traffic().bytes_sent
@@ -263,7 +254,7 @@ def test_what_a_killed_server_held_is_computed_by_another_one(
         if mortal.servers[1].poll() is None:
             os.killpg(frozen, signal.SIGCONT)
     at_fault = {server.peer for server in requests.traffic().servers if server.failures}
-    assert at_fault <= {mortal.addresses[1].rsplit("/", 1)[1]}
+    assert at_fault <= {mortal.peers[1]}
 
 
 def pieces(backbone: SwarmBackbone, prompts: SoftPrompts) -> tuple[list[torch.Tensor], RouteRecord, int]:
@@ -324,7 +315,7 @@ def test_a_session_goes_on_elsewhere_when_a_server_of_its_chain_is_frozen_or_kil
 ) -> None:
     monkeypatch.setattr(attempts, "_MIN_STALL_SECONDS", 2.0)
     requests = (backbone := swarm_client.backbone(mortal)).requests
-    _, dead, _, victim, spare = (address.rsplit("/", 1)[1] for address in mortal.addresses)
+    _, dead, _, victim, spare = mortal.peers
     ids, group, record = ids_of(), mortal.group(3), RouteRecord()
 
     def free() -> list[int]:
@@ -374,7 +365,8 @@ def test_chains_have_the_bits_of_server_by_server_in_all_families(
     generator = torch.Generator().manual_seed(5)
     soft, deep = (torch.randn(*size, 3, HIDDEN, generator=generator) for size in ((), (LAYERS,)))
     for dtype in ("float32", "bfloat16"):
-        with start(folder, swarm_client, dtype, [(0, 2), (2, LAYERS)], f"chain-{name}-{dtype}") as swarm:
+        options = {"torch_dtype": dtype}
+        with swarm_client.start(folder, [(0, 2), (2, LAYERS)], f"chain-{name}-{dtype}", **options) as swarm:
             chained, plain = (swarm_client.backbone(swarm, chains=chains) for chains in (True, False))
             for prompts in (NO_PROMPTS, SoftPrompts(soft, None), SoftPrompts(soft, deep)):
                 with torch.no_grad():
@@ -402,9 +394,9 @@ def test_chains_have_the_bits_of_server_by_server_with_quantized_weights_and_wit
     kind: str, tiny_models: dict[str, Path], swarm_client: SwarmClient, tmp_path: Path
 ) -> None:
     adapter = adapter_of(tmp_path) if kind == "adapter" else None
-    options = {"adapters": [adapter]} if adapter else {"quant_type": kind}
+    options = {"torch_dtype": "bfloat16", **({"adapters": [adapter]} if adapter else {"quant_type": kind})}
     tuned = random_checkpoint("deep_ptune")
-    with start(tiny_models["llama"], swarm_client, "bfloat16", SPANS, f"chain-{kind}", **options) as swarm:
+    with swarm_client.start(tiny_models["llama"], SPANS, f"chain-{kind}", **options) as swarm:
         chained, plain = (
             swarm_client.classifier(swarm, tuned, chains=chains, adapter=adapter) for chains in (True, False)
         )

@@ -39,10 +39,6 @@ AUDITED = SendOptions(audited=True)
 class FaultySwarm(ForkedSwarm):
     """A swarm whose servers are disturbed one at a time; each disturbance returns what ends it."""
 
-    def start_server(self, number: int) -> None:
-        self._program = [dishonest_server.__file__] if number == LIAR else ["-m", "dist_eval.petals.server.server"]
-        super().start_server(number)
-
     def kill(self, number: int) -> Callable[[], object]:
         self.kill_server(number)
         return lambda: self.start_server(number)
@@ -55,9 +51,6 @@ class FaultySwarm(ForkedSwarm):
     def lie(self, number: int) -> Callable[[], object]:
         (self.folder / f"lie-{number}").write_text(MIRRORED)
         return (self.folder / f"lie-{number}").unlink
-
-    def peer(self, number: int) -> str:
-        return self.addresses[number].rsplit("/", 1)[1]
 
 
 @pytest.fixture
@@ -78,8 +71,8 @@ def proxy(ports: list[tuple[int, int]]) -> Iterator[DelayProxy]:
 def swarm(
     tiny_models: dict[str, Path], swarm_client: SwarmClient, ports: list[tuple[int, int]], proxy: DelayProxy
 ) -> Iterator[FaultySwarm]:
-    model = str(tiny_models["llama"])
-    swarm = FaultySwarm(model, num_blocks=LAYERS, dht_prefix="faulty", spans=SPANS, threads=1, ports=ports)
+    options = {"num_blocks": LAYERS, "ports": ports, "programs": {LIAR: dishonest_server.__file__}}
+    swarm = FaultySwarm(str(tiny_models["llama"]), dht_prefix="faulty", spans=SPANS, threads=1, **options)
     with swarm_client.visiting(swarm):
         yield swarm
 
@@ -109,7 +102,7 @@ def test_whatever_happens_to_one_server_nothing_is_lost_and_only_the_liar_is_exc
 
     def lie(number: int) -> Callable[[], object]:
         for span in requests.servers.spans():
-            if span.start == SPANS[number][0] and str(span.peer) != swarm.peer(number):
+            if span.start == SPANS[number][0] and str(span.peer) != swarm.peers[number]:
                 requests.router.stats(span.peer).pacing.add_steps(10**9)  # so that the liar is asked
         return swarm.lie(number)
 
@@ -129,8 +122,8 @@ def test_whatever_happens_to_one_server_nothing_is_lost_and_only_the_liar_is_exc
                 assert all(one.result() is None for one in under_way)
             finally:
                 restore()
-            assert excluded == [swarm.peer(LIAR)] * (disturb == lie or bool(excluded))
+            assert excluded == [swarm.peers[LIAR]] * (disturb == lie or bool(excluded))
             wait_for_servers(classifier, len(SPANS) - len(excluded))
     assert excluded
-    disturbed = {swarm.peer(number) for number, _ in schedule}
+    disturbed = {swarm.peers[number] for number, _ in schedule}
     assert {server.peer for server in requests.traffic().servers if server.failures} <= disturbed

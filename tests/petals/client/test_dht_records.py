@@ -9,7 +9,7 @@ from typing import Any
 
 import msgpack
 import pytest
-from conftest import ForkedSwarm, Launcher, SwarmClient, results_of, run_here
+from conftest import Launcher, SwarmClient, results_of, run_here
 from foreign_records import anything, attack, peer_id, records, store
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -127,8 +127,7 @@ def test_a_value_without_subkeys_is_dropped(value: Any) -> None:
 @pytest.fixture(scope="module")
 def attacked_swarm(swarm_client: SwarmClient) -> Iterator[PrivateSwarm]:
     """A server of the demo's base model, beside whose records a stranger has stored others."""
-    swarm = ForkedSwarm(str(demo.BASE_MODEL), num_blocks=4, dht_prefix=demo.BASE_MODEL.name, spans=[(0, 4)])
-    with swarm_client.visiting(swarm):
+    with swarm_client.start(demo.BASE_MODEL, [(0, 4)], demo.BASE_MODEL.name) as swarm:
         stored = swarm_client.join(swarm).run_coroutine(functools.partial(store, attack(swarm.dht_prefix)))
         assert stored and all(stored)
         yield swarm

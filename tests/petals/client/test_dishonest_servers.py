@@ -49,17 +49,13 @@ LIARS = 2
 class SwarmWithLiars(ForkedSwarm):
     """A swarm of which some servers lie as they are told."""
 
-    def start_server(self, number: int) -> None:
-        self._program = [dishonest_server.__file__] if number < LIARS else ["-m", "dist_eval.petals.server.server"]
-        super().start_server(number)
-
     def tell(self, lie: str, liars: int = LIARS) -> None:
         for number in range(LIARS):
             (self.folder / f"lie-{number}").write_text(lie if number < liars else "")
 
     @property
     def liars(self) -> list[str]:
-        return [address.rsplit("/", 1)[1] for address in self.addresses[:LIARS]]
+        return self.peers[:LIARS]
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +66,7 @@ def swarm(tiny_models: dict[str, Path], swarm_client: SwarmClient) -> Iterator[S
         dht_prefix="liars",
         spans=[(0, 4)] * LIARS + [(0, 2)] * 3 + [(2, 4)],
         threads=1,
+        programs=dict.fromkeys(range(LIARS), dishonest_server.__file__),
     )
     with swarm_client.visiting(swarm):
         swarm_client.classifier_on_all(swarm, random_checkpoint("deep_ptune"))  # the first contact may take long

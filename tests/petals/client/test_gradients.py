@@ -28,14 +28,7 @@ MakeTuned = Callable[..., TunedCheckpoint]
 @pytest.fixture(scope="module")
 def killable_swarm(tiny_models: dict[str, Path], swarm_client: SwarmClient) -> Iterator[ForkedSwarm]:
     """A server with all blocks, and two with a half each."""
-    swarm = ForkedSwarm(
-        str(tiny_models["llama"]),
-        num_blocks=LAYERS,
-        dht_prefix="mortal-gradients",
-        spans=[(0, 4), (0, 2), (2, 4)],
-        threads=1,
-    )
-    with swarm_client.visiting(swarm):
+    with swarm_client.start(tiny_models["llama"], [(0, 4), (0, 2), (2, 4)], "mortal-gradients") as swarm:
         yield swarm
 
 

@@ -48,10 +48,7 @@ def backbone(family_swarms: dict[str, PrivateSwarm], swarm_client: SwarmClient) 
 
 @pytest.fixture(scope="module")
 def replicas_swarm(tiny_models: dict[str, Path], swarm_client: SwarmClient) -> Iterator[ForkedSwarm]:
-    swarm = ForkedSwarm(
-        str(tiny_models["llama"]), num_blocks=LAYERS, dht_prefix="sessions", spans=[(0, 2), (2, 4), (0, 4)], threads=1
-    )
-    with swarm_client.visiting(swarm):
+    with swarm_client.start(tiny_models["llama"], [(0, 2), (2, 4), (0, 4)], "sessions") as swarm:
         yield swarm
 
 

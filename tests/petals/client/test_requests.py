@@ -41,10 +41,7 @@ IDS = 8 * ROWS * LENGTH + 4 * PROMPTS * HIDDEN
 
 @pytest.fixture(scope="module")
 def bfloat16_swarm(tiny_models: dict[str, Path], swarm_client: SwarmClient) -> Iterator[PrivateSwarm]:
-    swarm = ForkedSwarm(
-        str(tiny_models["llama"]), num_blocks=LAYERS, dht_prefix="half", spans=[(0, 4)], torch_dtype="bfloat16"
-    )
-    with swarm_client.visiting(swarm):
+    with swarm_client.start(tiny_models["llama"], [(0, 4)], "half", torch_dtype="bfloat16") as swarm:
         yield swarm
 
 
@@ -149,10 +146,7 @@ def test_ranks_of_a_host_know_what_the_others_have_measured(
 
 @pytest.fixture(scope="module")
 def replicas(tiny_models: dict[str, Path], swarm_client: SwarmClient) -> Iterator[ForkedSwarm]:
-    swarm = ForkedSwarm(
-        str(tiny_models["llama"]), num_blocks=LAYERS, dht_prefix="mortal", spans=[(0, 4), (0, 4)], threads=1
-    )
-    with swarm_client.visiting(swarm):
+    with swarm_client.start(tiny_models["llama"], [(0, 4), (0, 4)], "mortal") as swarm:
         yield swarm
 
 
@@ -332,7 +326,7 @@ def test_killed_replicas_cost_retries_and_missing_blocks_are_waited_for(
     assert (requests.router.retries, len(requests.router.servers)) == (0, 2)
     failures_before = failures(requests)
 
-    peers = [address.rpartition("/")[2] for address in swarm.addresses]
+    peers = swarm.peers
     servers = {str(peer): server for peer, server in requests.router.servers.items()}
     speeds = {peer: server.pacing.seconds_per_work or 0.0 for peer, server in servers.items()}
     first, other = sorted((0, 1), key=lambda number: speeds[peers[number]])  # requests prefer the faster one

@@ -376,21 +376,21 @@ def test_prompts_of_a_language_model_are_saved_without_a_head(
 
 
 @pytest.fixture
-def replicated(tmp_path: Path) -> Iterator[PrivateSwarm]:
+def replicated(tmp_path: Path) -> Iterator[ForkedSwarm]:
     """A swarm of three servers that hold all blocks."""
     folder = save_tiny_models(tmp_path, "llama")["llama"]
     with ForkedSwarm(str(folder), num_blocks=LAYERS, dht_prefix="llama", spans=[(0, LAYERS)] * 3) as swarm:
         yield swarm
 
 
-def kill_the_busiest(swarm: PrivateSwarm, model: Any) -> None:
+def kill_the_busiest(swarm: ForkedSwarm, model: Any) -> None:
     statistics = model.swarm_base.swarm_blocks.requests.router.servers
     requests = {str(peer): server.requests for peer, server in statistics.items()}
     alive = [number for number, server in enumerate(swarm.servers) if server.poll() is None]
-    swarm.kill_server(max(alive, key=lambda number: requests.get(swarm.addresses[number].rpartition("/")[2], 0)))
+    swarm.kill_server(max(alive, key=lambda number: requests.get(swarm.peers[number], 0)))
 
 
-def test_a_killed_server_changes_no_token_and_no_gradient(replicated: PrivateSwarm) -> None:
+def test_a_killed_server_changes_no_token_and_no_gradient(replicated: ForkedSwarm) -> None:
     class Killing(LogitsProcessor):
         calls = 0
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ForkedSwarm, SwarmClient
+from conftest import SwarmClient
 from tiny_models import LAYERS, make_tiny_model, save_tiny_models
 
 from dist_eval.errors import ConfigError
@@ -53,17 +53,16 @@ def test_experts_in_int8_are_refused_with_the_memory() -> None:
 @torch.no_grad()
 def test_a_swarm_in_nf4_computes_with_the_weights_that_nf4_keeps(tmp_path: Path, swarm_client: SwarmClient) -> None:
     functional = pytest.importorskip("bitsandbytes.functional")
-    model = str(save_tiny_models(tmp_path, "mixtral")["mixtral"])
-    local = load_local_backbone(model)
+    model = save_tiny_models(tmp_path, "mixtral")["mixtral"]
+    local = load_local_backbone(str(model))
     linear = [part for part in local.model.modules() if isinstance(part, torch.nn.Linear)]
     for weights in [*(part.weight for part in linear), *(getattr(*place) for place in fused_experts(local.model))]:
         packed, state = functional.quantize_4bit(
             weights.data, blocksize=NF4_BLOCK, compress_statistics=True, quant_type="nf4"
         )
         weights.copy_(functional.dequantize_4bit(packed, state))
-    swarm = ForkedSwarm(model, num_blocks=LAYERS, dht_prefix="nf4", spans=[(0, LAYERS)], quant_type="nf4")
     ids = torch.randint(0, 64, (2, 7), generator=torch.Generator().manual_seed(0))
-    with swarm_client.visiting(swarm):
+    with swarm_client.start(model, [(0, LAYERS)], "nf4", quant_type="nf4") as swarm:
         backbone = swarm_client.backbone(swarm)
         found = backbone.hidden_states(ids)
         (span,) = backbone.requests.servers.spans()

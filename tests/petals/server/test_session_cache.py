@@ -49,10 +49,7 @@ def test_what_is_counted_for_a_session_is_what_transformers_keeps(name: str) -> 
 def swarm(tmp_path_factory: pytest.TempPathFactory, swarm_client: SwarmClient) -> Iterator[ForkedSwarm]:
     """One server for a model whose heads are wider than Petals would take them for, half of them with a window."""
     folder = save_tiny_models(tmp_path_factory.mktemp("models"), "gemma2")["gemma2"]
-    swarm = ForkedSwarm(
-        str(folder), num_blocks=LAYERS, dht_prefix="gemma2", spans=[(0, LAYERS)], threads=1, cache_tokens=CACHE_TOKENS
-    )
-    with swarm_client.visiting(swarm):
+    with swarm_client.start(folder, [(0, LAYERS)], "gemma2", cache_tokens=CACHE_TOKENS) as swarm:
         yield swarm
 
 
