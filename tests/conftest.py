@@ -29,6 +29,7 @@ from tiny_models import LAYERS, random_checkpoint, save_tiny_models
 from xdist.scheduler import LoadFileScheduling
 
 from dist_eval import demo
+from dist_eval.distributed.stop import SIGNALS
 from dist_eval.errors import SwarmError
 from dist_eval.model.classifier import Classifier, load_swarm_backbone, with_tuned_head
 from dist_eval.model.swarm_backbone import SwarmBackbone
@@ -519,6 +520,16 @@ def results_that_fit_the_schema(request: pytest.FixtureRequest) -> Iterator[None
     for path in folder.rglob("results.json") if folder else ():
         if b'"environment":' in path.read_bytes():  # written by a run, and not by hand
             results_of(path.parent)
+
+
+@pytest.fixture(autouse=True)
+def signals_restored() -> Iterator[None]:
+    """A program that a test runs in this process handles signals in its own way, until the test ends."""
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        if signal.getsignal(number) != handler:
+            signal.signal(number, handler)
 
 
 def wait_for(condition: Callable[[], Any], timeout: float = TIMEOUT) -> bool:

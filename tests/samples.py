@@ -27,11 +27,19 @@ from dist_eval.statistics import Statistic, Sums, Units
 
 PEER_ID = "QmVQE44noRKH2ZZoC8HKSJEsyAvYqAMpmRVPkKsyXn7g3a"
 PEER = f"/ip4/10.0.0.5/tcp/31337/p2p/{PEER_ID}"
+OTHER_PEER = "/dns4/swarm.example.org/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+DEAD_PEER = "/ip4/127.0.0.1/tcp/9/p2p/QmZmNRxpVSgwCUQ1ncBqnmjUUzotKCQj6JPvWEd2YpBd57"
+"""An address at which nothing listens."""
+
+REQUIRED: dict[str, Any] = {"dataset": "test.csv", "checkpoint": "tuned"}
+LOCAL: dict[str, Any] = {**REQUIRED, "backend": "local"}
+"""Options of an evaluation: what it needs, and the same without a swarm."""
+
 RESULTS = "results.json"
 
 
 def config_for(folder: Path, **options: Any) -> EvaluationConfig:
-    options = {"dataset": "test.csv", "checkpoint": "tuned", "initial_peers": [PEER], **options}
+    options = {**REQUIRED, "initial_peers": [PEER], **options}
     return EvaluationConfig(output=str(folder), **options)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from conftest import results_of
+from samples import DEAD_PEER
 
 from dist_eval import demo
 from dist_eval.__main__ import run
@@ -23,7 +24,6 @@ from dist_eval.arguments.commandline import parse_args
 from dist_eval.errors import ConfigError
 from dist_eval.options.config import EVALUATION
 
-PEER = "/ip4/127.0.0.1/tcp/9/p2p/QmZmNRxpVSgwCUQ1ncBqnmjUUzotKCQj6JPvWEd2YpBd57"
 ROWS = "12/3g,1\n45/ab,7\n"
 
 
@@ -88,7 +88,7 @@ def occupied(scene: Scene) -> list[str]:
     return scene.data()
 
 
-SWARM = ["--backend", "petals", "--initial-peers", PEER, "--swarm-timeout", "1"]
+SWARM = ["--backend", "petals", "--initial-peers", DEAD_PEER, "--swarm-timeout", "1"]
 KINDS = (
     # data
     Kind("no such file", "There is no file", lambda s: ["--dataset", str(s.folder / "nothing.csv")]),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +13,15 @@ from conftest import TIMEOUT, Launcher, fork_server, run_here, wait_for, wait_un
 
 from dist_eval import demo
 from dist_eval.cluster.run_lists import read_sweep
-from dist_eval.distributed.stop import SIGNALS
 from dist_eval.sweep import main
 
 
 @pytest.fixture
-def preloaded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Has runs started with interpreters that have everything imported; restores the signal handlers."""
+def preloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has runs started with interpreters that have everything imported."""
     monkeypatch.setattr(sys, "executable", fork_server().command)
     for name, value in fork_server().environment.items():
         monkeypatch.setenv(name, value)
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 def write_grid(folder: Path, **options: Any) -> Path:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from dist_eval.petals.model.checkpoint import TunedCheckpoint
 
@@ -134,6 +137,15 @@ def save_tiny_models(folder: Path, *names: str) -> dict[str, Path]:
         model = model.base_model if name == "bloom" else model  # as those on the hub are, and servers with 2.2 need it
         model.save_pretrained(folder / name)
     return {name: folder / name for name in names}
+
+
+@contextmanager
+def edited_tensors(folder: Path) -> Iterator[dict[str, torch.Tensor]]:
+    """The tensors of a model's folder, which are written back as they are in the end."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    yield tensors
+    save_file(tensors, path, metadata={"format": "pt"})
 
 
 def random_checkpoint(

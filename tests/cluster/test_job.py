@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from conftest import TIMEOUT, wait_for
 
 from dist_eval.arguments.commandline import parse_args
 from dist_eval.cluster.job import main, outcome_of
-from dist_eval.distributed.stop import SIGNALS
 from dist_eval.options.config import EVALUATION
 from dist_eval.runs.outcome import Outcome
 
@@ -111,12 +110,9 @@ def start(*arguments: Any, **kwargs: Any) -> subprocess.Popen[str]:
 
 
 @pytest.fixture
-def job_here(capfd: pytest.CaptureFixture[str]) -> Iterator[JobHere]:
+def job_here(capfd: pytest.CaptureFixture[str]) -> JobHere:
     """Runs a job in this process, whose signals it does not need; returns the exit status and what was printed."""
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    yield lambda *arguments: (main([*map(str, arguments)]), capfd.readouterr().err)
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    return lambda *arguments: (main([*map(str, arguments)]), capfd.readouterr().err)
 
 
 @pytest.mark.parametrize("number", [USR1, TERM, signal.SIGINT])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,14 +13,11 @@ from dist_eval.distributed.stop import SIGNALS, STOP_FILE, Stop, asked_by_a_pers
 
 
 @pytest.fixture
-def stop() -> Iterator[Stop]:
-    before = {number: signal.getsignal(number) for number in SIGNALS}
+def stop() -> Stop:
     stop = Stop()
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under `nohup`
     stop.handle_signals()
-    yield stop
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    return stop
 
 
 def test_before_the_work_begins_a_signal_interrupts(stop: Stop) -> None:

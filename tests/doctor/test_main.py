@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from conftest import Launcher
+from samples import DEAD_PEER
 
 from dist_eval import demo
 from dist_eval.arguments.commandline import parse_args
@@ -55,10 +56,9 @@ def test_a_healthy_run_is_found_fine_and_nothing_else_is_left_in_its_folder(
 
 
 def test_all_errors_are_reported_at_once(launcher: Launcher, tmp_path: Path) -> None:
-    peer = "/ip4/127.0.0.1/tcp/9/p2p/QmZmNRxpVSgwCUQ1ncBqnmjUUzotKCQj6JPvWEd2YpBd57"
     (tmp_path / "file").touch()
     options = ["--checkpoint", str(demo.CHECKPOINT), "--model", str(demo.BASE_MODEL), "--dataset", "/nowhere.csv"]
-    options += ["--initial-peers", peer, "--output", str(tmp_path / "file" / "out"), "--check-timeout", "4"]
+    options += ["--initial-peers", DEAD_PEER, "--output", str(tmp_path / "file" / "out"), "--check-timeout", "4"]
     done = launcher.run("-m", "dist_eval.doctor", *options, "--expect-hosts", "2")
     assert done.returncode == 1
     said = " ".join(done.stdout.split())

@@ -16,7 +16,7 @@ import torch
 from conftest import ForkedSwarm, SwarmClient, requests_of, results_of, run_here
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
+from tiny_models import edited_tensors
 
 from dist_eval import demo
 from dist_eval.evaluation.audit import (
@@ -104,11 +104,9 @@ def other_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo's base model with one of its matrices exchanged."""
     folder = tmp_path_factory.mktemp("other") / "base"
     shutil.copytree(demo.BASE_MODEL, folder)
-    path = folder / "model.safetensors"
-    tensors = load_file(path)
-    name = next(name for name in tensors if "layers.2" in name and "down_proj" in name)
-    tensors[name] = tensors[name].flip(0).contiguous()
-    save_file(tensors, path, metadata={"format": "pt"})
+    with edited_tensors(folder) as tensors:
+        name = next(name for name in tensors if "layers.2" in name and "down_proj" in name)
+        tensors[name] = tensors[name].flip(0).contiguous()
     return folder
 
 

@@ -24,8 +24,7 @@ from conftest import (
 )
 from harness_tasks import WORDS, make_tokenizer
 from pyarrow import parquet
-from safetensors.torch import load_file, save_file
-from tiny_models import LAYERS, VOCABULARY
+from tiny_models import LAYERS, VOCABULARY, edited_tensors
 
 from dist_eval.compare.__main__ import main as compare
 from dist_eval.compare.comparison import compare as compare_runs
@@ -306,10 +305,9 @@ def test_rows_without_a_text_are_listed_kept_out_of_every_metric_and_tried_again
     model: Path, dataset: Path, expected: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     spoiled = shutil.copytree(model, tmp_path / "model")
-    tokenizer, tensors = make_tokenizer(VOCABULARY), load_file(model / "model.safetensors")
-    [odd] = tokenizer("thunder", add_special_tokens=False)["input_ids"][:1]
-    tensors["model.embed_tokens.weight"][odd] = torch.inf
-    save_file(tensors, spoiled / "model.safetensors", metadata={"format": "pt"})
+    [odd] = make_tokenizer(VOCABULARY)("thunder", add_special_tokens=False)["input_ids"][:1]
+    with edited_tensors(spoiled) as tensors:
+        tensors["model.embed_tokens.weight"][odd] = torch.inf
     failing = [number for number, one in enumerate(questions()) if "thunder" in one]
     skipping = ("--on-error", "skip")
     assert run_here(*command(spoiled, dataset, tmp_path / "out", *LOCAL, *skipping)) == 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pandas
 import pytest
 from conftest import results_of, run_here
-from samples import digits
+from samples import DEAD_PEER, digits
 from transformers import AutoTokenizer
 
 from dist_eval import demo
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 DIGITS = [f"{digit}=<{digit}>" for digit in range(10)]
 PREDICTIONS = "predictions.parquet"
-GONE = "/ip4/127.0.0.1/tcp/9/p2p/QmZmNRxpVSgwCUQ1ncBqnmjUUzotKCQj6JPvWEd2YpBd57"
 
 
 def options_of(tmp_path: Path, *words: str) -> list[str]:
@@ -43,7 +42,7 @@ def test_a_language_model_classifies_as_well_without_a_tuned_head(
     assert here["model"]["prompt"]["words"] == [f"<{digit}>" for digit in range(10)]
     assert "label words" in (tmp_path / "local" / "report.html").read_text()
     # the swarm may have gone when a complete run is started again
-    assert run_here(*options, "--initial-peers", GONE, "--output", str(tmp_path / "swarm")) == 0
+    assert run_here(*options, "--initial-peers", DEAD_PEER, "--output", str(tmp_path / "swarm")) == 0
     assert "Nothing was sent" in capfd.readouterr().out
 
 

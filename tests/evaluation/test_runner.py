@@ -16,7 +16,8 @@ import pandas
 import pytest
 import torch
 from conftest import Launcher, SwarmClient, assert_tracked, results_of, run_here, wait_for
-from samples import digits
+from samples import DEAD_PEER, digits
+from tiny_models import edited_tensors
 
 from dist_eval import demo
 from dist_eval.__main__ import run
@@ -30,7 +31,6 @@ WORKER = str(Path(__file__).parents[1] / "workers" / "world_size_worker.py")
 RANKS = 3
 SIZES = (1, 3, 4, 97)
 """Numbers of examples: fewer than ranks, as many, one more, many."""
-DEAD_PEER = "/ip4/127.0.0.1/tcp/9/p2p/QmZmNRxpVSgwCUQ1ncBqnmjUUzotKCQj6JPvWEd2YpBd57"
 
 
 @pytest.fixture(scope="module")
@@ -168,12 +168,9 @@ def copied_checkpoint(tmp_path: Path) -> Path:
 
 
 def test_a_checkpoint_without_a_head(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    from safetensors.torch import load_file, save_file
-
     folder = copied_checkpoint(tmp_path)
-    tensors = load_file(folder / "model.safetensors")
-    del tensors["score.weight"]
-    save_file(tensors, folder / "model.safetensors")
+    with edited_tensors(folder) as tensors:
+        del tensors["score.weight"]
     fails_with(config_for(tmp_path, checkpoint=str(folder)), capfd, str(folder), "no classification head")
 
 
@@ -223,13 +220,10 @@ def test_of_several_ranks_one_reports_and_the_run_is_marked_as_failed(launcher: 
 
 
 def test_ranks_with_different_base_models_are_told_apart(launcher: Launcher, tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
     for rank, factor in enumerate((1.0, 1.001)):
         shutil.copytree(demo.BASE_MODEL, folder := tmp_path / f"model-{rank}")
-        tensors = load_file(folder / "model.safetensors")
-        changed = {name: tensor * factor if ".layers." in name else tensor for name, tensor in tensors.items()}
-        save_file(changed, folder / "model.safetensors", metadata={"format": "pt"})
+        with edited_tensors(folder) as tensors:
+            tensors.update({name: tensor * factor for name, tensor in tensors.items() if ".layers." in name})
     options = ["--dataset", csv_file(tmp_path, "123,1"), "--checkpoint", str(demo.CHECKPOINT), "--backend", "local"]
     each_its_own = f'exec "$PYTHON_EXEC" -m dist_eval --model {tmp_path}/model-$RANK "$@"'
     output = tmp_path / "out"
@@ -278,11 +272,9 @@ def test_a_server_of_the_embedded_swarm_that_cannot_start_is_named(
     tmp_path: Path, launcher: Launcher, tiny_models: dict[str, Path], make_tuned: Any
 ) -> None:
     broken = shutil.copytree(tiny_models["llama"], tmp_path / "broken")
-    from safetensors.torch import load_file, save_file
-
-    tensors = load_file(broken / "model.safetensors")
-    kept = {name: tensor for name, tensor in tensors.items() if ".layers.3." not in name}
-    save_file(kept, broken / "model.safetensors", metadata={"format": "pt"})
+    with edited_tensors(broken) as tensors:
+        for name in [name for name in tensors if ".layers.3." in name]:
+            del tensors[name]
     make_tuned(None).save(tmp_path / "tuned")
     for file in demo.BASE_MODEL.glob("*token*"):
         shutil.copy(file, broken / file.name)
@@ -316,17 +308,15 @@ def test_a_complete_run_is_not_run_twice_and_not_replaced_by_accident(
 @pytest.fixture
 def spoiled(tmp_path: Path, tiny_models: dict[str, Path], make_tuned: Any) -> tuple[EvaluationConfig, Path]:
     """A run on a base model that has no finite answer to texts with a 7, and where its weights are."""
-    from safetensors.torch import load_file, save_file
     from transformers import AutoTokenizer
 
     base = shutil.copytree(tiny_models["llama"], tmp_path / "base")
     for file in demo.BASE_MODEL.glob("*token*"):
         shutil.copy(file, base / file.name)
     [seven] = AutoTokenizer.from_pretrained(base).convert_tokens_to_ids(["7"])
-    tensors = load_file(base / "model.safetensors")
     shutil.copy(base / "model.safetensors", tmp_path / "good.safetensors")
-    tensors["model.embed_tokens.weight"][seven] = torch.inf
-    save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
+    with edited_tensors(base) as tensors:
+        tensors["model.embed_tokens.weight"][seven] = torch.inf
     make_tuned(None).save(tmp_path / "tuned")
     dataset = csv_file(tmp_path, "123,class-1", "12,class-0", "172,class-2", "33,class-0", "7,class-1", "21,class-2")
     options = {"model": str(base), "checkpoint": str(tmp_path / "tuned"), "dataset": dataset}

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import LOCAL, OTHER_PEER, PEER
 
 from dist_eval import demo
 from dist_eval.arguments import commandline
@@ -21,10 +22,6 @@ from dist_eval.options.config import EVALUATION, EvaluationConfig
 from dist_eval.options.groups import MAX_TOKEN_BUDGET
 from dist_eval.tracking import TRACKERS
 
-PEER = "/ip4/10.0.0.5/tcp/31337/p2p/QmVQE44noRKH2ZZoC8HKSJEsyAvYqAMpmRVPkKsyXn7g3a"
-OTHER_PEER = "/dns4/swarm.example.org/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
-REQUIRED: dict[str, Any] = {"dataset": "test.csv", "checkpoint": "tuned"}
-LOCAL: dict[str, Any] = {**REQUIRED, "backend": "local"}
 FLAGS = ["demo", "strict", "overwrite", "verbose"]
 
 parse_args = functools.partial(commandline.parse_args, command=EVALUATION)

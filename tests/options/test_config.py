@@ -9,17 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from samples import LOCAL, OTHER_PEER, PEER, REQUIRED
 
 from dist_eval import demo
 from dist_eval.arguments.fields import flag
 from dist_eval.errors import ConfigError
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.options.groups import MAX_TOKEN_BUDGET, DataOptions
-
-PEER = "/ip4/10.0.0.5/tcp/31337/p2p/QmVQE44noRKH2ZZoC8HKSJEsyAvYqAMpmRVPkKsyXn7g3a"
-OTHER_PEER = "/dns4/swarm.example.org/tcp/31337/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
-REQUIRED: dict[str, Any] = {"dataset": "test.csv", "checkpoint": "tuned"}
-LOCAL: dict[str, Any] = {**REQUIRED, "backend": "local"}
 
 
 def test_lists_are_not_shared_between_configurations() -> None:

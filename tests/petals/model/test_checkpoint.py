@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from samples import PEER
+from tiny_models import edited_tensors
 
 from dist_eval import demo
 from dist_eval.errors import CheckpointError
@@ -22,7 +24,6 @@ from dist_eval.petals.model.checkpoint import TunedCheckpoint, fingerprint
 HIDDEN, LAYERS, LENGTH, CLASSES = 4, 3, 2, 12
 FAMILIES = {"llama": "model.", "bloom": "transformer.", "falcon": "transformer.", "mixtral": "model."}
 MODES = (None, "ptune", "deep_ptune")
-PEER = "/ip4/10.0.0.5/tcp/31337/p2p/QmVQE44noRKH2ZZoC8HKSJEsyAvYqAMpmRVPkKsyXn7g3a"
 all_modes = pytest.mark.parametrize("mode", MODES)
 all_families = pytest.mark.parametrize("family", FAMILIES)
 
@@ -55,13 +56,11 @@ def edit_config(folder: Path, **changes: Any) -> None:
 
 def edit_tensor(folder: Path, ending: str, change: Callable[[torch.Tensor], torch.Tensor] | None) -> None:
     """Changes the tensor with this name's ending, or removes it."""
-    path = folder / "model.safetensors"
-    tensors = load_file(path)
-    name = next(name for name in tensors if name == ending or name.endswith("." + ending))
-    tensor = tensors.pop(name)
-    if change is not None:
-        tensors[name] = change(tensor.clone()).contiguous()
-    save_file(tensors, path)
+    with edited_tensors(folder) as tensors:
+        name = next(name for name in tensors if name == ending or name.endswith("." + ending))
+        tensor = tensors.pop(name)
+        if change is not None:
+            tensors[name] = change(tensor.clone()).contiguous()
 
 
 @pytest.fixture
@@ -182,8 +181,8 @@ def test_no_tuning_mode_means_only_the_head(tmp_path: Path, mode: Any, length: A
 def test_only_the_tuned_tensors_of_a_whole_model_are_loaded(tmp_path: Path, family: str) -> None:
     checkpoint = tuned("deep_ptune", family)
     checkpoint.save(tmp_path)
-    path = tmp_path / "model.safetensors"
-    save_file({**load_file(path), "model.embed_tokens.weight": torch.full((31, HIDDEN), torch.nan)}, path)
+    with edited_tensors(tmp_path) as tensors:
+        tensors["model.embed_tokens.weight"] = torch.full((31, HIDDEN), torch.nan)
     edit_config(tmp_path, initial_peers=[PEER], dht_prefix="base-hf", architectures=["Distributed"])
 
     loaded = TunedCheckpoint.load(tmp_path)
@@ -224,8 +223,8 @@ def test_deep_prompts_that_the_tuning_mode_does_not_use_are_named(folder: Path) 
 )
 def test_a_tuned_tensor_that_cannot_be_used_is_named(tmp_path: Path, mode: str | None, name: str) -> None:
     tuned(mode).save(tmp_path)
-    path = tmp_path / "model.safetensors"
-    save_file({**load_file(path), name: torch.zeros(CLASSES)}, path)
+    with edited_tensors(tmp_path) as tensors:
+        tensors[name] = torch.zeros(CLASSES)
     assert error_of(tmp_path) == (
         f"The checkpoint {tmp_path} holds the tuned tensor {name!r}, but dist_eval cannot use it."
     )

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from tiny_models import DECODERS, HIDDEN, make_tiny_model
+from tiny_models import DECODERS, HIDDEN, edited_tensors, make_tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from dist_eval.errors import CheckpointError
@@ -53,21 +51,18 @@ def test_an_output_embedding_in_the_file_is_used_whatever_the_config_says(tmp_pa
     torch.testing.assert_close(logits, model.lm_head(hidden))
 
 
-def with_other_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    make_tiny_model("qwen3").save_pretrained(folder)
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-
-
 @pytest.mark.parametrize("name", ["layers.1.self_attn.q_proj.bias", "norm.bias"])
 def test_weights_that_would_be_left_out_are_named(name: str, tmp_path: Path) -> None:
-    with_other_tensors(tmp_path, lambda tensors: tensors.update({f"model.{name}": torch.ones(3)}))
+    make_tiny_model("qwen3").save_pretrained(tmp_path)
+    with edited_tensors(tmp_path) as tensors:
+        tensors[f"model.{name}"] = torch.ones(3)
     with pytest.raises(CheckpointError, match=rf"has weights that transformers ignores: \['{name}'\]"):
         load_local_backbone(str(tmp_path))
 
 
 def test_missing_weights_are_named(tmp_path: Path) -> None:
-    with_other_tensors(tmp_path, lambda tensors: tensors.pop("model.norm.weight"))
+    make_tiny_model("qwen3").save_pretrained(tmp_path)
+    with edited_tensors(tmp_path) as tensors:
+        del tensors["model.norm.weight"]
     with pytest.raises(CheckpointError, match=r"lacks weights for norm\.weight"):
         load_client_base(str(tmp_path))

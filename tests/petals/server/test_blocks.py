@@ -10,7 +10,7 @@ import pytest
 import torch
 from conftest import Launcher
 from huggingface_hub.errors import StrictDataclassError
-from tiny_models import DECODERS, LAYERS, make_tiny_model
+from tiny_models import DECODERS, LAYERS, edited_tensors, make_tiny_model
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_MAPPING,
@@ -243,23 +243,17 @@ def test_nothing_is_started_for_what_cannot_be_served(program: str, launcher: La
 
 
 def test_weights_that_nothing_would_read_are_named(tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
     make_tiny_model("qwen3").save_pretrained(tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    tensors["model.layers.2.self_attn.q_proj.weight_scale"] = torch.ones(1)
-    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with edited_tensors(tmp_path) as tensors:
+        tensors["model.layers.2.self_attn.q_proj.weight_scale"] = torch.ones(1)
     with pytest.raises(CheckpointError, match=r"Block 2 .* ignores: .*q_proj\.weight_scale"):
         blocks_of(tmp_path)
 
 
 def test_missing_weights_are_named(tmp_path: Path) -> None:
-    from safetensors.torch import load_file, save_file
-
     make_tiny_model("qwen3").save_pretrained(tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    del tensors["model.layers.2.self_attn.q_norm.weight"]
-    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with edited_tensors(tmp_path) as tensors:
+        del tensors["model.layers.2.self_attn.q_norm.weight"]
     with pytest.raises(CheckpointError, match=r"Block 2 .*q_norm"):
         blocks_of(tmp_path)
 

@@ -135,7 +135,6 @@ def identities(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         ({"--identity": "nowhere.key"}, "nowhere.key cannot be read"),
         ({"--identity": __file__}, "is not a key created by `identities`"),
-        ({"--host": "0.0.0.0"}, "--host 0.0.0.0 is not an address at which this host can be reached"),
         ({"--host": "swarm-0"}, "--host 'swarm-0' is not an IP address"),
         ({"--host": "192.0.2.1"}, "--host 192.0.2.1 is not an address of this machine, which has "),
         ({"--host": ""}, "--host: give the address at which others reach this machine. It has "),
@@ -160,16 +159,11 @@ def test_invalid_options_are_one_clear_message(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(identities)
-    taken = socket.create_server(("127.0.0.1", 0))
-    options = {name: str(taken.getsockname()[1]) if word == "TAKEN" else word for name, word in options.items()}
     right = {"--model": str(demo.BASE_MODEL), "--identity": "swarm-0.key", "--host": "127.0.0.1", **options}
     capsys.readouterr()
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        assert main(["serve", *(word for option in right.items() for word in option)]) == 2
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        taken.close()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["serve", *(port if word == "TAKEN" else word for option in right.items() for word in option)]) == 2
     said = capsys.readouterr()
     assert words in said.err
     assert len(said.err.strip().splitlines()) == 1
