@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 _LINE = "river stone winter garden silver copper letter window market bridge candle harbour meadow thunder"
 WORDS = _LINE.split()
@@ -72,6 +75,41 @@ def make_tasks(folder: Path, seed: int = 0) -> Path:
         common = {"task": name, "dataset_path": "json", "dataset_kwargs": {"data_files": files}, "test_split": "test"}
         (folder / f"{name}.yaml").write_text(json.dumps({**common, **task, "metadata": {"version": 1.0}}))
     return folder
+
+
+def by_hugging_face(
+    model: Path,
+    tasks: Path,
+    names: Iterable[str],
+    backend: dict[str, Any],
+    metadata: dict[str, Any] | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Returns what the harness' own backend finds.
+
+    Args:
+        model: the model.
+        tasks: the folder with the tasks.
+        names: the tasks.
+        backend: arguments of the backend.
+        metadata: passed to the tasks.
+        **options: further arguments of `simple_evaluate`.
+    """
+    from lm_eval.evaluator import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    theirs = HFLM(
+        pretrained=AutoModelForCausalLM.from_pretrained(model),
+        tokenizer=AutoTokenizer.from_pretrained(model),
+        device="cpu",
+        **backend,
+    )
+    manager = TaskManager(include_path=str(tasks), include_defaults=False, metadata=metadata)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DISABLE_MULTIPROC", "1")
+        return dict(simple_evaluate(theirs, tasks=[*names], task_manager=manager, **options))
 
 
 def make_tokenizer(vocabulary: int) -> Any:

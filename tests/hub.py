@@ -11,6 +11,8 @@ from pathlib import Path
 from threading import Thread
 from urllib.parse import urlsplit
 
+import pytest
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
@@ -51,6 +53,18 @@ class Hub(ThreadingHTTPServer):
             self.shutdown()
             thread.join()
             self.server_close()
+
+    @contextmanager
+    def serving_here(self, monkeypatch: pytest.MonkeyPatch, cache: Path) -> Iterator[Hub]:
+        """Serves also to the hub's client in this process, which keeps in a folder what it has downloaded."""
+        from huggingface_hub import constants
+
+        with self.serving():
+            monkeypatch.setattr(constants, "ENDPOINT", self.endpoint)
+            template = self.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
+            monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+            monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+            yield self
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -28,8 +28,8 @@ PROMPT = ("--prompt", "Question: {question}\\nAnswer:")
 
 @pytest.fixture(scope="module", params=("gemma3", *(pytest.param(name, marks=pytest.mark.slow) for name in FURTHER)))
 def swarm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[PrivateSwarm]:
-    folder = save_tiny_models(tmp_path_factory.mktemp("models"), request.param)[request.param]
-    make_tokenizer(VOCABULARY).save_pretrained(folder)
+    tokenizer = make_tokenizer(VOCABULARY)
+    [folder] = save_tiny_models(tmp_path_factory.mktemp("models"), request.param, tokenizer=tokenizer).values()
     with ForkedSwarm(str(folder), num_blocks=LAYERS, dht_prefix=folder.name, spans=[(0, 2), (2, LAYERS)]) as swarm:
         yield swarm
 

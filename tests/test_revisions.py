@@ -23,14 +23,8 @@ MODEL = "org/digits"
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A hub with the demo's base model, where only the revision v1 is: who asks for another one gets nothing."""
-    from huggingface_hub import constants
-
     files = copytree(demo.BASE_MODEL, tmp_path / "files")
-    with Hub(MODEL, files, ("v1",)).serving() as hub:
-        monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
-        template = hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    with Hub(MODEL, files, ("v1",)).serving_here(monkeypatch, tmp_path / "cache") as hub:
         monkeypatch.setattr(revisions, "_commits", {})
         yield hub
 

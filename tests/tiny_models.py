@@ -130,12 +130,14 @@ def make_tiny_model(name: str) -> Any:
     return model.eval()
 
 
-def save_tiny_models(folder: Path, *names: str) -> dict[str, Path]:
-    """Writes models to subfolders of a folder; returns these."""
+def save_tiny_models(folder: Path, *names: str, tokenizer: Any = None) -> dict[str, Path]:
+    """Writes models to subfolders of a folder, each with a tokenizer if one is given; returns these."""
     for name in names:
         model = make_tiny_model(name)
         model = model.base_model if name == "bloom" else model  # as those on the hub are, and servers with 2.2 need it
         model.save_pretrained(folder / name)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(folder / name)
     return {name: folder / name for name in names}
 
 

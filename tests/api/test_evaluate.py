@@ -123,11 +123,7 @@ def test_what_the_model_does_not_take_stays_out() -> None:
 
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_a_classifier_of_hugging_face_is_given_its_mask(side: str) -> None:
-    from transformers import BertConfig, BertForSequenceClassification
-
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
-    model = BertForSequenceClassification(BertConfig(vocab_size=100, num_labels=3, initializer_range=1.0, **sizes))
+    model = small_classifier()
     positions = torch.arange(9).expand(10, -1)
     batch = {name: torch.stack([text[name] for text in texts(side=side)]) for name in ("input_ids", "attention_mask")}
     with torch.no_grad():

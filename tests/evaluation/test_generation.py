@@ -24,7 +24,7 @@ from conftest import (
 )
 from harness_tasks import WORDS, make_tokenizer
 from pyarrow import parquet
-from tiny_models import LAYERS, VOCABULARY, edited_tensors
+from tiny_models import LAYERS, VOCABULARY, edited_tensors, save_tiny_models
 
 from dist_eval.compare.__main__ import main as compare
 from dist_eval.compare.comparison import compare as compare_runs
@@ -37,12 +37,10 @@ LOCAL = ("--backend", "local")
 
 
 @pytest.fixture(scope="module")
-def model(tiny_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama with a tokenizer."""
-    folder = tmp_path_factory.mktemp("generating") / "llama"
-    shutil.copytree(tiny_models["llama"], folder)
-    make_tokenizer(VOCABULARY).save_pretrained(folder)
-    return folder
+    folder = tmp_path_factory.mktemp("generating")
+    return save_tiny_models(folder, "llama", tokenizer=make_tokenizer(VOCABULARY))["llama"]
 
 
 def questions() -> list[str]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from conftest import results_of, run_here, with_options
-from harness_tasks import make_tasks, make_tokenizer
+from harness_tasks import by_hugging_face, make_tasks, make_tokenizer
 from pyarrow import parquet
-from tiny_models import VOCABULARY
+from tiny_models import VOCABULARY, save_tiny_models
 
 SYSTEM = "river {{ stone }}"
 TEMPLATE = (
@@ -25,43 +24,22 @@ ASKED = {
 
 
 @pytest.fixture(scope="module")
-def model(tiny_models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("chat") / "llama"
-    shutil.copytree(tiny_models["llama"], folder)
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = make_tokenizer(VOCABULARY)
     tokenizer.chat_template = TEMPLATE
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
-def by_hugging_face(model: Path, tasks: Path, **options: Any) -> dict[str, Any]:
-    from lm_eval.evaluator import simple_evaluate
-    from lm_eval.models.huggingface import HFLM
-    from lm_eval.tasks import TaskManager
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    theirs = HFLM(
-        pretrained=AutoModelForCausalLM.from_pretrained(model),
-        tokenizer=AutoTokenizer.from_pretrained(model),
-        batch_size=1,
-        max_length=256,
-        device="cpu",
-    )
-    manager = TaskManager(include_path=str(tasks), include_defaults=False)
-    found = simple_evaluate(theirs, tasks=[*ASKED], task_manager=manager, num_fewshot=0, bootstrap_iters=0, **options)
-    return dict(found["samples"])
+    return save_tiny_models(tmp_path_factory.mktemp("chat"), "llama", tokenizer=tokenizer)["llama"]
 
 
 @pytest.mark.parametrize("is_chat", [True, False], ids=["chat template", "text"])
 def test_answers_are_those_of_the_harness_own_backend(
-    is_chat: bool, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    is_chat: bool, model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("DISABLE_MULTIPROC", "1")
     tasks = make_tasks(tmp_path / "tasks")
     data = tmp_path / "data.jsonl"
     shutil.copy(tasks / "test.json", data)
     given = ["--system-instruction", SYSTEM, *(["--apply-chat-template"] if is_chat else [])]
-    expected = by_hugging_face(model, tasks, system_instruction=SYSTEM, apply_chat_template=is_chat)
+    options = {"num_fewshot": 0, "bootstrap_iters": 0, "system_instruction": SYSTEM, "apply_chat_template": is_chat}
+    expected = by_hugging_face(model, tasks, ASKED, {"batch_size": 1, "max_length": 256}, **options)["samples"]
     for name, asked in ASKED.items():
         command = ["-m", "dist_eval", "--model", str(model), "--dataset", str(data), "--backend", "local", *given]
         command += ["--prompt", "Question: {question}\\nAnswer:", *asked, "--output", str(tmp_path / name)]

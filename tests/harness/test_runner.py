@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from conftest import TIMEOUT, Launcher, results_of, run_here, scalars_in, wait_for, wait_until_under_way, with_options
-from harness_tasks import DOCUMENTS, TASKS, make_tasks, make_tokenizer
+from harness_tasks import DOCUMENTS, TASKS, by_hugging_face, make_tasks, make_tokenizer
 from tiny_models import VOCABULARY, save_tiny_models
 
 from dist_eval import demo
@@ -37,10 +37,7 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Tiny models with a tokenizer."""
-    folders, tokenizer = save_tiny_models(tmp_path_factory.mktemp("models"), *MODELS), make_tokenizer(VOCABULARY)
-    for folder in folders.values():
-        tokenizer.save_pretrained(folder)
-    return folders
+    return save_tiny_models(tmp_path_factory.mktemp("models"), *MODELS, tokenizer=make_tokenizer(VOCABULARY))
 
 
 def command(model: Path, tasks: Path, output: Path, *further: str) -> list[str]:
@@ -65,40 +62,15 @@ def of_harness(output: Path) -> tuple[dict[str, Any], dict[str, list[dict[str, A
     return json.loads(path.read_text()), samples
 
 
-def by_hugging_face(
-    model: Path,
-    tasks: Path,
-    thinking: dict[str, Any] | None = None,
-    metadata: dict[str, Any] | None = None,
-    **options: Any,
-) -> dict[str, Any]:
-    """Returns what the harness' own backend finds.
-
-    Args:
-        model: the model.
-        tasks: the folder with the tasks.
-        thinking: arguments of the backend.
-        metadata: passed to the tasks.
-        **options: further arguments of `simple_evaluate`.
-    """
-    from lm_eval.evaluator import simple_evaluate
-    from lm_eval.models.huggingface import HFLM
-    from lm_eval.tasks import TaskManager
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    theirs = HFLM(
-        pretrained=AutoModelForCausalLM.from_pretrained(model),
-        tokenizer=AutoTokenizer.from_pretrained(model),
-        max_length=MOST_TOKENS,
-        batch_size=1 if thinking else 4,  # in a batch, texts go on after their stop string, and may end to think there
-        logits_cache=False,  # it mixes up requests with equal forwards that are split differently
-        device="cpu",
+def theirs_of(model: Path, tasks: Path, thinking: dict[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+    """Returns what the harness' own backend finds, as `command` asks for it."""
+    backend = {
+        "max_length": MOST_TOKENS,
+        "batch_size": 1 if thinking else 4,  # in a batch, texts go on after their stop, and may end to think there
+        "logits_cache": False,  # it mixes up requests with equal forwards that are split differently
         **(thinking or {}),
-    )
-    manager = TaskManager(include_path=str(tasks), include_defaults=False, metadata=metadata)
-    os.environ["DISABLE_MULTIPROC"] = "1"
-    options = {"num_fewshot": 2, "bootstrap_iters": 10, **options}
-    return dict(simple_evaluate(theirs, tasks=[*TASKS], task_manager=manager, **options))
+    }
+    return by_hugging_face(model, tasks, TASKS, backend, **{"num_fewshot": 2, "bootstrap_iters": 10, **options})
 
 
 def answers(samples: list[dict[str, Any]]) -> list[tuple[float, str]]:
@@ -128,7 +100,7 @@ def test_it_answers_as_the_harness_own_backend(
     notices = [line.removeprefix("notice: ") for line in err.splitlines() if line.startswith("notice: ")]
     assert all(line.startswith("notice: ") or " evaluating: " in line for line in err.splitlines()), err
     results, (written, samples) = results_of(tmp_path / "out"), of_harness(tmp_path / "out")
-    theirs = by_hugging_face(models[family], tasks)
+    theirs = theirs_of(models[family], tasks)
     for name in TASKS:
         ours, expected = answers(samples[name]), answers(theirs["samples"][name])
         assert [greedy for _, greedy in ours] == [greedy for _, greedy in expected]
@@ -171,11 +143,11 @@ def test_it_takes_the_harness_own_arguments(
     assert run_here(*command(model, tasks, tmp_path / "out", *LOCAL), *given) == 0
     capfd.readouterr()
     written, ours = of_harness(tmp_path / "out")
-    theirs = by_hugging_face(
+    theirs = theirs_of(
         model,
         tasks,
         {"think_end_token": end, "enable_thinking": False, "chat_template_args": named},  # where the harness reads it
-        {"lengths": [4, 8]},
+        metadata={"lengths": [4, 8]},
         apply_chat_template=True,
         fewshot_as_multiturn=True,
         system_instruction="river {{ stone }}",

@@ -32,13 +32,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def hub(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    from huggingface_hub import constants
-
-    with Hub(MODEL, files, ("main", "v1")).serving() as hub:
-        monkeypatch.setattr(constants, "ENDPOINT", hub.endpoint)
-        template = hub.endpoint + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    with Hub(MODEL, files, ("main", "v1")).serving_here(monkeypatch, tmp_path / "cache") as hub:
         yield hub
 
 
