@@ -6,8 +6,9 @@ swarm to itself.
 
 from __future__ import annotations
 
+import json
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,58 @@ def note_agreement(report: Report, contenders: Sequence[Contender]) -> None:
     fewer = [f"{contender.name} 1 in {contender.every}" for contender in contenders if contender.every > 1]
     if fewer:
         report.note(f"Given fewer rows, evenly spaced, to save time: {', '.join(fewer)}.")
+
+
+@dataclass(frozen=True)
+class HarnessWork:
+    """Tasks of the harness for a model on a swarm.
+
+    Attributes:
+        model: the language model.
+        tasks: folder of the task files.
+        peers: addresses of the swarm.
+        folder: for temporary files.
+    """
+
+    model: Model
+    tasks: Path
+    peers: list[str]
+    folder: Path
+
+    def by_dist_eval(self, ranks: int, names: Sequence[str], *options: object) -> tuple[float, list[Any]]:
+        """Runs dist_eval on some of the tasks; returns its seconds, and all answers in order."""
+        arguments = ["--model", self.model.base, "--tasks", *names, "--include-path", self.tasks, *options]
+        arguments += ["--initial-peers", *self.peers]
+        results, output = run_dist_eval(self.folder, *arguments, ranks=ranks, module="dist_eval.harness")
+        files = [output / results["files"]["samples"][name] for name in names]
+        lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+        answers = [answer[0] for line in lines for answer in json.loads(line)["resps"]]
+        return results["throughput"]["seconds"], answers
+
+    def by_alternative(self, function: str, *, on_swarm: bool, **arguments: Any) -> tuple[float, list[Any]]:
+        """Calls a function of `benchmarks.alternatives`; returns its seconds and answers."""
+        found, *_ = call(
+            f"benchmarks.alternatives.{function}",
+            self.folder,
+            petals=on_swarm,
+            model=str(self.model.base),
+            initial_peers=self.peers if on_swarm else [],
+            dht_prefix=self.model.dht_prefix,
+            **arguments,
+        )
+        return found["seconds"], found["answers"]
+
+
+def write_task(folder: Path, name: str, files: Mapping[str, Path], **form: Any) -> None:
+    """Writes a task of the harness with documents in JSON files, one for each split."""
+    task = {
+        "task": name,
+        "dataset_path": "json",
+        "dataset_kwargs": {"data_files": {split: str(file) for split, file in files.items()}},
+        "test_split": "test",
+        **form,
+    }
+    (folder / f"{name}.yaml").write_text(json.dumps(task), encoding="utf-8")
 
 
 @dataclass(frozen=True)

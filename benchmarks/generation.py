@@ -11,10 +11,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.contenders import Contender, Outcome, note_agreement, run_round, with_ranks
+from benchmarks.contenders import Contender, HarnessWork, Outcome, note_agreement, run_round, with_ranks, write_task
 from benchmarks.harness import Program, Report
 from benchmarks.models import SIZES, SMALL, Model, make_model
-from benchmarks.processes import call, run_dist_eval
 from benchmarks.swarms import distant_swarm_of
 from benchmarks.text import make_corpus
 
@@ -26,35 +25,22 @@ _TASK = "stories"
 
 
 @dataclass(frozen=True)
-class Prompts:
+class Prompts(HarnessWork):
     """What is continued, and where.
 
     Attributes:
-        model: the language model.
-        tasks: folder of the task file.
         prompts: the prompts.
         new_tokens: tokens of each text.
-        peers: addresses of the swarm.
-        folder: for temporary files.
     """
 
-    model: Model
-    tasks: Path
     prompts: list[str]
     new_tokens: int
-    peers: list[str]
-    folder: Path
 
     def dist_eval(self, ranks: int) -> Contender:
         """Returns dist_eval as a contender, which may fill the servers' caches, as Petals' generate does."""
 
         def run() -> Outcome:
-            arguments = ["--model", self.model.base, "--tasks", _TASK, "--include-path", self.tasks]
-            arguments += ["--session-share", 1, "--initial-peers", *self.peers]
-            results, output = run_dist_eval(self.folder, *arguments, ranks=ranks, module="dist_eval.harness")
-            lines = (output / results["files"]["samples"][_TASK]).read_text(encoding="utf-8").splitlines()
-            texts = [json.loads(line)["resps"][0][0] for line in lines]
-            return self._outcome(results["throughput"]["seconds"], texts)
+            return self._outcome(*self.by_dist_eval(ranks, [_TASK], "--session-share", 1))
 
         return Contender(with_ranks(ranks), run)
 
@@ -62,18 +48,14 @@ class Prompts:
         """Returns the model's own `generate` as a contender."""
 
         def run() -> Outcome:
-            found, *_ = call(
-                "benchmarks.alternatives.generate_threads:generate",
-                self.folder,
-                petals=on_swarm,
-                model=str(self.model.base),
+            found = self.by_alternative(
+                "generate_threads:generate",
+                on_swarm=on_swarm,
                 prompts=self.prompts,
                 new_tokens=self.new_tokens,
                 in_flight=threads,
-                initial_peers=self.peers if on_swarm else [],
-                dht_prefix=self.model.dht_prefix,
             )
-            return self._outcome(found["seconds"], found["answers"])
+            return self._outcome(*found)
 
         return Contender(name, run)
 
@@ -92,18 +74,14 @@ def make_task(folder: Path, prompts: list[str], new_tokens: int) -> Path:
     folder.mkdir()
     file = folder / "documents.json"
     file.write_text("\n".join(json.dumps({"prompt": prompt}) for prompt in prompts), encoding="utf-8")
-    task = {
-        "task": _TASK,
-        "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {"test": str(file)}},
-        "test_split": "test",
+    form = {
         "output_type": "generate_until",
         "doc_to_text": "{{prompt}}",
         "doc_to_target": "",
         "generation_kwargs": {"until": [], "max_gen_toks": new_tokens},
         "metric_list": [{"metric": "exact_match"}],
     }
-    (folder / f"{_TASK}.yaml").write_text(json.dumps(task), encoding="utf-8")
+    write_task(folder, _TASK, {"test": file}, **form)
     return folder
 
 
@@ -116,7 +94,7 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     prompts = sentences[: options.prompts]
     tasks = make_task(scratch_dir / "tasks", prompts, options.tokens)
     with distant_swarm_of(model, scratch_dir) as (swarm, proxy):
-        work = Prompts(model, tasks, prompts, options.tokens, swarm.initial_peers, scratch_dir)
+        work = Prompts(model, tasks, swarm.initial_peers, scratch_dir, prompts, options.tokens)
         theirs = [work.generate(f"Petals' generate, {threads} threads", threads) for threads in options.threads]
         contenders = [work.generate(LOCAL, 1, on_swarm=False), *map(work.dist_eval, options.ranks), *theirs]
         for far in options.round_trips:

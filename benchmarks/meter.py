@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,21 +66,27 @@ def memory(field: str, file: str = "status", process: int | str = "self") -> int
 
 
 @contextmanager
-def growth_of_private_memory() -> Iterator[list[int]]:
-    """Yields a list of samples of what the memory of this process alone has grown by, in bytes, files left out."""
-    before, growth, over = memory("RssAnon"), [0], threading.Event()
+def sampled(measure: Callable[[], float], seconds: float) -> Iterator[list[float]]:
+    """Yields a list to which what a function returns is added, now and then again after a time each."""
+    samples, over = [measure()], threading.Event()
 
     def watch() -> None:
-        while not over.wait(_SAMPLING_SECONDS):
-            growth.append(memory("RssAnon") - before)
+        while not over.wait(seconds):
+            samples.append(measure())
 
-    watcher = threading.Thread(target=watch)
+    watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     try:
-        yield growth
+        yield samples
     finally:
         over.set()
         watcher.join()
+
+
+def growth_of_private_memory() -> AbstractContextManager[list[float]]:
+    """Samples what the memory of this process alone has grown by, in bytes, files left out."""
+    before = memory("RssAnon")
+    return sampled(lambda: memory("RssAnon") - before, _SAMPLING_SECONDS)
 
 
 def _forget_peak() -> None:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import argparse
 import csv
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ import psutil
 import torch
 
 from benchmarks.harness import BenchmarkError, Program, Report
+from benchmarks.meter import sampled
 from benchmarks.models import PROMPT_TOKENS, SIZES, SMALL, Model, make_model
 from benchmarks.processes import run_dist_eval
 from benchmarks.swarms import swarm_of
@@ -85,7 +84,7 @@ class Place:
             csv.writer(file).writerows([["sentence", "label"], *rows])
         arguments = ["--model", self.model.base, *what, "--dataset", dataset, "--report", "none"]
         arguments += ["--text-column", "sentence"] if "--prompt" not in what else []
-        with _watching(self.swarm) as peaks:
+        with sampled(lambda: _memory(self.swarm), _POLL_SECONDS) as peaks:
             results, output = run_dist_eval(
                 self.folder, *arguments, "--initial-peers", *self.swarm.initial_peers, ranks=self.ranks
             )
@@ -96,25 +95,8 @@ class Place:
         return np.random.default_rng((SEED, seed)).choice(self.words[2:], count).tolist()
 
 
-@contextmanager
-def _watching(swarm: PrivateSwarm) -> Iterator[list[float]]:
-    """Records the memory of all servers together, in MiB."""
-    peaks, ended = [_memory(swarm)], threading.Event()
-
-    def watch() -> None:
-        while not ended.wait(_POLL_SECONDS):
-            peaks.append(_memory(swarm))
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield peaks
-    finally:
-        ended.set()
-        thread.join()
-
-
 def _memory(swarm: PrivateSwarm) -> float:
+    """Returns the memory of all servers together, in MiB."""
     total = 0
     for server in swarm.servers:
         for process in [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]:

@@ -17,10 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.contenders import Contender, Outcome, note_agreement, run_round, with_ranks
+from benchmarks.contenders import Contender, HarnessWork, Outcome, note_agreement, run_round, with_ranks, write_task
 from benchmarks.harness import Program, Report
-from benchmarks.models import SIZES, SMALL, Model, make_model
-from benchmarks.processes import call, run_dist_eval
+from benchmarks.models import SIZES, SMALL, make_model
 from benchmarks.swarms import distant_swarm_of
 from benchmarks.text import SEED, make_corpus
 
@@ -33,38 +32,24 @@ _CHOICES, _CLOSE, _POSITIONS = 4, 1e-3, 2048
 
 
 @dataclass(frozen=True)
-class Questions:
+class Questions(HarnessWork):
     """Tasks, and where they are asked.
 
     Attributes:
-        model: the language model.
-        tasks: folder of the task files.
         documents: of each task.
         shots: examples before each document.
-        peers: addresses of the swarm.
-        folder: for temporary files.
     """
 
-    model: Model
-    tasks: Path
     documents: int
     shots: int
-    peers: list[str]
-    folder: Path
 
     def dist_eval(self, ranks: int) -> Contender:
         """Returns dist_eval as a contender."""
 
         def run() -> Outcome:
-            arguments = ["--model", self.model.base, "--tasks", *TASKS, "--include-path", self.tasks]
-            arguments += ["--limit", self.documents, "--bootstrap-iters", 0, "--num-fewshot", self.shots]
-            arguments += ["--initial-peers", *self.peers]
-            results, output = run_dist_eval(self.folder, *arguments, ranks=ranks, module="dist_eval.harness")
-            answers = []
-            for task in TASKS:
-                for line in (output / results["files"]["samples"][task]).read_text(encoding="utf-8").splitlines():
-                    answers += [float(answer[0][0]) for answer in json.loads(line)["resps"]]
-            return Outcome(results["throughput"]["seconds"], answers)
+            options = ["--limit", self.documents, "--bootstrap-iters", 0, "--num-fewshot", self.shots]
+            seconds, answers = self.by_dist_eval(ranks, TASKS, *options)
+            return Outcome(seconds, [float(likelihood) for likelihood, _ in answers])
 
         return Contender(with_ranks(ranks), run)
 
@@ -72,20 +57,16 @@ class Questions:
         """Returns the harness with its own backend as a contender."""
 
         def run() -> Outcome:
-            found, *_ = call(
-                "benchmarks.alternatives.harness_backend:run_tasks",
-                self.folder,
-                petals=on_swarm,
-                model=str(self.model.base),
+            seconds, answers = self.by_alternative(
+                "harness_backend:run_tasks",
+                on_swarm=on_swarm,
                 tasks=list(TASKS),
                 include_path=str(self.tasks),
                 limit=self.documents,
                 num_fewshot=self.shots,
-                initial_peers=self.peers if on_swarm else [],
-                dht_prefix=self.model.dht_prefix,
                 batch_size=batch_size,
             )
-            return Outcome(found["seconds"], found["answers"])
+            return Outcome(seconds, answers)
 
         return Contender(name, run)
 
@@ -120,19 +101,14 @@ def make_tasks(folder: Path, sentences: list[str], documents: int, examples: int
         "endings": {"doc_to_text": "{{begin}}", "doc_to_choice": "{{endings}}"},
     }
     for name, form in forms.items():
-        task = {
-            "task": name,
-            "dataset_path": "json",
-            "dataset_kwargs": {"data_files": {split: str(file) for split, file in files.items()}},
-            "test_split": "test",
+        common = {
             "fewshot_split": "train",
             "fewshot_config": {"sampler": "first_n"},
             "output_type": "multiple_choice",
             "doc_to_target": "answer",
             "metric_list": [{"metric": "acc"}],
-            **form,
         }
-        (folder / f"{name}.yaml").write_text(json.dumps(task), encoding="utf-8")
+        write_task(folder, name, files, **common, **form)
     return folder
 
 
@@ -145,7 +121,7 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     with distant_swarm_of(model, scratch_dir) as (swarm, proxy):
         for shots, far in itertools.product(options.shots, options.round_trips):
             proxy.set_round_trip(far / 1000)
-            work = Questions(model, tasks, options.documents, shots, swarm.initial_peers, scratch_dir)
+            work = Questions(model, tasks, swarm.initial_peers, scratch_dir, options.documents, shots)
             local = work.harness_backend(LOCAL, max(options.batch_sizes), on_swarm=False)
             theirs = [
                 work.harness_backend(f"the harness' backend around Petals' model, batch {size}", size)
