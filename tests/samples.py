@@ -63,6 +63,15 @@ def opened(folder: Path, **options: Any) -> EvaluationFolder:
     return run
 
 
+def files_in(folder: Path) -> set[str]:
+    """Names of what is in a run's folder, but for the journal."""
+    return {path.name for path in folder.iterdir()} - {"journal"}
+
+
+def files_below(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def digits(path: Path, *, source: Path = demo.TEST_DATA, rows: int | None = None, times: int = 1) -> Path:
     """Writes the demo's data to a file: all or the first rows, repeated so that they take a while."""
     header, *lines = source.read_text().splitlines(keepends=True)
@@ -103,6 +112,19 @@ def predictions_of(labels: list[int], guesses: list[int], classes: int) -> Predi
     logits = np.random.default_rng(0).uniform(-1, 1, size=(len(labels), classes))
     logits[np.arange(len(labels)), guesses] += 2
     return Predictions.from_logits(np.arange(len(labels)), np.asarray(labels), logits)
+
+
+def synthetic(examples: int, classes: int, seed: int = 0, skill: float = 1.5) -> Predictions:
+    """Random predictions, the more of them right the greater the skill."""
+    generator = np.random.default_rng(seed)
+    label = generator.integers(classes, size=examples)
+    logits = generator.normal(size=(examples, classes))
+    logits[np.arange(examples), label] += skill
+    return Predictions.from_logits(np.arange(examples), label, logits)
+
+
+def names_of(classes: int) -> list[str]:
+    return [f"class-{number}" for number in range(classes)]
 
 
 def mean_of(values: np.ndarray, units: Units | None = None, *, name: str = "mean") -> Sums:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from conftest import results_of
-from samples import DEAD_PEER
+from samples import DEAD_PEER, files_below
 
 from dist_eval import demo
 from dist_eval.__main__ import run
@@ -168,10 +168,6 @@ def end_of(options: list[str], scratch_dir: Path) -> int:
     return run(config, scratch_dir)
 
 
-def contents(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
 @pytest.mark.parametrize("kind", KINDS, ids=[kind.name for kind in KINDS])
 def test_it_is_told_in_one_clear_message_and_nothing_is_lost(
     kind: Kind, tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -186,14 +182,14 @@ def test_it_is_told_in_one_clear_message_and_nothing_is_lost(
         "--output": str(scene.output),
     }
     options = [*given, *(word for name, value in defaults.items() if name not in given for word in (name, value))]
-    before = contents(tmp_path)
+    before = files_below(tmp_path)
     with kind.around():
         status = end_of(options, scratch_dir)
     said = capfd.readouterr()
     assert status == kind.status, said.err
     assert kind.says in (said.err if status else said.out)
     assert "Traceback" not in said.err
-    assert before.items() <= contents(tmp_path).items()
+    assert before.items() <= files_below(tmp_path).items()
     if status == 2:
         assert not scene.output.exists()
     if status == 1:

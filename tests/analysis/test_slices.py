@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import synthetic
 
 from dist_eval.analysis.slices import MOST_VALUES, Slicing, compute_slices
 from dist_eval.metrics.catalogue import metric_names
@@ -20,14 +21,6 @@ from dist_eval.metrics.predictions import Predictions
 from dist_eval.petals.base_model.problem_types import MULTI_LABEL, PROBLEMS
 from dist_eval.results.scores import Slice
 from dist_eval.statistics import wilson
-
-
-def predictions_of(examples: int, classes: int = 3, seed: int = 0) -> Predictions:
-    generator = np.random.default_rng(seed)
-    label = generator.integers(classes, size=examples)
-    logits = generator.normal(size=(examples, classes))
-    logits[np.arange(examples), label] += 1.5
-    return Predictions.from_logits(np.arange(examples), label, logits)
 
 
 def sliced(values: Sequence[str | None]) -> list[tuple[str, str | None, int]]:
@@ -141,7 +134,7 @@ def test_metrics_are_those_of_the_examples_of_the_slice(name: str) -> None:
 
 def entry_of(examples: int, **options: Any) -> Slice:
     slicing = Slicing.of_column("c", pa.array(["x"] * examples))
-    return compute_slices(predictions_of(examples), slicing, ["a", "b", "c"], **options)[0]
+    return compute_slices(synthetic(examples, 3), slicing, ["a", "b", "c"], **options)[0]
 
 
 def test_small_slices_have_wilsons_interval_only() -> None:
@@ -158,7 +151,7 @@ def test_small_slices_have_wilsons_interval_only() -> None:
 
 
 def test_means_over_classes_need_enough_examples_of_every_class_of_the_data() -> None:
-    predictions = predictions_of(600)
+    predictions = synthetic(600, 3)
     kind = np.full(600, "x")
     kind[np.flatnonzero(predictions.label == 1)[19:]] = "y"  # leaves 19 examples of class b in x, and y without a and c
     x, y = sorted(
@@ -179,7 +172,7 @@ def test_means_over_classes_need_enough_examples_of_every_class_of_the_data() ->
 
 
 def test_slices_by_the_label_have_no_mean_over_classes() -> None:
-    single = predictions_of(300)
+    single = synthetic(300, 3)
     generator = np.random.default_rng(0)
     has = generator.random((300, 2)) < 0.5
     several = Predictions.from_logits(np.arange(300), has, generator.normal(size=(300, 2)), MULTI_LABEL)
@@ -194,7 +187,7 @@ def test_slices_by_the_label_have_no_mean_over_classes() -> None:
 
 def test_examples_without_a_prediction_leave_a_slice_empty_and_in_sight() -> None:
     slicing = Slicing.of_column("c", pa.array(["x", "x", "y", "x"]))
-    predictions = predictions_of(4).at(np.array([0, 1, 3]))
+    predictions = synthetic(4, 3).at(np.array([0, 1, 3]))
     full, empty = compute_slices(predictions, slicing, ["a", "b", "c"])
     assert (full.n, empty.n) == (3, 0)
     assert set(empty.metrics.values()) == {None}

@@ -10,6 +10,7 @@ import pytest
 import sklearn.metrics as sk
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import names_of, predictions_of
 
 from dist_eval.metrics.catalogue import METRICS, SHARE, Metric
 from dist_eval.metrics.computing import Metrics, compute_metrics
@@ -18,18 +19,6 @@ from dist_eval.petals.base_model.problem_types import SINGLE_LABEL
 from dist_eval.results.scores import ClassResults
 
 AVERAGES = ("macro", "micro", "weighted")
-
-
-def predictions_of(labels: list[int], guesses: list[int], classes: int) -> Predictions:
-    """Predictions with these classes, more or less sure."""
-    guessed = np.asarray(guesses, dtype=np.int64)
-    logits = np.random.default_rng(len(labels)).uniform(-1, 1, size=(len(guessed), classes))
-    logits[np.arange(len(guessed)), guessed] += 2
-    return Predictions.from_logits(np.arange(len(labels)), np.asarray(labels), logits)
-
-
-def names_of(classes: int) -> list[str]:
-    return [f"class-{number}" for number in range(classes)]
 
 
 def metrics_of(labels: list[int], guesses: list[int], classes: int) -> Metrics:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import synthetic
 from sklearn import metrics as sk
 
 from dist_eval.metrics.catalogue import METRICS, SHARE, Metric
@@ -68,14 +69,6 @@ def test_influence_values_equal_the_leave_one_out_jackknife(predictions: Predict
         for name, left in left_out.items():
             expected = (n - 1) * (left.mean() - left)
             assert influences[name] == pytest.approx(expected, abs=1e-8, nan_ok=True), name
-
-
-def synthetic(examples: int, classes: int) -> Predictions:
-    generator = np.random.default_rng(0)
-    label = generator.integers(classes, size=examples)
-    logits = generator.normal(size=(examples, classes))
-    logits[np.arange(examples), label] += 1.5
-    return Predictions.from_logits(np.arange(examples), label, logits)
 
 
 def test_the_influence_of_a_group_is_that_of_its_examples() -> None:

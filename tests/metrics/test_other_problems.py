@@ -10,6 +10,7 @@ import pytest
 import sklearn.metrics as sk
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import names_of
 from scipy import stats
 
 from dist_eval.metrics.computing import compute_metrics
@@ -28,14 +29,10 @@ def any_labels(draw: st.DrawFn) -> Predictions:
     return labelled(np.random.default_rng(seed).random((rows, labels)) < draw(st.floats(0, 1)), seed)
 
 
-def names_of(predictions: Predictions) -> list[str]:
-    return [f"name-{number}" for number in range(predictions.num_labels)]
-
-
 @settings(max_examples=80)
 @given(any_labels())
 def test_metrics_of_labels_are_scikit_learns_where_they_are_defined(predictions: Predictions) -> None:
-    metrics = compute_metrics(predictions, names_of(predictions))
+    metrics = compute_metrics(predictions, names_of(predictions.num_labels))
     label, guess, scores = predictions.label, predictions.prediction, predictions.probabilities
     expected = {
         "subset_accuracy": sk.accuracy_score(label, guess),
@@ -66,7 +63,7 @@ def test_metrics_of_labels_are_scikit_learns_where_they_are_defined(predictions:
 @settings(max_examples=40)
 @given(any_labels())
 def test_the_metrics_of_each_label_are_those_of_a_binary_problem(predictions: Predictions) -> None:
-    for number, row in enumerate(compute_metrics(predictions, names_of(predictions)).per_class):
+    for number, row in enumerate(compute_metrics(predictions, names_of(predictions.num_labels)).per_class):
         label, guess = predictions.label[:, number], predictions.prediction[:, number]
         for name, score in (("precision", sk.precision_score), ("recall", sk.recall_score), ("f1", sk.f1_score)):
             expected = score(label, guess, zero_division=np.nan)
@@ -109,7 +106,7 @@ def any_outputs(draw: st.DrawFn) -> Predictions:
 @settings(max_examples=60)
 @given(any_outputs())
 def test_metrics_of_a_regression_are_those_of_the_libraries(predictions: Predictions) -> None:
-    names = names_of(predictions)
+    names = names_of(predictions.num_labels)
     metrics = compute_metrics(predictions, names)
     label, output = predictions.label, predictions.prediction
     columns = list(zip(label.T, output.T, strict=True))

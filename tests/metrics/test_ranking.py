@@ -11,6 +11,7 @@ import pytest
 import sklearn.metrics as sk
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from samples import names_of
 
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.predictions import Predictions
@@ -34,10 +35,6 @@ def exact_ranks(logits: np.ndarray, number: int) -> np.ndarray:
     return np.asarray([sorted({*odds}).index(each) for each in odds])
 
 
-def names_of(predictions: Predictions) -> list[str]:
-    return [str(number) for number in range(predictions.num_labels)]
-
-
 def whole_numbers(rows: int, classes: int, largest: int, seed: int) -> Predictions:
     """Predictions with logits that are whole numbers, many of which have the same differences."""
     draw = np.random.default_rng(seed)
@@ -53,7 +50,7 @@ def whole_numbers(rows: int, classes: int, largest: int, seed: int) -> Predictio
 @example(classes=3, largest=100, seed=1)
 def test_areas_under_roc_curves_are_those_of_exact_log_odds(classes: int, largest: int, seed: int) -> None:
     predictions = whole_numbers(40, classes, largest, seed)
-    values = compute_metrics(predictions, names_of(predictions)).values
+    values = compute_metrics(predictions, names_of(predictions.num_labels)).values
     ranks = [exact_ranks(predictions.logits, number) for number in range(classes)]
     if classes == 2:
         assert values["roc_auc"] == pytest.approx(sk.roc_auc_score(predictions.label, ranks[1]), abs=1e-12)
@@ -114,7 +111,7 @@ def test_saved_predictions_have_logits_where_their_probabilities_would_rank_othe
     write_samples(path, predictions)
     saved = read_predictions(path)
     assert (saved.logits is not None) == (largest == 100)
-    first, second = (compute_metrics(each, names_of(predictions)) for each in (predictions, saved))
+    first, second = (compute_metrics(each, names_of(predictions.num_labels)) for each in (predictions, saved))
     assert first.values == second.values
     write_samples(again, saved)
     assert again.read_bytes() == path.read_bytes()

@@ -17,6 +17,7 @@ from samples import (
     RESULTS,
     complete_run,
     config_for,
+    files_in,
     folder_of,
     opened,
     predictions_of,
@@ -27,11 +28,6 @@ from samples import (
 from dist_eval.analysis.options import AnalysisOptions, analyse
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.runs.folder_lock import last_holder
-
-
-def files_in(folder: Path) -> set[str]:
-    """All but the journal."""
-    return {path.name for path in folder.iterdir()} - {"journal"}
 
 
 def test_times_are_in_utc(tmp_path: Path) -> None:

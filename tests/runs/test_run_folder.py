@@ -17,7 +17,20 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import results_of
-from samples import FACTS, PEER, PEER_ID, PREDICTIONS, RESULTS, complete_run, config_for, folder_of, opened, sections
+from samples import (
+    FACTS,
+    PEER,
+    PEER_ID,
+    PREDICTIONS,
+    RESULTS,
+    complete_run,
+    config_for,
+    files_below,
+    files_in,
+    folder_of,
+    opened,
+    sections,
+)
 
 from dist_eval.data.answers import BatchOutcome, logits_columns
 from dist_eval.errors import RunError
@@ -27,11 +40,6 @@ from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.runs.folder_lock import HOLDER_FILE, last_holder
 from dist_eval.runs.journal import Journal, record_plan
 from dist_eval.schema import SCHEMA_VERSION
-
-
-def files_in(folder: Path) -> set[str]:
-    """All but the journal."""
-    return {path.name for path in folder.iterdir()} - {"journal"}
 
 
 def test_a_run_that_starts_is_running(tmp_path: Path) -> None:
@@ -101,14 +109,14 @@ def test_another_run_is_not_replaced_by_accident_and_what_differs_is_named(tmp_p
     if not complete:
         this_run(tmp_path).stop("there is a file STOP", rank=0, host="here")
         (tmp_path / "STOP").unlink()
-    before = everything_below(tmp_path)
+    before = files_below(tmp_path)
     run = opened(tmp_path)
     with pytest.raises(RunError) as caught:
         run.claim(Fingerprint({"dataset": "another", "tokenizer": "b"}))
     run.fail(str(caught.value), rank=0, host="here")
     for words in (str(tmp_path), "it differs in the dataset.", "--output", "--overwrite"):
         assert words in str(caught.value)
-    assert everything_below(tmp_path) == before
+    assert files_below(tmp_path) == before
     assert run.is_resumable
 
 
@@ -124,12 +132,12 @@ def test_a_complete_run_without_a_fingerprint_is_not_replaced_by_accident(tmp_pa
 def test_a_complete_run_of_another_format_is_not_replaced_by_accident(tmp_path: Path) -> None:
     claimed_run(tmp_path)
     (tmp_path / RESULTS).write_text(json.dumps({**results_of(tmp_path), "schema_version": SCHEMA_VERSION - 1}))
-    before = everything_below(tmp_path)
+    before = files_below(tmp_path)
     run = folder_of(config_for(tmp_path))
     with pytest.raises(RunError, match=r"not in the format of this version.*--output.*--overwrite"):
         run.open()
     run.close()
-    assert everything_below(tmp_path) == before
+    assert files_below(tmp_path) == before
     assert run.results() is None
     opened(tmp_path, overwrite=True)
     assert results_of(tmp_path)["status"] == "running"
@@ -184,10 +192,10 @@ def test_the_end_of_a_run_is_not_recorded_in_the_folder_of_the_next(tmp_path: Pa
     holder = opened(tmp_path)
     rank, late = this_run(tmp_path), folder_of(config_for(tmp_path))
     late.holder = "process 12 on here, started by process 7"  # as on a rank of the run that had the folder before
-    before = everything_below(tmp_path)
+    before = files_below(tmp_path)
     assert not late.fail("too late", rank=1, host="here")
     assert not late.stop("interrupted before the end", rank=1, host="here")
-    assert everything_below(tmp_path) == before
+    assert files_below(tmp_path) == before
     assert not (tmp_path / "STOP").exists()
     assert rank.fail("in time", rank=1, host="here")
     holder.close()
@@ -202,9 +210,9 @@ def test_a_stopped_run_is_not_taken_up_by_torchruns_restarts(tmp_path: Path) -> 
 
 def test_another_runs_results_are_left_alone(tmp_path: Path) -> None:
     claimed_run(tmp_path, complete=False)
-    before = everything_below(tmp_path)
+    before = files_below(tmp_path)
     assert not folder_of(config_for(tmp_path)).fail("in use by another run", rank=0, host="here")
-    assert everything_below(tmp_path) == before
+    assert files_below(tmp_path) == before
 
 
 def test_an_interrupted_run_resumes(tmp_path: Path) -> None:
@@ -252,13 +260,13 @@ def test_a_damaged_fingerprint_costs_no_batch(
 ) -> None:
     claimed_run(tmp_path, complete)
     damage(tmp_path / "journal" / "fingerprint.json", how)
-    batches, before = batches_in(tmp_path), everything_below(tmp_path)
+    batches, before = batches_in(tmp_path), files_below(tmp_path)
     other = opened(tmp_path)
     with pytest.raises(RunError, match=r"fingerprint\.json is (damaged|missing).*--output.*--overwrite"):
         other.claim(ANOTHER)
     other.fail("holds a part of a run", rank=0, host="here")
     other.close()
-    assert everything_below(tmp_path) == before
+    assert files_below(tmp_path) == before
     run = opened(tmp_path)
     assert run.claim(FINGERPRINT) is not complete, "a complete run is known again, and another one resumes"
     assert batches_in(tmp_path) == batches
@@ -296,12 +304,12 @@ def test_damaged_results_are_made_again_from_the_journal(
         (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[::-1])
     else:
         damage(tmp_path / name, how)
-    batches, before = batches_in(tmp_path), everything_below(tmp_path)
+    batches, before = batches_in(tmp_path), files_below(tmp_path)
     other = opened(tmp_path)
     with pytest.raises(RunError, match="it differs in the dataset"):
         other.claim(ANOTHER)
     other.close()
-    assert everything_below(tmp_path) == before
+    assert files_below(tmp_path) == before
     run = opened(tmp_path)
     assert not run.is_complete
     assert run.claim(FINGERPRINT)
@@ -320,17 +328,17 @@ def test_damaged_results_without_a_journal_are_not_replaced_by_accident(tmp_path
     for path in (tmp_path / "journal").glob("*.batches"):
         path.unlink()
     damage(tmp_path / name, how)
-    before = everything_below(tmp_path)
+    before = files_below(tmp_path)
     failing = opened(tmp_path)
     failing.fail("None of the swarm's peers answered.", rank=0, host="here")
     failing.close()
-    assert everything_below(tmp_path) == before, "a start that ends before it is known whose the results are"
+    assert files_below(tmp_path) == before, "a start that ends before it is known whose the results are"
     run = opened(tmp_path)
     what = "missing" if how == "missing" else "damaged"
     with pytest.raises(RunError, match=rf"{name} is {what}.*--output.*--overwrite"):
         run.claim(FINGERPRINT)
     run.close()
-    assert everything_below(tmp_path) == before
+    assert files_below(tmp_path) == before
     again = opened(tmp_path, overwrite=True)
     assert again.claim(FINGERPRINT)
     again.close()
@@ -339,13 +347,13 @@ def test_damaged_results_without_a_journal_are_not_replaced_by_accident(tmp_path
 def test_a_copy_of_hard_links_is_a_run_of_its_own(tmp_path: Path) -> None:
     claimed_run(tmp_path / "run", complete=False)
     shutil.copytree(tmp_path / "run", tmp_path / "copy", copy_function=os.link)
-    before = everything_below(tmp_path / "copy")
+    before = files_below(tmp_path / "copy")
     run = opened(tmp_path / "run")
     assert run.is_ours
     assert run.claim(FINGERPRINT)
     run.complete(PREDICTIONS, sections())
     run.close()
-    assert everything_below(tmp_path / "copy") == before
+    assert files_below(tmp_path / "copy") == before
     copy = opened(tmp_path / "copy")
     assert copy.claim(FINGERPRINT)
     assert copy.is_resumable
@@ -511,13 +519,9 @@ def test_a_failure_before_the_folder_exists_makes_none(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def everything_below(folder: Path) -> bytes:
-    return b"".join(path.read_bytes() for path in folder.rglob("*") if path.is_file())
-
-
 def assert_no_peer_is_named(folder: Path) -> None:
     for secret in (PEER_ID, "10.0.0.5", "31337"):
-        assert secret.encode() not in everything_below(folder)
+        assert not any(secret.encode() in content for content in files_below(folder).values())
 
 
 def test_peer_addresses_are_counted_and_not_written(tmp_path: Path) -> None:
@@ -551,7 +555,7 @@ def test_of_several_peers_none_is_written(tmp_path: Path) -> None:
     assert message.endswith(". Is it running?")
     assert_no_peer_is_named(tmp_path)
     for secret in (OTHER_ID, "swarm.example.org", "31338"):
-        assert secret.encode() not in everything_below(tmp_path)
+        assert not any(secret.encode() in content for content in files_below(tmp_path).values())
 
 
 @pytest.mark.parametrize("identity", [OTHER_ID, "12D3KooWGzxzKZYveHXtpG6AsrUJBcWxHBFS2HsEoGTxrMLvKXtf"])

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import names_of
 from scipy import stats
 
 from dist_eval.metrics.catalogue import OF_OUTPUT
@@ -33,14 +34,10 @@ def synthetic(
     return Predictions.from_logits(np.arange(examples), label, logits.astype(np.float32), problem)
 
 
-def names_of(predictions: Predictions) -> list[str]:
-    return [f"class-{number}" for number in range(predictions.num_labels)]
-
-
 def intervals_of(
     predictions: Predictions, groups: np.ndarray | None = None, confidence: float = 0.95
 ) -> list[dict[str, Interval]]:
-    metrics = compute_metrics(predictions, names_of(predictions))
+    metrics = compute_metrics(predictions, names_of(predictions.num_labels))
     whole = dict.fromkeys(
         OF_OUTPUT, Interval(confidence=confidence, low=0.1, high=0.2, method="percentile", resamples=199)
     )
@@ -62,7 +59,7 @@ def intervals_of(
 def test_every_figure_has_an_interval_around_it_or_a_reason(
     predictions: Predictions, size: int | None, confidence: float
 ) -> None:
-    metrics = compute_metrics(predictions, names_of(predictions))
+    metrics = compute_metrics(predictions, names_of(predictions.num_labels))
     groups = None if size is None else np.arange(len(predictions)) // size
     whole = metric_intervals(predictions, metrics, confidence=confidence, groups=groups, resamples=99)
     found = class_intervals(predictions, metrics, whole, confidence=confidence, groups=groups)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import names_of, synthetic
 from scipy import stats
 
 from dist_eval.metrics.catalogue import accuracy_names
@@ -13,18 +14,6 @@ from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.petals.base_model.problem_types import SINGLE_LABEL
 from dist_eval.statistics import OfRows, Statistic, Units, metric_intervals, wilson
-
-
-def names_of(classes: int) -> list[str]:
-    return [f"class-{number}" for number in range(classes)]
-
-
-def synthetic(examples: int, classes: int, seed: int = 0, skill: float = 1.5) -> Predictions:
-    generator = np.random.default_rng(seed)
-    label = generator.integers(classes, size=examples)
-    logits = generator.normal(size=(examples, classes))
-    logits[np.arange(examples), label] += skill
-    return Predictions.from_logits(np.arange(examples), label, logits)
 
 
 @st.composite
@@ -36,10 +25,6 @@ def any_predictions(draw: st.DrawFn, least: int = 1) -> Predictions:
     )
     table = np.array(rows, dtype=np.float32).reshape(len(rows), classes + 1)
     return Predictions.from_logits(np.arange(len(rows)), table[:, 0].astype(np.int64), table[:, 1:])
-
-
-def taken(predictions: Predictions, rows: np.ndarray) -> Predictions:
-    return Predictions(*(getattr(predictions, name)[rows] for name in ("index", "label", "logits", "loss")))
 
 
 @settings(max_examples=30)
@@ -141,10 +126,10 @@ def test_a_class_that_is_too_rare_leaves_no_interval() -> None:
 def test_groups_widen_intervals_if_their_examples_are_correlated() -> None:
     predictions = synthetic(400, 2)
     copies = np.repeat(np.arange(100), 4)
-    alike = taken(predictions, copies)
+    alike = predictions.at(copies)
     metrics = compute_metrics(alike, names_of(2))
     plain, grouped = (metric_intervals(alike, metrics, groups=groups) for groups in (None, copies))
-    alone = taken(predictions, np.arange(100))
+    alone = predictions.at(np.arange(100))
     expected = metric_intervals(alone, compute_metrics(alone, names_of(2)), groups=np.arange(100))
     for name in metrics.values:
         low, high = grouped[name].low, grouped[name].high
@@ -172,7 +157,7 @@ def test_extra_statistics_are_included() -> None:
 @given(any_predictions(least=15), st.booleans(), st.sampled_from([0.05, 0.5, 0.95, 0.999]))
 def test_no_interval_excludes_its_value(predictions: Predictions, is_grouped: bool, confidence: float) -> None:
     copies = np.tile(np.arange(len(predictions)), 3)
-    several, groups = taken(predictions, copies), copies if is_grouped else None
+    several, groups = predictions.at(copies), copies if is_grouped else None
     metrics = compute_metrics(several, names_of(predictions.num_labels))
     found = metric_intervals(several, metrics, confidence=confidence, groups=groups, resamples=40)
     for name, interval in found.items():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from samples import files_below
 
 from dist_eval import demo
 from dist_eval.data.tokenizers import load_tokenizer
@@ -29,10 +30,6 @@ def begun(path: Path) -> TuningFolder:
     (path / "last" / "model.safetensors").write_bytes(b"tensors")
     folder.close()
     return folder
-
-
-def files_below(path: Path) -> dict[str, bytes]:
-    return {str(file): file.read_bytes() for file in path.rglob("*") if file.is_file()}
 
 
 @pytest.mark.parametrize("content", [None, "", "{", "[]", '{"dataset": "a", "digest": "0"}'])
