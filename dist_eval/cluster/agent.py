@@ -56,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     allow_many_files()  # on the first host, all ranks connect to this process
     torchrun: Any = run
     options = torchrun.parse_args(list(sys.argv[1:] if arguments is None else arguments))
+    _leave_ignored_signals(options)
     try:
         # torchrun would leave its own folder behind
         with TemporaryDirectory(prefix="dist_eval-torchrun-") as folder, _ending_on_signals(folder):
@@ -131,6 +132,13 @@ def _ending_on_signals(folder: str) -> Iterator[None]:
 def _is_heeded(number: int) -> bool:
     """Returns whether a signal is not ignored, as by `nohup`."""
     return signal.getsignal(number) is not signal.SIG_IGN
+
+
+def _leave_ignored_signals(options: Any) -> None:
+    """Lets torchrun and its ranks ignore what `nohup` ignores; torch before 2.9 lacks the option."""
+    names = getattr(options, "signals_to_handle", "").split(",")
+    ignored = {each.name for each in _SIGNALS if not _is_heeded(each)}
+    options.signals_to_handle = ",".join(name for name in names if name.strip().upper() not in ignored)
 
 
 def _pass_on(reports: Sequence[dict[str, Any]]) -> None:

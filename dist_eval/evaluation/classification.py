@@ -168,5 +168,7 @@ def rescored(
     """Returns newly scored results, the predictions that they were computed from, and their groups (see `rescore`)."""
     built_in = compute_metrics(predictions, results.label_names)
     metrics, found = analysed(predictions, built_in, custom_metrics, analysis)
-    renewed = {metric.name for metric in custom_metrics}
-    return (with_new_scores(results, metrics, found, config, renewed), predictions, analysis.groups(predictions))
+    renewed, groups = {metric.name for metric in custom_metrics}, analysis.groups(predictions)
+    is_regrouped = not np.array_equal(predictions.group, groups)  # type: ignore[arg-type]  # None equals itself only
+    new = with_new_scores(results, metrics, found, config, renewed=renewed, is_regrouped=is_regrouped)
+    return new, predictions, groups

@@ -94,12 +94,18 @@ def analysis_of(config: EvaluationConfig, data: TokenizedDataset | PromptedRows)
 
 
 def with_new_scores(
-    results: CompleteRun, metrics: Metrics, analysis: Analysis, config: EvaluationConfig, renewed: Collection[str]
+    results: CompleteRun,
+    metrics: Metrics,
+    analysis: Analysis,
+    config: EvaluationConfig,
+    *,
+    renewed: Collection[str],
+    is_regrouped: bool,
 ) -> CompleteRun:
     """Returns results with a new analysis and renewed values of custom metrics."""
     old = [name for name in results.custom_metrics if name.split("/")[0] in renewed]
     kept = [name for name in results.custom_metrics if name not in old]
-    has_same_intervals = all(results.config[name] == getattr(config, name) for name in ("confidence", "group_column"))
+    has_same_intervals = results.config["confidence"] == config.confidence and not is_regrouped
     later = "not computed for these options: start the command again with its --metric, which sends nothing"
     unknown = Interval(confidence=config.confidence, reason=later)
     return results.model_copy(

@@ -62,6 +62,17 @@ def test_after_a_signal_it_may_be_started_again(script: Path, launcher: Launcher
     assert not [*launcher.leftovers(), *launcher.temporary.glob("torchelastic_*")]
 
 
+def test_a_closed_terminal_does_not_end_what_nohup_started(script: Path, launcher: Launcher) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as in nohup, which starts the next process
+    agent = launcher.start("-m", "dist_eval.cluster.agent", str(script), "wait", str(script.with_name("began-")))
+    assert wait_for(lambda: script.with_name("began-0").exists())
+    for process in (psutil.Process(agent.pid), *psutil.Process(agent.pid).children()):
+        process.send_signal(signal.SIGHUP)
+    agent.send_signal(signal.SIGTERM)
+    _, err = agent.communicate(timeout=TIMEOUT)
+    assert (agent.returncode, "ended by SIGTERM" in err, "SIGHUP" in err) == (75, True, False)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("node", ["0", "1"])
 def test_it_can_be_stopped_while_it_waits_for_other_hosts(

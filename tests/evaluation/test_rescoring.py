@@ -106,7 +106,9 @@ def test_columns_that_have_changed_are_analysed_anew(data: TokenizedDataset, tmp
     changed = tokenized_digits(tmp_path / "changed", ROWS, len(NAMES), further)
     asked: dict[str, Any] = {"group_column": "doc", "slice_by": ["source"]}
     complete(tmp_path / "run", data, **asked)
+    complete(tmp_path / "run", data, metric=["sample_metrics:error_rate"])
     after, fresh = complete(tmp_path / "run", changed, **asked), complete(tmp_path / "fresh", changed, **asked)
+    assert "start the command again with its --metric" in after["intervals"].pop("error_rate")["reason"]
     for section in VIEW:
         assert after[section] == fresh[section], section
     files = [tmp_path / name / "predictions.parquet" for name in ("run", "fresh")]
@@ -147,5 +149,6 @@ def test_a_metric_that_an_older_version_lacked_has_no_interval(data: TokenizedDa
         }
     )
     metrics = compute_metrics(found, NAMES)
-    later = with_new_scores(older, metrics, analyse(found, metrics, analysis_of(config, data)), config, [])
+    analysis = analyse(found, metrics, analysis_of(config, data))
+    later = with_new_scores(older, metrics, analysis, config, renewed=[], is_regrouped=False)
     assert later.intervals.keys() == older.intervals.keys() and later.intervals["accuracy"].confidence == 0.9
