@@ -59,7 +59,7 @@ def task_run(
         None,
         TasksResults(
             problem_type=LANGUAGE_MODELING,
-            tasks=task_results(results, aggregations, {}, 0.95),
+            tasks=task_results(results, aggregations, 0.95),
             groups=group_results(results),
             harness_version="0.4.13",
             files=files,

@@ -31,7 +31,7 @@ from dist_eval.data.in_memory import is_in_memory, write_parquet
 from dist_eval.distributed.display import BAR
 from dist_eval.errors import ConfigError, CoverageError, EvaluationError, RunError, RunStopped
 from dist_eval.options.config import EVALUATION, RunConfig
-from dist_eval.options.harness import HARNESS, HarnessConfig
+from dist_eval.options.harness import HARNESS
 from dist_eval.process.lifetime import workspace
 from dist_eval.process.programs import COMPLETE, STOPPED, STOPPED_BY_A_PERSON
 from dist_eval.record import Record
@@ -152,8 +152,6 @@ def _run(
             checked = command.config(**values)
         except ConfigError as error:
             raise ConfigError(_with_python_names(str(error), command)) from error
-        if isinstance(checked, HarnessConfig) and not checked.is_run:
-            raise ConfigError(f"{where} does not support --list and --check: use the command `dist-eval harness`.")
         folder = checked.output_folder
         if is_in_memory(dataset):
             write_parquet(dataset, file)

@@ -5,10 +5,9 @@
 The harness sees one process: the leader runs it, with `language_model` as its model. At the first call, all requests of
 all tasks become one dataset, which `dist_eval.evaluation.requests` sends through the model like any evaluation:
 planned, journalled, gathered and checked for coverage by all ranks. `runner` is the whole run; `finding` finds tasks,
-including those in `shipped_tasks/`, and `task_files` checks their files; `tasks` loads and runs them; `examples` keeps
-questions out of their own few-shot examples; `notices` collects the harness' warnings; `metrics` reads its metrics and
-adds intervals, and `failures` keeps one that fails from ending the run; `decodings` says how texts are generated.
-`inspection` lists and checks tasks.
+including those in `shipped_tasks/`; `tasks` loads and runs them; `examples` keeps questions out of their own few-shot
+examples; `notices` collects the harness' warnings; `metrics` reads its metrics and adds intervals; `decodings` says how
+texts are generated.
 
 `lm_eval` is imported only here, on the leader, and by `dist_eval.options.harness` for `--gen-kwargs` and `--metadata`.
 """

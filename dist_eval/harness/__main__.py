@@ -10,12 +10,6 @@ from dist_eval.options.harness import HARNESS, HarnessConfig
 
 def load(config: HarnessConfig) -> program.Loaded:
     """Imports the run function, and the class of the run's folder."""
-    if not config.is_run:
-        from dist_eval.harness import inspection
-        from dist_eval.runs.run_folder import NoFolder
-
-        return inspection.check_tasks if config.check else inspection.list_tasks, NoFolder
-
     from dist_eval.evaluation.job import run
     from dist_eval.harness.runner import HarnessTasks
     from dist_eval.runs.evaluation_folder import EvaluationFolder

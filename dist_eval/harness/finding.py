@@ -11,14 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import lm_eval
-from lm_eval.config.task import TaskConfig
 from lm_eval.tasks import TaskManager, _factory, _yaml_loader
 from lm_eval.tasks._index import Entry, Kind
 
-from dist_eval.errors import ConfigError, error_summary
+from dist_eval.errors import ConfigError, DataError, error_summary
 from dist_eval.harness.notices import Notices
-from dist_eval.harness.task_files import CheckedTask, TaskFileError
 from dist_eval.options.harness import HarnessConfig
 from dist_eval.process.patching import patched
 
@@ -64,30 +61,6 @@ def own_tasks(manager: TaskManager, folders: Sequence[str]) -> list[str]:
     return sorted(groups) + sorted(tasks)
 
 
-def matching_tasks(options: HarnessConfig, notices: Notices) -> list[tuple[str, str, str, str]]:
-    """Returns the tasks, groups and tags that `--list` asks for: name, kind, output type and file of each."""
-    with reading(options, notices):
-        manager = TaskManager(**_places(options))
-    names = manager.match_tasks([options.list_tasks])
-    if not names:
-        close = difflib.get_close_matches(str(options.list_tasks), manager.all_tasks, n=_NAMED)
-        hint = f" Did you mean {' or '.join(close)}?" if close else ""
-        raise ConfigError(f"--list {options.list_tasks!r}: no task, group or tag has this name.{hint}")
-    return [(name, *_described(manager.task_index[name])) for name in names]
-
-
-def _described(entry: Entry) -> tuple[str, str, str]:
-    """Returns the kind of an entry, its output type and its file."""
-    if entry.kind is Kind.TAG:
-        return "tag", "", f"{len(entry.tags)} tasks"
-    is_file = entry.kind is Kind.TASK
-    output_type = (entry.cfg or {}).get("output_type", TaskConfig.output_type) if is_file else ""
-    path = Path(str(entry.yaml_path))
-    inside = Path(lm_eval.__file__).parents[1]
-    shown = path.relative_to(inside) if path.is_relative_to(inside) else path
-    return "group" if entry.kind is Kind.GROUP else "task", str(output_type), str(shown)
-
-
 def _places(options: HarnessConfig) -> dict[str, Any]:
     """Returns the folders of task files, and the metadata for them."""
     missing = [path for path in options.include_path if not Path(path).is_dir()]
@@ -103,7 +76,6 @@ def reading(options: HarnessConfig, notices: Notices) -> Iterator[None]:
         notices.listening(),
         quiet(not options.verbose),
         patched(datasets, "load_dataset", partial(_load_data_only, datasets.load_dataset)),
-        patched(_factory, "ConfigurableTask", CheckedTask),
         patched(_factory, "load_yaml", partial(_load_file, options)),
     ):
         yield
@@ -116,7 +88,7 @@ def _load_file(options: HarnessConfig, path: Path, **how: Any) -> dict[str, Any]
     try:
         return dict(_yaml_loader.load_yaml(path, **how))
     except Exception as error:  # of its own code
-        raise TaskFileError(f"{path}: {error_summary(error)}") from error
+        raise DataError(f"{path}: {error_summary(error)}") from error
 
 
 def _named_tasks(manager: TaskManager, options: HarnessConfig, notices: Notices) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jinja2 import TemplateError
 from lm_eval.api.instance import Instance
-from lm_eval.api.model import LM, TemplateLM
+from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import has_bos_prefix
 from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
@@ -298,24 +298,3 @@ class HarnessModel(TemplateLM):  # type: ignore[misc]
 
 def _tokens_of(answer: np.void) -> list[int]:
     return list(answer["tokens"][: answer["length"]].tolist())
-
-
-class StandInModel(LM):  # type: ignore[misc]
-    """Answers every request without a model, to try everything else of a task."""
-
-    tokenizer_name = ""
-
-    def loglikelihood(self, requests: list[Instance], **_: Any) -> list[tuple[float, bool]]:
-        return [(-1.0, False) for _ in requests]
-
-    def loglikelihood_rolling(self, requests: list[Instance], **_: Any) -> list[float]:
-        return [-1.0 for _ in requests]
-
-    def generate_until(self, requests: list[Instance], **_: Any) -> list[str]:
-        """Returns equal texts; checks that they could be generated."""
-        for request in requests:
-            decoding_of(request, None, 0)
-        return ["answer" for _ in requests]
-
-    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        return "\n".join(f"{message['role']}: {message['content']}" for message in chat_history)

@@ -6,18 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dist_eval.results.scores import Interval
 from dist_eval.results.tasks import GroupMetric, GroupResults, TaskMetric, TaskResults
 from dist_eval.statistics.documents import document_interval
 
 
 def task_results(
-    results: Mapping[str, Any],
-    aggregations: Mapping[str, Mapping[str, str | None]],
-    undefined: Mapping[str, Mapping[str, str]],
-    confidence: float,
+    results: Mapping[str, Any], aggregations: Mapping[str, Mapping[str, str | None]], confidence: float
 ) -> dict[str, TaskResults]:
-    """Returns the tasks of the harness' results (see `LoadedTasks.aggregations` and `collecting_failures`)."""
+    """Returns the tasks of the harness' results (see `LoadedTasks.aggregations`)."""
     found = {}
     for name, samples in results["samples"].items():
         direction = results["higher_is_better"].get(name, {})
@@ -26,8 +22,6 @@ def task_results(
             values = [sample[metric] for sample in samples if sample["filter"] == filter_name and metric in sample]
             aggregation = aggregations[name].get(metric)
             interval = document_interval(values, value, aggregation, confidence)
-            if value is None and (reason := undefined.get(name, {}).get(f"{metric},{filter_name}")):
-                interval = Interval(confidence=confidence, reason=reason)
             metrics.append(
                 TaskMetric(
                     metric=metric,

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from lm_eval import utils
-from lm_eval.api.task import ConfigurableTask
 
 from dist_eval.harness.metrics import read_metrics
 from dist_eval.options.harness import HarnessConfig
@@ -97,38 +96,17 @@ def readable(text: str) -> str:
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
 
 
-def of_options(options: HarnessConfig, tasks: Mapping[str, Any]) -> Iterator[str]:
-    """Yields notices about options without the expected effect."""
-    if not any(task.OUTPUT_TYPE == "generate_until" for task in tasks.values()):
-        for option, value in (("--gen-kwargs", options.gen_kwargs), ("--think-end-token", options.think_end_token)):
-            if value:
-                yield f"None of the tasks generates texts: {option} has no effect."
-    unnamed = [name for name in tasks if name not in options.samples]
-    if options.samples and unnamed:
-        yield f"--samples does not name {', '.join(unnamed)}: all documents are evaluated, as in the harness."
-    shots = [task.get_config("num_fewshot") for task in tasks.values()]
-    if options.num_fewshot is not None:
-        shots = [options.num_fewshot for of_task in shots if of_task != 0]
-    if options.apply_chat_template and options.fewshot_as_multiturn is None and any(shots):
+def of_examples(options: HarnessConfig, tasks: Mapping[str, Any]) -> Iterator[str]:
+    """Yields notices about examples that differ from what the options, or users of the harness, may expect."""
+    shots = {name: task.get_config("num_fewshot") for name, task in tasks.items()}
+    if options.num_fewshot:
+        for name in (name for name, of_task in shots.items() if of_task == 0):
+            yield f"Task {name} says num_fewshot: 0, so --num-fewshot {options.num_fewshot} is ignored."
+        shots = {name: options.num_fewshot for name, of_task in shots.items() if of_task != 0}
+    if options.apply_chat_template and options.fewshot_as_multiturn is None and any(shots.values()):
         yield (
             "The examples before a question are part of its message. --fewshot-as-multiturn makes each a turn, as the "
             "harness' own command line does by default; --no-fewshot-as-multiturn hides this notice."
-        )
-
-
-def before_requests(name: str, task: Any, num_fewshot: int | None) -> Iterator[str]:
-    """Yields notices about parts of a task's file, and options, that the harness ignores."""
-    if num_fewshot and task.get_config("num_fewshot") == 0:
-        yield f"Task {name} says num_fewshot: 0, so it has no examples: --num-fewshot {num_fewshot} is ignored."
-    if not isinstance(task, ConfigurableTask):
-        return
-    if task.fewshot_cfg.fewshot_indices:
-        yield f"Task {name}: the harness ignores the task's fewshot_indices, and draws from all examples."
-    metrics = [metric for metric in task.aggregation() if metric != "exact_match"]
-    if task.multiple_target and task.OUTPUT_TYPE == "generate_until" and not task.config.process_results and metrics:
-        yield (
-            f"Task {name} has several targets for a text. The harness counts 1 if {' or '.join(metrics)} is above 0 "
-            "for any of them, else 0."
         )
 
 

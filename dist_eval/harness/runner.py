@@ -56,7 +56,6 @@ class HarnessTasks(RequestJob):
         self._terminal = sys.stdout, sys.stderr
         self.stream, self.unit = sys.stderr, "request"
         self._broken: Exception | None = None
-        self._undefined: dict[str, dict[str, str]] = {}
 
     def prepare(self) -> None:
         from dist_eval.harness.finding import find_tasks
@@ -90,7 +89,7 @@ class HarnessTasks(RequestJob):
         )
         tracker = EvaluationTracker(output_path=str(context.folder.path / "results.json"))
         try:
-            found = self._tasks.run(model, tracker, self._undefined)
+            found = self._tasks.run(model, tracker)
         except AlreadyComplete:
             announce_complete(context.folder)
             show_results(context.folder, config, are_new=False, with_speed=False)
@@ -168,7 +167,7 @@ class HarnessTasks(RequestJob):
     def _finish(self, found: dict[str, Any], tracker: EvaluationTracker, context: Context) -> None:
         from dist_eval.harness.tasks import save
 
-        tasks = task_results(found, self._tasks.aggregations(), self._undefined, self.config.confidence)
+        tasks = task_results(found, self._tasks.aggregations(), self.config.confidence)
         results = TasksResults(
             **self._sections,
             tasks=tasks,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
+import difflib
 import hashlib
 import inspect
 import itertools
@@ -16,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import lm_eval
 import numpy as np
 import torch
 from lm_eval import evaluator
@@ -27,10 +28,8 @@ from lm_eval.tasks import TaskManager
 
 from dist_eval.errors import ConfigError, DataError, EvaluationError, RunError, error_summary
 from dist_eval.harness.examples import ExampleGuard, document_text
-from dist_eval.harness.failures import Undefined, collecting_failures
 from dist_eval.harness.finding import find_tasks, own_skipped, quiet, reading, require_confirmed
-from dist_eval.harness.notices import Notices, after_metrics, before_requests, of_options
-from dist_eval.harness.task_files import TaskFileError
+from dist_eval.harness.notices import Notices, after_metrics, of_examples
 from dist_eval.options.harness import HarnessConfig
 from dist_eval.process.files import private_files
 from dist_eval.process.patching import environment_with, patched
@@ -70,8 +69,9 @@ class LoadedTasks:
                 except EvaluationError:
                     raise
                 except Exception as error:  # from yaml, datasets, the hub's client, or a task's own code
-                    logged = f" ({notices.error})" if notices.error else ""
-                    raise DataError(f"The task {name} cannot be loaded: {error_summary(error)}{logged}") from error
+                    raise _unloadable(name, error_summary(error), notices.error) from error
+                if notices.error:  # of a metric, say, that the harness would miss only after the last answer
+                    raise _unloadable(name, notices.error, "")
                 for part in ("groups", "group_map"):
                     loaded[part].update(read.get(part, {}))
                 _add_tasks(loaded["tasks"], read)
@@ -79,15 +79,15 @@ class LoadedTasks:
         _check_options(options, tasks)
         for path, why in own_skipped(notices, options):
             notices.say(f"The task file {path} cannot be read: {why}.")
-        for text in of_options(options, tasks):
+        for text in of_examples(options, tasks):
             notices.say(text)
-        for name, task in tasks.items():
-            for text in before_requests(name, task, options.num_fewshot):
-                notices.say(text)
         manager.load = lambda _: loaded  # the harness would read all data again
         guards = {name: ExampleGuard(task) for name, task in tasks.items() if isinstance(task, ConfigurableTask)}
         for name, task in tasks.items():
-            _name_documents(name, task, options.samples.get(name))
+            _name_errors(name, task, options.samples.get(name))
+            if isinstance(task, ConfigurableTask):
+                _require_columns(name, task)
+                _require_aggregations(name, task)
         return cls(manager, tasks, options, notices, guards)
 
     def say_replaced(self) -> None:
@@ -132,27 +132,15 @@ class LoadedTasks:
             for name, task in self.tasks.items()
         }
 
-    def run(
-        self, model: LM, tracker: EvaluationTracker | None = None, undefined: Undefined | None = None
-    ) -> dict[str, Any]:
-        """Runs the harness with a model, and a tracker that writes its files; returns its results.
-
-        `undefined` receives the reasons why metrics whose code fails on answers have no value; with None, such a
-        failure is an error.
-        """
+    def run(self, model: LM, tracker: EvaluationTracker | None = None) -> dict[str, Any]:
+        """Runs the harness with a model, and a tracker that writes its files; returns its results."""
         options = self.options
-        tolerating = (
-            contextlib.nullcontext()
-            if undefined is None
-            else collecting_failures(self.tasks, options.samples, undefined)
-        )
         limit = options.limit if options.limit is None or options.limit < 1 else int(options.limit)
         try:
             with (
                 self.notices.listening(),
                 quiet(not options.verbose),
                 environment_with("DISABLE_MULTIPROC", "1"),  # its bootstrap would fork a process with a swarm's threads
-                tolerating,
                 patched(evaluator, "get_git_commit_hash", lambda: None),
             ):
                 results = evaluator.simple_evaluate(
@@ -175,7 +163,9 @@ class LoadedTasks:
             raise
         except Exception as error:  # from a task's own code, templates and metrics
             raise DataError(
-                f"The harness failed on the tasks {', '.join(self.tasks)}: {error_summary(error)}"
+                f"The harness failed on the tasks {', '.join(self.tasks)}: {error_summary(error).removesuffix('.')}. "
+                "All answers are in the journal: correct the task, such as its metric_list, and start the same "
+                "command again."
             ) from error
         for name, samples in results["samples"].items():
             for text in after_metrics(name, self.tasks[name], samples, results["results"][name]):
@@ -223,8 +213,6 @@ def _check_options(options: HarnessConfig, tasks: Mapping[str, Any]) -> None:
                 "think. Leave out the option."
             )
     for name, numbers in options.samples.items():
-        if name not in tasks and options.check:  # --check loads each task separately
-            continue
         if name not in tasks:
             raise ConfigError(f"--samples: {name} is not among the tasks of this run ({', '.join(tasks)}).")
         if numbers[-1] >= (documents := len(tasks[name].eval_docs)):
@@ -245,33 +233,63 @@ def _add_tasks(tasks: dict[str, Any], found: Mapping[str, Any]) -> None:
             )
 
 
-def _name_documents(name: str, task: Any, samples: Sequence[int] | None) -> None:
-    """Makes errors of a task's templates and code name the document: its number from 0, or in `samples`."""
+def _name_errors(name: str, task: Any, samples: Sequence[int] | None) -> None:
+    """Makes errors of a task's templates and code name it and, before requests are sent, the document's number."""
     numbers = itertools.count() if samples is None else itertools.cycle(samples)
 
-    def named(call: Callable[..., Any], number: int) -> Any:
+    def named(place: str, call: Callable[..., Any], *own: Any, **options: Any) -> Any:
         try:
-            return call()
-        except TaskFileError as error:
-            raise DataError(f"Task {name}, document {number}: {error}") from error
+            return call(*own, **options)
         except EvaluationError:
             raise
         except Exception as error:
-            raise DataError(f"Task {name}, document {number}: {error_summary(error)}") from error
+            raise DataError(f"Task {name}{place}: {error_summary(error)}") from error
 
     fewshot_context, construct_requests = task.fewshot_context, task.construct_requests
 
     def construct_named(*own: Any, **options: Any) -> Any:
         place = options["metadata"][1]
         number = place if samples is None else samples[place]
-        made = named(partial(construct_requests, *own, **options), number)
+        made = named(f", document {number}", construct_requests, *own, **options)
         for request in made if isinstance(made, list) else [made]:
             request.document = number
         return made
 
     # the harness makes the context of each document in turn, and then its requests
-    task.fewshot_context = lambda *own, **options: named(partial(fewshot_context, *own, **options), next(numbers))
+    task.fewshot_context = lambda *own, **options: named(
+        f", document {next(numbers)}", fewshot_context, *own, **options
+    )
     task.construct_requests = construct_named
+    for method in ("apply_filters", "process_results"):
+        setattr(task, method, partial(named, f", {method}", getattr(task, method)))
+
+
+def _require_columns(name: str, task: ConfigurableTask) -> None:
+    """Refuses a template of one word that is no column: the harness would take it for the text itself."""
+    source = (task.config.metadata or {}).get("config_source", "inline")
+    if Path(source).is_relative_to(Path(lm_eval.__file__).parent):
+        return
+    for where, config in (("", task.config), ("fewshot_config: ", task.fewshot_cfg)):
+        for key in ("doc_to_text", "doc_to_target"):
+            template = getattr(config, key, None)
+            if isinstance(template, str) and template.isidentifier() and template not in task.features:
+                close = difflib.get_close_matches(template, task.features, n=1)
+                hint = f"; did you mean {close[0]}?" if close else "."
+                raise DataError(
+                    f"Task {name} ({source}): {where}{key}: there is no column {template!r}{hint} The data has "
+                    f"{', '.join(task.features)}. (A text of one word is written {{{{{template!r}}}}}.)"
+                )
+
+
+def _require_aggregations(name: str, task: ConfigurableTask) -> None:
+    """Refuses metrics that the harness could not aggregate after the last answer."""
+    without = [metric for metric, function in task.aggregation().items() if function is None]
+    if without:
+        raise DataError(f"Task {name}: metric_list: {', '.join(without)} needs an aggregation, such as mean.")
+
+
+def _unloadable(name: str, why: str, logged: str) -> DataError:
+    return DataError(f"The task {name} cannot be loaded: {why}{f' ({logged})' if logged else ''}")
 
 
 def save(tracker: EvaluationTracker, results: dict[str, Any], folder: Path) -> TasksFiles:

@@ -16,6 +16,7 @@ from dist_eval.options.config import NOT_HERE, WHERE, RunConfig
 from dist_eval.process.files import is_utf8
 
 PROGRAM = "dist-eval harness"
+_LISTING = "`lm-eval ls tasks`"
 
 # options that change prompts or the metrics of answers; runs without them keep the fingerprints of older versions
 _OF_RESULTS = (
@@ -113,14 +114,6 @@ class HarnessConfig(RunConfig):
     confirm_run_unsafe_code: bool = option(
         False, "run tasks that execute the code that the model writes, on this host", group="tasks"
     )
-    list_tasks: str | None = option(
-        None, "list tasks, groups and tags, or those that match a pattern such as 'arc*', and end", group="tasks",
-        alone="*", metavar="PATTERN", aliases=("list",),
-    )  # fmt: skip
-    check: bool = option(
-        False, "try --tasks, or all in --include-path, without a model: data, prompts, metrics of made-up answers",
-        group="tasks",
-    )  # fmt: skip
     seed: Natural = option(0, "seed of texts that a task draws at random", group="tasks")
     strict: bool = option(False, "fail if a context is too long", group="tasks")
     bootstrap_iters: Natural = option(
@@ -136,11 +129,8 @@ class HarnessConfig(RunConfig):
 
     def _validate(self) -> None:
         self.tasks = [name for names in self.tasks for name in names.split(",") if name]
-        if self.check:
-            self._require(self.tasks or self.include_path, "--tasks", "the tasks to check, or --include-path")
-        elif self.is_run:
-            self._require(self.model, "--model", "the language model to evaluate")
-            self._require(self.tasks, "--tasks", "names of tasks, such as hellaswag", " --list shows them.")
+        self._require(self.model, "--model", "the language model to evaluate")
+        self._require(self.tasks, "--tasks", "names of tasks, such as hellaswag", f" {_LISTING} shows them.")
         super()._validate()
         if self.max_length == 1:
             raise ConfigError("--max-length must be at least 2, for a context and a continuation, not 1.")
@@ -170,11 +160,6 @@ class HarnessConfig(RunConfig):
             )
 
     @property
-    def is_run(self) -> bool:
-        """Whether anything is evaluated, not only listed or checked."""
-        return self.list_tasks is None and not self.check
-
-    @property
     def think_end(self) -> str | int | None:
         """The end of the model's thinking: a text, or the id of a token."""
         token = self.think_end_token or None
@@ -202,10 +187,6 @@ class HarnessConfig(RunConfig):
             **{flag(name): json.dumps(value) for name, value in given.items() if value not in (None, {}, "")},
         }
 
-    def _check_where(self) -> None:
-        if self.is_run:
-            super()._check_where()
-
     @property
     def run_name(self) -> str:
         names = (name.rstrip("/").rpartition("/")[2].removesuffix(".yaml") for name in self.tasks[:3])
@@ -213,6 +194,8 @@ class HarnessConfig(RunConfig):
 
 
 _RESUMED = "answers stay in the journal: start the same command again to resume, or to score a complete run again."
+
+_TRIED = "`lm-eval run --model dummy --tasks TASK --include_path FOLDER` tries tasks without a model."
 
 # options of the lm-evaluation-harness without a counterpart, or with one of another name
 _TRACKED = "--tracker wandb logs a run."
@@ -226,8 +209,8 @@ _OF_LM_EVAL = {
     "--log-samples": "samples are always written, to samples_TASK_DATE.jsonl.",
     "--use-cache": _RESUMED,
     "--cache-requests": "requests are built again, and answers stay in the journal.",
-    "--check-integrity": "--check tries everything of a task except the model.",
-    "--write-out": "--check shows the first request of each task, and samples_TASK_DATE.jsonl has all of them.",
+    "--check-integrity": _TRIED,
+    "--write-out": "samples_TASK_DATE.jsonl has all requests.",
     "--show-config": "results_DATE.json has the configuration of each task.",
     "--predict-only": "generated texts are in samples_TASK_DATE.jsonl, beside their metrics.",
     "--wandb-args": _TRACKED,
@@ -260,11 +243,10 @@ examples:
   {PROGRAM} --nproc-per-node 2 --tasks digits --model dist_eval/demo/base --swarm embedded
   {PROGRAM} --nproc-per-node 4 --tasks arc_easy,my_task --include-path my_tasks --num-fewshot 5 --limit 200 \\
       --model MODEL --initial-peers /ip4/10.0.0.5/tcp/31337/p2p/QmPeerIdentity --output runs/arc
-  {PROGRAM} --list 'arc*'
-  {PROGRAM} --check --include-path my_tasks
+
+{_LISTING} shows the tasks. {_TRIED[0].upper()}{_TRIED[1:]}
 """,
-    usage=f"--tasks TASK... --model MODEL\n{WHERE} [options]\n"
-    f"       {PROGRAM} --list [PATTERN]\n       {PROGRAM} --check [--tasks TASK...] [--include-path FOLDER...]",
+    usage=f"--tasks TASK... --model MODEL\n{WHERE} [options]",
     nothing_asked=f"""\
 dist_eval.harness needs tasks, a language model, and a swarm:
   {PROGRAM} --tasks TASK... --model MODEL --initial-peers ADDRESS...

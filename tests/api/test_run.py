@@ -109,11 +109,6 @@ def test_wrong_options_are_found_before_a_process_starts(config: Any, options: d
     assert str(caught.value).startswith(said)
 
 
-def test_checks_of_tasks_are_no_runs() -> None:
-    with pytest.raises(ConfigError, match="does not support --list and --check"):
-        dist_eval.run_tasks(tasks=["digits"], check=True)
-
-
 def test_wrong_rows_are_found_before_a_process_starts() -> None:
     with pytest.raises(DataError, match=r"^list, row 1 \(counted from 0\): must be a mapping with columns, not 5\."):
         dist_eval.run(OPTIONS, dataset=[{"text": "a", "label": 0}, 5])

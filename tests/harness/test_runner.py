@@ -319,7 +319,7 @@ WRONG: dict[str, tuple[dict[str, Any], list[str], str]] = {
     "no data": (
         {"dataset_kwargs": {"data_files": {"test": "nowhere.json"}}},
         [],
-        "strange.yaml: dataset_path: FileNotFoundError: Unable to find",
+        "The task strange cannot be loaded: FileNotFoundError: Unable to find",
     ),
     "strict": ({}, ["--strict"], "tokens, more than --max-length 25, and --strict forbids cutting them."),
     "chat": ({}, ["--apply-chat-template"], "--apply-chat-template: the tokenizer of"),
@@ -340,66 +340,21 @@ def test_wrong_tasks_are_one_sentence(
     assert not progress, "nothing was sent"
 
 
-def test_a_metric_whose_code_fails_is_undefined_and_the_run_is_complete(
+def test_a_metric_that_fails_ends_the_run_and_the_answers_are_scored_once_it_is_corrected(
     models: dict[str, Path], tasks: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = strange(tasks, tmp_path / "tasks", metric_list=[{"metric": "f1"}, {"metric": "acc"}])
     arguments = command(models["llama"], folder, tmp_path / "out", *LOCAL, "--tasks", "strange")
+    assert run_here(*arguments) == 1
+    said = capfd.readouterr().err
+    assert "The harness failed on the tasks strange: ValueError: Target is multiclass" in said
+    assert "All answers are in the journal" in said
+    shutil.rmtree(folder)
+    strange(tasks, folder, metric_list=[{"metric": "acc"}])
     assert run_here(*arguments) == 0
-    metrics = {each["metric"]: each for each in results_of(tmp_path / "out")["tasks"]["strange"]["metrics"]}
-    assert metrics["f1"]["value"] is None and metrics["acc"]["value"] is not None
-    reason = "its aggregation failed: ValueError: Target is multiclass"
-    assert metrics["f1"]["interval"]["reason"].startswith(reason)
-    assert f"\n(1) {reason}" in capfd.readouterr().out
-
-
-def test_a_check_needs_no_model_and_names_every_wrong_file(
-    tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    check = ("-m", "dist_eval.harness", "--check", "--num-fewshot", "1", "--include-path")
-    assert run_here(*check, str(tasks)) == 0
-    out, err = capfd.readouterr()
-    rows = [line.split() for line in out.splitlines()]
-    assert ["words", "24", "192", "multiple_choice", "acc,", "mcc,", "acc_norm,", "acc_mutual_info"] in rows
-    assert "\nwords, first request: 'Question: " in out
-    assert {line.split(":")[0] for line in err.splitlines()} == {"notice"}
-    folder = strange(tasks, tmp_path / "wrong", doc_to_target="answr")
-    (folder / "broken.yaml").write_text("task: broken\nother: [")
-    (folder / "all.yaml").write_text(json.dumps({"group": "all", "task": ["strange"]}))
-    (folder / "right.yaml").write_text(json.dumps({**json.loads((tasks / "words.yaml").read_text()), "task": "right"}))
-    samples = ("--samples", json.dumps({"words": [0], "letters": [3, 5]}))
-    (tasks / "both.yaml").write_text(json.dumps({"group": "both", "task": ["words", "letters"]}))
-    assert run_here(*check, str(tasks), "--tasks", "both", *samples) == 0
-    rows = [line.split()[:3] for line in capfd.readouterr().out.splitlines()]
-    assert ["words", "1", "8"] in rows and ["letters", "2", "8"] in rows
-    assert run_here(*check, str(folder)) == 1
-    out, err = capfd.readouterr()
-    assert "\nright  24" in out
-    broken, target = err.removeprefix("dist_eval: ").splitlines()
-    assert broken.startswith(f"{folder / 'broken.yaml'}: cannot be read: ")
-    assert target.startswith(
-        f"{folder / 'strange.yaml'}: doc_to_target: there is no column 'answr'; did you mean answer?"
-    )
-    assert [path.name for path in tmp_path.iterdir()] == ["wrong"], "no folder of a run"
-    (tmp_path / "empty").mkdir()
-    assert run_here(*check, "empty") == 1
-    assert "--check: there is no task file in empty." in capfd.readouterr().err
-
-
-@pytest.mark.slow
-def test_tasks_are_listed_by_patterns(tasks: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    listing = ("-m", "dist_eval.harness", "--include-path", str(tasks), "--list")
-    assert run_here(*listing) == 0
-    kinds = {line.split()[0]: line.split()[1] for line in capfd.readouterr().out.splitlines()}
-    assert (kinds["mmlu"], kinds["hellaswag"], kinds["arc_multilingual"]) == ("group", "task", "tag")
-    assert {"words", "digits"} < kinds.keys() and len(kinds) > 5000
-    assert run_here(*listing, "wor[dk]*") == 0
-    assert [line.split() for line in capfd.readouterr().out.splitlines()[1:]] == [
-        ["words", "task", "multiple_choice", str(tasks / "words.yaml")]
-    ]
-    assert run_here(*listing, "hellaswog") == 1
-    assert "no task, group or tag has this name. Did you mean hellaswag" in capfd.readouterr().err
+    results = results_of(tmp_path / "out")
+    assert [rank["resumed"] for rank in results["ranks"]] == [results["coverage"]["expected"]]
+    assert results["tasks"]["strange"]["metrics"][0]["value"] is not None
 
 
 @pytest.mark.parametrize(

@@ -112,15 +112,6 @@ def test_options_of_the_harness_that_mean_nothing_here_say_so(words: list[str]) 
         parsed(*words)
 
 
-def test_listing_and_checking_need_neither_a_model_nor_a_swarm() -> None:
-    listing = parse_args(["--list"], HARNESS)
-    assert listing.list_tasks == "*" and not listing.is_run
-    assert parse_args(["--list", "arc*"], HARNESS).list_tasks == "arc*"
-    assert parse_args(["--check", "--include-path", "mine"], HARNESS).check
-    with pytest.raises(ConfigError, match="--tasks is missing: the tasks to check, or --include-path"):
-        parse_args(["--check"], HARNESS)
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
