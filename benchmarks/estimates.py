@@ -75,7 +75,7 @@ def _measure_cell(report: Report, group: str, words: list[Any], scratch_dir: Pat
     inside = expected["low"] is not None and expected["low"] <= came <= expected["high"]
     report.note(
         f"{group}: {expected['seconds']:.1f} s expected after a probe of {expected['probe_seconds']:.1f} s, "
-        f"{came:.1f} s came, {'inside' if inside else 'outside'} the interval."
+        f"{came:.1f} s came, {'inside' if inside else 'outside'} the range."
     )
 
 

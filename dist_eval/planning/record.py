@@ -63,9 +63,8 @@ class TimeEstimate(Record):
     """The expected time of a run's forwards, if the swarm stays as it was during the probe."""
 
     seconds: float  # of the slowest rank, from the first batch sent to the last answer
-    low: float | None  # limits of the interval, null if there were too few answers
+    low: float | None  # at the highest and lowest speed of six parts of the probe; null if there were too few answers
     high: float | None
-    confidence: float  # level of the interval
     start_up: float  # seconds from the start of the command to the first batch: imports, data, swarm and model
     probe_batches: Count  # answered in the probe
     probe_seconds: float

@@ -149,7 +149,7 @@ def _estimate(context: PlanContext, job: Job[Any, Any]) -> TimeEstimate:
                 audited=audited_batches(len(plan), job.audit),
             )
         tokens = int(plan.tokens.sum())
-        return expected_time(all_gather(probed), tokens, confidence=config.confidence, start_up=start_up)
+        return expected_time(all_gather(probed), tokens, start_up=start_up)
 
 
 def _half_width(config: PlanConfig, examples: int, selection: SelectionSummary | None) -> float | None:

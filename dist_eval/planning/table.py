@@ -117,11 +117,11 @@ def _target_lines(planned: PlannedRun) -> list[str]:
 def _time_lines(time: TimeEstimate | None, ranks: int) -> list[str]:
     if time is None:
         return ["time: unknown without a probe"]
-    interval = "too few answers for an interval"
+    limits = "too few answers for a range"
     if time.low is not None and time.high is not None:
-        interval = f"{100 * time.confidence:g}% interval {in_words(time.low)} to {in_words(time.high)}"
+        limits = f"{in_words(time.low)} to {in_words(time.high)}"
     return [
-        f"time: about {in_words(time.seconds)} if the swarm stays as it is ({interval}), after "
+        f"time: about {in_words(time.seconds)} if the swarm stays as it is ({limits}), after "
         f"{in_words(time.start_up)} of start-up",
         f"probe: {format_count(time.probe_batches, 'batch', 'batches')} in {time.probe_seconds:.1f} s on "
         f"{format_count(ranks, 'rank')}, the first in "

@@ -1,8 +1,7 @@
-"""The probe sends batches of all lengths, as many as are needed; the time of the run is in the interval it gives."""
+"""The probe sends batches of all lengths, as many as are needed; the time of the run is in the range it gives."""
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -155,7 +154,7 @@ def simulate(generator: np.random.Generator, batches: int) -> tuple[TimeEstimate
     return expected_time([answers(moments[probe], sizes[probe])], int(sizes.sum())), float(moments[-1])
 
 
-def test_the_interval_contains_what_comes_about_as_often_as_it_says() -> None:
+def test_the_range_contains_what_comes_in_most_cases() -> None:
     generator, runs = np.random.default_rng(5), 400
     found = [simulate(generator, 5000) for _ in range(runs)]
     inside = sum(bool(one.low is not None and one.high and one.low <= came <= one.high) for one, came in found)
@@ -174,8 +173,8 @@ def test_what_comes_after_a_rank_has_stopped_does_not_count() -> None:
     assert expected_time(steady, 10**6).seconds == pytest.approx(1000)
 
 
-@pytest.mark.parametrize("count", [1, 2, 5, 9])
-def test_few_answers_give_an_estimate_without_an_interval(count: int) -> None:
+@pytest.mark.parametrize("count", [1, 2, 5, 22])
+def test_few_answers_give_an_estimate_without_a_range(count: int) -> None:
     found = expected_time([answers(np.arange(1, count + 1), [10] * count), answers([], [])], 100)
     assert found.seconds == pytest.approx(10)
     assert (found.low, found.high) == (None, None)
@@ -183,13 +182,3 @@ def test_few_answers_give_an_estimate_without_an_interval(count: int) -> None:
 
 def test_answers_that_come_all_at_once_give_the_speed_until_then() -> None:
     assert expected_time([answers([2.0] * 4, [10] * 4)], 400).seconds == pytest.approx(20)
-
-
-def test_the_interval_is_wider_with_more_confidence() -> None:
-    moments = np.cumsum(np.tile([0.1, 0.3, 0.2, 0.5, 0.1], 10))
-    widths = []
-    for confidence in (0.8, 0.95, 0.99):
-        found = expected_time([answers(moments, [100] * 50)], 10**5, confidence=confidence)
-        assert found.low is not None and found.high is not None
-        widths.append(found.high - found.low)
-    assert all(one < other for one, other in itertools.pairwise(widths))
