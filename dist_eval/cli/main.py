@@ -51,7 +51,6 @@ COMMANDS = {
     "summary": Program("show many runs in one table", "dist_eval.summary.__main__"),
     "sweep": Program("run each combination of some options", "dist_eval.sweep"),
     "schema": Program("print the JSON Schema of results.json", "dist_eval.schema"),
-    "convert": Program("convert pickled prompts and heads to a checkpoint", "dist_eval.tuning.convert"),
     "job": Program("run a command as a batch job of a scheduler", "dist_eval.cluster.job"),
     "completion": Program("print a shell completion script", "dist_eval.cli.completion"),
 }

@@ -358,6 +358,19 @@ def test_tuned_tensors_are_saved_as_a_checkpoint(
     assert saved.label_names == local.tuned.label_names
 
 
+def test_what_was_tuned_with_petals_is_read_from_its_state_dict(tuned: Any, tmp_path: Path) -> None:
+    model, _ = tuned
+    before = {name: parameter.clone() for name, parameter in model.named_parameters() if parameter.requires_grad}
+    torch.save(
+        {**{name: tensor + 1 for name, tensor in before.items()}, "lm_head.weight": torch.ones(1)}, tmp_path / "x"
+    )
+    missing, unexpected = model.load_state_dict(torch.load(tmp_path / "x", weights_only=True), strict=False)
+    found = dict(model.named_parameters())
+    assert unexpected == ["lm_head.weight"] and not set(missing) & before.keys()
+    assert all(torch.equal(found[name], tensor + 1) for name, tensor in before.items())
+    model.load_state_dict(before, strict=False)
+
+
 def test_prompts_of_a_language_model_are_saved_without_a_head(
     family_swarms: dict[str, PrivateSwarm], tmp_path: Path
 ) -> None:
