@@ -105,11 +105,12 @@ def _ranges(numbers: np.ndarray, counts: np.ndarray, unit: str = "") -> tuple[li
     same = np.append(False, np.diff(numbers[order]) == 0)  # the same number in two spellings, such as 1 and 1.0
     place = np.maximum.accumulate(np.where(same, 0, place))
     found, range_of = np.unique(place, return_inverse=True)
+    inside = [numbers[order[range_of == number]] for number in range(len(found))]
+    limits = [(float(each[0]), float(each[-1])) for each in inside]
     parts = []
-    for number in range(len(found)):
-        inside = numbers[order[range_of == number]]
-        low, high = float(inside[0]), float(inside[-1])
-        words = _plain(low) if low == high else f"{_plain(low)} to {_plain(high)}"
+    plain = _distinct_texts([number for both in limits for number in both])
+    for low, high in limits:
+        words = plain[low] if low == high else f"{plain[low]} to {plain[high]}"
         parts.append(Part("range", words + unit, low, high))
     part_of = np.full(len(numbers), len(parts), dtype=np.int64)
     part_of[order] = range_of
@@ -118,8 +119,18 @@ def _ranges(numbers: np.ndarray, counts: np.ndarray, unit: str = "") -> tuple[li
     return parts, part_of
 
 
-def _plain(number: float) -> str:
-    return str(int(number)) if number == int(number) and abs(number) < 1e15 else f"{number:.6g}"
+def _distinct_texts(numbers: Sequence[float]) -> dict[float, str]:
+    """Returns a text for each number, with as many digits as distinguish them."""
+    texts: dict[float, str] = {}
+    for digits in range(6, 18):
+        texts = {number: _plain(number, digits) for number in numbers}
+        if len(set(texts.values())) == len(texts):
+            break
+    return texts
+
+
+def _plain(number: float, digits: int) -> str:
+    return str(int(number)) if number == int(number) and abs(number) < 1e15 else f"{number:.{digits}g}"
 
 
 def _values(values: list[str], counts: np.ndarray, numbers: np.ndarray | None) -> tuple[list[Part], np.ndarray]:

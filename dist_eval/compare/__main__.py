@@ -32,7 +32,7 @@ class CompareOptions(Options):
     )
     confidence: Level = option(0.95, "confidence level of the intervals", metavar="LEVEL")
     resamples: Annotated[int, Limits(least=99)] | None = option(
-        None, "resamples for each bootstrap interval (default: 9999; 199 for custom metrics)"
+        None, "resamples for each bootstrap interval (default: 199 to 9999, by the time that they take)"
     )
     all_pairs: bool = option(False, "compare every two runs, not the first one with each")
     json: bool = option(False, "print JSON instead of a table")

@@ -25,7 +25,7 @@ class Changes:
     first: SavedPredictions
     second: SavedPredictions
     changed: np.ndarray  # examples with different predictions
-    # examples that only the second model gets right; in a regression, those where its loss is smaller
+    # examples that only the second model gets right; in a regression, changed ones where its loss is smaller
     improved: np.ndarray
     worsened: np.ndarray  # the same for the first model
 
@@ -34,7 +34,8 @@ class Changes:
         """Compares the predictions of two models."""
         changed = ~exact_matches(first.prediction, second.prediction)
         if first.problem is REGRESSION:
-            return cls(first, second, changed, second.loss < first.loss, first.loss < second.loss)
+            is_nearer, is_farther = second.loss < first.loss, first.loss < second.loss
+            return cls(first, second, changed, changed & is_nearer, changed & is_farther)
         before, after = (exact_matches(predictions.label, predictions.prediction) for predictions in (first, second))
         return cls(first, second, changed, after & ~before, before & ~after)
 

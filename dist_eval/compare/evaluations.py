@@ -19,7 +19,7 @@ from dist_eval.metrics.custom_metrics import CustomMetric, MetricInputs, custom_
 from dist_eval.metrics.definitions import UNKNOWN
 from dist_eval.metrics.metric_loading import load_metrics
 from dist_eval.metrics.units import FEW_UNITS
-from dist_eval.petals.base_model.problem_types import PROBLEMS, REGRESSION
+from dist_eval.petals.base_model.problem_types import PROBLEMS, REGRESSION, exact_matches
 from dist_eval.record import MetricValues
 from dist_eval.results.run import CompleteRun
 from dist_eval.results.scores import Intervals
@@ -322,7 +322,11 @@ def _require_comparable(first: ComparedEvaluation, second: ComparedEvaluation) -
             "them. Start its command again to try them again."
         )
     if not np.array_equal(first.predictions.label, second.predictions.label):
-        raise RunError(f"{pair}: the data are the same, but not the labels in predictions.parquet. Run both again.")
+        rows = np.flatnonzero(~exact_matches(first.predictions.label, second.predictions.label))
+        raise RunError(
+            f"{pair}: {format_count(len(rows), 'example')}, such as number {first.predictions.index[rows[0]]}, "
+            f"{'has' if len(rows) == 1 else 'have'} different labels. Evaluate both on the same texts and labels."
+        )
     require_same_groups(
         [run.folder for run in (first, second)],
         [run.results.groups for run in (first, second)],

@@ -56,7 +56,7 @@ def describe_pairs(comparisons: Sequence[Comparison]) -> Document:
         for comparison in comparisons
         for metric, _, _, *tests in (row[:6] for row in _rows(comparison, notes))
     ]
-    confidence = comparisons[0].first.confidence
+    confidence = next((each.interval.confidence for pair in comparisons for each in pair.differences.values()), None)
     columns = ["run", "against", "metric", _with_confidence("difference", confidence)]
     columns += ["p", f"p (Holm, {_family(comparisons)})"]
     table = Table("Differences", columns, rows, notes.lines(), keys=3, summary_rows=len(rows))
@@ -91,8 +91,10 @@ def _rows(comparison: Comparison, notes: Footnotes) -> Rows:
 
 
 def short_names(folders: Sequence[Path]) -> list[str]:
-    """Returns the shortest distinct suffixes of paths, abbreviated if they are too long."""
-    return [end if len(end) <= _HEAD_WIDTH else f"...{end[3 - _HEAD_WIDTH :]}" for end in distinct_ends(folders)]
+    """Returns the shortest distinct suffixes of paths, abbreviated if they are too long and remain distinct."""
+    ends = distinct_ends(folders)
+    short = [end if len(end) <= _HEAD_WIDTH else f"...{end[3 - _HEAD_WIDTH :]}" for end in ends]
+    return short if len(set(short)) == len(short) else ends
 
 
 def _test_lines(comparison: Comparison, num_comparisons: int, unit: str) -> list[str]:
@@ -141,7 +143,8 @@ def _too_coarse(comparison: Comparison, name: str, notes: Footnotes) -> str:
         return ""
     if corrected <= 1 - difference.interval.confidence:
         return ""
-    return notes.mark(f"{difference.interval.resamples} resamples allow no smaller p-value; --resamples sets more")
+    resamples = difference.interval.resamples
+    return notes.mark(f"{resamples} resamples allow no smaller p-value; compare's --resamples sets more")
 
 
 def format_p(value: float | None, difference: PairedDifference | None = None) -> str:

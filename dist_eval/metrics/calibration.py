@@ -76,7 +76,7 @@ class Confidences:
 class CalibrationError(Statistic):
     """The expected calibration error, in a multi-label problem its mean over the labels."""
 
-    names, bounds, no_interval = ("ece",), (0.0, 1.0), _BIASED
+    names, no_interval = ("ece",), _BIASED
 
     def __init__(self, units: Units | Callable[[], Units], confidences: Callable[[], Iterator[Confidences]]) -> None:
         super().__init__(units)

@@ -187,7 +187,6 @@ class _PrecisionCurve:
 class _AverageAreas(Statistic):
     """The area under a curve of each class, averaged over the classes: arguments as of `AreasUnderCurves`."""
 
-    bounds = (0.0, 1.0)
     _curve: type[_RocCurve] | type[_PrecisionCurve]
 
     def __init__(

@@ -20,7 +20,6 @@ class Statistic(ABC):
 
     Attributes:
         names: names of the metrics.
-        bounds: smallest and largest possible value of the metrics.
         most_resamples: maximum number of resamples, if computing the metrics is expensive.
         no_interval: the reason why bootstrap intervals of the metrics are invalid; None if they are valid.
 
@@ -29,7 +28,6 @@ class Statistic(ABC):
     """
 
     names: tuple[str, ...]
-    bounds: tuple[float, float] = (-np.inf, np.inf)
     most_resamples: int | None = None
     no_interval: str | None = None
 
@@ -217,7 +215,6 @@ class Difference(Statistic):
         self.names = tuple(name for name in first.names if name in second.names)
         self._first, self._second = first, second
         self.most_resamples, self.no_interval = first.most_resamples, first.no_interval
-        self.bounds = first.bounds[0] - first.bounds[1], first.bounds[1] - first.bounds[0]
 
     @property
     def work(self) -> int:

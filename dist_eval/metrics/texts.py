@@ -11,7 +11,9 @@ from functools import cache
 from typing import Any
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_MARKS = re.escape("".join(set(string.punctuation) - {".", "-"}))
+# all ASCII punctuation but the decimal point and the sign of a number
+_PUNCTUATION = re.compile(rf"[{_MARKS}]|(?<!\d)\.|\.(?!\d)|(?<=\S)-|-(?!\d)")
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class TextMetric:
 def find_answer(pattern: re.Pattern[str], text: str) -> str | None:
     r"""Returns the first match of a pattern in a text; None if it does not match.
 
-    With groups, the first group that matched is the answer, otherwise the whole match.
+    With groups, the first group that matched is the answer, None if none did; otherwise the whole match.
 
     Examples:
         >>> find_answer(re.compile(r"answer is (\d+)"), "So the answer is 18.")
@@ -35,20 +37,23 @@ def find_answer(pattern: re.Pattern[str], text: str) -> str | None:
     match = pattern.search(text)
     if match is None or not match.groups():
         return match and match[0]
-    return next((group for group in match.groups() if group is not None), "")
+    return next((group for group in match.groups() if group is not None), None)
 
 
 def normalized(text: str) -> str:
     """Returns a text in lower case, without punctuation, articles and extra white space.
 
     Source: `normalize_answer` in the official evaluation script of SQuAD v1.1 (Rajpurkar et al., 2016, "SQuAD: 100,000+
-    questions for machine comprehension of text"), with its ASCII punctuation and English articles.
+    questions for machine comprehension of text"), with its ASCII punctuation and English articles. Two things differ,
+    because wrong answers would count as right: numbers keep their sign and decimal point, and a text that consists only
+    of articles and punctuation, such as the choice "A", keeps them.
 
     Examples:
-        >>> normalized(" The Eiffel  Tower.")
-        'eiffel tower'
+        >>> normalized(" The Eiffel  Tower."), normalized("-1.5."), normalized("A")
+        ('eiffel tower', '-1.5', 'a')
     """
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+    words = _ARTICLES.sub(" ", _PUNCTUATION.sub("", text.lower())).split()
+    return " ".join(words or text.lower().split())
 
 
 def exact_match(text: str, references: Sequence[str]) -> bool:

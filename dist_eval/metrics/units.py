@@ -78,7 +78,7 @@ class Units:
                 values.
         """
         examples = len(values)
-        if examples <= _POSITIONS_FOR_A_KIND * _SIMILAR_KINDS:
+        if examples <= _POSITIONS_FOR_A_KIND * _SIMILAR_KINDS or not np.isfinite(values).all():
             return cls.single(examples)
         order = np.argsort(values, kind="stable")
         widths = np.cumsum(np.diff(values[order], prepend=values[order[0]]) ** (2 / 3))

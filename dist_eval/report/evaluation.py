@@ -247,9 +247,9 @@ def _longest(data: DatasetSummary, *, is_given: bool) -> str:
 def _note(total: int, shown: int, options: ReportOptions, of_each_pair: int, *, is_regression: bool) -> str:
     if not total:
         return "There are none."
-    words = f"{total} mistakes, the most confident first."
+    words = f"{format_count(total, 'mistake')}, the most confident first."
     if is_regression:
-        words = f"{total} examples, those with the largest loss first."
+        words = f"{format_count(total, 'example')}, those with the largest loss first."
     if shown < total:
         which = f"The first {shown}"
         if of_each_pair:

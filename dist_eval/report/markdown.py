@@ -10,6 +10,7 @@ from dist_eval.report.document import Cell, Document, Link, Number, Table
 from dist_eval.tables import markdown_table
 
 _ROWS_UNFOLDED = 5
+_PLAIN = re.compile(r"[\w ,.%()\[\]-]+")  # a heading without markup
 
 
 def render_markdown(document: Document) -> str:
@@ -27,8 +28,8 @@ def render_markdown(document: Document) -> str:
 
 
 def code(text: object) -> str:
-    """Returns any text as a code span that is safe in a table."""
-    plain = " ".join(str(text).split()).replace("|", "\\|") or " "
+    """Returns any text as a code span."""
+    plain = " ".join(str(text).split()) or " "
     fence = "`" * (1 + max(map(len, re.findall("`+", plain)), default=0))
     pad = " " if plain.startswith("`") or plain.endswith("`") else ""
     return f"{fence}{pad}{plain}{pad}{fence}"
@@ -37,9 +38,10 @@ def code(text: object) -> str:
 def _table_blocks(table: Table) -> list[str]:
     """Returns a table with its notes, below its caption if it has one; a long table with a caption is folded."""
     rows = [list(map(_cell, row)) for row in table.summary()]
-    head = [code(name) if "|" in name or "`" in name else escape(name) for name in table.columns]
+    head = [name if _PLAIN.fullmatch(name) and "](" not in name else code(name) for name in table.columns]
+    lines = [[cell.replace("|", "\\|") for cell in row] for row in (head, *rows)]
     blocks = [
-        "\n".join(markdown_table([head, *rows], table.alignments)),
+        "\n".join(markdown_table(lines, table.alignments)),
         *_notes(table.notes),
         *table.omission(table.summary_rows),
     ]

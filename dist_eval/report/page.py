@@ -26,7 +26,7 @@ def write_report(folder: Path, options: ReportOptions | None = None, path: Path 
     It contains texts of the dataset only on request, because reports are shared more freely than datasets.
     """
     page = render_html(describe_run(folder, options))
-    write_atomically(path or folder / REPORT, page.encode(), BY_UMASK if path else PRIVATE)
+    write_atomically(path or folder / REPORT, page.encode(errors="backslashreplace"), BY_UMASK if path else PRIVATE)
     return path or folder / REPORT
 
 

@@ -164,8 +164,14 @@ class ShownTasks(ShownRun):
         )
 
     def has_data_of(self, other: ShownRun) -> bool:
-        """Returns whether texts have the same references; for tasks, metrics already differ by the task's name."""
+        """Returns whether texts have the same references, or both runs have tasks and these have the same documents."""
         if not isinstance(other, ShownTasks):
+            return False
+        tasks = [
+            {name: (task.version, task.documents) for name, task in run.results.tasks.items()} for run in (self, other)
+        ]
+        common = tasks[0].keys() & tasks[1].keys()
+        if not common or any(tasks[0][name] != tasks[1][name] for name in common):
             return False
         references = (run.dataset and run.dataset.references_digest for run in (self.results, other.results))
         return len({*references}) == 1

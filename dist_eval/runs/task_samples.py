@@ -20,6 +20,7 @@ DocumentKey = tuple[str, int]
 """Identifies a document in all runs, and counts equal ones before it in its task."""
 
 # the harness divides the log-likelihood of a choice by this length, by metric, before it takes the largest
+_UNITS = {"acc_norm": "nats per character", "acc_bytes": "nats per byte"}
 _LENGTHS: dict[str, Callable[[str], int]] = {
     "acc": lambda choice: 1,
     "acc_norm": lambda choice: max(1, len(choice)),
@@ -59,7 +60,7 @@ class Sample:
         if not self.target.isdigit() or int(self.target) >= len(names):
             return target, names[best], f"log-likelihood {scores[best]:.4g}"
         right = int(self.target)
-        return names[right], names[best], f"likelier by {scores[best] - scores[right]:.4g} nats"
+        return names[right], names[best], f"likelier by {scores[best] - scores[right]:.4g} {_UNITS.get(metric, 'nats')}"
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ def document_interval(
     form = find_form(values, value, aggregation)
     if form is None or value is None:
         return Interval(confidence=confidence, reason="undefined" if value is None else NO_MEAN)
-    if groups is None and is_share(values):
+    if groups is None and aggregation == "mean" and is_share(values):
         return wilson_interval(round(float(np.sum(values))), len(values), confidence, sampling_fraction)
     statistic = document_statistic(values, form, groups)
     return bootstrap_intervals(statistic, {VALUE: value}, confidence, sampling_fraction, most=most)[VALUE]

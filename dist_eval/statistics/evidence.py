@@ -23,6 +23,7 @@ from dist_eval.statistics.intervals import (
     bca,
     jackknife,
     make_interval,
+    median_bias,
     percentile,
     standard_error,
     symmetric,
@@ -38,6 +39,11 @@ _TARGET_WORK, _MOST_WORK = 200_000_000, 400_000_000
 # maximum fraction of undefined resamples; above it, the others are not used
 _MOST_UNDEFINED = 0.02
 
+# largest median bias of the resamples, in standard errors: above it, as with 200 classes of 15 examples, intervals of
+# averages over classes contained the true value in fewer than 90% of simulations instead of 95%
+_MOST_BIAS = 0.75
+
+_BIASED = "the resamples are biased, because there are too few examples for this metric (such as of each class)"
 _FEW_RESAMPLES = "too few resamples for this confidence level"
 _NO_SPREAD = "all resamples give the same value, so no spread can be estimated"
 _TOO_RARE = "it is undefined in too many resamples, because the examples that it needs are too rare"
@@ -106,6 +112,8 @@ class Evidence:
             ends = max(self.bounds[0], ends[0]), min(self.bounds[1], ends[1])
             return make_interval(self.value, ends, "symmetric", confidence=confidence, resamples=resamples)
         if self.influence is not None:
+            if abs(median_bias(defined, self.value)) > _MOST_BIAS:
+                return Interval(confidence=confidence, reason=_BIASED)
             ends = bca(defined, self.value, self.influence, self.multiplicity, confidence)
             if not np.isnan(ends).any():
                 ends = finite_population_correction(ends, self.value, sampling_fraction)
@@ -163,6 +171,12 @@ class Evidence:
         return spread <= self._rounding
 
 
+def _bounds(name: str, *, is_difference: bool) -> tuple[float, float]:
+    """Returns the smallest and largest possible value of a metric, or of the difference of two of its values."""
+    low, high = range_of(name)
+    return (low - high, high - low) if is_difference else (low, high)
+
+
 def bootstrap_intervals(
     statistic: Statistic, values: Mapping[str, float], confidence: float, sampling_fraction: float = 0.0, **options: Any
 ) -> dict[str, Interval]:
@@ -190,7 +204,7 @@ def gather_evidence(
     return {
         name: Evidence(
             value=value,
-            bounds=statistic.bounds if scales else range_of(name),
+            bounds=_bounds(name, is_difference=bool(scales)),
             multiplicity=units.multiplicity,
             influence=influence.get(name),
             distribution=drawn.get(name),

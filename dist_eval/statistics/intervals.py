@@ -11,7 +11,7 @@ from dist_eval.statistics.sampling import effective_size, normal_quantile
 # maximum relative rounding error of equal values
 SAME = 1e-12
 
-_EXCLUDED = "biased resamples: an interval would not contain the value itself"
+_EXCLUDED = "an interval would not contain the value itself"
 
 
 def make_interval(
@@ -86,6 +86,17 @@ def percentile(distribution: np.ndarray, confidence: float = 0.95) -> tuple[floa
     return float(low), float(high)
 
 
+def median_bias(distribution: np.ndarray, value: float) -> float:
+    """Returns the bias-correction constant of `bca`: how far the median of the resamples is, in standard errors.
+
+    It is infinite if all resamples lie on one side. Resamples equal to the value count half, because ratios of counts
+    are often tied.
+    """
+    from scipy.special import ndtri
+
+    return float(ndtri(((distribution < value).mean() + (distribution <= value).mean()) / 2))
+
+
 def bca(
     distribution: np.ndarray,
     value: float,
@@ -115,9 +126,7 @@ def bca(
     scale = float(np.abs(influence).max(initial=0)) or np.nan
     scaled = influence / scale  # avoids overflow and underflow of the cubes
     acceleration = float((weights * scaled**3).sum() / (6 * (weights * scaled**2).sum() ** 1.5))
-    # resamples equal to the value count half: ratios of counts are often tied
-    share = ((distribution < value).mean() + (distribution <= value).mean()) / 2
-    bias = float(ndtri(share))
+    bias = median_bias(distribution, value)
     if not (np.isfinite(bias) and np.isfinite(acceleration)):
         return np.nan, np.nan
     tail = (1 - confidence) / 2

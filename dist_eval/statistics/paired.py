@@ -194,7 +194,7 @@ def differences_of(
         return {}
     undefined = Interval(confidence=confidence, reason="the metric is undefined for one of the runs")
     whole = {name: value for name, value in difference.observed().items() if metrics is None or name in metrics}
-    values = {name: value for name, value in whole.items() if not np.isnan(value)}
+    values = {name: value for name, value in whole.items() if np.isfinite(value)}
     evidence = gather_evidence(difference, values, resamples=resamples, seed=seed)
     return {name: PairedDifference(None, undefined, None) for name in whole} | {
         name: PairedDifference(one.value, one.interval(confidence), one.p_value()) for name, one in evidence.items()

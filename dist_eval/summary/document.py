@@ -106,12 +106,14 @@ def to_records(outcomes: Sequence[Outcome], metrics: Sequence[str]) -> list[dict
             "seconds": run.throughput.seconds if run else None,  # of the forward passes
             "other_data_than": str(first.folder) if first and outcome in others else None,
         }
+        found: dict[str, Any] = {}
         for name in metrics:
             interval = run.intervals.get(name) if run else None
-            record[name] = run.metrics.get(name) if run else None
-            record[f"{name}_low"] = interval.low if interval else None
-            record[f"{name}_high"] = interval.high if interval else None
-        records.append(record)
+            column = f"metric {name}" if name in record else name  # a user's metric may have any name
+            found[column] = run.metrics.get(name) if run else None
+            found[f"{column}_low"] = interval.low if interval else None
+            found[f"{column}_high"] = interval.high if interval else None
+        records.append({**record, **found})
     return records
 
 
@@ -171,6 +173,10 @@ def _remarks(outcomes: Sequence[Outcome], names: Mapping[Path, str]) -> list[str
         "comparable"
         for outcome in others
     ]
+    levels = {run.confidence for outcome in outcomes if (run := _measured(outcome))}
+    if len(levels) > 1:
+        percents = ", ".join(f"{100 * level:g}%" for level in sorted(levels))
+        remarks.append(f"the intervals have different confidence levels: {percents}")
     same = [outcome for outcome in outcomes if _measured(outcome) and outcome not in others]
     if len(same) > 1:
         named = [shlex.quote(names[outcome.folder]) for outcome in same[:_RUNS_NAMED]]

@@ -52,6 +52,13 @@ def test_few_numbers_are_values_in_their_order() -> None:
     assert [value for _, value, _ in sliced(["10", "9", "10", "1", None])] == ["1", "9", "10", None]
 
 
+@pytest.mark.parametrize(("start", "step"), [(1718000000.25, 10.5), (123456.1, 0.1), (0.1, 1.0)])
+def test_ranges_of_similar_numbers_have_different_names(start: float, step: float) -> None:
+    slicing = Slicing.of_column("c", pa.array([str(start + step * number) for number in range(200)]))
+    ends = [end for part in slicing.parts for end in part.value.split(" to ")]
+    assert len(set(ends)) == len(ends) > 4
+
+
 def test_many_numbers_are_ranges_with_their_ends() -> None:
     numbers = np.random.default_rng(0).permutation(100)
     slicing = Slicing.of_column("c", pa.array([*map(str, numbers), "", None], pa.string()))

@@ -160,7 +160,7 @@ def test_a_p_value_that_resamples_keep_from_being_smaller_says_so(
     assert main(options) == 0
     table = capsys.readouterr().out
     assert re.search(r"<=0.0050 +<=0.0550 \(1\)", table)
-    assert "(1) 199 resamples allow no smaller p-value; --resamples sets more" in table
+    assert "(1) 199 resamples allow no smaller p-value; compare's --resamples sets more" in table
     assert main([*options, "--resamples", "999"]) == 0
     assert re.search("<=0.0010 +<=0.0110\n", capsys.readouterr().out)
 

@@ -9,7 +9,7 @@ import yaml
 from conftest import results_of, scalars_in
 
 from dist_eval.report.__main__ import main
-from dist_eval.report.document import ReportOptions
+from dist_eval.report.document import Document, Number, ReportOptions, Section, Table
 from dist_eval.report.evaluation import ShownEvaluation
 from dist_eval.report.markdown import code, render_markdown
 from dist_eval.results.run import CompleteRun
@@ -76,7 +76,7 @@ def test_the_summary_has_the_figures_and_their_intervals(
     ("text", "span"),
     [
         ("plain", "`plain`"),
-        ("a|b", "`a\\|b`"),
+        ("a|b", "`a|b`"),
         ("`", "`` ` ``"),
         ("x``y", "```x``y```"),
         ("two\n\nlines", "`two lines`"),
@@ -86,6 +86,17 @@ def test_the_summary_has_the_figures_and_their_intervals(
 )
 def test_names_make_no_markup(text: str, span: str) -> None:
     assert code(text) == span
+
+
+def test_headings_and_cells_of_tables_make_no_markup() -> None:
+    table = Table(
+        "",
+        ["[click](http://x)", "@user", "a|b", "f1 [95%]"],
+        [["x|y", Number("1"), Number("2"), Number("3")]],
+        summary_rows=1,
+    )
+    lines = render_markdown(Document("t", [], [Section("s", [table])])).splitlines()
+    assert "| `[click](http://x)` | `@user` | `a\\|b` | f1 [95%] |" in lines and "| `x\\|y` | 1 | 2 | 3 |" in lines
 
 
 def test_the_summary_has_slices_and_no_paths(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,7 +120,7 @@ def test_the_summary_says_below_a_table_why_an_interval_is_missing(runs: dict[st
     assert f"| `mcc` | {results['metrics']['mcc']:.4f} (1) |" in printed
     first, *_ = results["slices"]
     assert f"| {first['n']} | {first['metrics']['accuracy']:.4f} (1) |" in printed
-    assert printed.count("\n- `(1) too few\\|x`\n") == 2
+    assert printed.count("\n- `(1) too few|x`\n") == 2
 
 
 def test_a_model_card_takes_the_metadata(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:

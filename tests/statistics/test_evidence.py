@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from samples import mean_of
+from samples import mean_of, names_of
 from scipy import stats
 
-from dist_eval.statistics import Difference, Evidence, OfRows, Statistic, Units, gather_evidence, percentile
+from dist_eval.metrics.computing import compute_metrics
+from dist_eval.metrics.predictions import Predictions
+from dist_eval.statistics import (
+    Difference,
+    Evidence,
+    OfRows,
+    Statistic,
+    Units,
+    gather_evidence,
+    metric_intervals,
+    paired_differences,
+    percentile,
+)
 from dist_eval.statistics.evidence import affordable_resamples
 from dist_eval.statistics.intervals import jackknife, standard_error
 
@@ -85,6 +97,24 @@ def test_an_interval_that_would_not_contain_its_value_is_not_shown() -> None:
     largest = OfRows(Units.single(60), {"extent": lambda rows: float(len(np.unique(rows)))})
     interval = only(largest, float(len(values))).interval()
     assert interval.low is None and "not contain the value itself" in (interval.reason or "")
+
+
+def test_an_average_over_many_classes_of_few_examples_has_no_interval() -> None:
+    generator = np.random.default_rng(0)
+    label = np.repeat(np.arange(100), 20)
+    guess = np.where(generator.uniform(size=2000) < 0.5, label, generator.permutation(label))
+    predictions = Predictions.from_logits(np.arange(2000), label, np.eye(100)[guess])
+    found = metric_intervals(predictions, compute_metrics(predictions, names_of(100)))
+    assert found["accuracy"].low is not None and found["mcc"].low is not None
+    assert "the resamples are biased" in (found["precision_weighted"].reason or "")
+
+
+def test_a_difference_ends_where_no_larger_one_is_possible() -> None:
+    label = np.arange(30) % 2
+    right, wrong = np.eye(2)[label], np.eye(2)[np.where(np.arange(30) < 3, label, 1 - label)]
+    first, second = (Predictions.from_logits(np.arange(30), label, logits) for logits in (wrong, right))
+    found = paired_differences(first, second, metrics=["f1_weighted"])["f1_weighted"]
+    assert found.interval.high == 1
 
 
 def test_few_units_have_no_interval() -> None:

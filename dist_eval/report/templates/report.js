@@ -5,6 +5,7 @@
   window.addEventListener("beforeprint", () => document.querySelectorAll("details").forEach((one) => { one.open = true; }));
   if (!data.rows.length) return;
   const [list, template, search, label, prediction] = ["list", "row", "search", "filter-label", "filter-prediction"].map(byId);
+  data.rows.forEach((row) => [1, 2].forEach((column) => { row[column] = row[column].replace(/\r\n?/g, "\n"); }));  // as HTML does
   const haystacks = data.rows.map((row) => row.join("\n").toLowerCase());
   let found = [], page = 0;
 
@@ -20,7 +21,7 @@
     return { row, label, prediction, count };
   });
   const left = () => {
-    const pair = pairs.find((one) => one.label === label.value && one.prediction === prediction.value);
+    const pair = pairs.find((one) => chosen(label) === one.label && chosen(prediction) === one.prediction);
     const here = pair && data.rows.filter((row) => row[1] === pair.label && row[2] === pair.prediction).length;
     return pair && here < pair.count ? `; ${here} of ${pair.count} are in this file` : "";
   };
@@ -34,7 +35,7 @@
   const filter = () => {
     const words = search.value.trim().toLowerCase();
     const fits = (row, number) => (!words || haystacks[number].includes(words))
-      && (!label.value || row[1] === label.value) && (!prediction.value || row[2] === prediction.value);
+      && [label, prediction].every((select, place) => [undefined, row[1 + place]].includes(chosen(select)));
     found = data.rows.flatMap((row, number) => fits(row, number) ? [number] : []);
     page = 0;
     show();
@@ -44,9 +45,13 @@
     show();
     byId("mistakes").scrollIntoView();
   };
-  const choose = (select, value) => {
-    if (![...select.options].some((option) => option.value === value)) select.append(new Option(value, value));
-    select.value = value;
+  const names = [];  // names of classes, by the value of their options: a name may be empty
+  const add = (select, name) => select.append(new Option(name, names.push(name)));
+  const chosen = (select) => names[select.value - 1];
+  const choose = (select, name) => {
+    const find = () => [...select.options].find((option) => names[option.value - 1] === name);
+    if (!find()) add(select, name);
+    select.value = find().value;
   };
   const fill = (select, column) => {
     const values = [...new Set(data.rows.map((row) => row[column]))].sort();
@@ -54,7 +59,7 @@
       select.parentElement.hidden = true;
       return;
     }
-    select.append(...values.map((value) => new Option(value, value)));
+    values.forEach((value) => add(select, value));
   };
 
   fill(label, 1);
