@@ -145,8 +145,15 @@ def _part(positions: np.ndarray, labels: torch.Tensor, logits: torch.Tensor) -> 
         raise ModelOutputError(
             f"The model's logits have shape {list(logits.shape)} instead of [{len(positions)}, num_labels]."
         )
+    if logits.shape[1] < 2:
+        raise DataError("The model has a single output, as for a regression; evaluate takes classifiers of one label.")
     if labels.is_floating_point() or labels.ndim != 1:
-        raise DataError(f"The labels of a batch are {labels.dtype} of shape {list(labels.shape)}, not class numbers.")
+        raise DataError(
+            f"The labels of a batch are {labels.dtype} of shape {list(labels.shape)}, instead of a class number for "
+            "each example."
+        )
+    if len(labels) != len(logits):
+        raise DataError(f"A batch has {len(labels)} labels for {len(logits)} examples.")
     kept = positions >= 0
     positions = positions[kept]
     numbers, values = labels.cpu().numpy()[kept], logits.to("cpu", torch.float32).numpy()[kept]

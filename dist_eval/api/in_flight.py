@@ -122,7 +122,8 @@ def is_plain_classifier(model: nn.Module) -> TypeGuard[SequenceClassifier]:
         return False
     head, modules = model.score, [*model.modules()]
     is_hooked = any(module._forward_hooks or module._forward_pre_hooks for module in modules)
-    return not is_hooked and type(head) is nn.Linear and head.bias is None
+    is_linear = type(head) is nn.Linear and head.bias is None and head.out_features == model.config.num_labels
+    return not is_hooked and is_linear
 
 
 class _Packed(Generic[Key]):

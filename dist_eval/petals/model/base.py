@@ -20,7 +20,7 @@ from dist_eval.petals.client.inputs import TokenIds
 from dist_eval.petals.model.blocks import SwarmBlocks
 from dist_eval.petals.model.cache import SwarmCache, cache_name
 from dist_eval.petals.model.generation import active_cache
-from dist_eval.petals.model.layers import put_stubs, seeing_inputs
+from dist_eval.petals.model.layers import See, put_stubs, require_unchanged, seeing_inputs
 from dist_eval.petals.model.loading import final_norm_of
 from dist_eval.petals.model.model import SwarmModel
 from dist_eval.petals.model.prompts import Prompts
@@ -70,7 +70,9 @@ class SwarmBase(SwarmModel, Prompts):
         """Computes the texts of a batch, each as if it were alone; outputs that are not needed are zero."""
         given = named_arguments(super().forward, args, kwargs)
         refuse_unsupported(given, self.config)
+        require_unchanged(self, self.architecture, self.swarm_blocks.requests.num_blocks)
         texts, cache = _texts(given), self._cache(given)
+        self.require_known(texts)
         rows = rows_of(given, cache)
         needed = needed_columns(rows.real)
         texts, wanted = rows.moved_left(texts), rows.moved_left(needed)
@@ -98,7 +100,19 @@ class SwarmBase(SwarmModel, Prompts):
                 f"A {type(cache).__name__} cannot be used on a swarm, whose servers keep texts: leave it out, or pass "
                 "the one that an earlier call returned."
             )
+        if not cache.belongs_to(self):
+            raise ConfigError(f"{cache_name()} has texts of another model: leave it out.")
         return cache
+
+    def require_known(self, texts: torch.Tensor) -> None:
+        """Refuses token ids that the model does not know."""
+        if texts.is_floating_point() or not texts.numel():
+            return
+        known = len(self.get_input_embeddings().weight)
+        is_unknown = (texts < 0) | (texts >= known)
+        if is_unknown.any():
+            row, *_ = place = is_unknown.nonzero()[0].tolist()
+            raise DataError(f"input_ids has {int(texts[tuple(place)])} in row {row}; the model knows 0 to {known - 1}.")
 
     @functools.cached_property
     def _output_class(self) -> Any:
@@ -169,6 +183,12 @@ class SwarmBase(SwarmModel, Prompts):
         """Records that the embeddings are those of the model on disk, which servers also have."""
         self._loaded_words = LoadedWords(self.get_input_embeddings(), self.input_parameters()[1:])
 
+    def has_loaded_words(self) -> bool:
+        """Whether all embeddings of tokens are those of the model on disk."""
+        words, *norms = self.input_parameters()
+        ids = torch.arange(len(words))
+        return self._loaded_words.are_unchanged(self.get_input_embeddings(), norms, ids)
+
     def embedded(self, texts: torch.Tensor, prompts: torch.Tensor | None = None) -> torch.Tensor:
         """Computes the inputs of the first layer, including the family's own scales and norms before it.
 
@@ -179,12 +199,12 @@ class SwarmBase(SwarmModel, Prompts):
             words = self.get_input_embeddings()
             texts = words(texts.to(words.weight.device))
         found: list[torch.Tensor] = []
-        with seeing_inputs(found.append):
-            self._through_stubs(after_prompts(texts, prompts))
+        self._through_stubs(after_prompts(texts, prompts), found.append)
         return found[0]
 
-    def _through_stubs(self, words: torch.Tensor) -> Any:
-        return super().forward(inputs_embeds=words, use_cache=False, return_dict=True)
+    def _through_stubs(self, words: torch.Tensor, see: See = lambda _: None) -> Any:
+        with seeing_inputs(see):
+            return super().forward(inputs_embeds=words, use_cache=False, return_dict=True)
 
 
 class LoadedWords:

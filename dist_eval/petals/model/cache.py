@@ -13,7 +13,7 @@ import os
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn import functional
@@ -68,6 +68,17 @@ class SwarmCache(Cache):
         self._sessions: dict[tuple[int, ...], _Session] = {}
         self._has_room = True
         weakref.finalize(self, _close, self._sessions, os.getpid())
+
+    def belongs_to(self, base: SwarmBase) -> bool:
+        """Whether the texts are those of a model."""
+        return self._base is base
+
+    def __deepcopy__(self, memo: Any) -> SwarmCache:
+        """Copies the texts; the copy opens sessions of its own."""
+        copied = SwarmCache(self._base, max_length=self._max_length, at_once=self._at_once, reorders=self._reorders)
+        copied._columns, copied._texts = self._columns, [[*text] for text in self._texts]
+        copied._has_room = self._has_room
+        return copied
 
     def columns(self, texts: torch.Tensor) -> torch.Tensor:
         """Returns which columns so far are tokens, not padding; bool of shape [rows, columns]."""

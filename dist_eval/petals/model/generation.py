@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -26,10 +26,13 @@ class InferenceSession:
 
     Attributes:
         output_ids: all tokens so far, int64 of shape [rows, length], or None before the first call of `generate`.
+        is_closed: whether its texts cannot be continued any more.
     """
 
     def __init__(self, base: SwarmBase, max_length: int) -> None:
-        self.max_length = max_length
+        if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1:
+            raise ConfigError(f"max_length of a session must be an integer of at least 1, not {max_length!r}.")
+        self.max_length, self.is_closed = max_length, False
         self.output_ids: torch.Tensor | None = None
         self.cache = SwarmCache(base, max_length=max_length, at_once=True)
         self._base = base
@@ -71,6 +74,7 @@ class InferenceSession:
             DataError: the shape differs from earlier calls, or texts become longer than `max_length`.
             SwarmError: see `client.forward`; a `NoCacheError` if servers have no room.
         """
+        self.require_open(self._base)
         if self.cache.get_seq_length():
             raise ConfigError("The session has texts of generate: open another one for steps.")
         if hypo_ids is not None and not torch.equal(hypo_ids.cpu(), torch.arange(len(inputs))):
@@ -91,8 +95,16 @@ class InferenceSession:
         """The last token of each text, of shape [rows, 1]."""
         return None if self.output_ids is None else self.output_ids[:, -1:]
 
+    def require_open(self, base: SwarmBase) -> None:
+        """Refuses the session if it is closed, or has the texts of another model."""
+        if self.is_closed:
+            raise ConfigError("The session is closed: open another one.")
+        if base is not self._base:
+            raise ConfigError("The session has texts of another model: open one of this model.")
+
     def close(self) -> None:
         """Frees the servers' memory."""
+        self.is_closed = True
         self.cache.close()
         if self._stepped is not None:
             self._stepped.close()
@@ -145,14 +157,15 @@ def _of_all_rows(prompts: torch.Tensor | None) -> torch.Tensor | None:
     return prompts[:, 0]
 
 
-_active: ContextVar[tuple[Any, InferenceSession] | None] = ContextVar("active_session", default=None)
+# by base model; an entry of None hides an outer session
+_active: ContextVar[Mapping[Any, InferenceSession | None]] = ContextVar("active_sessions", default={})  # noqa: B039
 _generating: ContextVar[list[SwarmCache] | None] = ContextVar("generating", default=None)
 
 
 def active_cache(base: SwarmBase) -> SwarmCache | None:
     """Returns the cache of the session in use in this context."""
-    found = _active.get()
-    return found[1].cache if found is not None and found[0] is base else None
+    session = _active.get().get(base)
+    return None if session is None else session.cache
 
 
 class Generating:
@@ -166,13 +179,12 @@ class Generating:
     @property
     def active_session(self) -> InferenceSession | None:
         """The session in use in this context."""
-        found = _active.get()
-        return found[1] if found is not None and found[0] is self.swarm_base else None
+        return _active.get().get(self.swarm_base)
 
     @contextmanager
     def use_session(self, session: InferenceSession | None) -> Iterator[InferenceSession | None]:
         """Makes calls of the model, or of `generate`, within this context continue a session's texts."""
-        token = _active.set(None if session is None else (self.swarm_base, session))
+        token = _active.set({**_active.get(), self.swarm_base: session})
         try:
             yield session
         finally:
@@ -201,6 +213,8 @@ class Generating:
             **kwargs: see transformers.
         """
         session = session or self.active_session
+        if session is not None:
+            session.require_open(self.swarm_base)
         if session is not None and session.has_steps:
             raise ConfigError("The session has texts of step: open another one for generate.")
         token = _generating.set([])

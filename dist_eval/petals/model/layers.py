@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from dist_eval.errors import ConfigError
 from dist_eval.petals.base_model.architecture import Architecture, LayerStub, replace_module
 
 See = Callable[[torch.Tensor], object]
@@ -18,7 +19,22 @@ See = Callable[[torch.Tensor], object]
 _see: ContextVar[See | None] = ContextVar("see", default=None)
 
 
-class FirstLayer(LayerStub):
+_ON_SERVERS = (
+    "The layers of a model on a swarm are on its servers: here they cannot be called, hooked, replaced or removed. "
+    "`model.inference_session(max_length=N)` has a `step` that runs all of them on hidden states."
+)
+
+
+class AbsentLayer(LayerStub):
+    """Replaces a layer."""
+
+    def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if _see.get() is None:
+            raise ConfigError(_ON_SERVERS)
+        return super().forward(hidden_states)
+
+
+class FirstLayer(AbsentLayer):
     """Replaces the first layer."""
 
     def forward(self, hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -27,11 +43,26 @@ class FirstLayer(LayerStub):
         return super().forward(hidden_states)
 
 
+class AbsentLayers(nn.ModuleList):
+    """Replaces the list of layers, or a part of it, which Petals' models could call."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        raise ConfigError(_ON_SERVERS)
+
+
 def put_stubs(base: nn.Module, architecture: Architecture) -> None:
     """Replaces the layers of a base model."""
     count, as_tuple = architecture.config.num_hidden_layers, architecture.returns_tuple
-    stubs = [LayerStub(as_tuple) for _ in range(1, count)]
-    replace_module(base, architecture.layers, nn.ModuleList([FirstLayer(as_tuple), *stubs]))
+    stubs = [AbsentLayer(as_tuple) for _ in range(1, count)]
+    replace_module(base, architecture.layers, AbsentLayers([FirstLayer(as_tuple), *stubs]))
+
+
+def require_unchanged(base: nn.Module, architecture: Architecture, count: int) -> None:
+    """Refuses to compute a model whose layers a program has hooked, replaced or removed, since servers would not."""
+    layers = [*base.get_submodule(architecture.layers).children()]
+    is_hooked = any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers)
+    if is_hooked or len(layers) != count or not all(isinstance(layer, AbsentLayer) for layer in layers):
+        raise ConfigError(_ON_SERVERS)
 
 
 @contextmanager

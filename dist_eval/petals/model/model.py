@@ -47,14 +47,16 @@ class SwarmModel:
         Args:
             save_directory: a folder, which is created if it does not exist.
             is_main_process: whether this process writes, in programs with several processes.
-            **kwargs: other options of transformers: `push_to_hub` is refused, the rest has no effect.
+            **kwargs: other options of transformers: `push_to_hub` and `state_dict` are refused, the rest has no effect.
 
         Raises:
-            ConfigError: the model has no tuned tensors.
+            ConfigError: the model has no tuned tensors, or other changes, which a checkpoint would lose.
             OSError: the folder cannot be written.
         """
         if kwargs.get("push_to_hub"):
             raise ConfigError("push_to_hub is not supported for a model on a swarm: upload the folder yourself.")
+        if kwargs.get("state_dict") is not None:
+            raise ConfigError("state_dict is not supported for a model on a swarm: load it into the model first.")
         trained = [name for name, one in self.named_parameters() if one.requires_grad]  # type: ignore[attr-defined]
         if others := [name for name in trained if not name.endswith(TUNED)]:
             raise ConfigError(
@@ -62,6 +64,11 @@ class SwarmModel:
                 "gradients: save that with torch.save, or call requires_grad_(False) on it first."
             )
         tuned = tuned_tensors_of(self)
+        if not self.swarm_base.has_loaded_words():
+            raise ConfigError(
+                "The embeddings of tokens differ from the base model's, and a checkpoint does not contain them: save "
+                "them with torch.save."
+            )
         if not tuned.num_labels and tuned.prompts is None:
             raise ConfigError("The model has no tuned tensors to save: open it with tuning_mode and pre_seq_len.")
         path = next(path for path, module in self.named_modules() if module is self.swarm_base)  # type: ignore[attr-defined]

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dist_eval.errors import CheckpointError, one_line
+from dist_eval.errors import CheckpointError, ConfigError, one_line
 from dist_eval.petals.base_model.problem_types import class_names, problem_from
 from dist_eval.petals.model.checkpoint import ARCHITECTURE, TunedCheckpoint
 from dist_eval.petals.model.checkpoint_files import HEAD, PROMPTS
@@ -27,8 +27,8 @@ _NAME = "layer_{:02d}-model_states.safetensors"
 def tuned_tensors_of(model: Any) -> TunedCheckpoint:
     """Copies the tuned tensors out of a swarm model; without a head, the checkpoint's head has no rows."""
     config, base = model.config, model.swarm_base
-    has_head = isinstance(getattr(model, "score", None), nn.Linear)
-    head = model.score.weight if has_head else torch.empty(0, config.hidden_size)
+    linear = _head_of(model)
+    head = torch.empty(0, config.hidden_size) if linear is None else linear.weight
 
     def copied(tensor: torch.Tensor | None) -> Any:
         return None if tensor is None else tensor.detach().to("cpu", torch.float32, copy=True).contiguous()
@@ -37,12 +37,23 @@ def tuned_tensors_of(model: Any) -> TunedCheckpoint:
         head=copied(head),
         prompts=copied(base.soft_prompts()),
         deep_prompts=copied(base.deep_prompts()),
-        label_names=class_names(config.id2label, len(head), "The model's config") if has_head else [],
+        label_names=class_names(config.id2label, len(head), "The model's config") if len(head) else [],
         architecture={key: getattr(config, key, None) for key in ARCHITECTURE},
         problem=problem_from(config.problem_type, len(head), "The model's config"),
         base_model=config._name_or_path or None,
         adapter=getattr(config, "active_adapter", None),
     )
+
+
+def _head_of(model: Any) -> nn.Linear | None:
+    """Returns a classifier's head; raises a `ConfigError` if its weight alone would not be the whole head."""
+    head = getattr(model, "score", None)
+    if head is not None and (not isinstance(head, nn.Linear) or head.bias is not None):
+        raise ConfigError(
+            "Only a linear head without a bias can be saved, because that is all a checkpoint contains, not "
+            f"{' '.join(repr(head).split())}: save it with torch.save."
+        )
+    return head
 
 
 @torch.no_grad()
@@ -130,5 +141,5 @@ def _tensors_of(model: Any, layer: int) -> Iterator[tuple[str, torch.Tensor]]:
         yield PROMPTS, base.prompt_embeddings.weight
     elif 1 <= layer <= blocks and config.tuning_mode == "deep_ptune":
         yield _DEEP, base.intermediate_prompt_embeddings.weight[:, (layer - 1) * hidden : layer * hidden]
-    elif layer == blocks + 1 and hasattr(model, "score"):
-        yield HEAD, model.score.weight
+    elif layer == blocks + 1 and (head := _head_of(model)) is not None:
+        yield HEAD, head.weight

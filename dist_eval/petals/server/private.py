@@ -126,6 +126,8 @@ class PrivateSwarm:
     @property
     def initial_peers(self) -> list[str]:
         """Addresses of all servers; one would suffice, but may not answer on a busy host."""
+        if not self.addresses:
+            raise ConfigError("The private swarm is not running: start it with `with PrivateSwarm(...) as swarm:`.")
         return list(self.addresses)
 
     def require_alive(self) -> None:

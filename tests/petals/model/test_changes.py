@@ -14,7 +14,7 @@ import pytest
 import torch
 from conftest import PrivateSwarm, wait_for
 
-from dist_eval import AutoDistributedModelForCausalLM
+from dist_eval import AutoDistributedModelForCausalLM, AutoDistributedModelForSequenceClassification, evaluate
 from dist_eval.errors import ConfigError, DataError
 
 from .conftest import both, padded, texts
@@ -154,3 +154,74 @@ def test_what_servers_or_checkpoints_would_leave_out_is_refused(
             AutoDistributedModelForCausalLM.from_pretrained(
                 family_swarms["llama"].model, initial_peers=family_swarms["llama"].initial_peers, **changed
             )
+
+
+def test_layers_that_are_not_here_are_neither_called_nor_changed(family_swarms: dict[str, PrivateSwarm]) -> None:
+    ids = texts()[0][None]
+    with both(family_swarms["llama"]) as (model, local), torch.no_grad():
+        hidden = local.get_input_embeddings()(ids)
+        for layers in (model.model.layers[1], model.model.layers[0:2]):
+            with pytest.raises(ConfigError, match="The layers of a model on a swarm are on its servers"):
+                layers(hidden)
+        hook = model.model.layers[2].register_forward_hook(lambda *_: None)
+        with pytest.raises(ConfigError, match="on its servers"):
+            model(ids)
+        hook.remove()
+        torch.testing.assert_close(model(ids).logits, local(ids).logits, atol=1e-4, rtol=0)
+        model.model.layers = model.model.layers[:2]
+        with pytest.raises(ConfigError, match="on its servers"):
+            model(ids)
+
+
+def test_sessions_and_caches_belong_to_one_model(family_swarms: dict[str, PrivateSwarm]) -> None:
+    ids = texts()[0][None]
+    with both(family_swarms["llama"]) as (model, local), torch.no_grad():
+        other = copy.deepcopy(model)
+        with model.inference_session(max_length=60) as session, other.inference_session(max_length=60) as of_other:
+            model.generate(ids, max_new_tokens=3, pad_token_id=0)
+            assert session.position > 0 == of_other.position
+            with pytest.raises(ConfigError, match="session has texts of another model"):
+                model.generate(ids, session=of_other)
+        with pytest.raises(ConfigError, match="The session is closed"):
+            model.generate(session=session, max_new_tokens=1)
+        cache = model(ids[:, :10], use_cache=True).past_key_values
+        with pytest.raises(ConfigError, match="has texts of another model"):
+            other(ids[:, 10:], past_key_values=cache)
+        copied = copy.deepcopy(cache)
+        for start, kept in ((10, cache), (12, copied)):
+            more = ids[:, start:]
+            found = model(more, past_key_values=kept, use_cache=True).logits
+            expected = local(torch.cat([ids[:, :10], more], dim=1)).logits[:, 10:]
+            torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+            kept.close()
+
+
+@pytest.mark.parametrize("wrong", [-100, 128])
+def test_unknown_token_ids_are_named_before_they_are_sent(wrong: int, family_swarms: dict[str, PrivateSwarm]) -> None:
+    ids, mask = padded(texts(), "right")
+    ids[1, 3] = wrong
+    said = f"input_ids has {wrong} in row 1; the model knows 0 to 127"
+    with both(family_swarms["llama"]) as (model, _), pytest.raises(DataError, match=said):
+        model(ids, attention_mask=mask)
+
+
+def test_heads_of_any_form_classify_and_only_whole_ones_are_saved(
+    family_swarms: dict[str, PrivateSwarm], tmp_path: Path
+) -> None:
+    ids, mask = padded(texts(), "right")
+    batch = {"input_ids": ids, "attention_mask": mask, "labels": torch.tensor([0, 2, 4])}
+    automatic = AutoDistributedModelForSequenceClassification
+    with both(family_swarms["llama"], automatic, num_labels=3) as (model, _), torch.no_grad():
+        linear = torch.nn.Linear(64, 5)
+        for head in (linear, torch.nn.Sequential(torch.nn.Dropout(0.5), linear), torch.nn.Linear(64, 5, bias=False)):
+            model.score = head.eval()
+            right = (model(ids, attention_mask=mask).logits.argmax(dim=1) == batch["labels"]).float().mean()
+            assert evaluate(model, [batch])["accuracy"] == pytest.approx(float(right))
+            if head.__class__ is torch.nn.Sequential or head.bias is not None:
+                with pytest.raises(ConfigError, match="Only a linear head without a bias can be saved"):
+                    model.requires_grad_(False).save_pretrained(tmp_path)
+        model.score = torch.nn.Linear(64, 3, bias=False).requires_grad_(False)
+        model.get_input_embeddings().weight.data[5] += 1
+        with pytest.raises(ConfigError, match="The embeddings of tokens differ from the base model's"):
+            model.save_pretrained(tmp_path)
+    assert not any(tmp_path.iterdir())
