@@ -48,6 +48,7 @@ _GROUPS = {
     "are options here as well.",
 }
 
+_OF_PROCESSES = ("nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "max_restarts")
 _FIRST_RANK_SECONDS = 10.0
 _WIDEST, _HELP_COLUMN = 120, 30
 
@@ -209,8 +210,8 @@ def build_parser(command: Command[Any], *further: type[Options]) -> OptionParser
     epilog = command.examples
     if command.is_run:
         epilog += (
-            "\nAny option can also be given in the file of --config; the command line wins. A value that begins with\n"
-            "a dash follows =, and further values follow +=: --metric=-a --metric+=-b."
+            "\nAny option but those of processes can also be given in the file of --config; the command line wins.\n"
+            "A value that begins with a dash follows =, and further values follow +=: --metric=-a --metric+=-b."
         )
     parser = OptionParser(
         command.foreign,
@@ -276,7 +277,8 @@ def convert_options(given: Mapping[Any, Any], config: type[Options], where: str)
             raise ConfigError(f"{where}: {spelled[name]!r} and {key!r} are the same option: give it once.")
         if name not in options:
             known = options if "_" in str(key) else (flag(option).lstrip("-") for option in options)
-            raise ConfigError(f"{where}: there is no option {key!r}." + _suggestion(str(key), known))
+            hint = " Set it on the command line." if name in _OF_PROCESSES else _suggestion(str(key), known)
+            raise ConfigError(f"{where}: there is no option {key!r}.{hint}")
         kind = options[name][1]
         try:
             is_word = kind.base is dict and isinstance(value, str)

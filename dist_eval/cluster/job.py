@@ -84,9 +84,11 @@ def outcome_of(
     """Determines the outcome of a start from the state of the run's folder before and after, and the exit status.
 
     The job is requeued only if it made progress, because otherwise the next start would end the same way. After
-    SIGUSR1, which precedes a time limit, a first start is always requeued; after other signals it is not.
+    SIGUSR1, which precedes a time limit, and if only the command got a signal, as in a preemption, a first start is
+    always requeued; after other signals to the job it is not.
     """
     was_asked = stop_signal is not None
+    was_interrupted = not was_asked and command_status == STOPPED
     is_over_time = stop_signal == signal.SIGUSR1
     made_progress = after.progress != before.progress
     if is_over_time and not is_first and not made_progress and after.status != "complete":
@@ -96,6 +98,8 @@ def outcome_of(
     if after.version == before.version and command_status != 0:
         if was_asked:
             return Verdict(STOPPED, is_over_time, f"stopped before it opened {after.folder}")
+        if was_interrupted:
+            return Verdict(STOPPED, is_first, f"the command was interrupted before it opened {after.folder}")
         return Verdict(FAILED, False, f"the command {ended} before it opened {after.folder}; its output is above")
     if after.status == "missing":
         return Verdict(FAILED, False, f"the command ended, but {after.reason}. Is it a command that evaluates?")
@@ -107,6 +111,8 @@ def outcome_of(
         return Verdict(FAILED, False, message)
     if was_asked or not after.transient:
         return Verdict(STOPPED, is_over_time, message)
+    if not made_progress and was_interrupted:
+        return Verdict(STOPPED, is_first, message)
     if not made_progress:
         return Verdict(FAILED, False, f"{message} (the command {ended}, and made no progress)")
     return Verdict(STOPPED, True, message)

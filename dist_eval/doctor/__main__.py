@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from dist_eval.arguments.commandline import end_for_wrong_options, parse_args
-from dist_eval.doctor.config import DOCTOR, DoctorConfig
+from dist_eval.doctor.config import DOCTOR, PROBE_PREFIX, DoctorConfig
 from dist_eval.errors import ConfigError
 from dist_eval.process.lifetime import die_with_parent, temporary_files_in, workspace
 from dist_eval.process.logging_setup import silence_libraries
@@ -18,11 +18,11 @@ from dist_eval.process.programs import INTERRUPTED, status_after_output, tolerat
 
 
 def _examine(config: DoctorConfig) -> int:
-    with gc_paused():
-        from dist_eval.doctor.examination import PROBE_PREFIX, examine_run
-
     probe = config.output_folder / f"{PROBE_PREFIX}{uuid.uuid4().hex}"
     with workspace(probe) as scratch_dir, temporary_files_in(scratch_dir):
+        with gc_paused():  # imports of libraries may leave temporary files
+            from dist_eval.doctor.examination import examine_run
+
         return examine_run(config, scratch_dir, probe)
 
 

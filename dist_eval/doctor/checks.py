@@ -11,23 +11,22 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 from dist_eval.analysis.options import columns_asked_for
 from dist_eval.data.readers import open_rows
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.doctor.config import DoctorConfig
 from dist_eval.doctor.findings import Fault
-from dist_eval.evaluation.generation import GenerationTask
-from dist_eval.evaluation.inputs import target_of
+from dist_eval.evaluation.job import Job
+from dist_eval.evaluation.kinds import kind_of
 from dist_eval.model.base_model_spec import BaseModelSpec, EvalTarget
-from dist_eval.model.language_model import CausalModel
-from dist_eval.options.groups import ModelOptions
 from dist_eval.process.addresses import address_among, interface_of, interfaces, is_loopback, resolve
 from dist_eval.process.files import samples_of
 from dist_eval.revisions import HubKind, pin, resolve_commit
 from dist_eval.runs.environment import environment
 from dist_eval.tables import format_count
+from dist_eval.tracking import require_trackers
 
 _LEAST_FREE = 20 << 20
 
@@ -102,23 +101,22 @@ def _pin(config: DoctorConfig, kind: HubKind) -> None:
         pin(kind, name, resolve_commit(kind, name, revision))
 
 
-def read_model(config: DoctorConfig) -> tuple[BaseModelSpec, EvalTarget | CausalModel]:
-    """Reads the files of base model and checkpoint, and checks that they fit together."""
+def read_model(config: DoctorConfig) -> Job[Any, Any]:
+    """Reads the files of base model and checkpoint, and checks that they and the metrics fit together."""
+    require_trackers(config.tracker)
     _pin(config, "model")
-    target = CausalModel.read(str(config.model)) if config.generate else target_of(config)
-    base = BaseModelSpec.read(config.select(ModelOptions), target)
-    if isinstance(target, CausalModel):
-        GenerationTask(config, base, target)  # also reads the examples of --few-shot
-    return base, target
+    job = kind_of(config)(config)
+    job.prepare()
+    return job
 
 
-def check_model(config: DoctorConfig, base: BaseModelSpec, target: EvalTarget | CausalModel) -> Equal:
+def check_model(config: DoctorConfig, job: Job[Any, Any]) -> Equal:
     """Finds the hashes of base model and checkpoint."""
-    if isinstance(target, CausalModel):
-        return Equal("base model can be read", {"base model": base.digest()})
-    name = "prompt and label words" if config.prompt else "tuned checkpoint"
-    digests = {"base model": base.digest(), name: target.digest()}
-    return Equal(f"base model and {name} can be read, and fit together", digests)
+    digests = {"base model": job.base.digest()}
+    if config.generate:
+        return Equal("base model can be read", digests)
+    name, target = "prompt and label words" if config.prompt else "tuned checkpoint", cast(EvalTarget, job.target)
+    return Equal(f"base model and {name} can be read, and fit together", {**digests, name: target.digest()})
 
 
 def check_dataset(config: DoctorConfig) -> Equal:

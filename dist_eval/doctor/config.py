@@ -10,6 +10,8 @@ from dist_eval.arguments.types import Count, Seconds
 from dist_eval.options.config import WHERE, EvaluationConfig
 
 PROGRAM = "dist-eval doctor"
+PROBE_PREFIX = ".doctor-"
+"""Beginning of the names of files that ranks write to see whether they share a folder."""
 
 
 @dataclass(kw_only=True)

@@ -24,14 +24,13 @@ import torch
 from dist_eval.distributed.collectives import all_gather, process_group, require_known_interfaces
 from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.doctor import checks
-from dist_eval.doctor.config import DoctorConfig
+from dist_eval.doctor.config import PROBE_PREFIX, DoctorConfig
 from dist_eval.doctor.findings import Fault, Finding, Report, conclude, describe, has_errors, write_report
 from dist_eval.errors import RunError, one_line
 from dist_eval.runs.files import JOURNAL
 from dist_eval.runs.folder_lock import LOCK_FILE, last_holder
 from dist_eval.runs.outcome import read_outcome
 
-PROBE_PREFIX = ".doctor-"
 _POLL_SECONDS, _CLEANUP_SECONDS = 0.1, 5.0
 _SWARM_SECONDS = 30.0  # for everything but the wait for a swarm: importing Petals, asking the servers, leaving
 _CHECKS_APART = 5  # a rank may lag behind another one by this multiple of a check's limit
@@ -110,12 +109,12 @@ class Examination:
         config, topology = self.config, self.topology
         if topology.is_host_leader:
             self.check("dataset", partial(checks.check_dataset, config))
-        model = self.attempt("model", partial(checks.read_model, config))
-        if model is None:
+        job = self.attempt("model", partial(checks.read_model, config))
+        if job is None:
             return
-        self.check("model", partial(checks.check_model, config, *model))
+        self.check("model", partial(checks.check_model, config, job))
         if config.backend == "petals":
-            swarm = partial(checks.check_swarm, config, topology, model[0], self.scratch_dir)
+            swarm = partial(checks.check_swarm, config, topology, job.base, self.scratch_dir)
             self.check("swarm", swarm, 2 * self.limit + _SWARM_SECONDS)
 
     def check(self, subject: str, action: Callable[[], str | checks.Equal], limit: float | None = None) -> bool:
@@ -130,7 +129,8 @@ class Examination:
         """Returns the result of an action; if it fails or exceeds the limit, adds a finding and returns None."""
         seconds, answers = limit or self.limit, []
         what, advice = _FAILURES.get(subject, ("", ""))
-        faults = [Fault(f"{what}no answer within {seconds:g} s", advice)]
+        late = advice or "If it only takes long, give a longer --check-timeout."
+        faults = [Fault(f"{what}no answer within {seconds:g} s", late)]
 
         def act() -> None:
             try:

@@ -69,6 +69,8 @@ BEFORE = outcome("running")
         (BEFORE, 1, None, 1, False),
         (BEFORE, 1, USR1, 75, True),
         (BEFORE, 1, TERM, 75, False),
+        (BEFORE, 75, None, 75, True),  # only the command got the signal
+        (outcome("incomplete", 2), 75, None, 75, True),
     ],
 )
 def test_each_outcome_is_recognized(
@@ -86,6 +88,8 @@ def test_a_time_limit_that_is_too_short_for_any_progress_does_not_loop_forever()
 
     assert again(outcome("incomplete", 2, 1), 1) == again(outcome("running", 2, 1), None) == (75, True)
     assert again(outcome("complete", 2), 0) == (0, False)
+    interrupted = outcome_of(BEFORE, BEFORE, 75, None, is_first=False)
+    assert (interrupted.exit_status, interrupted.requeue) == (75, False)
     assert again(outcome("incomplete", 2), 1) == again(outcome("running", 2), None) == again(BEFORE, 1) == (1, False)
 
 

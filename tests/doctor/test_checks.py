@@ -18,7 +18,7 @@ from dist_eval.distributed.rank_store import Topology
 from dist_eval.doctor import checks, examination
 from dist_eval.doctor.config import DOCTOR, DoctorConfig
 from dist_eval.doctor.findings import Fault
-from dist_eval.errors import DataError
+from dist_eval.errors import ConfigError, DataError
 
 BACKENDS: dict[str, Any] = {
     "local": {"backend": "local"},
@@ -34,7 +34,7 @@ def config_of(where: str, **more: Any) -> DoctorConfig:
 
 def test_an_embedded_swarm_is_for_one_host(tmp_path: Path) -> None:
     config = config_of("embedded")
-    base = checks.read_model(config)[0]
+    base = checks.read_model(config).base
     assert checks.check_swarm(config, Topology(), base, tmp_path) == "the run starts its own swarm on this host"
     with pytest.raises(Fault, match="servers that other hosts cannot reach"):
         checks.check_swarm(config, Topology(hosts=2, world_size=2), base, tmp_path)
@@ -143,3 +143,15 @@ def test_a_report_that_cannot_be_written_in_time_delays_no_verdict(
 def test_a_rank_that_came_late_says_so(tmp_path: Path) -> None:
     with pytest.raises(Fault, match="came after rank 0 had stopped waiting"):
         examination_in(tmp_path).check_group({1: "there"})
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [({"metric": ["no_such_module:f"]}, "no_such_module"), ({"tracker": ["wandb"]}, "needs the package wandb")],
+)
+def test_what_would_end_the_run_at_its_start_is_found(
+    options: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("accelerate.tracking.get_available_trackers", list)
+    with pytest.raises(ConfigError, match=said):
+        checks.read_model(config_of("local", **options))

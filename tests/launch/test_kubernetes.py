@@ -429,7 +429,10 @@ def test_the_readmes_commands_find_the_pods_of_every_kind_of_job(objects: list[O
 
 
 def test_the_namespace_is_made_before_anything_in_it() -> None:
-    steps = [README.index(words) for words in ("create namespace", "create secret", "apply -k")]
+    steps = [
+        README.index(words)
+        for words in ("create namespace", "apply -k launch/kubernetes/common", "apply -k launch/kubernetes\n")
+    ]
     assert steps == sorted(steps)
 
 

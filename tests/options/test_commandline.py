@@ -65,7 +65,7 @@ outputs = {
 audits = {"audit": st.floats(0.001, 1), "audit_tolerance": st.floats(0, 10)}
 skips = {"on_error": st.just("skip"), "max_failed": st.integers(0, 1000)}
 wheres = st.one_of(
-    st.just({"backend": "local"}),
+    st.just({"backend": "local", "compression": None, "max_tokens_per_second": None, "dht_prefix": None}),
     st.builds(
         lambda where, audit: {**where, **audit},
         st.fixed_dictionaries(
@@ -85,8 +85,18 @@ parts = st.one_of(
     st.fixed_dictionaries({"sample": st.integers(1, 10**9)}, optional=drawn),
     st.fixed_dictionaries({"precision": st.floats(1e-6, 0.49), "group_column": st.none()}, optional=drawn),
 )
+
+
+def merged(*parts: dict[str, Any]) -> dict[str, Any]:
+    """Later parts replace options of earlier ones, or drop them by None."""
+    options: dict[str, Any] = {}
+    for part in parts:
+        options |= part
+    return {name: value for name, value in options.items() if value is not None}
+
+
 ordinary_runs = st.builds(
-    lambda what, where, part: {name: value for name, value in {**what, **where, **part}.items() if value is not None},
+    merged,
     st.fixed_dictionaries(
         {"dataset": words, "checkpoint": words},
         optional={"demo": st.just(False), "model": words, **outputs, **anywhere},
@@ -106,7 +116,7 @@ prompts = {
     "system_instruction": words,
 }
 prompted_runs = st.builds(
-    lambda what, where: {**what, **where},
+    merged,
     st.fixed_dictionaries(
         {"dataset": st.just("test.csv"), "model": words, **prompts},
         optional={**outputs, **{name: value for name, value in anywhere.items() if name != "text_column"}},
@@ -132,7 +142,7 @@ generating_runs = st.builds(
     st.sampled_from([{"backend": "local"}, {"swarm": "embedded"}, {"initial_peers": [PEER]}]),
 )
 demo_runs = st.builds(
-    lambda what, output, where: {**what, **output, **where},
+    merged,
     st.fixed_dictionaries(
         {"demo": st.just(True)}, optional={**{name: st.just(value) for name, value in demo.OPTIONS.items()}, **anywhere}
     ),
