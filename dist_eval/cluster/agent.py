@@ -29,7 +29,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from shutil import rmtree
-from tempfile import TemporaryDirectory
 from threading import Lock, Thread
 from types import FrameType
 from typing import Any
@@ -43,6 +42,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRende
 from dist_eval.errors import error_summary, one_line
 from dist_eval.process.addresses import address_among, interface_of, interfaces, is_loopback, resolve
 from dist_eval.process.files import allow_many_files
+from dist_eval.process.lifetime import workspace
 from dist_eval.process.patching import patched
 from dist_eval.process.ports import free_ports
 from dist_eval.process.programs import FAILED, STOPPED, WRONG_OPTIONS, run_program
@@ -58,9 +58,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = torchrun.parse_args(list(sys.argv[1:] if arguments is None else arguments))
     _leave_ignored_signals(options)
     try:
-        # torchrun would leave its own folder behind
-        with TemporaryDirectory(prefix="dist_eval-torchrun-") as folder, _ending_on_signals(folder):
-            options.log_dir = options.log_dir or folder
+        with workspace() as folder, _ending_on_signals(folder):  # torchrun would leave its own folder behind
+            options.log_dir = options.log_dir or str(folder)
             try:
                 torchrun.config_from_args(options)
             except (ValueError, AssertionError, RuntimeError) as error:
@@ -91,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def _ending_on_signals(folder: str) -> Iterator[None]:
+def _ending_on_signals(folder: Path) -> Iterator[None]:
     """Within this context, a signal ends this process and removes its folder, until torchrun has ranks to end.
 
     Until then, torchrun may wait for other hosts for an hour, in C++, where no handler in Python runs; and as the first

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -81,10 +82,22 @@ def test_it_can_be_stopped_while_it_waits_for_other_hosts(
     [port] = free_ports("127.0.0.1", 1)
     where = [f"--node-rank={node}", "--master-addr=127.0.0.1", f"--master-port={port}"]
     agent = launcher.start("-m", "dist_eval.cluster.agent", "--nnodes=2", *where, str(script), "0", "began")
-    assert wait_for(lambda: [*launcher.temporary.glob("dist_eval-torchrun-*")])
+    assert wait_for(lambda: [*launcher.temporary.glob("dist_eval-*")])
     agent.send_signal(number)
     _, err = agent.communicate(timeout=TIMEOUT)
     assert (agent.returncode, err) == (75, f"dist_eval: ended by {number.name}\n")
+    assert not launcher.leftovers()
+
+
+def test_a_killed_agent_leaves_no_file(script: Path, launcher: Launcher) -> None:
+    agent = start(launcher, script, "wait")
+    assert wait_for(lambda: all(script.with_name(f"began-{rank}").exists() for rank in (0, 1)))
+    ranks = psutil.Process(agent.pid).children(recursive=True)
+    agent.kill()
+    agent.communicate(timeout=TIMEOUT)
+    for rank in ranks:  # those of a run end with the agent
+        with suppress(psutil.NoSuchProcess):
+            rank.kill()
     assert not launcher.leftovers()
 
 
