@@ -139,6 +139,7 @@ class SwarmCache(Cache):
                 groups.setdefault((sum(map(len, text)), len(part)), []).append(row)
         parts = [(tuple(rows), length, count) for (length, count), rows in groups.items()]
         try:
+            self._require_room([(rows, texts[rows[0]], length) for rows, length, _ in parts])
             self._close_others({rows for rows, *_ in parts})
             answers = at_once([functools.partial(self._step, texts, wanted, *part) for part in parts])
         except NoCacheError:  # a plain forward may still work
@@ -178,10 +179,25 @@ class SwarmCache(Cache):
         known.texts = own
         return outputs
 
-    def _opened(self, texts: list[Text], length: int) -> _Session:
-        padding = self.get_seq_length() - sum(map(len, texts[0][:-1]))
+    def _require_room(self, parts: Sequence[tuple[tuple[int, ...], Text, int]]) -> None:
+        """Raises an error if servers lack room for the first sessions of a batch, which would wait for each other."""
+        if self._sessions or len(parts) < 2:
+            return
+        blocks, prompts = self._base.swarm_blocks, self._base.prompt_length
+        tokens = sum(len(rows) * (self._room(text, length) + prompts) for rows, text, length in parts)
+        if tokens > (free := blocks.cache_tokens()):
+            raise NoCacheError(
+                f"the texts may need {tokens} tokens of servers' attention caches, which have {free:.0f}"
+            )
+
+    def _room(self, text: Text, length: int) -> int:
+        """Returns the most tokens of a text of `length` for which to reserve memory."""
+        padding = self.get_seq_length() - sum(map(len, text[:-1]))
         room = max(2 * length, length + _LEAST_ROOM) if self._max_length is None else self._max_length - padding
-        room = max(room, length)
+        return max(room, length)
+
+    def _opened(self, texts: list[Text], length: int) -> _Session:
+        room = self._room(texts[0], length)
         if self._base.changes_frequencies(room):
             raise NoCacheError("the rotary embeddings change with the length, so servers cannot continue these texts")
         session = self._base.swarm_blocks.session(

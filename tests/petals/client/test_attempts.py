@@ -327,6 +327,15 @@ def test_servers_without_room_are_asked_by_turns_and_then_it_is_said() -> None:
         fails(attempts, error, REPLICAS)
 
 
+def test_a_limit_of_every_server_is_final() -> None:
+    attempts, error = attempts_of(), P2PHandlerError("Cannot allocate KV cache for 3000 tokens, max = 2048")
+    for _ in REPLICAS[1:]:
+        fails(attempts, error, REPLICAS)
+    with pytest.raises(NoCacheError, match="3000 tokens, max = 2048") as caught:
+        fails(attempts, error, REPLICAS)
+    assert not caught.value.transient
+
+
 CHAINS = Announcement(dtype="bfloat16", version=ANNOUNCED)
 ROUTE = [Span(peer, block, block + 1, CHAINS) for block, peer in enumerate("abcd")]
 

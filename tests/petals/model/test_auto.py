@@ -129,10 +129,16 @@ def test_a_cache_continues_texts_and_forgets_their_ends(models: Any) -> None:
     cache.close()
 
 
-def test_without_room_on_servers_texts_are_computed_again(models: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("lacking", [{"has_sessions": False}, {"cache_tokens": lambda _: 60.0}])
+def test_without_room_on_servers_texts_are_computed_again(
+    lacking: dict[str, Any], models: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, local = models
     ids, mask = padded(texts(), "left")
-    monkeypatch.setattr(type(model.swarm_base.swarm_blocks), "has_sessions", False)
+    blocks = model.swarm_base.swarm_blocks
+    for name, value in lacking.items():
+        monkeypatch.setattr(type(blocks), name, value)
+    monkeypatch.setattr(type(blocks), "session", None)  # none is opened
     found, expected = (
         each.generate(ids, attention_mask=mask, max_new_tokens=4, num_beams=2, pad_token_id=0)
         for each in (model, local)
