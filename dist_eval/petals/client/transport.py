@@ -31,7 +31,8 @@ NO_ORDER = torch.empty(0, dtype=torch.int64)
 """Sent in a session if its rows keep their order."""
 
 _FORWARD, _BACKWARD, _INFERENCE = "rpc_forward", "rpc_backward", "rpc_inference"
-_COMPRESSION = {"none": "NONE", "float16": "FLOAT16"}
+COMPRESSIONS = {"none": "NONE", "float16": "FLOAT16"}
+"""Names of compressions of activations, with those of hivemind."""
 _PLAIN = 0  # `CompressionType.NONE`, which is imported late
 _FEW = 1 << 15  # numbers for which switching to a thread would take longer than the work
 
@@ -73,7 +74,7 @@ class Transport:
 
         self.bytes_sent = self.bytes_received = 0  # of all tensors so far
         self._directory, self._timeout = directory, timeout
-        self._compression = runtime_pb2.CompressionType.Value(_COMPRESSION[compression])
+        self._compression = runtime_pb2.CompressionType.Value(COMPRESSIONS[compression])
         self._has_sessions: dict[Any, bool] = {}
         # deep prompts of the latest requests; idle streams to servers
         self.prompts, self.streams = RecentPrompts(), streams or KeptStreams()

@@ -17,6 +17,7 @@ from dist_eval.petals.base_model.config_keys import has_effect
 from dist_eval.petals.base_model.problem_types import class_names
 from dist_eval.petals.base_model.weights import file_of
 from dist_eval.petals.client.peers import require_peer_addresses
+from dist_eval.petals.client.transport import COMPRESSIONS
 from dist_eval.petals.model.base import base_class
 from dist_eval.petals.model.checkpoint import TunedCheckpoint
 from dist_eval.petals.model.classes import causal_class, classifier_class
@@ -107,6 +108,10 @@ class _Auto:
             ConfigError: an option is unknown, missing, or contradicts another one.
             SwarmError: the swarm does not answer or lacks blocks.
         """
+        _require_numbers(timeout=timeout, request_timeout=request_timeout)
+        _require_numbers(int, max_retries=4 if max_retries is None else max_retries, pre_seq_len=pre_seq_len)
+        if compression not in COMPRESSIONS:
+            raise ConfigError(f"from_pretrained: compression must be {' or '.join(COMPRESSIONS)}, not {compression!r}.")
         name, adapter = str(model), settings.pop("active_adapter", adapter)
         settings = _with_names(settings)
         dtype = _dtype(settings.pop("torch_dtype", dtype))
@@ -187,6 +192,15 @@ class AutoDistributedModelForSequenceClassification(_Auto):
     @staticmethod
     def _class_of(architecture: Architecture) -> Any:
         return classifier_class(architecture)
+
+
+def _require_numbers(*kinds: type, **given: Any) -> None:
+    """Requires numbers of at least 0, of any kind by default."""
+    for name, value in given.items():
+        is_number = isinstance(value, kinds or (int, float)) and not isinstance(value, bool)
+        if not is_number or not value >= 0:
+            what = "a whole number" if kinds else "a number"
+            raise ConfigError(f"from_pretrained: {name} must be {what} of at least 0, not {value!r:.80}.")
 
 
 def _dtype(named: str | torch.dtype) -> torch.dtype:

@@ -55,6 +55,9 @@ def models(family_swarms: dict[str, PrivateSwarm]) -> Iterator[Any]:
         ({"pre_seq_len": 3}, ConfigError, "tuning_mode=None with pre_seq_len=3"),
         ({"tuning_mode": "lora", "pre_seq_len": 3}, ConfigError, "must be 'ptune' or 'deep_ptune'"),
         ({"num_heads_per_layer": 3}, ConfigError, "no setting num_heads_per_layer"),
+        ({"pre_seq_len": "3"}, ConfigError, "pre_seq_len must be a whole number of at least 0, not '3'"),
+        ({"timeout": "6"}, ConfigError, "timeout must be a number of at least 0, not '6'"),
+        ({"compression": "float8"}, ConfigError, "compression must be none or float16, not 'float8'"),
         ({"dtype": "int8"}, ConfigError, "must be a floating point type"),
         ({"num_labels": 3, "id2label": {0: "no", 1: "yes"}}, CheckpointError, "must name the classes 0 to 2"),
         ({"id2label": ["no", "yes"]}, ConfigError, "id2label must map numbers to names"),
@@ -65,6 +68,12 @@ def test_options_that_cannot_be_are_named(
 ) -> None:
     with pytest.raises(error, match=message):
         AutoDistributedModel.from_pretrained(tiny_models["llama"], **{"initial_peers": ADDRESS, **options})
+
+
+def test_a_checkpoint_is_no_base_model(tmp_path: Path) -> None:
+    random_checkpoint("ptune").save(tmp_path)
+    with pytest.raises(CheckpointError, match=f"{tmp_path} is not a base model but a tuned checkpoint, of"):
+        AutoDistributedModelForCausalLM.from_pretrained(tmp_path, initial_peers=ADDRESS)
 
 
 def test_a_classifiers_checkpoint_is_for_a_classifier(tiny_models: dict[str, Path], tmp_path: Path) -> None:
