@@ -14,7 +14,8 @@ from dist_eval.errors import ConfigError, DataError
 from dist_eval.options.harness import HarnessConfig
 
 pytest.importorskip("lm_eval", reason="the extra `harness` is not installed")
-from lm_eval.models.dummy import DummyLM
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import LM
 
 from dist_eval.harness.finding import find_tasks
 from dist_eval.harness.notices import Notices, after_metrics
@@ -32,6 +33,21 @@ TASK = {
     "doc_to_target": "{{answer}}",
     "metric_list": [{"metric": "acc", "aggregation": "mean", "higher_is_better": True}],
 }
+
+
+class StandInModel(LM):  # type: ignore[misc]
+    """Answers every request without a model; the harness' own dummy model asks a hub for a tokenizer."""
+
+    tokenizer_name = ""
+
+    def loglikelihood(self, requests: list[Instance], **_: Any) -> list[tuple[float, bool]]:
+        return [(-1.0, False) for _ in requests]
+
+    def loglikelihood_rolling(self, requests: list[Instance], **_: Any) -> list[float]:
+        return [-1.0 for _ in requests]
+
+    def generate_until(self, requests: list[Instance], **_: Any) -> list[str]:
+        return ["answer" for _ in requests]
 
 
 def write(folder: Path, splits: dict[str, list[dict[str, Any]]], **changes: Any) -> Path:
@@ -264,17 +280,17 @@ def test_a_metric_that_fails_on_an_answer_names_its_task(load: Load) -> None:
         output_type="generate_until", doc_to_choice=None, metric_list=[{"metric": "exact_match", "regexes": 1}]
     )
     with pytest.raises(DataError, match=r"^Task strange, process_results: TypeError: "):
-        loaded.run(DummyLM())
+        loaded.run(StandInModel())
 
 
 def test_samples_are_documents_by_their_numbers(load: Load, tmp_path: Path) -> None:
     folder = write(tmp_path / "tasks", {"test": ROWS})
     loaded = LoadedTasks.load(options(folder, samples={"strange": [5, 3, 5]}))
-    assert [sample["doc_id"] for sample in loaded.run(DummyLM())["samples"]["strange"]] == [3, 5]
+    assert [sample["doc_id"] for sample in loaded.run(StandInModel())["samples"]["strange"]] == [3, 5]
     rows = [*ROWS[:5], {**ROWS[5], "question": None}]
     folder = write(tmp_path / "tasks", {"test": rows}, doc_to_text="question")
     with pytest.raises(DataError, match=r"^Task strange, document 5: "):
-        LoadedTasks.load(options(folder, samples={"strange": [3, 5]})).run(DummyLM())
+        LoadedTasks.load(options(folder, samples={"strange": [3, 5]})).run(StandInModel())
     with pytest.raises(ConfigError, match=r"there is no document 6 in the task strange, whose 6 doc"):
         LoadedTasks.load(options(folder, samples={"strange": [6]}))
     with pytest.raises(ConfigError, match=r"--samples: words is not among the tasks of this run \(strange\)"):
@@ -285,14 +301,14 @@ def test_tasks_that_run_code_of_the_model_are_refused_unless_that_is_confirmed(l
     folder = write(tmp_path / "tasks", {"test": ROWS}, unsafe_code=True)
     with pytest.raises(ConfigError, match=r"strange.yaml: unsafe_code: this task executes code that the model writes"):
         LoadedTasks.load(options(folder))
-    assert LoadedTasks.load(options(folder, confirm_run_unsafe_code=True)).run(DummyLM())["results"]["strange"]
+    assert LoadedTasks.load(options(folder, confirm_run_unsafe_code=True)).run(StandInModel())["results"]["strange"]
 
 
 def test_a_run_depends_on_what_files_contain_not_on_where_they_are(tmp_path: Path) -> None:
     def identity(where: str, model: str, **changes: Any) -> dict[str, str]:
         folder = write(tmp_path / where, {"test": ROWS}, **changes)
         loaded = LoadedTasks.load(options(folder, model=model))
-        loaded.run(DummyLM())
+        loaded.run(StandInModel())
         return loaded.identity()
 
     before = identity("here", "llama")

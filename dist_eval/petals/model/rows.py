@@ -106,7 +106,10 @@ def require_consecutive(positions: torch.Tensor | None, earlier: torch.Tensor, r
     skipped = positions.to(real.device) - ranks
     fits = ((skipped == 0) | ~real).all(dim=1) | ((skipped == padding) | ~real).all(dim=1)
     if not fits.all():
+        advice = "pad on the left or on the right only."
+        if earlier.shape[1]:
+            advice = "texts that generate continues need padding on the left (tokenizer.padding_side='left')."
         raise DataError(
             f"Row {int((~fits).nonzero()[0])} of a batch is masked between tokens, or has position_ids that skip some. "
-            "The servers of a swarm take whole texts: pad on the left or on the right only."
+            f"The servers of a swarm take whole texts: {advice}"
         )
