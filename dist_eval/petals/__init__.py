@@ -2,7 +2,7 @@
 
     from dist_eval.petals import AutoDistributedModelForCausalLM, PrivateSwarm
 
-    with PrivateSwarm("models/llama", num_blocks=16, dht_prefix="llama", spans=[(0, 8), (8, 16)]) as swarm:
+    with PrivateSwarm("models/llama", spans=[(0, 8), (8, 16)]) as swarm:
         model = AutoDistributedModelForCausalLM.from_pretrained("models/llama", initial_peers=swarm.initial_peers)
 
 `base_model` reads config, architecture and weights from disk. `client` joins a swarm and sends requests, `server`

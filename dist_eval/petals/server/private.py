@@ -15,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from dist_eval.errors import ConfigError, SwarmError
+from dist_eval.petals.base_model.config import default_dht_prefix, read_base_config
 from dist_eval.petals.client.petals_version import require_petals
 from dist_eval.petals.client.reachability import may_listen
 from dist_eval.process.lifetime import adopt_orphans, end_session, workspace
@@ -39,10 +40,10 @@ class PrivateSwarm:
 
     Args:
         model: folder or hub name of the base model.
-        num_blocks: blocks of the model.
-        dht_prefix: name under which to announce them.
-        spans: first and one-past-last block of each server; None for a server that takes as many blocks as fit, where
-            the swarm needs them most.
+        num_blocks: blocks of the model; by default read from its config.
+        dht_prefix: name under which to announce them; by default the one that models on a swarm look for.
+        spans: first and one-past-last block of each server, or None for a server that takes as many blocks as fit,
+            where the swarm needs them most; by default one server with all blocks.
         revision: branch, tag or commit of a model on a hub.
         torch_dtype: dtype of the weights and of the computation.
         quant_type: quantization of the weights: "none", "int8" or "nf4".
@@ -64,17 +65,18 @@ class PrivateSwarm:
         addresses: addresses of the servers, with their peer ids.
 
     Raises:
+        CheckpointError: the model's config is needed and cannot be read.
         ConfigError: Petals is not installed or cannot hold an adapter, a span is outside the model, or there would be
             no room for sessions.
     """
 
     def __init__(
         self,
-        model: str,
+        model: str | Path,
         *,
-        num_blocks: int,
-        dht_prefix: str,
-        spans: Sequence[tuple[int, int] | None],
+        num_blocks: int | None = None,
+        dht_prefix: str | None = None,
+        spans: Sequence[tuple[int, int] | None] | None = None,
         revision: str | None = None,
         torch_dtype: str = "float32",
         quant_type: str = "none",
@@ -89,6 +91,12 @@ class PrivateSwarm:
         initial_peers: Sequence[str] = (),
         program: Sequence[str] = ("-m", "dist_eval.petals.server.server"),
     ) -> None:
+        model = str(model)
+        if num_blocks is None or dht_prefix is None:
+            base = read_base_config(model, revision)
+            num_blocks = base.num_hidden_layers if num_blocks is None else num_blocks
+            dht_prefix = dht_prefix or default_dht_prefix(model, base, revision)
+        spans = [(0, num_blocks)] if spans is None else spans
         _require_in_model(spans, num_blocks)
         _require_adapters(adapters)
         require_petals()

@@ -9,7 +9,8 @@ from conftest import ForkedSwarm, wait_for
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_eval.errors import ConfigError, SwarmError
+from dist_eval import demo
+from dist_eval.errors import CheckpointError, ConfigError, SwarmError
 from dist_eval.petals.server.private import PrivateSwarm, split_blocks
 
 
@@ -41,3 +42,12 @@ def test_a_server_that_cannot_start_is_named_with_its_reason(tmp_path: Path) -> 
         assert wait_for(lambda: swarm.servers[0].poll() is not None)
         with pytest.raises(SwarmError, match=r"Server 0 .*blocks 0:2.* ended with status 1: \w*Error"):
             swarm.require_alive()
+
+
+def test_blocks_and_name_are_those_of_the_model_and_one_server_has_all() -> None:
+    swarm = PrivateSwarm(demo.BASE_MODEL)
+    assert (swarm.num_blocks, swarm.dht_prefix, swarm.spans) == (4, "base", [(0, 4)])
+    with pytest.raises(ConfigError, match="The private swarm is not running"):
+        assert swarm.initial_peers
+    with pytest.raises(CheckpointError, match="/nowhere"):
+        PrivateSwarm("/nowhere")
