@@ -48,7 +48,10 @@ _GROUPS = {
     "are options here as well.",
 }
 
-_OF_PROCESSES = ("nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "max_restarts")
+_OF_PROCESSES = (
+    *("nproc_per_node", "nnodes", "node_rank", "master_addr", "master_port", "max_restarts", "local_addr"),
+    *("rdzv_endpoint", "rdzv_id", "rdzv_backend", "rdzv_conf"),
+)
 _FIRST_RANK_SECONDS = 10.0
 _WIDEST, _HELP_COLUMN = 120, 30
 
@@ -277,7 +280,8 @@ def convert_options(given: Mapping[Any, Any], config: type[Options], where: str)
             raise ConfigError(f"{where}: {spelled[name]!r} and {key!r} are the same option: give it once.")
         if name not in options:
             known = options if "_" in str(key) else (flag(option).lstrip("-") for option in options)
-            hint = " Set it on the command line." if name in _OF_PROCESSES else _suggestion(str(key), known)
+            is_elsewhere = name in _OF_PROCESSES and where.startswith("--config")
+            hint = " Set it on the command line." if is_elsewhere else _suggestion(str(key), known)
             raise ConfigError(f"{where}: there is no option {key!r}.{hint}")
         kind = options[name][1]
         try:

@@ -22,7 +22,7 @@ _EXPECTED = re.compile(
     r"|generation_kwargs: .* specified through cli"  # requested by --gen-kwargs
     r"|Custom kwargs can be passed"
 )
-_INDEX = "lm_eval.tasks._index"
+_INDEX, _REGISTRY = "lm_eval.tasks._index", "lm_eval.api.registry"
 _NO_TASK = "Unknown config shape"  # a file that only others include
 
 
@@ -33,6 +33,7 @@ class Notices(logging.Handler):
         super().__init__(logging.WARNING)
         self.skipped: dict[str, str] = {}  # the reason for each task file that the harness could not read
         self.error = ""  # the latest error that the harness logged instead of raising it
+        self.missing = ""  # the latest one about a metric that does not exist
         self._texts: dict[object, list[str]] = {}
         self._counts: Counter[object] = Counter()
 
@@ -61,6 +62,8 @@ class Notices(logging.Handler):
         text = record.getMessage()
         if record.levelno >= logging.ERROR:
             self.error = readable(text)
+            if record.name == _REGISTRY:
+                self.missing = self.error
         if not _EXPECTED.search(text):
             self.say(text, kind=(record.pathname, record.lineno))
 

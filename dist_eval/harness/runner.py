@@ -56,6 +56,7 @@ class HarnessTasks(RequestJob):
         self._terminal = sys.stdout, sys.stderr
         self.stream, self.unit = sys.stderr, "request"
         self._broken: Exception | None = None
+        self._is_answered = False
 
     def prepare(self) -> None:
         from dist_eval.harness.finding import find_tasks
@@ -93,10 +94,15 @@ class HarnessTasks(RequestJob):
         except AlreadyComplete:
             announce_complete(context.folder)
             show_results(context.folder, config, are_new=False, with_speed=False)
-        except DataError:
+        except DataError as error:
             if self._broken is not None:  # the cause is not in the tasks
                 raise self._broken from None
-            raise
+            if not self._is_answered:
+                raise
+            raise DataError(
+                f"{str(error).removesuffix('.')}. All answers are in the journal: correct the task, such as its "
+                "metric_list, and start the same command again."
+            ) from error
         else:
             self._finish(found, tracker, context)
 
@@ -148,6 +154,7 @@ class HarnessTasks(RequestJob):
         if answered is None:
             raise AlreadyComplete("")
         self._sections = self.sections(answered, context, tokenizer_digest(self._tokenizer))
+        self._is_answered = True
         context.stop.interrupt_again()  # metrics and their standard errors may take a while
         return answered.found
 

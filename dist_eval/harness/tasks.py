@@ -36,6 +36,7 @@ from dist_eval.process.patching import environment_with, patched
 from dist_eval.results.tasks import TasksFiles
 from dist_eval.runs.fingerprint import TASK_CODE, TASK_DEFINITION
 
+_NO_AGGREGATION = "a metric of metric_list has no aggregation, or an unknown one: name one, such as mean"
 _PLACES = ("dataset_path", "dataset_name", "dataset_kwargs", "config_source", "pretrained")  # keys of a definition
 
 
@@ -69,9 +70,11 @@ class LoadedTasks:
                 except EvaluationError:
                     raise
                 except Exception as error:  # from yaml, datasets, the hub's client, or a task's own code
-                    raise _unloadable(name, error_summary(error), notices.error) from error
-                if notices.error:  # of a metric, say, that the harness would miss only after the last answer
-                    raise _unloadable(name, notices.error, "")
+                    is_of_metric = isinstance(error, KeyError) and error.args == (None,)
+                    why = _NO_AGGREGATION if is_of_metric else error_summary(error)
+                    raise _unloadable(name, why, notices.error) from error
+                if notices.missing:  # which the harness would notice only after the last answer
+                    raise _unloadable(name, notices.missing, "")
                 for part in ("groups", "group_map"):
                     loaded[part].update(read.get(part, {}))
                 _add_tasks(loaded["tasks"], read)
@@ -163,9 +166,7 @@ class LoadedTasks:
             raise
         except Exception as error:  # from a task's own code, templates and metrics
             raise DataError(
-                f"The harness failed on the tasks {', '.join(self.tasks)}: {error_summary(error).removesuffix('.')}. "
-                "All answers are in the journal: correct the task, such as its metric_list, and start the same "
-                "command again."
+                f"The harness failed on the tasks {', '.join(self.tasks)}: {error_summary(error)}"
             ) from error
         for name, samples in results["samples"].items():
             for text in after_metrics(name, self.tasks[name], samples, results["results"][name]):
@@ -260,7 +261,7 @@ def _name_errors(name: str, task: Any, samples: Sequence[int] | None) -> None:
         f", document {next(numbers)}", fewshot_context, *own, **options
     )
     task.construct_requests = construct_named
-    for method in ("apply_filters", "process_results"):
+    for method in ("doc_to_prefix", "apply_filters", "process_results"):
         setattr(task, method, partial(named, f", {method}", getattr(task, method)))
 
 
@@ -285,7 +286,7 @@ def _require_aggregations(name: str, task: ConfigurableTask) -> None:
     """Refuses metrics that the harness could not aggregate after the last answer."""
     without = [metric for metric, function in task.aggregation().items() if function is None]
     if without:
-        raise DataError(f"Task {name}: metric_list: {', '.join(without)} needs an aggregation, such as mean.")
+        raise DataError(f"Task {name}: {', '.join(without)}: {_NO_AGGREGATION}.")
 
 
 def _unloadable(name: str, why: str, logged: str) -> DataError:

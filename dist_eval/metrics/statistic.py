@@ -21,6 +21,7 @@ class Statistic(ABC):
     Attributes:
         names: names of the metrics.
         most_resamples: maximum number of resamples, if computing the metrics is expensive.
+        has_usual_range: whether a metric named like one of the catalogue has its range; a user's may be of any kind.
         no_interval: the reason why bootstrap intervals of the metrics are invalid; None if they are valid.
 
     Args:
@@ -29,6 +30,7 @@ class Statistic(ABC):
 
     names: tuple[str, ...]
     most_resamples: int | None = None
+    has_usual_range = True
     no_interval: str | None = None
 
     def __init__(self, units: Units | Callable[[], Units]) -> None:
@@ -172,6 +174,8 @@ class OfRows(Statistic):
         functions: by name: positions, int64 of any length, sorted, with repeats → the metric, `None` if undefined.
     """
 
+    has_usual_range = False
+
     def __init__(
         self, units: Units | Callable[[], Units], functions: Mapping[str, Callable[[np.ndarray], float | None]]
     ) -> None:
@@ -215,6 +219,7 @@ class Difference(Statistic):
         self.names = tuple(name for name in first.names if name in second.names)
         self._first, self._second = first, second
         self.most_resamples, self.no_interval = first.most_resamples, first.no_interval
+        self.has_usual_range = first.has_usual_range
 
     @property
     def work(self) -> int:

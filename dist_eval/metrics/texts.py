@@ -13,7 +13,7 @@ from typing import Any
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _MARKS = re.escape("".join(set(string.punctuation) - {".", "-"}))
 # all ASCII punctuation but the decimal point and the sign of a number
-_PUNCTUATION = re.compile(rf"[{_MARKS}]|(?<!\d)\.|\.(?!\d)|(?<=\S)-|-(?!\d)")
+_PUNCTUATION = re.compile(rf"[{_MARKS}]|\.(?!\d)|(?<=[^\W\d])\.|(?<=\w)-|-(?!\.?\d)")
 
 
 @dataclass(frozen=True)
@@ -45,15 +45,16 @@ def normalized(text: str) -> str:
 
     Source: `normalize_answer` in the official evaluation script of SQuAD v1.1 (Rajpurkar et al., 2016, "SQuAD: 100,000+
     questions for machine comprehension of text"), with its ASCII punctuation and English articles. Two things differ,
-    because wrong answers would count as right: numbers keep their sign and decimal point, and a text that consists only
-    of articles and punctuation, such as the choice "A", keeps them.
+    because wrong answers would count as right: numbers keep their sign and decimal point, and a text that has nothing
+    else keeps its articles, such as the choice "A", or its punctuation.
 
     Examples:
-        >>> normalized(" The Eiffel  Tower."), normalized("-1.5."), normalized("A")
+        >>> normalized(" The Eiffel  Tower."), normalized("(-1.5)."), normalized("A.")
         ('eiffel tower', '-1.5', 'a')
     """
-    words = _ARTICLES.sub(" ", _PUNCTUATION.sub("", text.lower())).split()
-    return " ".join(words or text.lower().split())
+    lower = text.lower()
+    plain = _PUNCTUATION.sub("", lower)
+    return " ".join(_ARTICLES.sub(" ", plain).split() or plain.split() or lower.split())
 
 
 def exact_match(text: str, references: Sequence[str]) -> bool:

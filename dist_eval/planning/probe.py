@@ -116,14 +116,16 @@ def expected_time(ranks: Sequence[Probed], tokens: int, *, start_up: float = 0.0
     per_token = times.sum() / amounts.sum()
     if not per_token > 0:  # all arrived at the same time
         start, left, per_token = 0.0, tokens, seconds[-1] / sizes.sum()
+    expected = start + left * float(per_token)
     low = high = None
     if len(times) >= _PARTS * _OF_A_PART:
         sums = [np.array([part.sum() for part in np.array_split(values, _PARTS)]) for values in (times, amounts)]
         of_parts = sums[0] / sums[1]
         low = start + left * float(of_parts.min())
         high = start + left * float(of_parts.max()) + float(seconds[0])  # ranks and replicas do not all end together
+        low, high = min(low, expected), max(high, expected)
     return TimeEstimate(
-        seconds=start + left * float(per_token),
+        seconds=expected,
         low=low,
         high=high,
         start_up=start_up,

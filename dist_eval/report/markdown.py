@@ -10,7 +10,7 @@ from dist_eval.report.document import Cell, Document, Link, Number, Table
 from dist_eval.tables import markdown_table
 
 _ROWS_UNFOLDED = 5
-_PLAIN = re.compile(r"[\w ,.%()\[\]-]+")  # a heading without markup
+_PLAIN = re.compile(r"(?!_)[\w ,.%()\[\]-]+(?<!_)")  # a heading without markup
 
 
 def render_markdown(document: Document) -> str:

@@ -167,14 +167,12 @@ class ShownTasks(ShownRun):
         """Returns whether texts have the same references, or both runs have tasks and these have the same documents."""
         if not isinstance(other, ShownTasks):
             return False
-        tasks = [
-            {name: (task.version, task.documents) for name, task in run.results.tasks.items()} for run in (self, other)
-        ]
+        runs = self.results, other.results
+        if any(run.dataset for run in runs):
+            return len({run.dataset and run.dataset.references_digest for run in runs}) == 1
+        tasks = [{name: (task.version, task.documents) for name, task in run.tasks.items()} for run in runs]
         common = tasks[0].keys() & tasks[1].keys()
-        if not common or any(tasks[0][name] != tasks[1][name] for name in common):
-            return False
-        references = (run.dataset and run.dataset.references_digest for run in (self.results, other.results))
-        return len({*references}) == 1
+        return bool(common) and all(tasks[0][name] == tasks[1][name] for name in common)
 
     def entries(self) -> list[dict[str, Any]]:
         return [

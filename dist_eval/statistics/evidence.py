@@ -171,10 +171,10 @@ class Evidence:
         return spread <= self._rounding
 
 
-def _bounds(name: str, *, is_difference: bool) -> tuple[float, float]:
+def _bounds(statistic: Statistic, name: str) -> tuple[float, float]:
     """Returns the smallest and largest possible value of a metric, or of the difference of two of its values."""
-    low, high = range_of(name)
-    return (low - high, high - low) if is_difference else (low, high)
+    low, high = range_of(name) if statistic.has_usual_range else (-np.inf, np.inf)
+    return (low - high, high - low) if statistic.scales() else (low, high)
 
 
 def bootstrap_intervals(
@@ -204,7 +204,7 @@ def gather_evidence(
     return {
         name: Evidence(
             value=value,
-            bounds=_bounds(name, is_difference=bool(scales)),
+            bounds=_bounds(statistic, name),
             multiplicity=units.multiplicity,
             influence=influence.get(name),
             distribution=drawn.get(name),

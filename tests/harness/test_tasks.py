@@ -239,6 +239,11 @@ def test_what_fails_on_a_document_names_it(load: Load, changes: dict[str, Any], 
         load({"test": rows}, **changes)
 
 
+def test_the_start_of_an_answer_that_fails_names_its_task(load: Load) -> None:
+    with pytest.raises(DataError, match=r"^Task strange, doc_to_prefix: "):
+        load({"test": ROWS}, gen_prefix="{{answer + 'x'}}")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -246,7 +251,10 @@ def test_what_fails_on_a_document_names_it(load: Load, changes: dict[str, Any], 
         ({"test_split": "tset"}, "KeyError: 'tset'"),
         ({"doc_to_text": "{{query}}"}, "'query' is undefined"),
         ({"metric_list": [{"metric": "exact_mach"}]}, "exact_mach not found in the evaluate library"),
-        ({"metric_list": [{"metric": "acc", "aggregation": "meen"}]}, "metric_list: acc needs an aggregation"),
+        (
+            {"metric_list": [{"metric": "acc", "aggregation": "meen"}]},
+            "acc: a metric of metric_list has no aggregation",
+        ),
         ({"doc_to_target": "answr"}, "doc_to_target: there is no column 'answr'; did you mean answer? The data has id"),
         ({"fewshot_config": {"doc_to_text": "quest"}}, "fewshot_config: doc_to_text: there is no column 'quest'"),
         ({"filter_list": [{"name": "own", "filter": [{"function": "regx"}]}]}, "KeyError: 'regx'"),

@@ -28,6 +28,10 @@ texts = st.lists(st.sampled_from(WORDS), max_size=6).map(" ".join)
         ("the A", "the a"),  # nothing else is there
         ("+ - .", "+ - ."),
         ("-1.5 (or 2-3).", "-1.5 or 23"),
+        ("(A)", "a"),
+        ("**A.**", "a"),
+        ("$-5$ = '-5'", "-5 -5"),
+        ("-.5, .5", "-.5 .5"),
     ],
 )
 def test_normalization_is_that_of_squad_but_for_numbers_and_empty_texts(text: str, expected: str) -> None:

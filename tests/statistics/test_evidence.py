@@ -22,6 +22,7 @@ from dist_eval.statistics import (
 )
 from dist_eval.statistics.evidence import affordable_resamples
 from dist_eval.statistics.intervals import jackknife, standard_error
+from dist_eval.statistics.paired import differences_of
 
 
 def only(statistic: Statistic, value: float, resamples: int | None = None) -> Evidence:
@@ -115,6 +116,15 @@ def test_a_difference_ends_where_no_larger_one_is_possible() -> None:
     first, second = (Predictions.from_logits(np.arange(30), label, logits) for logits in (wrong, right))
     found = paired_differences(first, second, metrics=["f1_weighted"])["f1_weighted"]
     assert found.interval.high == 1
+
+
+def test_a_users_metric_may_have_any_range_whatever_its_name() -> None:
+    rights = np.random.default_rng(0).uniform(size=(2, 60)) < [[0.4], [0.9]]
+    first, second = (
+        OfRows(Units.single(60), {"f1": lambda rows, right=right: float(100 * right[rows].mean())}) for right in rights
+    )
+    found = differences_of((first, second))["f1"]
+    assert found.interval.low is not None and found.interval.high is not None and found.interval.high > 10
 
 
 def test_few_units_have_no_interval() -> None:

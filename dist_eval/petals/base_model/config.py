@@ -65,9 +65,10 @@ def read_config(model: str, what: str, revision: str | None = None) -> Any:
         _require_no_adapter(model, what, revision)
         raw = read_config_file(model, revision)
         if "base_model_fingerprint" in raw:
+            base = raw.get("base_model_name_or_path") or "a base model without a name"
             raise CheckpointError(
-                f"{model} is not a {what} but a tuned checkpoint, of {raw.get('base_model_name_or_path')}: name "
-                "that as the model, and this folder as the checkpoint."
+                f"{model} is not a {what} but a tuned checkpoint, of {base}: name that as the model, and this folder "
+                "as the checkpoint."
             )
         require_integers(raw, f"{model}/config.json")
         require_plausible_width(raw, f"{model}/config.json")

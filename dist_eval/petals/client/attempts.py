@@ -216,7 +216,7 @@ class Attempts:
                 self._blame_request(failure, peers, error)
         self._failed += 1
         self._room_later |= failure is Failure.NO_CACHE and may_have_room_later(error)
-        never_fits = failure is Failure.NO_CACHE and not may_have_room_later(error)
+        never_fits = failure is Failure.NO_CACHE and not self._room_later
         others = [span for span in choice.spans if span.peer not in peers]
         if self._failed >= self.limit or (never_fits and not self._covers(others)):
             kind = NoCacheError if failure is Failure.NO_CACHE else SwarmError

@@ -87,8 +87,8 @@ class SwarmServers:
         """Whether servers with sessions hold all blocks."""
         return covers(self.session_spans(), 0, self.num_blocks)
 
-    def free_cache(self) -> dict[Span, int]:
-        """Asks all servers for their free attention cache, for a few seconds again if some cannot be reached.
+    def free_cache(self, seconds: float = CONTACT_SECONDS) -> dict[Span, int]:
+        """Asks all servers for their free attention cache, for some seconds again if some cannot be reached.
 
         It is in tokens of a text times blocks; 0 for a server that does not answer or has no sessions.
         """
@@ -96,7 +96,7 @@ class SwarmServers:
         async def ask(spans: Sequence[Span]) -> list[int | BaseException]:
             return await asyncio.gather(*map(self._transport.free_cache, spans), return_exceptions=True)
 
-        spans, give_up = self.spans(), time.monotonic() + CONTACT_SECONDS
+        spans, give_up = self.spans(), time.monotonic() + seconds
         answered = dict[Span, int]()
         while missing := [span for span in spans if span not in answered]:
             answers = zip(missing, event_loop.run(ask(missing)), strict=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,7 @@ class _Auto:
             SwarmError: the swarm does not answer or lacks blocks.
         """
         _require_numbers(timeout=timeout, request_timeout=request_timeout)
-        _require_numbers(int, max_retries=4 if max_retries is None else max_retries, pre_seq_len=pre_seq_len)
+        _require_numbers(Integral, max_retries=4 if max_retries is None else max_retries, pre_seq_len=pre_seq_len)
         if compression not in COMPRESSIONS:
             raise ConfigError(f"from_pretrained: compression must be {' or '.join(COMPRESSIONS)}, not {compression!r}.")
         name, adapter = str(model), settings.pop("active_adapter", adapter)
@@ -197,7 +198,7 @@ class AutoDistributedModelForSequenceClassification(_Auto):
 def _require_numbers(*kinds: type, **given: Any) -> None:
     """Requires numbers of at least 0, of any kind by default."""
     for name, value in given.items():
-        is_number = isinstance(value, kinds or (int, float)) and not isinstance(value, bool)
+        is_number = isinstance(value, kinds or (Real,)) and not isinstance(value, bool)
         if not is_number or not value >= 0:
             what = "a whole number" if kinds else "a number"
             raise ConfigError(f"from_pretrained: {name} must be {what} of at least 0, not {value!r:.80}.")

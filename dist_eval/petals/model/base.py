@@ -72,8 +72,8 @@ class SwarmBase(SwarmModel, Prompts):
         refuse_unsupported(given, self.config)
         require_unchanged(self, self.architecture, self.swarm_blocks.requests.num_blocks)
         texts, cache = _texts(given), self._cache(given)
-        self.require_known(texts)
         rows = rows_of(given, cache)
+        texts = self.known_ids(texts, rows.real)
         needed = needed_columns(rows.real)
         texts, wanted = rows.moved_left(texts), rows.moved_left(needed)
         if cache is None:
@@ -104,15 +104,17 @@ class SwarmBase(SwarmModel, Prompts):
             raise ConfigError(f"{cache_name()} has texts of another model: leave it out.")
         return cache
 
-    def require_known(self, texts: torch.Tensor) -> None:
-        """Refuses token ids that the model does not know."""
-        if texts.is_floating_point() or not texts.numel():
-            return
+    def known_ids(self, texts: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+        """Returns texts with ids that the model knows also at padding; refuses unknown ids of real tokens."""
+        if texts.is_floating_point():
+            return texts
         known = len(self.get_input_embeddings().weight)
         is_unknown = (texts < 0) | (texts >= known)
-        if is_unknown.any():
-            row, *_ = place = is_unknown.nonzero()[0].tolist()
-            raise DataError(f"input_ids has {int(texts[tuple(place)])} in row {row}; the model knows 0 to {known - 1}.")
+        if not is_unknown.any():
+            return texts
+        for row, column in (is_unknown & real.to(texts.device)).nonzero().tolist():
+            raise DataError(f"input_ids has {int(texts[row, column])} in row {row}; the model knows 0 to {known - 1}.")
+        return texts.masked_fill(is_unknown, 0)
 
     @functools.cached_property
     def _output_class(self) -> Any:
@@ -184,10 +186,9 @@ class SwarmBase(SwarmModel, Prompts):
         self._loaded_words = LoadedWords(self.get_input_embeddings(), self.input_parameters()[1:])
 
     def has_loaded_words(self) -> bool:
-        """Whether all embeddings of tokens are those of the model on disk."""
-        words, *norms = self.input_parameters()
-        ids = torch.arange(len(words))
-        return self._loaded_words.are_unchanged(self.get_input_embeddings(), norms, ids)
+        """Whether all embeddings of tokens are those of the model on disk, as far as their dtype can tell."""
+        table, *norms = self.input_parameters()
+        return table.dtype != self._loaded_words.dtype or self._loaded_words.are_equal(table, norms)
 
     def embedded(self, texts: torch.Tensor, prompts: torch.Tensor | None = None) -> torch.Tensor:
         """Computes the inputs of the first layer, including the family's own scales and norms before it.
@@ -216,7 +217,18 @@ class LoadedWords:
 
     def __init__(self, words: nn.Module, norms: Sequence[torch.Tensor]) -> None:
         self._words, self._norms = words, [norm.detach().clone() for norm in norms]
+        self.dtype = cast(torch.Tensor, words.weight).dtype
         self._sums = _sums_of(cast(torch.Tensor, words.weight))
+
+    @torch.no_grad()
+    def are_equal(self, table: torch.Tensor, norms: Sequence[torch.Tensor], ids: torch.Tensor | None = None) -> bool:
+        """Whether the embeddings of some ids, by default of all, and the norms have the same values."""
+        sums = self._sums
+        if ids is not None:
+            used = ids.unique()
+            table, sums = table[used.to(table.device)], sums[used.cpu()]
+        are_alike = all(torch.equal(one.to(other), other) for one, other in zip(norms, self._norms, strict=True))
+        return are_alike and torch.equal(_sums_of(table), sums)
 
     @torch.no_grad()
     def are_unchanged(self, words: nn.Module, norms: Sequence[torch.Tensor], ids: torch.Tensor) -> bool:
@@ -226,10 +238,7 @@ class LoadedWords:
             return False
         if any(tensor.requires_grad for tensor in (table, *norms)):
             return False
-        used = ids.unique()
-        if not torch.equal(_sums_of(table[used.to(table.device)]), self._sums[used.cpu()]):
-            return False
-        return all(torch.equal(one.to(other), other) for one, other in zip(norms, self._norms, strict=True))
+        return self.are_equal(table, norms, ids)
 
 
 def _sums_of(table: torch.Tensor) -> torch.Tensor:

@@ -188,10 +188,13 @@ class SwarmBlocks(Shared):
         """Whether all blocks have servers that keep texts."""
         return self._keeps_texts and self.requests.servers.has_sessions
 
-    def cache_tokens(self) -> float:
-        """Returns the least free cache of all blocks, in tokens of texts; infinity without sessions."""
+    def cache_tokens(self, *options: float) -> float:
+        """Returns the least free cache of all blocks, in tokens of texts; infinity without sessions.
+
+        The options are those of `Servers.free_cache`.
+        """
         room = [0] * self.requests.num_blocks
-        for span, free in self.requests.servers.free_cache().items():
+        for span, free in self.requests.servers.free_cache(*options).items():
             for block in range(span.start, span.end):
                 room[block] += free // (span.end - span.start)
         return min(room) if self.has_sessions else math.inf

@@ -185,7 +185,7 @@ class SwarmCache(Cache):
             return
         blocks, prompts = self._base.swarm_blocks, self._base.prompt_length
         tokens = sum(len(rows) * (self._room(text, length) + prompts) for rows, text, length in parts)
-        if tokens > (free := blocks.cache_tokens()):
+        if tokens > (free := blocks.cache_tokens(0)):
             raise NoCacheError(
                 f"the texts may need {tokens} tokens of servers' attention caches, which have {free:.0f}"
             )

@@ -73,7 +73,7 @@ class SequenceClassifier(WithHead):
         with only_columns(last):
             output = self.swarm_base(**given)
         hidden = output.last_hidden_state
-        logits = self.score(hidden[last.to(hidden.device)].to(next(self.score.parameters()).dtype))
+        logits = self.score(hidden[last.to(hidden.device)].to(next(self.score.parameters(), hidden).dtype))
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, pooled_logits=logits, config=self.config)
@@ -92,10 +92,9 @@ class SequenceClassifier(WithHead):
         if "input_ids" not in given or not given.keys().isdisjoint(("labels", "inputs_embeds", *CACHE_NAMES)):
             return None
         refuse_unsupported(given, self.config)
-        self.swarm_base.require_known(given["input_ids"])
         rows = rows_of(given)
         last = rows.moved_left(self.last_tokens(given)).int().argmax(dim=1)
-        ids = rows.moved_left(given["input_ids"])
+        ids = rows.moved_left(self.swarm_base.known_ids(given["input_ids"], rows.real))
         return [text[: place + 1] for text, place in zip(ids, last.tolist(), strict=True)]
 
     def last_tokens(self, given: Mapping[str, Any]) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,11 +31,12 @@ class InferenceSession:
     """
 
     def __init__(self, base: SwarmBase, max_length: int) -> None:
-        if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1:
+        number: Any = max_length
+        if isinstance(number, bool) or not isinstance(number, Integral) or int(number) < 1:
             raise ConfigError(f"max_length of a session must be an integer of at least 1, not {max_length!r}.")
-        self.max_length, self.is_closed = max_length, False
+        self.max_length, self.is_closed = int(max_length), False
         self.output_ids: torch.Tensor | None = None
-        self.cache = SwarmCache(base, max_length=max_length, at_once=True)
+        self.cache = SwarmCache(base, max_length=self.max_length, at_once=True)
         self._base = base
         self._stepped: _Stepped | None = None
 
@@ -165,7 +167,10 @@ _generating: ContextVar[list[SwarmCache] | None] = ContextVar("generating", defa
 def active_cache(base: SwarmBase) -> SwarmCache | None:
     """Returns the cache of the session in use in this context."""
     session = _active.get().get(base)
-    return None if session is None else session.cache
+    if session is None:
+        return None
+    session.require_open(base)
+    return session.cache
 
 
 class Generating:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -47,21 +48,22 @@ class SwarmModel:
         Args:
             save_directory: a folder, which is created if it does not exist.
             is_main_process: whether this process writes, in programs with several processes.
-            **kwargs: other options of transformers: `push_to_hub` and `state_dict` are refused, the rest has no effect.
+            **kwargs: other options of transformers: `push_to_hub` and a `state_dict` with other tuned tensors are
+                refused, the rest has no effect.
 
         Raises:
-            ConfigError: the model has no tuned tensors, or other changes, which a checkpoint would lose.
+            ConfigError: the model has no tuned tensors; or another head, changed embeddings of tokens, or other tensors
+                that require gradients, which a checkpoint would lose.
             OSError: the folder cannot be written.
         """
         if kwargs.get("push_to_hub"):
             raise ConfigError("push_to_hub is not supported for a model on a swarm: upload the folder yourself.")
-        if kwargs.get("state_dict") is not None:
-            raise ConfigError("state_dict is not supported for a model on a swarm: load it into the model first.")
+        self._require_own(kwargs.get("state_dict") or {})
         trained = [name for name, one in self.named_parameters() if one.requires_grad]  # type: ignore[attr-defined]
         if others := [name for name in trained if not name.endswith(TUNED)]:
             raise ConfigError(
                 f"A checkpoint has only prompts and a classifier's head, not {', '.join(others[:3])}, which requires "
-                "gradients: save that with torch.save, or call requires_grad_(False) on it first."
+                "gradients: save that with torch.save. If it was not trained, call requires_grad_(False) on it."
             )
         tuned = tuned_tensors_of(self)
         if not self.swarm_base.has_loaded_words():
@@ -75,6 +77,14 @@ class SwarmModel:
         if is_main_process:
             found = dataclasses.replace(tuned, base_fingerprint=fingerprint_of_base(self.swarm_base))
             found.save(os.fspath(save_directory), f"{path}." if path else "")
+
+    def _require_own(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Refuses tuned tensors that are not the model's; wrappers add prefixes to their names."""
+        own = self.state_dict()  # type: ignore[attr-defined]
+        for name, tensor in state.items():
+            plain = name.replace("_orig_mod.", "").removeprefix("module.")
+            if plain.endswith(TUNED) and plain in own and not torch.equal(tensor.to(own[plain]), own[plain]):
+                raise ConfigError(f"state_dict has another {name} than the model: load it into the model first.")
 
 
 def fingerprint_of_base(base: Any) -> str | None:

@@ -138,7 +138,7 @@ def test_a_cache_continues_texts_and_forgets_their_ends(models: Any) -> None:
     cache.close()
 
 
-@pytest.mark.parametrize("lacking", [{"has_sessions": False}, {"cache_tokens": lambda _: 60.0}])
+@pytest.mark.parametrize("lacking", [{"has_sessions": False}, {"cache_tokens": lambda *_: 60.0}])
 def test_without_room_on_servers_texts_are_computed_again(
     lacking: dict[str, Any], models: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

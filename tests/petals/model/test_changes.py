@@ -199,10 +199,12 @@ def test_sessions_and_caches_belong_to_one_model(family_swarms: dict[str, Privat
 @pytest.mark.parametrize("wrong", [-100, 128])
 def test_unknown_token_ids_are_named_before_they_are_sent(wrong: int, family_swarms: dict[str, PrivateSwarm]) -> None:
     ids, mask = padded(texts(), "right")
-    ids[1, 3] = wrong
-    said = f"input_ids has {wrong} in row 1; the model knows 0 to 127"
-    with both(family_swarms["llama"]) as (model, _), pytest.raises(DataError, match=said):
-        model(ids, attention_mask=mask)
+    at_padding = ids.masked_fill(mask == 0, wrong)
+    with both(family_swarms["llama"]) as (model, _), torch.no_grad():
+        assert torch.equal(model(at_padding, attention_mask=mask).logits, model(ids, attention_mask=mask).logits)
+        ids[1, 3] = wrong
+        with pytest.raises(DataError, match=f"input_ids has {wrong} in row 1; the model knows 0 to 127"):
+            model(ids, attention_mask=mask)
 
 
 def test_heads_of_any_form_classify_and_only_whole_ones_are_saved(
@@ -221,7 +223,14 @@ def test_heads_of_any_form_classify_and_only_whole_ones_are_saved(
                 with pytest.raises(ConfigError, match="Only a linear head without a bias can be saved"):
                     model.requires_grad_(False).save_pretrained(tmp_path)
         model.score = torch.nn.Linear(64, 3, bias=False).requires_grad_(False)
-        model.get_input_embeddings().weight.data[5] += 1
+        words = model.get_input_embeddings()
+        hook = words.register_forward_hook(lambda *_: None)  # as those of Trainer and PEFT
+        state = {f"module.{name}": tensor for name, tensor in model.state_dict().items()}
+        model.save_pretrained(tmp_path / "hooked", state_dict=state)
+        with pytest.raises(ConfigError, match="state_dict has another module"):
+            model.save_pretrained(tmp_path, state_dict={**state, "module.score.weight": torch.ones(3, 64)})
+        hook.remove()
+        words.weight.data[5] += 1
         with pytest.raises(ConfigError, match="The embeddings of tokens differ from the base model's"):
             model.save_pretrained(tmp_path)
-    assert not any(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["hooked"]
