@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
-_MARKS = re.escape("".join(set(string.punctuation) - {".", "-"}))
+_MARKS = re.escape(string.punctuation.replace(".", "").replace("-", ""))
 # all ASCII punctuation but the decimal point and the sign of a number
 _PUNCTUATION = re.compile(rf"[{_MARKS}]|\.(?!\d)|(?<=[^\W\d])\.|(?<=\w)-|-(?!\.?\d)")
 

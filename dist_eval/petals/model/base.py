@@ -112,7 +112,8 @@ class SwarmBase(SwarmModel, Prompts):
         is_unknown = (texts < 0) | (texts >= known)
         if not is_unknown.any():
             return texts
-        for row, column in (is_unknown & real.to(texts.device)).nonzero().tolist():
+        if wrong := (is_unknown & real.to(texts.device)).nonzero().tolist():
+            row, column = wrong[0]
             raise DataError(f"input_ids has {int(texts[row, column])} in row {row}; the model knows 0 to {known - 1}.")
         return texts.masked_fill(is_unknown, 0)
 

@@ -17,6 +17,7 @@ from dist_eval.petals.client.failures import can_have_more_room
 from dist_eval.petals.client.inputs import Inputs, TokenIds
 from dist_eval.petals.client.outputs import picked
 from dist_eval.petals.client.petals_version import can_roll_back
+from dist_eval.petals.client.reachability import CONTACT_SECONDS
 from dist_eval.petals.client.records import RouteSegment
 from dist_eval.petals.client.routes import RouteRecord, Span
 from dist_eval.petals.client.session_room import NO_ROOM, CacheSpace, SessionRoom, room_for_sessions, with_room
@@ -188,13 +189,13 @@ class SwarmBlocks(Shared):
         """Whether all blocks have servers that keep texts."""
         return self._keeps_texts and self.requests.servers.has_sessions
 
-    def cache_tokens(self, *options: float) -> float:
+    def cache_tokens(self, seconds: float = CONTACT_SECONDS) -> float:
         """Returns the least free cache of all blocks, in tokens of texts; infinity without sessions.
 
-        The options are those of `Servers.free_cache`.
+        Servers that cannot be reached are asked again for some `seconds`.
         """
         room = [0] * self.requests.num_blocks
-        for span, free in self.requests.servers.free_cache(*options).items():
+        for span, free in self.requests.servers.free_cache(seconds).items():
             for block in range(span.start, span.end):
                 room[block] += free // (span.end - span.start)
         return min(room) if self.has_sessions else math.inf
