@@ -101,9 +101,8 @@ class RunConfig(OutputOptions, RankOptions, ModelOptions, SwarmOptions):
         if self.backend == "local":
             if self.initial_peers or self.peers_file or self.swarm:
                 raise ConfigError("--backend local uses no swarm: leave out --initial-peers, --peers-file and --swarm.")
-            defaults = {each.name: each.default for each in dataclasses.fields(self)}
             for name in ("compression", "max_tokens_per_second", "dht_prefix"):
-                if getattr(self, name) != defaults[name]:
+                if self.is_given(name):
                     raise ConfigError(f"--backend local uses no swarm: leave out {flag(name)}.")
             return
         if self.initial_peers and self.swarm:
