@@ -28,7 +28,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from shutil import rmtree
 from threading import Lock, Thread
 from types import FrameType
 from typing import Any
@@ -58,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = torchrun.parse_args(list(sys.argv[1:] if arguments is None else arguments))
     _leave_ignored_signals(options)
     try:
-        with workspace() as folder, _ending_on_signals(folder):  # torchrun would leave its own folder behind
+        with _ending_on_signals(), workspace() as folder:  # torchrun would leave its own folder behind
             options.log_dir = options.log_dir or str(folder)
             try:
                 torchrun.config_from_args(options)
@@ -90,8 +89,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def _ending_on_signals(folder: Path) -> Iterator[None]:
-    """Within this context, a signal ends this process and removes its folder, until torchrun has ranks to end.
+def _ending_on_signals() -> Iterator[None]:
+    """Within this context, a signal ends this process, until torchrun has ranks to end.
 
     Until then, torchrun may wait for other hosts for an hour, in C++, where no handler in Python runs; and as the first
     process of a container, it would ignore the signals that have no handler.
@@ -102,7 +101,6 @@ def _ending_on_signals(folder: Path) -> Iterator[None]:
         if not ending.acquire(blocking=False):
             return  # the other thread ends the process
         print(f"dist_eval: ended by {signal.Signals(number).name}", file=sys.stderr, flush=True)
-        rmtree(folder, ignore_errors=True)
         os._exit(STOPPED)
 
     def watch() -> None:
