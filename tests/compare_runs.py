@@ -14,7 +14,7 @@ from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.custom_metrics import CustomMetric, MetricInputs, custom_results
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.petals.base_model.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, Problem
-from dist_eval.statistics import Units, class_intervals, metric_intervals
+from dist_eval.statistics import class_intervals, metric_intervals
 from dist_eval.statistics.metrics import statistics_of_functions
 
 NAMES = ["neg", "neutral", "pos"]
@@ -43,11 +43,11 @@ def run_of(
     custom: Sequence[CustomMetric] = (), **data: Any,
 ) -> Path:  # fmt: skip
     """Writes a run's folder as the evaluator does, with the figures of functions of the caller's own."""
+    found = found.in_groups(groups)
     metrics = compute_metrics(found, names)
     own = custom_results(custom, MetricInputs.of(found)).values
     metrics = replace(metrics, values={**metrics.values, **own}, custom=list(own))
-    units = Units.single(len(found)) if groups is None else Units.groups(groups)
-    extra_statistics = statistics_of_functions(custom, found, units)
+    extra_statistics = statistics_of_functions(custom, found)
     whole = metric_intervals(found, metrics, resamples=99, extra_statistics=extra_statistics)
     rows = [
         {**dict(row), "intervals": of_class}
@@ -58,6 +58,6 @@ def run_of(
     changes: dict[str, Any] = {"intervals": whole, "per_class": rows, "groups": of_groups or None}
     changes["data"] = {**FACTS["data"], "text_digest": "texts", **data}
     of_classes = dict.fromkeys(("calibration", "confident_mistakes")) if found.problem is REGRESSION else {}
-    run.complete(found, sections(metrics, **changes, **of_classes), groups)
+    run.complete(found, sections(metrics, **changes, **of_classes))
     run.close()
     return folder

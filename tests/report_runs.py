@@ -47,11 +47,12 @@ def synthetic_run(
         logits = logits + skill * (2.0 * label - 1.0)
     else:
         label = logits * 2 + generator.normal(size=logits.shape)
-    found = Predictions.from_logits(np.arange(examples), label, logits, problem)
+    options = analysis_options or AnalysisOptions()
+    found = options.grouped(Predictions.from_logits(np.arange(examples), label, logits, problem))
     metrics = compute_metrics(found, names)
     run = opened(folder)
     coverage = {**FACTS["coverage"], "expected": examples, "seen": examples}
-    analysis = analyse(found, metrics, analysis_options or AnalysisOptions())
+    analysis = analyse(found, metrics, options)
     run.complete(found, sections(metrics, **dict(analysis), ranks=rank_results(ranks), coverage=coverage))
     run.close()
     results_of(folder)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dist_eval.metrics.predictions import PredictionsLike
+from dist_eval.metrics.predictions import Predictions
 from dist_eval.petals.base_model.problem_types import REGRESSION, SINGLE_LABEL
 from dist_eval.results.scores import ConfidentMistake
 
@@ -27,7 +27,7 @@ class Mistake:
 
 
 def worst_mistakes(
-    chunks: Iterable[PredictionsLike], most: int, pairs: Sequence[tuple[int, int]] = (), of_each_pair: int = 0
+    chunks: Iterable[Predictions], most: int, pairs: Sequence[tuple[int, int]] = (), of_each_pair: int = 0
 ) -> tuple[int, list[Mistake]]:
     """Counts the mistakes and finds the `most` worst ones; ties are in dataset order, as are the chunks.
 
@@ -55,7 +55,7 @@ def worst_mistakes(
     return total, [Mistake(int(index), label, given, float(score)) for index, label, given, score in rows]
 
 
-def confident_mistakes(predictions: PredictionsLike, label_names: Sequence[str]) -> list[ConfidentMistake] | None:
+def confident_mistakes(predictions: Predictions, label_names: Sequence[str]) -> list[ConfidentMistake] | None:
     """Returns the section `confident_mistakes` of `results.json` (see `worst_mistakes`); None for a regression.
 
     In a multi-label problem `label` and `prediction` are lists.
@@ -73,7 +73,7 @@ def confident_mistakes(predictions: PredictionsLike, label_names: Sequence[str])
     ]
 
 
-def _wrong(chunk: PredictionsLike) -> tuple[np.ndarray, np.ndarray]:
+def _wrong(chunk: Predictions) -> tuple[np.ndarray, np.ndarray]:
     """Returns the rows of the mistakes, and their scores."""
     label, prediction = chunk.label, chunk.prediction
     if chunk.problem is REGRESSION:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -16,17 +16,17 @@ from dist_eval.analysis.slices import LENGTH, Slicing, compute_slices
 from dist_eval.data.columns import group_numbers
 from dist_eval.data.selection import positions_of
 from dist_eval.metrics.computing import Metrics
-from dist_eval.metrics.predictions import PredictionsLike
+from dist_eval.metrics.predictions import Predictions
 from dist_eval.petals.base_model.problem_types import REGRESSION
 from dist_eval.results.scores import Analysis, ClassResults, Groups, OutputResults
-from dist_eval.statistics import Statistic, Units, class_intervals, compute_calibration, metric_intervals
+from dist_eval.statistics import Statistic, class_intervals, compute_calibration, metric_intervals
 
 if TYPE_CHECKING:
     from dist_eval.data.dataset import TokenizedDataset
     from dist_eval.data.prompted_rows import PromptedRows
-    from dist_eval.runs.saved_samples import SavedTexts
+    from dist_eval.runs.saved_samples import Samples, Texts
 
-    Samples: TypeAlias = PredictionsLike | SavedTexts
+SomeSamples = TypeVar("SomeSamples", Predictions, "Texts")
 
 
 @dataclass(frozen=True)
@@ -62,30 +62,17 @@ class AnalysisOptions:
         groups = group_numbers(data.column(group_column), group_column, data.where)
         return cls(confidence, slicings, group_column, groups, data.rows)
 
-    def groups(self, samples: Samples) -> np.ndarray | None:
-        """Returns the group of each sample, int64 of shape [n], None without groups."""
-        return None if self.group_column is None else self.group_of[positions_of(samples.index, self.rows)]
+    def grouped(self, samples: SomeSamples) -> SomeSamples:
+        """Returns samples with the groups of these options."""
+        has_groups = self.group_column is not None
+        return samples.in_groups(self.group_of[positions_of(samples.index, self.rows)] if has_groups else None)
 
     def groups_summary(self, samples: Samples) -> Groups | None:
         """Returns the section of results on the groups of samples; None without groups."""
-        groups = self.groups(samples)
-        if groups is None or self.group_column is None:
+        if samples.group is None or self.group_column is None:
             return None
-        sizes = np.unique(groups, return_counts=True)[1]
+        sizes = np.unique(samples.group, return_counts=True)[1]
         return Groups(column=self.group_column, count=len(sizes), largest=int(sizes.max()))
-
-    def interval_options(self, samples: Samples) -> dict[str, Any]:
-        """Returns the arguments of `metric_intervals` and similar functions that depend on these options."""
-        return {
-            "confidence": self.confidence,
-            "groups": self.groups(samples),
-            "sampling_fraction": self.sampling_fraction,
-        }
-
-    def units(self, predictions: PredictionsLike) -> Units:
-        """Returns the resampling units of predictions."""
-        groups = self.groups(predictions)
-        return Units.single(len(predictions)) if groups is None else Units.groups(groups)
 
 
 def columns_asked_for(slice_by: Sequence[str], group_column: str | None) -> list[str]:
@@ -94,13 +81,15 @@ def columns_asked_for(slice_by: Sequence[str], group_column: str | None) -> list
 
 
 def analyse(
-    predictions: PredictionsLike, metrics: Metrics, options: AnalysisOptions, extra_statistics: Sequence[Statistic] = ()
+    predictions: Predictions, metrics: Metrics, options: AnalysisOptions, extra_statistics: Sequence[Statistic] = ()
 ) -> Analysis:
     """Computes the sections of `results.json` that depend on the options of the analysis.
 
-    Predictions are in dataset order, at least one. `metric_intervals` describes `extra_statistics`.
+    Predictions are in dataset order, at least one, with their groups (see `AnalysisOptions.grouped`).
+    `metric_intervals` describes `extra_statistics`.
     """
-    names, level = metrics.label_names, options.interval_options(predictions)
+    names = metrics.label_names
+    level: dict[str, Any] = {"confidence": options.confidence, "sampling_fraction": options.sampling_fraction}
     intervals = metric_intervals(predictions, metrics, extra_statistics=extra_statistics, **level)
     is_regression = metrics.problem == REGRESSION.name
     of_classes = class_intervals(predictions, metrics, intervals, **level)

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from dist_eval.data.selection import positions_of
 from dist_eval.metrics.catalogue import METRICS, metric_names
 from dist_eval.metrics.computing import compute_metrics
-from dist_eval.metrics.predictions import PredictionsLike
+from dist_eval.metrics.predictions import Predictions
 from dist_eval.metrics.units import FEW_UNITS
 from dist_eval.petals.base_model.problem_types import MULTI_LABEL, REGRESSION
 from dist_eval.record import MetricValues, Reasons
@@ -175,12 +175,11 @@ def slices_of(
 
 
 def compute_slices(
-    predictions: PredictionsLike,
+    predictions: Predictions,
     slicing: Slicing,
     label_names: Sequence[str],
     *,
     confidence: float = 0.95,
-    groups: np.ndarray | None = None,
     sampling_fraction: float = 0.0,
 ) -> list[Slice]:
     """Computes the slices of predictions (see `slices_of`).
@@ -206,19 +205,14 @@ def compute_slices(
             undefined={name: undefined[name] for name in names if name in undefined},
         )
         intervals = metric_intervals(
-            inside,
-            metrics,
-            confidence=confidence,
-            groups=None if groups is None else groups[places],
-            sampling_fraction=sampling_fraction,
-            most=RESAMPLES,
+            inside, metrics, confidence=confidence, sampling_fraction=sampling_fraction, most=RESAMPLES
         )
         return metrics.values, metrics.undefined, intervals
 
     return slices_of(predictions.index, slicing, names, confidence, measure)
 
 
-def _support(predictions: PredictionsLike) -> np.ndarray:
+def _support(predictions: Predictions) -> np.ndarray:
     """Returns the number of examples of each class or label, int64 of shape [classes]; empty for a regression."""
     if predictions.problem is REGRESSION:
         return np.zeros(0, dtype=np.int64)

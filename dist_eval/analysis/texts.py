@@ -16,15 +16,15 @@ from dist_eval.metrics.texts import TEXT_METRICS, USUAL_METRICS, TextMetric, fin
 from dist_eval.record import MetricValues, Reasons
 from dist_eval.results.scores import Interval, Slice
 from dist_eval.results.tasks import NO_FILTER, TaskMetric
-from dist_eval.runs.saved_samples import SavedTexts
+from dist_eval.runs.saved_samples import Texts
 from dist_eval.statistics.documents import document_interval
 
 _MEAN = "mean"
 
 
 def measure_texts(
-    texts: SavedTexts, metrics: Sequence[TextMetric], pattern: re.Pattern[str] | None
-) -> tuple[SavedTexts, Reasons]:
+    texts: Texts, metrics: Sequence[TextMetric], pattern: re.Pattern[str] | None
+) -> tuple[Texts, Reasons]:
     """Returns the texts with answers and values of metrics, and the reasons why failed custom metrics lack values.
 
     Without a pattern the text is the answer. If a pattern does not match, the answer is wrong: 0 for built-in metrics,
@@ -48,7 +48,7 @@ class _MetricFailure(Exception):
     """A metric failed for a text; the message gives the reason."""
 
 
-def _values_of(metric: TextMetric, answers: Sequence[str | None], texts: SavedTexts) -> Iterator[float]:
+def _values_of(metric: TextMetric, answers: Sequence[str | None], texts: Texts) -> Iterator[float]:
     for row, answer, references in zip(texts.index.tolist(), answers, texts.references, strict=True):
         if answer is None and not metric.is_custom:
             yield 0.0
@@ -62,7 +62,7 @@ def _values_of(metric: TextMetric, answers: Sequence[str | None], texts: SavedTe
             raise _MetricFailure(f"the metric {what.removesuffix('.')} (row {row})") from error
 
 
-def mean_metrics(texts: SavedTexts, undefined: Mapping[str, str], options: AnalysisOptions) -> list[TaskMetric]:
+def mean_metrics(texts: Texts, undefined: Mapping[str, str], options: AnalysisOptions) -> list[TaskMetric]:
     """Returns the metrics of all texts, with intervals; `undefined` has the reasons for metrics without a value."""
     everything = np.arange(len(texts))
     names = [*texts.values, *undefined]
@@ -81,7 +81,7 @@ def mean_metrics(texts: SavedTexts, undefined: Mapping[str, str], options: Analy
     ]
 
 
-def text_slices(texts: SavedTexts, undefined: Mapping[str, str], options: AnalysisOptions) -> list[Slice]:
+def text_slices(texts: Texts, undefined: Mapping[str, str], options: AnalysisOptions) -> list[Slice]:
     """Returns the section `slices` of `results.json` (see `mean_metrics`)."""
     names = [*texts.values, *undefined]
 
@@ -96,7 +96,7 @@ def text_slices(texts: SavedTexts, undefined: Mapping[str, str], options: Analys
 
 
 def _means(
-    texts: SavedTexts,
+    texts: Texts,
     places: np.ndarray,
     names: Sequence[str],
     undefined: Mapping[str, str],
@@ -104,7 +104,6 @@ def _means(
     most: int | None = None,
 ) -> Measured:
     """Returns the mean of each metric over some texts, the reasons for undefined ones, and intervals."""
-    groups = options.groups(texts)
     means: MetricValues = dict.fromkeys(names)
     reasons = {name: undefined[name] for name in names if name in undefined}
     intervals = {name: Interval(confidence=options.confidence, reason=reason) for name, reason in reasons.items()}
@@ -117,7 +116,7 @@ def _means(
             mean,
             _MEAN,
             options.confidence,
-            groups=None if groups is None else groups[places],
+            groups=None if texts.group is None else texts.group[places],
             sampling_fraction=options.sampling_fraction,
             most=most,
         )

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from dist_eval.compare.comparison import Change
+from dist_eval.metrics.predictions import Predictions
 from dist_eval.petals.base_model.problem_types import REGRESSION, SINGLE_LABEL, exact_matches
-from dist_eval.runs.saved_samples import SavedPredictions
 from dist_eval.tables import csv_text, format_count
 
 # By whether the second model improved and whether it got worse
@@ -22,15 +22,15 @@ _KINDS_IN_REGRESSIONS = {(True, False): "nearer", (False, True): "farther", (Fal
 class Changes:
     """The changes between the predictions of two models for the same examples; masks are bool of shape [n]."""
 
-    first: SavedPredictions
-    second: SavedPredictions
+    first: Predictions
+    second: Predictions
     changed: np.ndarray  # examples with different predictions
     # examples that only the second model gets right; in a regression, changed ones where its loss is smaller
     improved: np.ndarray
     worsened: np.ndarray  # the same for the first model
 
     @classmethod
-    def between(cls, first: SavedPredictions, second: SavedPredictions) -> Changes:
+    def between(cls, first: Predictions, second: Predictions) -> Changes:
         """Compares the predictions of two models."""
         changed = ~exact_matches(first.prediction, second.prediction)
         if first.problem is REGRESSION:

@@ -18,19 +18,19 @@ from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.custom_metrics import CustomMetric, MetricInputs, custom_results
 from dist_eval.metrics.definitions import UNKNOWN
 from dist_eval.metrics.metric_loading import load_metrics
+from dist_eval.metrics.predictions import Predictions
 from dist_eval.metrics.units import FEW_UNITS
 from dist_eval.petals.base_model.problem_types import PROBLEMS, REGRESSION, exact_matches
 from dist_eval.record import MetricValues
 from dist_eval.results.run import CompleteRun
 from dist_eval.results.scores import Intervals
 from dist_eval.runs.reading import read_table
-from dist_eval.runs.saved_samples import SavedPredictions, read_predictions
+from dist_eval.runs.saved_samples import read_predictions
 from dist_eval.statistics import (
     Interval,
     McNemar,
     PairedDifference,
     Statistic,
-    Units,
     mcnemar,
     metric_intervals,
     paired_differences,
@@ -51,8 +51,7 @@ class ComparedEvaluation(ComparedRun):
 
     folder: Path  # the run's folder
     results: CompleteRun  # content of `results.json`
-    predictions: SavedPredictions  # predictions in dataset order, without failed examples
-    group: np.ndarray | None = None  # the group (cluster) of each example, int64 of shape [n]; None without groups
+    predictions: Predictions  # predictions in dataset order, without failed examples
     custom_statistics: Sequence[Statistic] = ()  # statistics of custom metrics
     sampling_fraction: float = 0.0  # share of the dataset that the intervals take into account (see `metric_intervals`)
 
@@ -60,14 +59,15 @@ class ComparedEvaluation(ComparedRun):
     def load(cls, folder: Path, results: CompleteRun) -> ComparedEvaluation:
         """Loads the predictions of a run with these results from its folder."""
         predictions = read_table(folder, read_predictions)
-        groups, group = results.groups, predictions.group if results.groups else None
-        if groups and (group is None or len(np.unique(group)) != groups.count):  # older, or interrupted
+        groups = results.groups
+        if groups is None:
+            return cls(folder, results, predictions.in_groups(None), sampling_fraction=results.data.sampling_fraction)
+        if predictions.group is None or len(np.unique(predictions.group)) != groups.count:  # older, or interrupted
             raise RunError(
                 f"{folder} has intervals over groups of {groups.column!r}, but its predictions.parquet does not hold "
                 "these groups. Run the same command again: it writes them and sends nothing."
             )
-        fraction = 0.0 if groups else results.data.sampling_fraction
-        return cls(folder, results, predictions, group, sampling_fraction=fraction)
+        return cls(folder, results, predictions)
 
     @classmethod
     def load_metrics(cls, given: Sequence[str], runs: Sequence[ComparedEvaluation]) -> tuple[list[str], list[Any]]:
@@ -116,8 +116,7 @@ class ComparedEvaluation(ComparedRun):
         if not metrics:
             return self
         custom = custom_results(metrics, MetricInputs.of(self.predictions))
-        units = Units.single(len(self.predictions)) if self.group is None else Units.groups(self.group)
-        statistics = statistics_of_functions(metrics, self.predictions, units)
+        statistics = statistics_of_functions(metrics, self.predictions)
         results = self.results
         intervals: Intervals = {}
         for statistic in statistics:
@@ -139,18 +138,17 @@ class ComparedEvaluation(ComparedRun):
     def restricted(self, rows: np.ndarray, sampling_fraction: float) -> ComparedEvaluation:
         """Restricts this run to some rows of the dataset, and computes their metrics and intervals."""
         places = np.flatnonzero(np.isin(self.predictions.index, rows))
-        group = None if self.group is None else renumbered(self.group[places])
-        if len(places) == len(self.predictions):
-            return replace(self, group=group)
         predictions, groups = self.predictions.at(places), self.results.groups
+        if predictions.group is not None:
+            predictions = predictions.in_groups(renumbered(predictions.group))
+        if len(places) == len(self.predictions):
+            return replace(self, predictions=predictions)
         metrics = compute_metrics(predictions, self.results.label_names)
-        if groups and group is not None:
-            sizes = np.bincount(group)
+        if groups and predictions.group is not None:
+            sizes = np.bincount(predictions.group)
             groups = groups.model_copy(update={"count": len(sizes), "largest": int(sizes.max())})
         fraction = 0.0 if groups else sampling_fraction
-        intervals = metric_intervals(
-            predictions, metrics, confidence=self.confidence, groups=group, sampling_fraction=fraction
-        )
+        intervals = metric_intervals(predictions, metrics, confidence=self.confidence, sampling_fraction=fraction)
         revised = {
             "metrics": metrics.values,
             "undefined": metrics.undefined,
@@ -159,7 +157,7 @@ class ComparedEvaluation(ComparedRun):
             "groups": groups,
         }
         results = self.results.model_copy(update=revised)
-        return replace(self, results=results, predictions=predictions, group=group, sampling_fraction=fraction)
+        return replace(self, results=results, predictions=predictions, sampling_fraction=fraction)
 
     @property
     def metrics(self) -> MetricValues:
@@ -223,7 +221,7 @@ class ComparedEvaluation(ComparedRun):
     def _largest_difference(self, other: ComparedEvaluation) -> float:
         """Returns the largest difference of predictions of a regression, or of probabilities: column by column."""
 
-        def columns(predictions: SavedPredictions) -> Iterable[np.ndarray]:
+        def columns(predictions: Predictions) -> Iterable[np.ndarray]:
             if self.results.problem_type == REGRESSION.name:
                 return np.atleast_2d(predictions.prediction.T)
             return predictions.probabilities_of(range(predictions.num_labels))
@@ -239,7 +237,6 @@ class ComparedEvaluation(ComparedRun):
             other.predictions,
             metrics=metrics,
             confidence=confidence,
-            groups=self.group,
             extra_statistics=list(zip(self.custom_statistics, other.custom_statistics, strict=True)),
             resamples=resamples,
         )
@@ -330,5 +327,5 @@ def _require_comparable(first: ComparedEvaluation, second: ComparedEvaluation) -
     require_same_groups(
         [run.folder for run in (first, second)],
         [run.results.groups for run in (first, second)],
-        [run.group for run in (first, second)],
+        [run.predictions.group for run in (first, second)],
     )

@@ -45,7 +45,7 @@ from dist_eval.results.inputs import FailedExample
 from dist_eval.results.run import CompleteRun, EvaluationResults
 from dist_eval.results.work import RankResults
 from dist_eval.runs.fingerprint import Fingerprint
-from dist_eval.runs.saved_samples import SavedPredictions, read_predictions
+from dist_eval.runs.saved_samples import read_predictions
 
 
 class Classification(Job[TokenizedDataset, Gathered]):
@@ -140,10 +140,10 @@ class Classification(Job[TokenizedDataset, Gathered]):
     def _finish(self, answered: Answered[TokenizedDataset, Gathered], context: Context) -> None:
         """Computes the metrics, and writes and shows the results."""
         data, gathered, work = answered.data, answered.found, answered.work
-        analysis, predictions = self._analysis, gathered.predictions
         failed = (index for index, _ in work.failed)
         coverage, metrics = score(gathered, len(data), self.target.label_names, failed, data.rows)
-        metrics, found = analysed(predictions, metrics, self._metrics, analysis)
+        predictions = self._analysis.grouped(gathered.predictions)
+        metrics, found = analysed(predictions, metrics, self._metrics, self._analysis)
         results = EvaluationResults(
             **dict(scores_of(metrics)),
             **dict(found),
@@ -154,7 +154,7 @@ class Classification(Job[TokenizedDataset, Gathered]):
             model=self.base.summary(self.target),
             spread=spread_of(work.ranks, metrics),
         )
-        context.folder.complete(predictions, results, analysis.groups(predictions))
+        context.folder.complete(predictions, results)
         show_results(context.folder, self.config)
 
 
@@ -163,12 +163,12 @@ def rescored(
     custom_metrics: Sequence[CustomMetric],
     analysis: AnalysisOptions,
     results: CompleteRun,
-    predictions: SavedPredictions,
-) -> tuple[CompleteRun, SavedPredictions, np.ndarray | None]:
-    """Returns newly scored results, the predictions that they were computed from, and their groups (see `rescore`)."""
-    built_in = compute_metrics(predictions, results.label_names)
-    metrics, found = analysed(predictions, built_in, custom_metrics, analysis)
-    renewed, groups = {metric.name for metric in custom_metrics}, analysis.groups(predictions)
-    is_regrouped = not np.array_equal(predictions.group, groups)  # type: ignore[arg-type]  # None equals itself only
+    predictions: Predictions,
+) -> tuple[CompleteRun, Predictions]:
+    """Returns newly scored results, and the predictions with their groups (see `rescore`)."""
+    grouped, renewed = analysis.grouped(predictions), {metric.name for metric in custom_metrics}
+    metrics, found = analysed(grouped, compute_metrics(grouped, results.label_names), custom_metrics, analysis)
+    # None equals itself only
+    is_regrouped = not np.array_equal(predictions.group, grouped.group)  # type: ignore[arg-type]
     new = with_new_scores(results, metrics, found, config, renewed=renewed, is_regrouped=is_regrouped)
-    return new, predictions, groups
+    return new, grouped

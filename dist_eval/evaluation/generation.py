@@ -39,7 +39,7 @@ from dist_eval.results.run import CompleteTasksRun
 from dist_eval.results.tasks import PromptedDataset, TaskResults, TasksFiles, TasksResults
 from dist_eval.runs.files import PREDICTIONS
 from dist_eval.runs.fingerprint import DRAWS, Fingerprint
-from dist_eval.runs.saved_samples import SavedTexts, read_texts
+from dist_eval.runs.saved_samples import Texts, read_texts
 from dist_eval.tables import format_count
 
 
@@ -50,7 +50,7 @@ class GenerationTask:
 
     def __init__(self, config: EvaluationConfig, base: BaseModelSpec, target: CausalModel) -> None:
         self._config, self._base = config, base
-        self.metrics = load_text_metrics(config.metric, tuple(SavedTexts.TYPES))  # of each text
+        self.metrics = load_text_metrics(config.metric, tuple(Texts.TYPES))  # of each text
         # finds the answer in a text; None if the whole text is the answer
         self.pattern = re.compile(config.answer_pattern) if config.answer_pattern else None
         self.tokenizer = load_tokenizer(base.name)  # the model's
@@ -196,8 +196,8 @@ class Generation(RequestJob):
 
         return scored
 
-    def _texts(self, positions: np.ndarray, answers: np.ndarray) -> SavedTexts:
-        return SavedTexts(
+    def _texts(self, positions: np.ndarray, answers: np.ndarray) -> Texts:
+        return Texts(
             index=self.task.rows.rows_at(positions),
             references=[self.task.rows.references[position] for position in positions.tolist()],
             text=[
@@ -212,7 +212,7 @@ class Generation(RequestJob):
         config, rows = self.config, self.task.rows
         sections = self.sections(answered, context, tokenizer_digest(self.task.tokenizer))
         texts = self._texts(answered.found["index"], answered.found)
-        texts, undefined = measure_texts(texts, self.task.metrics, self.task.pattern)
+        texts, undefined = measure_texts(self._analysis.grouped(texts), self.task.metrics, self.task.pattern)
         results = TasksResults(
             **sections,
             **self._scores(config.run_name, self.task.dataset(), texts, undefined),
@@ -223,10 +223,10 @@ class Generation(RequestJob):
                 FailedExample(index=rows.source.row(position), reason=why) for position, why in answered.work.failed
             ],
         )
-        context.folder.complete(texts, results, self._analysis.groups(texts))
+        context.folder.complete(texts, results)
         show_results(context.folder, config)
 
-    def _scores(self, name: str, dataset: PromptedDataset, texts: SavedTexts, undefined: Reasons) -> dict[str, Any]:
+    def _scores(self, name: str, dataset: PromptedDataset, texts: Texts, undefined: Reasons) -> dict[str, Any]:
         """Returns the sections of `results.json` that depend on metrics, pattern and analysis options."""
         unmatched = None if texts.answer is None else texts.answer.count(None)
         metrics = mean_metrics(texts, undefined, self._analysis)
@@ -239,7 +239,7 @@ class Generation(RequestJob):
             "notices": self._notices(texts),
         }
 
-    def _notices(self, texts: SavedTexts) -> list[str]:
+    def _notices(self, texts: Texts) -> list[str]:
         notices = []
         if self.task.rows.with_begin:
             notices.append(f"{format_count(self.task.rows.with_begin, 'prompt has', 'prompts have')} {HAS_BOS}")
@@ -254,23 +254,21 @@ class Generation(RequestJob):
             notices.append(f"{' and '.join(drawing)}: without effect, because --temperature is 0")
         return notices
 
-    def _rescored(
-        self, results: CompleteTasksRun, texts: SavedTexts
-    ) -> tuple[CompleteTasksRun, SavedTexts, np.ndarray | None]:
-        """Returns newly scored results, the texts that they were computed from, and their groups."""
+    def _rescored(self, results: CompleteTasksRun, texts: Texts) -> tuple[CompleteTasksRun, Texts]:
+        """Returns newly scored results, and the texts with their groups and values."""
         config, recorded = self.config, results.config.get("metric") or []
         assert results.dataset is not None and isinstance(recorded, list), "the folder holds this very run"
         [(name, task)] = results.tasks.items()
         specs = list({name_of_spec(spec): spec for spec in (*recorded, *config.metric)}.values())
         has_new_pattern = results.config.get("answer_pattern") != config.answer_pattern
         # the table has the values of the others
-        metrics = load_text_metrics(specs, tuple(SavedTexts.TYPES)) if has_new_pattern else self.task.metrics
+        metrics = load_text_metrics(specs, tuple(Texts.TYPES)) if has_new_pattern else self.task.metrics
         computed = {metric.name for metric in metrics}
-        texts, failed = measure_texts(texts, metrics, self.task.pattern)
+        texts, failed = measure_texts(self._analysis.grouped(texts), metrics, self.task.pattern)
         undefined = {
             metric.metric: metric.interval.reason or ""
             for metric in task.metrics
             if metric.value is None and metric.metric not in computed
         }
         scores = self._scores(name, results.dataset, texts, undefined | failed)
-        return results.model_copy(update=scores), texts, self._analysis.groups(texts)
+        return results.model_copy(update=scores), texts

@@ -7,8 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
 from dist_eval.analysis.options import AnalysisOptions
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.prompted_rows import PromptedRows
@@ -16,15 +14,16 @@ from dist_eval.evaluation.context import RunContext
 from dist_eval.evaluation.printing import announce_complete, show_results
 from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.metric_loading import name_of_spec
+from dist_eval.metrics.predictions import Predictions
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.results.run import CompleteRun, CompleteTasksRun
 from dist_eval.results.scores import Analysis, Interval
 from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.reading import read_table
-from dist_eval.runs.saved_samples import SavedPredictions, SavedTexts
+from dist_eval.runs.saved_samples import Texts
 
 _Value = TypeVar("_Value")
-Table = TypeVar("Table", SavedPredictions, SavedTexts)
+Table = TypeVar("Table", Predictions, Texts)
 
 # Options of the analysis: they change how predictions are analysed, not the predictions
 ANALYSIS_OPTIONS = ("confidence", "group_column", "slice_by")
@@ -35,24 +34,23 @@ def rescore(
     folder: EvaluationFolder,
     config: EvaluationConfig,
     read: Callable[[Path], Table],
-    compute: Callable[[Any, Table], tuple[Any, Table, np.ndarray | None]],
+    compute: Callable[[Any, Table], tuple[Any, Table]],
 ) -> None:
     """Prints that the run is complete, computes from its samples what new options ask for, and shows the results.
 
     Custom metrics, groups and slices are always computed again, because their code or columns may have changed;
     intervals only if their options differ from the run's.
 
-    `read` reads the table of the samples. `compute` turns the recorded results and the table into new ones, and the
-    groups of the samples.
+    `read` reads the table of the samples. `compute` turns the recorded results and the table into new ones.
     """
     results = announce_complete(folder)
     is_new = bool(config.metric) or any(results.config.get(name) != getattr(config, name) for name in _RESCORED)
     if is_new or config.slice_by or config.group_column:  # these columns of the dataset may have changed
-        found, samples, groups = compute(results, read_table(folder.path, read, " --overwrite runs it again."))
+        found, samples = compute(results, read_table(folder.path, read, " --overwrite runs it again."))
         is_new = is_new or found != results
         results = found.model_copy(update={"config": _options_of_both(results.config, config)})
     if is_new:
-        folder.revise(results, samples, groups)
+        folder.revise(results, samples)
         print("Computed from its answers:", flush=True)
     show_results(folder, config, are_new=is_new, with_speed=False)
 

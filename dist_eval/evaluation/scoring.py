@@ -15,7 +15,7 @@ from dist_eval.evaluation.worker import RankOutput
 from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.confusion import MOST_DENSE_CLASSES
 from dist_eval.metrics.custom_metrics import CustomMetric, MetricInputs, custom_results
-from dist_eval.metrics.predictions import Predictions, PredictionsLike, prove_coverage
+from dist_eval.metrics.predictions import Predictions, prove_coverage
 from dist_eval.metrics.totals import Totals, require_same_totals
 from dist_eval.petals.base_model.problem_types import REGRESSION, SINGLE_LABEL
 from dist_eval.results.inputs import Coverage
@@ -69,9 +69,7 @@ def score(
     return coverage, compute_metrics(gathered.predictions, label_names)
 
 
-def _with_custom_metrics(
-    metrics: Metrics, custom_metrics: Sequence[CustomMetric], predictions: PredictionsLike
-) -> Metrics:
+def _with_custom_metrics(metrics: Metrics, custom_metrics: Sequence[CustomMetric], predictions: Predictions) -> Metrics:
     if not custom_metrics:  # probabilities take much memory
         return metrics
     custom = custom_results(custom_metrics, MetricInputs.of(predictions))
@@ -84,11 +82,11 @@ def _with_custom_metrics(
 
 
 def analysed(
-    predictions: PredictionsLike, metrics: Metrics, custom_metrics: Sequence[CustomMetric], options: AnalysisOptions
+    predictions: Predictions, metrics: Metrics, custom_metrics: Sequence[CustomMetric], options: AnalysisOptions
 ) -> tuple[Metrics, Analysis]:
     """Adds custom metrics to those of predictions, and analyses all of them."""
     metrics = _with_custom_metrics(metrics, custom_metrics, predictions)
-    extra_statistics = statistics_of_functions(custom_metrics, predictions, options.units(predictions))
+    extra_statistics = statistics_of_functions(custom_metrics, predictions)
     return metrics, analyse(predictions, metrics, options, extra_statistics)
 
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dist_eval.metrics.predictions import PredictionsLike
+from dist_eval.metrics.predictions import Predictions
 from dist_eval.metrics.statistic import Statistic
 from dist_eval.metrics.units import Units
 
@@ -48,7 +48,7 @@ class Confidences:
     brier: np.ndarray  # Brier score of each example, float64 of shape [n]
 
     @classmethod
-    def from_predictions(cls, predictions: PredictionsLike) -> Iterator[Confidences]:
+    def from_predictions(cls, predictions: Predictions) -> Iterator[Confidences]:
         """Yields the confidences of the predicted classes, or in a multi-label problem of each label in turn."""
         label, numbers = predictions.label, range(predictions.num_labels)
         columns = zip(numbers, predictions.probabilities_of(numbers), strict=True)

@@ -18,7 +18,7 @@ import numpy as np
 from dist_eval.metrics.catalogue import METRICS, OF_CLASS, OF_OUTPUT
 from dist_eval.metrics.confusion import ClassCounts, confusion_matrix
 from dist_eval.metrics.definitions import rank_correlations, statistic_of_outputs, statistics_of
-from dist_eval.metrics.predictions import PredictionsLike
+from dist_eval.metrics.predictions import Predictions
 from dist_eval.metrics.units import Units
 from dist_eval.petals.base_model.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL, named
 from dist_eval.record import MetricValues, Reasons
@@ -71,7 +71,7 @@ class Metrics:
         return self.cells if isinstance(self.cells, np.ndarray) else self.cells.toarray()
 
 
-def compute_metrics(predictions: PredictionsLike, label_names: Sequence[str]) -> Metrics:
+def compute_metrics(predictions: Predictions, label_names: Sequence[str]) -> Metrics:
     """Computes all metrics of the predictions' problem type.
 
     Definitions are scikit-learn's (`sklearn.metrics`) and, for correlations, SciPy's. In single-label classification
@@ -139,7 +139,7 @@ def _class_results(counts: ClassCounts, names: Sequence[str]) -> list[ClassResul
 
 
 def _regression_metrics(
-    predictions: PredictionsLike, names: Sequence[str]
+    predictions: Predictions, names: Sequence[str]
 ) -> tuple[MetricValues, Reasons, list[OutputResults]]:
     """Returns means over the outputs, reasons for undefined ones, and the metrics of each output."""
     label, output = predictions.label, predictions.prediction

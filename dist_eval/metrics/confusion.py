@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from dist_eval.metrics.predictions import PredictionsLike
+from dist_eval.metrics.predictions import Predictions
 from dist_eval.petals.base_model.problem_types import MULTI_LABEL, REGRESSION
 
 # maximum number of classes for which results contain the whole matrix
 MOST_DENSE_CLASSES = 256
 
 
-def confusion_matrix(predictions: PredictionsLike) -> Any:
+def confusion_matrix(predictions: Predictions) -> Any:
     """Counts examples by truth (row) and prediction (column).
 
     It is a SciPy sparse array, int64 of shape [classes, classes]; in a multi-label problem it is int64 of shape

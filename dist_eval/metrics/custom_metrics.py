@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from dist_eval.errors import error_summary
-from dist_eval.metrics.predictions import PredictionsLike
+from dist_eval.metrics.predictions import Predictions
 from dist_eval.petals.base_model.problem_types import REGRESSION
 from dist_eval.record import MetricValues, Reasons
 
@@ -36,7 +36,7 @@ class MetricInputs:
     probabilities: np.ndarray | None  # of each class or label; None in a regression
 
     @classmethod
-    def of(cls, predictions: PredictionsLike) -> MetricInputs:
+    def of(cls, predictions: Predictions) -> MetricInputs:
         """Converts predictions to the arrays that metrics expect."""
         given, labels = (
             column.astype(np.int64) if column.dtype == np.bool_ else column

@@ -13,7 +13,7 @@ import numpy as np
 from dist_eval.metrics.calibration import CalibrationError, Confidences
 from dist_eval.metrics.catalogue import OF_OUTPUT, Source, formulas
 from dist_eval.metrics.confusion import ClassCounts, class_addends, confusion_of
-from dist_eval.metrics.predictions import PredictionsLike
+from dist_eval.metrics.predictions import Predictions
 from dist_eval.metrics.ranking import AreasUnderCurves, AveragePrecisions, ranking_scores
 from dist_eval.metrics.statistic import OfRows, Statistic, Sums, most_resamples_of_calls
 from dist_eval.metrics.units import Units
@@ -28,7 +28,7 @@ _MOST_RANKED_EXAMPLES, _MOST_RANKED_SCORES = 200_000, 2_000_000
 _EPSILON = float(np.finfo(np.float64).eps)
 
 
-def statistics_of(predictions: PredictionsLike, units: Units | None = None) -> Iterator[Statistic]:
+def statistics_of(predictions: Predictions, units: Units | None = None) -> Iterator[Statistic]:
     """Yields all metrics of the predictions' problem type, for at least one example.
 
     The resampling units are by default single examples, equivalent ones as one kind.
@@ -40,7 +40,7 @@ def statistics_of(predictions: PredictionsLike, units: Units | None = None) -> I
 
 
 def statistics_of_classes(
-    predictions: PredictionsLike, units: Units | None = None, cells: Units | None = None, losses: Units | None = None
+    predictions: Predictions, units: Units | None = None, cells: Units | None = None, losses: Units | None = None
 ) -> Iterator[Statistic]:
     """Yields the metrics of single-label classification (see `statistics_of`).
 
@@ -77,12 +77,12 @@ def statistics_of_classes(
     yield AreasUnderCurves(units or alone, scores, len(ranked), names)
 
 
-def losses_of(predictions: PredictionsLike) -> tuple[np.ndarray, np.ndarray]:
+def losses_of(predictions: Predictions) -> tuple[np.ndarray, np.ndarray]:
     """Returns loss and log loss of each example; the latter clips probabilities, as scikit-learn does."""
     return predictions.loss, np.clip(predictions.loss, _EPSILON, -np.log(_EPSILON))
 
 
-def _statistics_of_labels(predictions: PredictionsLike, units: Units) -> Iterator[Statistic]:
+def _statistics_of_labels(predictions: Predictions, units: Units) -> Iterator[Statistic]:
     """Yields the metrics of multi-label classification."""
     label, given, labels = predictions.label, predictions.prediction, predictions.num_labels
     ones, exact = np.ones(len(label)), (label == given).all(axis=1)
@@ -105,7 +105,7 @@ def _statistics_of_labels(predictions: PredictionsLike, units: Units) -> Iterato
     yield average_precisions
 
 
-def _statistics_of_regression(predictions: PredictionsLike, units: Units) -> Iterator[Statistic]:
+def _statistics_of_regression(predictions: Predictions, units: Units) -> Iterator[Statistic]:
     """Yields the metrics of regression, means over the outputs."""
     yield Sums(units, _error_rows(predictions), _mean_errors)
     columns = [np.ascontiguousarray(values.T) for values in (predictions.label, predictions.prediction)]
@@ -120,7 +120,7 @@ def _statistics_of_regression(predictions: PredictionsLike, units: Units) -> Ite
     yield ranks
 
 
-def statistic_of_outputs(predictions: PredictionsLike, units: Units | Callable[[], Units]) -> Sums:
+def statistic_of_outputs(predictions: Predictions, units: Units | Callable[[], Units]) -> Sums:
     """Returns the metrics of each output of a regression except its rank correlation, with names such as "0/mae"."""
     return Sums(units, _error_rows(predictions), _errors_of_outputs)
 
@@ -172,7 +172,7 @@ def _deviations(squares: np.ndarray, sums: np.ndarray, examples: np.ndarray) -> 
     return np.where(deviations > 1e-12 * squares, deviations, np.nan)
 
 
-def _error_rows(predictions: PredictionsLike) -> list[np.ndarray]:
+def _error_rows(predictions: Predictions) -> list[np.ndarray]:
     """Returns the addends of `ErrorSums`."""
     label, output = predictions.label, predictions.prediction.astype(np.float64)
     error = output - label

@@ -1,16 +1,17 @@
-"""`Predictions`, the data structure between inference, metrics and report, and the proof of coverage."""
+"""`Predictions`, the samples of a classification or regression, and the proof of coverage."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 
 from dist_eval.errors import CoverageError
 from dist_eval.petals.base_model.problem_types import (
     MULTI_LABEL,
+    REGRESSION,
     SINGLE_LABEL,
     Problem,
     log_sums,
@@ -21,35 +22,8 @@ from dist_eval.petals.base_model.problem_types import (
 from dist_eval.results.inputs import Coverage
 from dist_eval.tables import format_count
 
-_COLUMNS = ("index", "label", "logits", "loss")
 _NAMED_AT_MOST = 10
 _CELLS_IN_A_CHUNK = 1 << 18
-
-
-class PredictionsLike(Protocol):
-    """The input of metrics and statistics: `Predictions`, or predictions saved without logits.
-
-    The attributes are those of `Predictions`.
-    """
-
-    @property
-    def index(self) -> np.ndarray: ...
-    @property
-    def label(self) -> np.ndarray: ...
-    @property
-    def prediction(self) -> np.ndarray: ...
-    @property
-    def loss(self) -> np.ndarray: ...
-    @property
-    def probabilities(self) -> np.ndarray: ...
-    @property
-    def num_labels(self) -> int: ...
-    @property
-    def problem(self) -> Problem: ...
-    def __len__(self) -> int: ...
-    def probabilities_of(self, classes: Iterable[int]) -> Iterator[np.ndarray]: ...
-    def at(self, places: np.ndarray) -> PredictionsLike: ...
-    def chunks(self) -> Iterator[PredictionsLike]: ...
 
 
 @dataclass(frozen=True)
@@ -60,27 +34,38 @@ class Predictions:
         index: position in the dataset, int64 of shape [n].
         label: true class, int64 of shape [n]; in a multi-label problem the labels, bool of shape [n, num_labels]; in
             a regression the true values, float64 of shape [n, num_labels]. The dtype thus identifies the problem type.
-        logits: outputs of the head, float32 of shape [n, num_labels].
+        logits: outputs of the head, float32 of shape [n, num_labels]; None if predictions were saved without them.
         loss: loss of each example (see `dist_eval.petals.base_model.problem_types`), float64 of shape [n].
+        group: the group (cluster) of each example, of shape [n] and any sortable dtype; None if examples are
+            independent. Intervals and tests then resample whole groups (see `dist_eval.statistics.metric_intervals`).
+        saved_prediction: `prediction` as read from a file; None to compute it from the logits.
+        saved_probabilities: `probabilities`, likewise.
     """
 
     index: np.ndarray
     label: np.ndarray
-    logits: np.ndarray
+    logits: np.ndarray | None
     loss: np.ndarray
+    group: np.ndarray | None = None
+    saved_prediction: np.ndarray | None = field(default=None, repr=False)
+    saved_probabilities: np.ndarray | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        rows, outputs = len(self.index), self.logits.shape[-1]
+        rows = len(self.index)
+        if self.logits is None and self.saved_probabilities is None and self.problem is not REGRESSION:
+            raise ValueError("predictions of classes need logits or saved probabilities")
         layout: dict[str, tuple[tuple[int, ...], type[np.generic]]] = {
             "index": ((rows,), np.int64),
-            "label": (self.problem.label_shape(rows, outputs), self.problem.dtype),
-            "logits": ((rows, outputs), np.float32),
+            "label": (self.problem.label_shape(rows, self.num_labels), self.problem.dtype),
+            "logits": ((rows, self.num_labels), np.float32),
             "loss": ((rows,), np.float64),
         }
         for name, (shape, dtype) in layout.items():
             column = getattr(self, name)
-            if column.dtype != dtype or column.shape != shape:
+            if column is not None and (column.dtype != dtype or column.shape != shape):
                 raise ValueError(f"{name} must be {np.dtype(dtype)} of shape {list(shape)}, not {column!r}")
+        if self.group is not None and self.group.shape != (rows,):
+            raise ValueError(f"group must have the shape {[rows]}, not {list(self.group.shape)}")
 
     @classmethod
     def from_logits(
@@ -117,21 +102,23 @@ class Predictions:
 
     @classmethod
     def concatenate(cls, parts: Sequence[Predictions]) -> Predictions:
-        """Joins predictions in the order given: at least one, all of the same width and problem type."""
-        return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in _COLUMNS))
+        """Joins predictions in the order given: at least one, all of the same width, problem type and columns."""
+        return cls(**{name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns})
 
     def __len__(self) -> int:
         return len(self.index)
 
     @property
     def columns(self) -> dict[str, np.ndarray]:
-        """The attributes by name."""
-        return {name: getattr(self, name) for name in _COLUMNS}
+        """The fields by name, without those that are None."""
+        every = {own.name: getattr(self, own.name) for own in fields(self)}
+        return {name: column for name, column in every.items() if column is not None}
 
     @property
     def num_labels(self) -> int:
         """Width of the head."""
-        return self.logits.shape[1]
+        outputs = self.logits if self.logits is not None else self.saved_probabilities
+        return int((self.label if outputs is None else outputs).shape[-1])
 
     @property
     def problem(self) -> Problem:
@@ -145,36 +132,57 @@ class Predictions:
         The class with the largest logit (the first of a tie); in a multi-label problem the labels with a probability
         above 1/2; in a regression the logits.
         """
-        return self.problem.predict(self.logits)
+        return self.problem.predict(self._logits) if self.saved_prediction is None else self.saved_prediction
 
     @property
     def probabilities(self) -> np.ndarray:
         """Softmax of the logits, in a multi-label problem their sigmoid; float64 of shape [n, num_labels]."""
-        return self.problem.probabilities(self.logits)
+        saved = self.saved_probabilities
+        return self.problem.probabilities(self._logits) if saved is None else saved
+
+    @property
+    def _logits(self) -> np.ndarray:
+        if self.logits is None:
+            raise ValueError("the predictions were saved without logits")
+        return self.logits
 
     def probabilities_of(self, classes: Iterable[int]) -> Iterator[np.ndarray]:
         """Yields columns of `probabilities` one at a time, float64 of shape [n] each."""
-        if self.problem is MULTI_LABEL:
-            yield from (sigmoid(self.logits[:, number]) for number in classes)
+        if self.saved_probabilities is not None:
+            yield from (self.saved_probabilities[:, number] for number in classes)
             return
-        largest = self.logits.max(axis=1).astype(np.float64)
-        sums = np.concatenate([log_sums(shifted(chunk.logits)) for chunk in self.chunks()])
+        logits = self._logits
+        if self.problem is MULTI_LABEL:
+            yield from (sigmoid(logits[:, number]) for number in classes)
+            return
+        largest = logits.max(axis=1).astype(np.float64)
+        sums = np.concatenate([log_sums(shifted(chunk._logits)) for chunk in self.chunks()])
         for number in classes:
-            yield np.exp(self.logits[:, number] - largest - sums)
+            yield np.exp(logits[:, number] - largest - sums)
 
-    def rows(self, start: int, stop: int) -> Predictions:
-        """Returns a view of consecutive predictions."""
-        return Predictions(*(getattr(self, name)[start:stop] for name in _COLUMNS))
+    def at(self, places: np.ndarray | slice) -> Predictions:
+        """Returns some predictions, by their rows here: copies, or views for a slice."""
+        return replace(self, **{name: column[places] for name, column in self.columns.items()})
 
-    def at(self, places: np.ndarray) -> Predictions:
-        """Returns copies of predictions, by their rows here."""
-        return Predictions(*(getattr(self, name)[places] for name in _COLUMNS))
+    def in_groups(self, group: np.ndarray | None) -> Predictions:
+        """Returns the same predictions with another `group`."""
+        return replace(self, group=group)
+
+    def with_classes(self, order: Sequence[int]) -> Predictions:
+        """Renumbers the classes, labels or outputs: the current number `order[i]` becomes number i."""
+        changes: dict[str, Any] = {name: column[:, order] for name, column in self.columns.items() if column.ndim > 1}
+        if self.problem is SINGLE_LABEL:
+            numbers = np.argsort(order)
+            changes |= {
+                name: numbers[column] for name, column in self.columns.items() if name in ("label", "saved_prediction")
+            }
+        return replace(self, **changes)
 
     def chunks(self) -> Iterator[Predictions]:
         """Yields the predictions in chunks of bounded size, for computations that need much memory per row."""
         step = rows_of_a_chunk(self.num_labels)
         for start in range(0, len(self), step):
-            yield self.rows(start, start + step)
+            yield self.at(slice(start, start + step))
 
 
 def rows_of_a_chunk(outputs: int) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dist_eval.metrics.predictions import PredictionsLike, rows_of_a_chunk
+from dist_eval.metrics.predictions import Predictions, rows_of_a_chunk
 from dist_eval.metrics.statistic import Statistic, influence_of
 from dist_eval.metrics.units import Units
 from dist_eval.petals.base_model.problem_types import SINGLE_LABEL
@@ -20,12 +20,12 @@ from dist_eval.petals.base_model.problem_types import SINGLE_LABEL
 Columns = Callable[[], Iterator[tuple[np.ndarray, np.ndarray]]]
 
 
-def ranking_scores(predictions: PredictionsLike, classes: Iterable[int]) -> Iterator[np.ndarray]:
+def ranking_scores(predictions: Predictions, classes: Iterable[int]) -> Iterator[np.ndarray]:
     """Yields numbers that rank the examples by their log-odds of each class, of shape [n].
 
     Predictions saved without logits are ranked by probability.
     """
-    logits: np.ndarray | None = getattr(predictions, "logits", None)
+    logits = predictions.logits
     if logits is None or (predictions.problem is SINGLE_LABEL and predictions.num_labels < 2):
         return predictions.probabilities_of(classes)
     if predictions.problem is SINGLE_LABEL:
@@ -33,7 +33,7 @@ def ranking_scores(predictions: PredictionsLike, classes: Iterable[int]) -> Iter
     return (logits[:, number] for number in classes)  # the logits of a label are its log-odds
 
 
-def probabilities_rank_alike(predictions: PredictionsLike) -> bool:
+def probabilities_rank_alike(predictions: Predictions) -> bool:
     """Returns whether probabilities rank the examples of each class or label as log-odds do."""
     if not len(predictions):
         return True

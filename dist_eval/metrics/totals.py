@@ -9,7 +9,7 @@ import numpy as np
 
 from dist_eval.errors import ExactnessError
 from dist_eval.metrics.confusion import confusion_matrix
-from dist_eval.metrics.predictions import PredictionsLike
+from dist_eval.metrics.predictions import Predictions
 from dist_eval.petals.base_model.problem_types import REGRESSION, exact_matches
 
 _LOSS_TOLERANCE = 1e-9
@@ -27,7 +27,7 @@ class Totals:
     errors: np.ndarray = field(default_factory=lambda: np.zeros((0, 2)))
 
     @classmethod
-    def of(cls, predictions: PredictionsLike) -> Totals:
+    def of(cls, predictions: Predictions) -> Totals:
         """Computes the totals of predictions, possibly of no example."""
         problem, outputs, correct = predictions.problem, predictions.num_labels, 0
         errors = np.zeros((outputs if problem is REGRESSION else 0, 2))

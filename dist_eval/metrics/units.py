@@ -93,6 +93,11 @@ class Units:
         return units
 
     @classmethod
+    def of(cls, examples: int, group: np.ndarray | None) -> Units:
+        """Builds units of groups (see `groups`); of single examples if `group` is None."""
+        return cls.single(examples) if group is None else cls.groups(group)
+
+    @classmethod
     def groups(cls, names: np.ndarray) -> Units:
         """Builds units of groups, given the group of each example, of shape [n] and any sortable dtype."""
         _, kind_of = np.unique(names, return_inverse=True)

@@ -14,8 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from dist_eval.errors import RunError, error_summary, print_error, translating_os_errors
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.results.run import RUN, CompleteRun, CompleteTasksRun, EvaluationResults, RunHeader
@@ -55,13 +53,10 @@ class EvaluationFolder(RunFolder):
         results = self.results()
         return results.tables if results else []
 
-    def complete(
-        self, samples: Samples | None, results: EvaluationResults | TasksResults, groups: np.ndarray | None = None
-    ) -> None:
+    def complete(self, samples: Samples | None, results: EvaluationResults | TasksResults) -> None:
         """Writes all files of a complete run; the plots come last, because no result depends on them.
 
-        The samples are in dataset order; None for tasks, for which the harness writes documents. `groups` has the group
-        of each sample, int64 of shape [n]; None if samples are not grouped.
+        The samples are in dataset order; None for tasks, for which the harness writes documents.
         """
         record = CompleteRun if isinstance(results, EvaluationResults) else CompleteTasksRun
         changes = {"status": "complete", "error": None, "finished": now(), "config": self.options}
@@ -69,7 +64,7 @@ class EvaluationFolder(RunFolder):
             for name in {*self._tables()} - {*results.tables}:
                 (self.path / name).unlink(missing_ok=True)
             if samples is not None:
-                write_samples(self.path / PREDICTIONS, samples, groups)
+                write_samples(self.path / PREDICTIONS, samples)
             self._write(record(**{**self._header(), **changes, **dict(results)}))
             if self._rescored:
                 self._rescored.save(self.path)
@@ -77,12 +72,10 @@ class EvaluationFolder(RunFolder):
             self._draw(plot_name(results.problem_type), lambda: draw_predictions(results, samples))
             self._draw_reliability(results)
 
-    def revise(
-        self, results: CompleteRun | CompleteTasksRun, samples: Samples, groups: np.ndarray | None = None
-    ) -> None:
+    def revise(self, results: CompleteRun | CompleteTasksRun, samples: Samples) -> None:
         """Replaces the results of a complete run and the table of its samples (see `complete`)."""
         with translating_os_errors(RunError, f"The results cannot be written to {self.path}"):
-            write_samples(self.path / PREDICTIONS, samples, groups)
+            write_samples(self.path / PREDICTIONS, samples)
             self._write(results)
         if isinstance(results, CompleteRun):
             self._draw_reliability(results)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dist_eval.metrics.confusion import MOST_DENSE_CLASSES, confusion_of, most_confused
-from dist_eval.metrics.predictions import PredictionsLike
+from dist_eval.metrics.predictions import Predictions
 from dist_eval.petals.base_model.problem_types import MULTI_LABEL, REGRESSION, SINGLE_LABEL
 from dist_eval.printable import printable
 from dist_eval.process.files import replaced_atomically
@@ -42,7 +42,7 @@ def plot_name(problem: str) -> str:
     return _NAMES[problem]
 
 
-def draw_predictions(results: EvaluationResults, predictions: PredictionsLike) -> Figure:
+def draw_predictions(results: EvaluationResults, predictions: Predictions) -> Figure:
     """Draws the plot of a run's problem type."""
     if results.problem_type == SINGLE_LABEL.name:
         return draw_confusion_matrix(results)

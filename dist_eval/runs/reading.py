@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from dist_eval.runs.saved_samples import SavedPredictions
+    from dist_eval.metrics.predictions import Predictions
 
 Table = TypeVar("Table")
 
@@ -87,7 +87,7 @@ class FinishedRun:
     folder: Path  # the run's folder
     results: CompleteRun  # content of `results.json`
 
-    def predictions(self) -> Iterator[SavedPredictions]:
+    def predictions(self) -> Iterator[Predictions]:
         """Yields the predictions, in chunks of bounded size and in dataset order."""
         from dist_eval.runs.saved_samples import read_chunks
 

@@ -17,7 +17,7 @@ from dist_eval.metrics.catalogue import OF_OUTPUT
 from dist_eval.metrics.computing import Metrics, reasons_of_output
 from dist_eval.metrics.confusion import ClassCounts, class_totals
 from dist_eval.metrics.definitions import statistic_of_outputs
-from dist_eval.metrics.predictions import PredictionsLike
+from dist_eval.metrics.predictions import Predictions
 from dist_eval.metrics.statistic import Statistic, Sums
 from dist_eval.metrics.units import FEW_UNITS, SEED, Units
 from dist_eval.petals.base_model.problem_types import REGRESSION
@@ -41,12 +41,11 @@ _ONLY_THE_MEAN = "only the mean over the outputs is resampled; each output's ran
 
 
 def class_intervals(
-    predictions: PredictionsLike,
+    predictions: Predictions,
     metrics: Metrics,
     whole: Mapping[str, Interval],
     *,
     confidence: float = 0.95,
-    groups: np.ndarray | None = None,
     sampling_fraction: float = 0.0,
     seed: int = SEED,
 ) -> list[dict[str, Interval]]:
@@ -58,12 +57,11 @@ def class_intervals(
     of the class. The metrics of a regression are always bootstrapped.
 
     Args:
-        predictions: `dist_eval.Predictions`, at least one example.
+        predictions: at least one example.
         metrics: their metrics, from `compute_metrics`.
         whole: their intervals, from `metric_intervals`; reused if a regression has a single output. With several
             outputs the rank correlation of each has a reason instead of an interval, because resampling takes long.
         confidence: confidence level, between 0 and 1.
-        groups: the group (cluster) of each example, of shape [n].
         sampling_fraction: see `metric_intervals`.
         seed: seed of the resampling.
 
@@ -82,7 +80,7 @@ def class_intervals(
         recall 0.826 0.945 wilson
         f1 0.908 0.975 bca
     """
-    units = None if groups is None else Units.groups(groups)
+    units = None if predictions.group is None else Units.groups(predictions.group)
     bootstrap = functools.partial(
         bootstrap_intervals,
         confidence=confidence,
@@ -122,7 +120,7 @@ def _kinds_of_cells(cells: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         yield _SINGLE_COUNTS[:, sizes > 0], sizes[sizes > 0]
 
 
-def _kinds_of_groups(predictions: PredictionsLike, units: Units) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _kinds_of_groups(predictions: Predictions, units: Units) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yields the same for groups of examples."""
     label, prediction, numbers = predictions.label, predictions.prediction, range(predictions.num_labels)
     columns: Iterable[tuple[np.ndarray, np.ndarray]]
@@ -150,7 +148,7 @@ def _metrics_of_class(sums: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _intervals_of_outputs(
-    predictions: PredictionsLike,
+    predictions: Predictions,
     metrics: Metrics,
     whole: Mapping[str, Interval],
     confidence: float,

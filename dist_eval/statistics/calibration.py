@@ -9,7 +9,7 @@ import numpy as np
 from scipy import sparse
 
 from dist_eval.metrics.calibration import BINS, EDGES, Confidences
-from dist_eval.metrics.predictions import PredictionsLike
+from dist_eval.metrics.predictions import Predictions
 from dist_eval.metrics.statistic import Sums
 from dist_eval.metrics.units import FEW_UNITS, Units
 from dist_eval.results.scores import Calibration, CalibrationBin, Interval, LabelCalibration
@@ -18,12 +18,7 @@ from dist_eval.statistics.intervals import too_few, wilson_interval
 
 
 def compute_calibration(
-    predictions: PredictionsLike,
-    label_names: Sequence[str],
-    *,
-    confidence: float = 0.95,
-    groups: np.ndarray | None = None,
-    sampling_fraction: float = 0.0,
+    predictions: Predictions, label_names: Sequence[str], *, confidence: float = 0.95, sampling_fraction: float = 0.0
 ) -> Calibration:
     """Returns the section `calibration` of `results.json`.
 
@@ -32,13 +27,12 @@ def compute_calibration(
         label_names: names of the classes or labels.
         confidence: confidence level of the bins' intervals, which are Wilson's, or with groups the bootstrap's if the
             bin has enough groups.
-        groups: the group (cluster) of each example, of shape [n] (see `metric_intervals`).
         sampling_fraction: see `metric_intervals`.
 
     Returns:
         The calibration, with `bins` in a single-label problem and `per_label` in a multi-label one.
     """
-    units = None if groups is None else Units.groups(groups)
+    units = None if predictions.group is None else Units.groups(predictions.group)
     parts: list[dict[str, Any]] = [
         {
             "ece": confidences.error(),

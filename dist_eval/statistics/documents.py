@@ -62,7 +62,7 @@ def document_statistic(values: Sequence[Any], form: Form, groups: np.ndarray | N
         form: see `find_form`.
         groups: the group (cluster) of each document, of shape [n]; None if they are independent.
     """
-    units = Units.single(len(values)) if groups is None else Units.groups(groups)
+    units = Units.of(len(values), groups)
     weighted = np.ndim(values[0]) == 1
     return Sums(units, _addends(values, weighted=weighted), lambda sums: {VALUE: form(_ratio(sums))})
 

@@ -11,7 +11,7 @@ from dist_eval.metrics.catalogue import accuracy_names
 from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.custom_metrics import CustomMetric, MetricInputs, custom_results
 from dist_eval.metrics.definitions import UNKNOWN, statistics_of
-from dist_eval.metrics.predictions import PredictionsLike
+from dist_eval.metrics.predictions import Predictions
 from dist_eval.metrics.statistic import OfRows, Statistic
 from dist_eval.metrics.units import SEED, Units
 from dist_eval.results.scores import Interval
@@ -22,11 +22,10 @@ _CUSTOM_RESAMPLES = 199  # each calls a custom metric, which may be slow
 
 
 def metric_intervals(
-    predictions: PredictionsLike,
+    predictions: Predictions,
     metrics: Metrics,
     *,
     confidence: float = 0.95,
-    groups: np.ndarray | None = None,
     sampling_fraction: float = 0.0,
     extra_statistics: Sequence[Statistic] = (),
     resamples: int | None = None,
@@ -36,14 +35,13 @@ def metric_intervals(
     """Computes confidence intervals: Wilson's for proportions, else the bootstrap's with at least `FEW_UNITS` units.
 
     Args:
-        predictions: `dist_eval.Predictions`, at least one example.
-        metrics: their metrics, from `compute_metrics`.
-        confidence: confidence level, between 0 and 1.
-        groups: the group (cluster) of each example, of shape [n]. All metrics are then bootstrapped by resampling
-            whole groups, proportions too, because Wilson's interval assumes independent examples: C. A. Field and A. H.
+        predictions: at least one example. If they have groups, all metrics are bootstrapped by resampling whole
+            groups, proportions too, because Wilson's interval assumes independent examples: C. A. Field and A. H.
             Welsh (2007), "Bootstrapping clustered data", JRSS B 69, 369-390; A. C. Cameron, J. B. Gelbach and D. L.
             Miller (2008), "Bootstrap-based improvements for inference with clustered errors", Review of Economics and
             Statistics 90, 414-427. With few groups intervals would be too narrow, however many examples there are.
+        metrics: their metrics, from `compute_metrics`.
+        confidence: confidence level, between 0 and 1.
         sampling_fraction: fraction of all rows in the random sample that the examples are from (see
             `sampling.effective_size`); 0 for intervals of independent examples.
         extra_statistics: statistics of metrics that this module does not cover.
@@ -67,12 +65,12 @@ def metric_intervals(
     """
     values = {name: value for name, value in metrics.values.items() if value is not None}
     found = {name: Interval(confidence=confidence, reason=reason) for name, reason in metrics.undefined.items()}
-    if groups is None:
+    if predictions.group is None:
         for name in accuracy_names(metrics.problem):
             if name in values:
                 trials = len(predictions.label)
                 found[name] = wilson_interval(round(values[name] * trials), trials, confidence, sampling_fraction)
-    drawn = None if groups is None else Units.groups(groups)
+    drawn = None if predictions.group is None else Units.groups(predictions.group)
     for statistic in (*statistics_of(predictions, drawn), *extra_statistics):
         wanted = {name: values[name] for name in statistic.names if name in values and name not in found}
         if wanted:
@@ -83,13 +81,11 @@ def metric_intervals(
     return {name: found.get(name, unknown) for name in metrics.values}
 
 
-def statistics_of_functions(
-    metrics: Sequence[CustomMetric], predictions: PredictionsLike, units: Units
-) -> list[OfRows]:
+def statistics_of_functions(metrics: Sequence[CustomMetric], predictions: Predictions) -> list[OfRows]:
     """Returns custom metrics as statistics; the resampling units are single examples or groups."""
     if not metrics:  # probabilities take much memory
         return []
-    inputs = MetricInputs.of(predictions)
+    inputs, units = MetricInputs.of(predictions), Units.of(len(predictions), predictions.group)
     return [_statistic(metric, inputs, units) for metric in metrics]
 
 

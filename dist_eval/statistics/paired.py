@@ -13,7 +13,7 @@ import numpy as np
 
 from dist_eval.metrics.catalogue import accuracy_names
 from dist_eval.metrics.definitions import losses_of, statistics_of, statistics_of_classes
-from dist_eval.metrics.predictions import PredictionsLike
+from dist_eval.metrics.predictions import Predictions
 from dist_eval.metrics.statistic import Difference, Statistic
 from dist_eval.metrics.units import SEED, Units
 from dist_eval.petals.base_model.problem_types import SINGLE_LABEL, exact_matches, problem_of
@@ -121,12 +121,11 @@ class PairedDifference:
 
 
 def paired_differences(
-    first: PredictionsLike,
-    second: PredictionsLike,
+    first: Predictions,
+    second: Predictions,
     *,
     metrics: Collection[str] | None = None,
     confidence: float = 0.95,
-    groups: np.ndarray | None = None,
     extra_statistics: Sequence[tuple[Statistic, Statistic]] = (),
     resamples: int | None = None,
     seed: int = SEED,
@@ -139,13 +138,13 @@ def paired_differences(
     `Evidence.p_value`.
 
     Args:
-        first: the first model's predictions: `dist_eval.Predictions`, at least one example.
-        second: the second model's, of the same examples in the same order.
+        first: the first model's predictions, at least one example. Their groups are resampled as in
+            `metric_intervals`.
+        second: the second model's, of the same examples in the same order; its groups are not used.
         metrics: names of the metrics to compare; by default all. Unknown names are ignored.
         confidence: confidence level of the intervals.
-        groups: the group (cluster) of each example, of shape [n] (see `metric_intervals`).
         extra_statistics: statistics of metrics that this module does not cover, as pairs of the first and the second
-            model's, over the units of `Units.single` or `Units.groups`.
+            model's, over the units of `Units.of`.
         resamples: number of resamples (see `gather_evidence`).
         seed: seed of the resampling.
 
@@ -170,10 +169,10 @@ def paired_differences(
     if first.num_labels != second.num_labels or not np.array_equal(first.label, second.label):
         raise ValueError("only predictions of the same examples, with the same labels, can be compared")
     found: dict[str, PairedDifference] = {}
-    for pair in (*_statistics_of_both(first, second, groups), *extra_statistics):
+    for pair in (*_statistics_of_both(first, second), *extra_statistics):
         found |= differences_of(pair, metrics=metrics, confidence=confidence, resamples=resamples, seed=seed)
     proportions = found.keys() & set(accuracy_names(problem_of(first.label.dtype).name))
-    if groups is None and proportions:
+    if first.group is None and proportions:
         before, after = (exact_matches(one.label, one.prediction) for one in (first, second))
         shares, _ = difference_of_shares(before, after, confidence)
         found |= {name: shares for name in proportions if found[name].value is not None}
@@ -218,15 +217,12 @@ def difference_of_shares(
     return PairedDifference(value, interval, test.p_value), test
 
 
-def _statistics_of_both(
-    first: PredictionsLike, second: PredictionsLike, groups: np.ndarray | None
-) -> Iterator[tuple[Statistic, Statistic]]:
+def _statistics_of_both(first: Predictions, second: Predictions) -> Iterator[tuple[Statistic, Statistic]]:
     """Yields the statistics of two models over the same units."""
-    if groups is not None or problem_of(first.label.dtype) is not SINGLE_LABEL:
-        units = Units.single(len(first.label)) if groups is None else Units.groups(groups)
+    units = Units.of(len(first), first.group)
+    if units.grouped or first.problem is not SINGLE_LABEL:
         yield from zip(statistics_of(first, units), statistics_of(second, units), strict=True)
         return
-    units = Units.single(len(first.label))
     cells = Units.by_value(first.label, first.prediction, second.prediction)
     changes = [after - before for before, after in zip(losses_of(first), losses_of(second), strict=True)]
     losses = Units.by_quantile(changes[0], *changes)

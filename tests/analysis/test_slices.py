@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -139,9 +138,9 @@ def test_metrics_are_those_of_the_examples_of_the_slice(name: str) -> None:
             assert (figure in entry.undefined) == (value is None)
 
 
-def entry_of(examples: int, **options: Any) -> Slice:
+def entry_of(examples: int, group: np.ndarray | None = None) -> Slice:
     slicing = Slicing.of_column("c", pa.array(["x"] * examples))
-    return compute_slices(synthetic(examples, 3), slicing, ["a", "b", "c"], **options)[0]
+    return compute_slices(synthetic(examples, 3).in_groups(group), slicing, ["a", "b", "c"])[0]
 
 
 def test_small_slices_have_wilsons_interval_only() -> None:
@@ -153,7 +152,7 @@ def test_small_slices_have_wilsons_interval_only() -> None:
     assert small.intervals["loss"].reason.startswith("fewer than 20 examples")
     assert large.intervals["f1_macro"].low < large.metrics["f1_macro"]
     assert large.intervals["f1_macro"].resamples == 1_999
-    few_groups = entry_of(200, groups=np.arange(200) % 12).intervals
+    few_groups = entry_of(200, np.arange(200) % 12).intervals
     assert {one.reason[:20] for one in few_groups.values()} == {"fewer than 20 groups"}
 
 

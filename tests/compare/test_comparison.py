@@ -23,7 +23,6 @@ from dist_eval.petals.base_model.problem_types import MULTI_LABEL, REGRESSION, S
 from dist_eval.results.run import CompleteRun
 from dist_eval.results.scores import Groups
 from dist_eval.runs.reading import read_run
-from dist_eval.runs.saved_samples import SavedPredictions
 from dist_eval.statistics import McNemar, holm, paired_differences
 
 
@@ -141,11 +140,11 @@ def test_runs_with_groups_are_compared_by_drawing_whole_groups(
 ) -> None:
     folders = [run_of(tmp_path / str(skill), predictions(skill), groups=DOCUMENTS) for skill in (1.0, 1.6, 1.02)]
     runs = [load_run(folder) for folder in folders]
-    assert all(np.array_equal(run.group, DOCUMENTS) for run in runs)
+    assert all(np.array_equal(run.predictions.group, DOCUMENTS) for run in runs)
     comparisons = compare(runs, metrics=["f1_macro"])
-    first, *others = (predictions(skill) for skill in (1.0, 1.6, 1.02))
+    first, *others = (predictions(skill).in_groups(DOCUMENTS) for skill in (1.0, 1.6, 1.02))
     wanted = ["accuracy", "f1_macro"]
-    expected = [paired_differences(first, other, metrics=wanted, groups=DOCUMENTS) for other in others]
+    expected = [paired_differences(first, other, metrics=wanted) for other in others]
     assert [one.differences for one in comparisons] == [{"f1_macro": each["f1_macro"]} for each in expected]
     tests = [one.test for one in comparisons]
     assert [test.p_value for test in tests] == [each["accuracy"].p_value for each in expected]
@@ -179,8 +178,8 @@ def test_equal_models_with_fully_correlated_documents_rarely_differ_significantl
     grouped = alone.model_copy(update={"groups": Groups(column="doc", count=documents, largest=rows)})
 
     def p_value(models: list[Predictions], results: CompleteRun, group: np.ndarray | None) -> float:
-        saved = [SavedPredictions(one.index, one.label, one.prediction, one.loss, one.probabilities) for one in models]
-        [one] = compare([ComparedEvaluation(Path("run"), results, each, group) for each in saved], metrics=["accuracy"])
+        grouped = [model.in_groups(group) for model in models]
+        [one] = compare([ComparedEvaluation(Path("run"), results, each) for each in grouped], metrics=["accuracy"])
         assert one.differences["accuracy"].p_value == one.test.p_value
         return one.test.p_value
 

@@ -51,9 +51,10 @@ def complete(folder: Path, data: TokenizedDataset, **options: Any) -> dict[str, 
         if run.results():
             rescore(run, config, read_predictions, partial(rescored, config, own, analysis_of(config, data)))
         else:
-            found = predictions()
-            metrics, view = compute_metrics(found, NAMES), analysis_of(config, data)
-            run.complete(found, sections(metrics, **dict(analyse(found, metrics, view))), view.groups(found))
+            view = analysis_of(config, data)
+            found = view.grouped(predictions())
+            metrics = compute_metrics(found, NAMES)
+            run.complete(found, sections(metrics, **dict(analyse(found, metrics, view))))
         return results_of(folder)
     finally:
         run.close()

@@ -16,7 +16,6 @@ from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.confusion import confusion_of, most_confused
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.metrics.totals import Totals, require_same_totals
-from dist_eval.runs.saved_samples import SavedPredictions
 from dist_eval.statistics import class_intervals
 
 MANY = 20_000  # a whole matrix of them would have 400 million cells
@@ -83,7 +82,7 @@ def test_counting_many_examples_of_many_classes_takes_no_time_of_their_square() 
     examples, classes = 400_000, 5_000
     label, prediction = np.random.default_rng(0).integers(classes, size=(2, examples))
     probabilities = np.broadcast_to(0.0, (examples, classes))
-    predictions = SavedPredictions(np.arange(examples), label, prediction, np.zeros(examples), probabilities)
+    predictions = Predictions(np.arange(examples), label, None, np.zeros(examples), None, prediction, probabilities)
     began = time.process_time()
     totals = Totals.of(predictions)
     assert time.process_time() - began < 2  # adding up the matrices of pieces takes over 5 s

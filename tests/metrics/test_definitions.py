@@ -122,7 +122,7 @@ def test_of_many_examples_those_with_similar_losses_are_of_one_kind() -> None:
     for statistic in (losses, brier):
         by_kind = statistic.values(statistic.units.observed_weights())
         assert {name: value[0] for name, value in by_kind.items()} == pytest.approx(statistic.observed(), rel=1e-12)
-    assert all(statistic.units.are_examples for statistic in list(statistics_of(predictions.rows(0, 2_000)))[1:])
+    assert all(statistic.units.are_examples for statistic in list(statistics_of(predictions.at(slice(2_000))))[1:])
 
 
 def test_a_metric_in_the_catalogue_has_a_value_and_an_interval(monkeypatch: pytest.MonkeyPatch) -> None:

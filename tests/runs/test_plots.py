@@ -119,7 +119,7 @@ def test_every_classifier_has_a_reliability_diagram(tmp_path: Path, name: str, o
     predictions = synthetic_predictions(PROBLEMS[name], outputs)
     names = [f"$output {number}" for number in range(outputs)]
     groups = np.arange(len(predictions)) // 4 if grouped else None
-    write_png(tmp_path / "r.png", draw_reliability(compute_calibration(predictions, names, groups=groups)))
+    write_png(tmp_path / "r.png", draw_reliability(compute_calibration(predictions.in_groups(groups), names)))
     pixels = pixels_of(tmp_path / "r.png")
     assert min(pixels.shape[:2]) >= 400
     assert len(np.unique(pixels[::3, ::3, 0])) > 10

@@ -18,7 +18,7 @@ from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.metric_loading import synthetic_predictions
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.petals.base_model.problem_types import PROBLEMS
-from dist_eval.runs.saved_samples import SavedTexts, read_chunks, read_predictions, read_texts, write_samples
+from dist_eval.runs.saved_samples import Texts, read_chunks, read_predictions, read_texts, write_samples
 
 
 @pytest.mark.parametrize(("rows", "classes"), [(0, 2), (1, 2), (7, 5), (9000, 60)])
@@ -39,8 +39,8 @@ def test_predictions_are_readable_by_pandas(tmp_path: Path, rows: int, classes: 
 
 def test_texts_are_readable_by_pandas_and_come_back(tmp_path: Path) -> None:
     values = {"exact_match": np.array([False, True]), "f1": np.array([0.5, 1.0])}
-    texts = SavedTexts(np.array([3, 5]), [["a", "b"], ["c"]], ["no", "c"], values, [None, "c"], np.array([1, 0]))
-    write_samples(tmp_path / "t.parquet", texts, texts.group)
+    texts = Texts(np.array([3, 5]), [["a", "b"], ["c"]], ["no", "c"], values, [None, "c"], np.array([1, 0]))
+    write_samples(tmp_path / "t.parquet", texts)
     table = pd.read_parquet(tmp_path / "t.parquet")
     assert list(table.columns) == ["index", "references", "text", "exact_match", "f1", "answer", "group"]
     assert [list(row) for row in table["references"]] == [["a", "b"], ["c"]]
@@ -54,7 +54,7 @@ def test_a_table_without_a_column_names_it(tmp_path: Path, column: str) -> None:
     path, read = tmp_path / "p.parquet", read_texts if column in ("references", "text") else read_predictions
     write_samples(path, predictions_of([0, 1], [0, 1], 2))
     if read is read_texts:
-        write_samples(path, SavedTexts(np.array([3]), [["a"]], ["a"], {}))
+        write_samples(path, Texts(np.array([3]), [["a"]], ["a"], {}))
     parquet.write_table(parquet.read_table(path).drop_columns([column]), path)
     with pytest.raises(ValueError, match=f"it lacks the column '{column}'"):
         read(path)
@@ -66,20 +66,19 @@ def test_groups_are_a_column_which_nothing_else_depends_on(
 ) -> None:
     predictions, groups = synthetic_predictions(PROBLEMS[problem], 3), np.arange(8) // 3
     path, again, plain = (tmp_path / name for name in ("p", "again", "plain"))
-    for module in ("metrics.predictions", "runs.saved_samples"):
-        monkeypatch.setattr(f"dist_eval.{module}.rows_of_a_chunk", lambda _: 3)
-    write_samples(path, predictions, groups)
+    monkeypatch.setattr("dist_eval.metrics.predictions.rows_of_a_chunk", lambda _: 3)
+    write_samples(path, predictions.in_groups(groups))
     write_samples(plain, predictions)
     saved = read_predictions(path)
-    columns = saved.columns()
+    columns = dict(saved.columns)
     assert columns.pop("group").tolist() == groups.tolist()
-    for name, column in read_predictions(plain).columns().items():
+    for name, column in read_predictions(plain).columns.items():
         np.testing.assert_array_equal(columns.pop(name), column)
     assert not columns
     # what was read is written as what was computed, with groups and without
-    write_samples(again, saved, groups)
-    assert again.read_bytes() == path.read_bytes()
     write_samples(again, saved)
+    assert again.read_bytes() == path.read_bytes()
+    write_samples(again, saved.in_groups(None))
     assert again.read_bytes() == plain.read_bytes()
 
 
@@ -104,7 +103,7 @@ def test_the_file_gives_the_same_figures_and_sections(name: str, outputs: int, t
     names = [f"output {number}" for number in range(outputs)]
     view = AnalysisOptions(0.9, [Slicing.of_column("c", pa.array(["x", "y"] * 45))], "c", np.arange(90) // 3)
     texts = []
-    for one in (predictions, saved):
+    for one in map(view.grouped, (predictions, saved)):
         metrics = compute_metrics(one, names)
         analysis = analyse(one, metrics, view).to_json()
         rows = [row.to_json() for row in metrics.per_class]
@@ -121,7 +120,7 @@ def test_chunks_are_the_whole_in_order(
     whole = read_predictions(tmp_path / "p.parquet")
     chunks = list(read_chunks(tmp_path / "p.parquet"))
     assert len(chunks) > 2
-    for column in ("index", "label", "prediction", "loss", "probabilities"):
-        joined = np.concatenate([getattr(chunk, column) for chunk in chunks])
-        np.testing.assert_array_equal(joined, getattr(whole, column))
-        assert joined.dtype == getattr(whole, column).dtype
+    for column in whole.columns:
+        joined = np.concatenate([chunk.columns[column] for chunk in chunks])
+        np.testing.assert_array_equal(joined, whole.columns[column])
+        assert joined.dtype == whole.columns[column].dtype

@@ -41,7 +41,7 @@ def intervals_of(
     whole = dict.fromkeys(
         OF_OUTPUT, Interval(confidence=confidence, low=0.1, high=0.2, method="percentile", resamples=199)
     )
-    return class_intervals(predictions, metrics, whole, confidence=confidence, groups=groups)
+    return class_intervals(predictions.in_groups(groups), metrics, whole, confidence=confidence)
 
 
 @settings(max_examples=60)
@@ -61,8 +61,9 @@ def test_every_figure_has_an_interval_around_it_or_a_reason(
 ) -> None:
     metrics = compute_metrics(predictions, names_of(predictions.num_labels))
     groups = None if size is None else np.arange(len(predictions)) // size
-    whole = metric_intervals(predictions, metrics, confidence=confidence, groups=groups, resamples=99)
-    found = class_intervals(predictions, metrics, whole, confidence=confidence, groups=groups)
+    predictions = predictions.in_groups(groups)
+    whole = metric_intervals(predictions, metrics, confidence=confidence, resamples=99)
+    found = class_intervals(predictions, metrics, whole, confidence=confidence)
     assert len(found) == len(metrics.per_class)
     for row, intervals in zip(metrics.per_class, found, strict=True):
         assert list(intervals) == [name for name, _ in row if name not in ("label", "support", "intervals")]

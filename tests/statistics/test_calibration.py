@@ -77,7 +77,7 @@ def test_groups_widen_the_bins_intervals_too() -> None:
     alone = overconfident(200)
     copies = np.repeat(np.arange(200), 5)
     alike = alone.at(copies)
-    plain, grouped = (compute_calibration(alike, ["a", "b", "c"], groups=groups).bins for groups in (None, copies))
+    plain, grouped = (compute_calibration(alike.in_groups(groups), ["a", "b", "c"]).bins for groups in (None, copies))
     assert plain and grouped
     wider = 0
     for one, other in zip(plain, grouped, strict=True):
@@ -93,7 +93,7 @@ def test_groups_widen_the_bins_intervals_too() -> None:
 def test_the_calibration_error_has_a_reason_instead_of_ends(predictions: Predictions) -> None:
     names = ["a", "b", "c"][: predictions.num_labels]
     for groups in (None, np.arange(500) // 5):
-        interval = metric_intervals(predictions, compute_metrics(predictions, names), groups=groups)["ece"]
+        interval = metric_intervals(predictions.in_groups(groups), compute_metrics(predictions, names))["ece"]
         assert (interval.low, interval.high, interval.method, interval.resamples) == (None, None, None, None)
         assert "biased upwards in resamples" in (interval.reason or "")
 
@@ -112,7 +112,7 @@ def test_a_bin_of_few_groups_has_no_interval() -> None:
     predictions = overconfident(600)
     groups = np.arange(600) // 6
     (confidences,) = Confidences.from_predictions(predictions)
-    bins = compute_calibration(predictions, ["a", "b", "c"], groups=groups).bins
+    bins = compute_calibration(predictions.in_groups(groups), ["a", "b", "c"]).bins
     assert bins
     counts = [len(np.unique(groups[confidences.bins == number])) for number in range(len(bins))]
     assert min(count for count in counts if count) < 20 <= max(counts)

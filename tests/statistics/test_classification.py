@@ -128,9 +128,9 @@ def test_groups_widen_intervals_if_their_examples_are_correlated() -> None:
     copies = np.repeat(np.arange(100), 4)
     alike = predictions.at(copies)
     metrics = compute_metrics(alike, names_of(2))
-    plain, grouped = (metric_intervals(alike, metrics, groups=groups) for groups in (None, copies))
+    plain, grouped = (metric_intervals(alike.in_groups(groups), metrics) for groups in (None, copies))
     alone = predictions.at(np.arange(100))
-    expected = metric_intervals(alone, compute_metrics(alone, names_of(2)), groups=np.arange(100))
+    expected = metric_intervals(alone.in_groups(np.arange(100)), compute_metrics(alone, names_of(2)))
     for name in metrics.values:
         low, high = grouped[name].low, grouped[name].high
         if name == "ece":
@@ -159,7 +159,7 @@ def test_no_interval_excludes_its_value(predictions: Predictions, is_grouped: bo
     copies = np.tile(np.arange(len(predictions)), 3)
     several, groups = predictions.at(copies), copies if is_grouped else None
     metrics = compute_metrics(several, names_of(predictions.num_labels))
-    found = metric_intervals(several, metrics, confidence=confidence, groups=groups, resamples=40)
+    found = metric_intervals(several.in_groups(groups), metrics, confidence=confidence, resamples=40)
     for name, interval in found.items():
         if interval.low is None or interval.high is None:
             assert interval.reason, name
@@ -175,7 +175,7 @@ def test_few_examples_or_groups_have_wilsons_interval_only() -> None:
         assert found["accuracy"].method == "wilson"
         assert ((found["loss"].reason or "").startswith("fewer than 20 examples")) == (examples == 19)
     predictions = synthetic(400, 2)
-    few = metric_intervals(predictions, compute_metrics(predictions, names_of(2)), groups=np.arange(400) % 19)
+    few = metric_intervals(predictions.in_groups(np.arange(400) % 19), compute_metrics(predictions, names_of(2)))
     assert {one.reason for name, one in few.items() if name != "ece"} == {
         "fewer than 20 groups: too few for the bootstrap"
     }

@@ -55,7 +55,7 @@ def test_every_figure_has_an_interval_around_it_or_a_reason(predictions: Predict
         assert interval.low is not None and interval.high is not None and value is not None, name
         assert interval.low < value < interval.high, name
     groups = np.arange(300) // 10
-    clustered = metric_intervals(predictions, metrics, groups=groups, resamples=200)
+    clustered = metric_intervals(predictions.in_groups(groups), metrics, resamples=200)
     assert clustered["loss"].low != found["loss"].low
 
 

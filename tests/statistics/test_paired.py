@@ -240,8 +240,8 @@ def test_groups_are_resampled_together() -> None:
         Predictions(*(getattr(one, name)[rows] for name in ("index", "label", "logits", "loss")))
         for one in (first, second)
     ]
-    alone = paired_differences(first, second, groups=np.arange(200), resamples=300)
-    grouped = paired_differences(copies[0], copies[1], groups=rows, resamples=300)
+    alone = paired_differences(first.in_groups(np.arange(200)), second, resamples=300)
+    grouped = paired_differences(copies[0].in_groups(rows), copies[1], resamples=300)
     for name, one in alone.items():
         assert grouped[name].p_value == one.p_value, name
         tolerance = 1e-4 if name == "roc_auc" else 1e-9  # its correction adds up the influences of examples

@@ -62,7 +62,7 @@ def counting_rounds() -> Iterator[list[object]]:
 
 
 def columns_of(predictions: Predictions) -> dict[str, list]:
-    return {name: column.tolist() for name, column in vars(predictions).items()}
+    return {name: column.tolist() for name, column in predictions.columns.items()}
 
 
 def counts_of_many_classes(topology: Topology) -> Any:
@@ -91,7 +91,7 @@ def main() -> None:
         gathered_in_rounds = gather_predictions(local)
         with counting_rounds() as rounds:
             whole = everything(topology.world_size)
-            gathered_at_home = gather_predictions(whole if topology.is_leader else whole.rows(0, 0))
+            gathered_at_home = gather_predictions(whole if topology.is_leader else whole.at(slice(0)))
         known["rounds_at_home"] = len(rounds)
         known["least"] = all_reduce_min(np.array([5 + topology.rank, 5 - topology.rank], dtype=np.int32)).tolist()
         known["ranks"] = all_gather(topology.rank)

@@ -63,7 +63,7 @@ def test_columns_survive_a_journey_and_a_collector(problem: Problem) -> None:
     predictions = synthetic_predictions(problem, 3)
     assert predictions.problem is problem
     collector = Collector(len(predictions), Predictions.empty(3, problem).columns)
-    for piece in (predictions.rows(4, len(predictions)), predictions.rows(0, 4), Predictions.empty(3, problem)):
+    for piece in (predictions.at(slice(4, None)), predictions.at(slice(4)), Predictions.empty(3, problem)):
         collector.add(narrowed(piece.columns, 0, len(piece)))
     for name, column in collector.sorted_by("index").items():
         np.testing.assert_array_equal(column, getattr(predictions, name))
