@@ -351,7 +351,7 @@ def check_caches(run: Run, swarm: PrivateSwarm, at_first: list[int]) -> str:
 
 def free_cache(swarm: PrivateSwarm) -> list[int]:
     """Returns the free attention cache of servers, in tokens times blocks."""
-    from dist_eval.model.classifier import load_swarm_backbone
+    from dist_eval.model.swarm_backbone import load_swarm_backbone
     from dist_eval.petals.client.client import join_swarm
     from dist_eval.petals.client.coverage import wait_until_covered
 

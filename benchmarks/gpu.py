@@ -199,7 +199,7 @@ def measure_whole(folder: Path, seconds: float) -> None:
 @contextlib.contextmanager
 def opened(folder: Path, quantization: str) -> Iterator[dict[str, Any]]:
     """Starts two servers, and yields a backbone for each way of sending requests."""
-    from dist_eval.model.classifier import load_swarm_backbone
+    from dist_eval.model.swarm_backbone import load_swarm_backbone
     from dist_eval.petals.base_model.config import read_base_config
     from dist_eval.petals.client.client import join_swarm
     from dist_eval.petals.client.coverage import wait_until_covered

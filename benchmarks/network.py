@@ -34,8 +34,7 @@ from benchmarks.meter import MEBIBYTE, memory
 from benchmarks.tcp import measure_link
 from benchmarks.waiting_server import Speed
 from benchmarks.wire import Loopback, Wire
-from dist_eval.model.classifier import load_swarm_backbone
-from dist_eval.model.swarm_backbone import SwarmBackbone
+from dist_eval.model.swarm_backbone import SwarmBackbone, load_swarm_backbone
 from dist_eval.petals.server import private
 from dist_eval.petals.server.private import PrivateSwarm
 

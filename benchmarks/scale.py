@@ -173,7 +173,8 @@ def _load_stub(base: Any, target: Any, *_: Any, **__: Any) -> tuple[Any, None]:
     """Returns a classifier whose two logits are a hash of the text's tokens, instead of `context.load_model`."""
     import torch
 
-    from dist_eval.model.classifier import Classifier, load_local_backbone
+    from dist_eval.model.backbone import load_local_backbone
+    from dist_eval.model.classifier import Classifier
 
     class Stub(Classifier):
         def _answer(self, input_ids: torch.Tensor, *_: Any, **__: Any) -> dict[str, torch.Tensor]:

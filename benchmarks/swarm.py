@@ -35,7 +35,8 @@ def measure(options: argparse.Namespace, scratch_dir: Path) -> None:
     from dist_eval.petals.client.hivemind_compat import prepare_hivemind
 
     prepare_hivemind(sockets=scratch_dir)
-    from dist_eval.model.classifier import load_swarm_backbone, with_tuned_head
+    from dist_eval.model.classifier import with_tuned_head
+    from dist_eval.model.swarm_backbone import load_swarm_backbone
     from dist_eval.petals.client.client import join_swarm
     from dist_eval.petals.client.coverage import wait_until_covered
     from dist_eval.petals.client.directory import ServerDirectory

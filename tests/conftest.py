@@ -31,8 +31,8 @@ from xdist.scheduler import LoadFileScheduling
 from dist_eval import demo
 from dist_eval.distributed.stop import SIGNALS
 from dist_eval.errors import SwarmError
-from dist_eval.model.classifier import Classifier, load_swarm_backbone, with_tuned_head
-from dist_eval.model.swarm_backbone import SwarmBackbone
+from dist_eval.model.classifier import Classifier, with_tuned_head
+from dist_eval.model.swarm_backbone import SwarmBackbone, load_swarm_backbone
 from dist_eval.petals.client.requests import SwarmRequests
 from dist_eval.petals.client.routes import Span
 from dist_eval.petals.model.checkpoint import TunedCheckpoint

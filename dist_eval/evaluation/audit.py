@@ -22,8 +22,9 @@ import torch
 from dist_eval.data.answers import column_names
 from dist_eval.errors import EvaluationError, SwarmError
 from dist_eval.inference.forward import checked, checked_answers
+from dist_eval.inference.models import AnsweringModel
 from dist_eval.inference.send_options import ANY_ROUTE, SendOptions
-from dist_eval.model.backbone import AnsweringModel, ModelOnBackbone
+from dist_eval.model.backbone import ModelOnBackbone
 from dist_eval.model.generation import GeneratedTexts
 from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.petals.client.findings import Findings

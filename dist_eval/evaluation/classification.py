@@ -18,6 +18,7 @@ from dist_eval.data.shared_prefixes import plan_with_shared_prefixes
 from dist_eval.distributed.tracked_progress import Scored
 from dist_eval.evaluation.audit import AuditedModel
 from dist_eval.evaluation.inputs import (
+    analysis_of,
     find_metrics,
     require_room_after,
     selection_identity,
@@ -28,14 +29,15 @@ from dist_eval.evaluation.inputs import (
 from dist_eval.evaluation.job import Answered, Context, Job, Scorer, answer
 from dist_eval.evaluation.printing import announce_selection, show_results
 from dist_eval.evaluation.ranks import RunOutput
-from dist_eval.evaluation.rescoring import analysis_of, rescore, with_new_scores
+from dist_eval.evaluation.rescoring import rescore, with_new_scores
 from dist_eval.evaluation.scoring import Gathered, analysed, combine, score, scores_of, spread_of
-from dist_eval.evaluation.worker import RankOutput
+from dist_eval.evaluation.worker import FailurePolicy, RankOutput
+from dist_eval.inference.models import AnsweringModel
 from dist_eval.metrics.catalogue import accuracy_names
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.custom_metrics import CustomMetric
 from dist_eval.metrics.predictions import Predictions
-from dist_eval.model.backbone import AnsweringModel, ModelOnBackbone
+from dist_eval.model.backbone import ModelOnBackbone
 from dist_eval.model.base_model_spec import BaseModelSpec, EvalTarget
 from dist_eval.model.label_words import LabelWords
 from dist_eval.options.config import EvaluationConfig
@@ -55,7 +57,7 @@ class Classification(Job[TokenizedDataset, Gathered]):
 
     def __init__(self, config: EvaluationConfig) -> None:
         super().__init__(config)
-        self.audit = config.audit
+        self.audit, self.failures = config.audit, FailurePolicy.of(config)
         self.target = target_of(config)
         self.base = BaseModelSpec.read(config.select(ModelOptions), self.target)
         if config.few_shot and isinstance(self.target, LabelWords):

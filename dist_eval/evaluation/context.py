@@ -25,7 +25,7 @@ from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.distributed.stop import Stop
 from dist_eval.errors import RunStopped
 from dist_eval.inference.in_flight import Window, window_in_memory
-from dist_eval.model.backbone import AnsweringModel
+from dist_eval.inference.models import AnsweringModel
 from dist_eval.model.backends import SwarmPeers, load_model, open_swarm
 from dist_eval.model.base_model_spec import BaseModelSpec, ModelTarget
 from dist_eval.options.config import RunConfig

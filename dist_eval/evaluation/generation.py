@@ -21,11 +21,19 @@ from dist_eval.data.selection import select_rows
 from dist_eval.data.tokenizers import HAS_BOS, load_tokenizer, token_ids, tokenizer_digest
 from dist_eval.distributed.tracked_progress import Scored
 from dist_eval.errors import ConfigError
-from dist_eval.evaluation.inputs import examples_before, frame_of, require_room_after, selection_identity, selection_of
+from dist_eval.evaluation.inputs import (
+    analysis_of,
+    examples_before,
+    frame_of,
+    require_room_after,
+    selection_identity,
+    selection_of,
+)
 from dist_eval.evaluation.job import Answered, Context, Scorer, answer
 from dist_eval.evaluation.printing import announce_selection, show_results
 from dist_eval.evaluation.requests import RequestJob, Requests
-from dist_eval.evaluation.rescoring import analysis_of, rescore
+from dist_eval.evaluation.rescoring import rescore
+from dist_eval.evaluation.worker import FailurePolicy
 from dist_eval.metrics.metric_loading import load_text_metrics, name_of_spec
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.generation_config import GenerationSettings
@@ -164,7 +172,7 @@ class Generation(RequestJob):
 
     def __init__(self, config: EvaluationConfig) -> None:
         super().__init__(config)
-        self.audit = config.audit
+        self.audit, self.failures = config.audit, FailurePolicy.of(config)
 
     def prepare(self) -> None:
         self.task = GenerationTask(self.config, self.base, self.target)

@@ -8,10 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dist_eval.analysis.options import AnalysisOptions
 from dist_eval.data.chat import Frame
-from dist_eval.data.dataset import tokenize_dataset
+from dist_eval.data.dataset import TokenizedDataset, tokenize_dataset
 from dist_eval.data.labelled_rows import LabelledRows, draw_examples
-from dist_eval.data.prompted_rows import draw_referenced
+from dist_eval.data.prompted_rows import PromptedRows, draw_referenced
 from dist_eval.data.prompts import PromptedWords, Template, join_texts
 from dist_eval.data.selection import Selection, select_rows
 from dist_eval.data.tokenizers import load_tokenizer
@@ -190,3 +191,10 @@ def write_dataset(
             f"{format_count(written.facts.truncated, 'text is', 'texts are')} cut to {base.max_length} tokens, the "
             f"model_max_length of the tokenizer in {place}. The model itself takes more: --max-length N."
         )
+
+
+def analysis_of(config: EvaluationConfig, data: TokenizedDataset | PromptedRows) -> AnalysisOptions:
+    """Returns the options of the analysis, with the columns of the data that they name."""
+    return AnalysisOptions.of(
+        data, confidence=config.confidence, slice_by=config.slice_by, group_column=config.group_column
+    )

@@ -23,10 +23,10 @@ from dist_eval.evaluation.rescoring import keep_recorded_analysis
 from dist_eval.evaluation.worker import BatchWorker, FailurePolicy, RankOutput
 from dist_eval.inference.forward import TextSource
 from dist_eval.inference.in_flight import Window
-from dist_eval.model.backbone import AnsweringModel
+from dist_eval.inference.models import AnsweringModel
 from dist_eval.model.base_model_spec import BaseModelSpec, ModelTarget
 from dist_eval.options.config import RunConfig
-from dist_eval.results.run import CompleteRun, CompleteTasksRun, metrics_with_limits
+from dist_eval.results.run import AnyCompleteRun, metrics_with_limits
 from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.fingerprint import Fingerprint
 from dist_eval.runs.journal import Journal
@@ -61,6 +61,7 @@ class Job(ABC, Generic[Data, Found]):
     base: BaseModelSpec  # the base model
     target: ModelTarget  # turns its outputs into answers
     audit: float = 0.0  # share of the batches that are audited
+    failures: FailurePolicy = FailurePolicy()  # what to do about samples without an answer
     each_host_reads: bool = True  # whether hosts read the dataset themselves; otherwise the leader does
     stream: TextIO | None = None  # where the progress is shown; None for stderr
     unit: str = "example"  # what the progress counts, in the singular
@@ -92,9 +93,9 @@ class Job(ABC, Generic[Data, Found]):
     def fingerprint(self, data: Data, plan: BatchPlan) -> Fingerprint:
         """Returns everything that the answers depend on, named for error messages."""
 
-    def claim(self, folder: EvaluationFolder, answers: Fingerprint) -> bool:
+    def claim(self, folder: EvaluationFolder, fingerprint: Fingerprint) -> bool:
         """Returns whether there is something to do in the folder, on the leader (see `RunFolder.claim`)."""
-        return folder.claim(answers)
+        return folder.claim(fingerprint)
 
     def begin(self, data: Data) -> None:
         """Prints what will be evaluated, on the leader. Raises if it could not be scored, before anything is sent."""
@@ -127,7 +128,7 @@ class Job(ABC, Generic[Data, Found]):
         """Gathers the answers of all ranks, and what they did; every rank calls it."""
 
 
-def run(kind: Callable[[Any], Job[Any, Any]], context: Context) -> CompleteRun | CompleteTasksRun | None:
+def run(kind: Callable[[Any], Job[Any, Any]], context: Context) -> AnyCompleteRun | None:
     """Evaluates, and returns on the leader the content of `results.json`, else None; every rank calls it.
 
     `kind` creates the job; the context is not yet opened. If the run fails, the rank that has the root cause raises
@@ -204,7 +205,7 @@ def answer(job: Job[Data, Found], context: Context) -> Answered[Data, Found] | N
             job.window(data, plan, context),
             context.stop,
             drain_timeout=config.stop_grace,
-            failures=FailurePolicy.of(config),
+            failures=job.failures,
             audited=audited_batches(len(plan), job.audit),
         )
         with progress.shown():
@@ -214,7 +215,7 @@ def answer(job: Job[Data, Found], context: Context) -> Answered[Data, Found] | N
             found, work = job.gather(local)
             del local  # this rank's answers, after a restart nearly all
     if work.failed and topology.is_leader:
-        FailurePolicy.of(config).require_few(len(work.failed), len(data), work.failed[-1][1])
+        job.failures.require_few(len(work.failed), len(data), work.failed[-1][1])
     return Answered(data, plan, found, work)
 
 

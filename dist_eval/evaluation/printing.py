@@ -8,7 +8,7 @@ from dist_eval.options.config import EvaluationConfig
 from dist_eval.report.page import format_run, report_on
 from dist_eval.report.sections import format_selection
 from dist_eval.results.inputs import SelectionSummary
-from dist_eval.results.run import CompleteRun, CompleteTasksRun
+from dist_eval.results.run import AnyCompleteRun
 from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.files import REPORT
 
@@ -21,7 +21,7 @@ def announce_selection(config: EvaluationConfig, selection: SelectionSummary | N
         print(f"evaluating {words}{wide}", flush=True)
 
 
-def announce_complete(folder: EvaluationFolder) -> CompleteRun | CompleteTasksRun:
+def announce_complete(folder: EvaluationFolder) -> AnyCompleteRun:
     """Prints that the folder already holds the complete run, and returns its results."""
     results = folder.results()
     assert results is not None, "the folder holds this very run"

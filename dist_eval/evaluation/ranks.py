@@ -11,7 +11,8 @@ from dist_eval.data.plan import BatchPlan
 from dist_eval.distributed.collectives import all_gather
 from dist_eval.evaluation.context import RunContext
 from dist_eval.evaluation.worker import RankOutput
-from dist_eval.model.backbone import AnsweringModel, ModelOnBackbone
+from dist_eval.inference.models import AnsweringModel
+from dist_eval.model.backbone import ModelOnBackbone
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.petals.base_model.config import session_tokens
 from dist_eval.petals.client.findings import Findings

@@ -27,9 +27,10 @@ from dist_eval.evaluation.job import Answered, Context, Job
 from dist_eval.evaluation.ranks import RunOutput
 from dist_eval.evaluation.worker import RankOutput
 from dist_eval.inference.in_flight import Window
+from dist_eval.inference.models import AnsweringModel
 from dist_eval.inference.send_options import SendOptions
 from dist_eval.metrics.predictions import prove_coverage
-from dist_eval.model.backbone import AnsweringModel, ModelOnBackbone
+from dist_eval.model.backbone import ModelOnBackbone
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.generation import GeneratedTexts, Generator, end_tokens_of
 from dist_eval.model.language_model import CausalModel, LanguageModel
@@ -169,8 +170,8 @@ class RequestJob(Job[Requests, np.ndarray]):
     def identity(self) -> Fingerprint:
         """Returns what results depend on besides the answers, on the leader, once the requests are written."""
 
-    def claim(self, folder: EvaluationFolder, answers: Fingerprint) -> bool:
-        return folder.claim(answers.joined(self.identity()), answers) or folder.is_scored_otherwise
+    def claim(self, folder: EvaluationFolder, fingerprint: Fingerprint) -> bool:
+        return folder.claim(fingerprint.joined(self.identity()), fingerprint) or folder.is_scored_otherwise
 
     def fetch(self, context: RunContext[Any, Any]) -> None:
         """Copies the leader's files to the other hosts."""

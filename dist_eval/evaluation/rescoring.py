@@ -7,16 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dist_eval.analysis.options import AnalysisOptions
-from dist_eval.data.dataset import TokenizedDataset
-from dist_eval.data.prompted_rows import PromptedRows
 from dist_eval.evaluation.context import RunContext
 from dist_eval.evaluation.printing import announce_complete, show_results
 from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.metric_loading import name_of_spec
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.options.config import EvaluationConfig
-from dist_eval.results.run import CompleteRun, CompleteTasksRun
+from dist_eval.results.run import AnyCompleteRun, CompleteRun
 from dist_eval.results.scores import Analysis, Interval
 from dist_eval.runs.evaluation_folder import EvaluationFolder
 from dist_eval.runs.reading import read_table
@@ -25,9 +22,8 @@ from dist_eval.runs.saved_samples import Texts
 _Value = TypeVar("_Value")
 Table = TypeVar("Table", Predictions, Texts)
 
-# Options of the analysis: they change how predictions are analysed, not the predictions
-ANALYSIS_OPTIONS = ("confidence", "group_column", "slice_by")
-_RESCORED = (*ANALYSIS_OPTIONS, "answer_pattern")
+# these options change how predictions are analysed, not the predictions
+_RESCORED = ("confidence", "group_column", "slice_by", "answer_pattern")
 
 
 def rescore(
@@ -70,9 +66,7 @@ def keep_recorded_analysis(context: RunContext[Any, EvaluationFolder]) -> Any:
     return context.config
 
 
-def with_recorded_analysis(
-    config: EvaluationConfig, results: CompleteRun | CompleteTasksRun | None
-) -> EvaluationConfig:
+def with_recorded_analysis(config: EvaluationConfig, results: AnyCompleteRun | None) -> EvaluationConfig:
     """Takes slices, groups and answer pattern from a complete run where the options name none."""
     if config.overwrite or results is None:
         return replace(config, answer_pattern=None) if config.answer_pattern == "" else config
@@ -84,11 +78,6 @@ def with_recorded_analysis(
         group_column=config.group_column or recorded.get("group_column"),
         answer_pattern=pattern or None,  # an empty one drops it
     )
-
-
-def analysis_of(config: EvaluationConfig, data: TokenizedDataset | PromptedRows) -> AnalysisOptions:
-    """Returns the options of the analysis (see `AnalysisOptions.of`)."""
-    return AnalysisOptions.of(data, **{name: getattr(config, name) for name in ANALYSIS_OPTIONS})
 
 
 def with_new_scores(

@@ -20,9 +20,10 @@ from dist_eval.distributed.progress import Progress
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.distributed.stop import Stop, common_reason
 from dist_eval.errors import RunError, RunStopped
-from dist_eval.inference.forward import TextModel, TextSource, predict_batches
+from dist_eval.inference.forward import TextSource, predict_batches
 from dist_eval.inference.in_flight import Window
-from dist_eval.options.config import EvaluationConfig, RunConfig
+from dist_eval.inference.models import AnsweringModel
+from dist_eval.options.config import EvaluationConfig
 from dist_eval.petals.client.findings import Findings
 from dist_eval.petals.client.records import Traffic
 from dist_eval.results.inputs import Coverage
@@ -59,9 +60,9 @@ class FailurePolicy:
     limit: int = 0  # how many may be left out, on all ranks together
 
     @classmethod
-    def of(cls, config: RunConfig) -> FailurePolicy:
-        """Returns the policy of the options; the default for runs without such options."""
-        return cls(config.on_error == "skip", config.max_failed) if isinstance(config, EvaluationConfig) else cls()
+    def of(cls, config: EvaluationConfig) -> FailurePolicy:
+        """Returns the policy of the options."""
+        return cls(config.on_error == "skip", config.max_failed)
 
     def require_few(self, count: int, examples: int, reason: str) -> None:
         """Raises a `RunError`, with the reason of one failure, if more examples failed than allowed, or all of them."""
@@ -110,7 +111,7 @@ class BatchWorker:
 
     def __init__(
         self,
-        model: TextModel,
+        model: AnsweringModel,
         data: TextSource,
         plan: BatchPlan,
         journal: Journal,

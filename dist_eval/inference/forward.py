@@ -21,6 +21,7 @@ from dist_eval.errors import (
     with_place,
 )
 from dist_eval.inference.in_flight import Window, map_in_flight
+from dist_eval.inference.models import AnsweringModel
 from dist_eval.inference.send_options import ANY_ROUTE, SendOptions
 from dist_eval.petals.client.routes import RouteRecord
 from dist_eval.tables import format_count
@@ -38,38 +39,15 @@ class TextSource(Protocol):
     def __len__(self) -> int: ...
 
     def padded(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns a batch for `TextModel.answer`: token ids, int64 of shape [batch, longest], and facts of each text.
+        """Returns a batch for a model: token ids, int64 of shape [batch, longest], and facts of each text.
 
         The facts are int64 of shape [batch] for a classifier (number of tokens), [batch, 2] for continuations (tokens
         of the context, and of both together), [batch, 3] for prompts (number of tokens, decoding, position).
         """
 
 
-class TextModel(Protocol):
-    """A model that batches are sent through (see `dist_eval.model.classifier.Classifier`)."""
-
-    @property
-    def columns(self) -> AnswerColumns:
-        """Columns of the answer to a text, declared by the model's head."""
-
-    @property
-    def retries(self) -> int:
-        """Number of repeated requests so far."""
-
-    def answer(
-        self, input_ids: torch.Tensor, lengths: torch.Tensor, options: SendOptions, record: RouteRecord
-    ) -> Mapping[str, torch.Tensor]:
-        """Computes the columns for a batch, each of shape [batch, ...], on the CPU."""
-
-    def exclude(self, servers: Iterable[str]) -> None:
-        """Stops sending requests to servers, given by peer id."""
-
-    def stop_sending(self) -> None:
-        """Refuses batches that still wait for the rate limit, with a `NotSentError`."""
-
-
 def predict_batches(
-    model: TextModel,
+    model: AnsweringModel,
     dataset: TextSource,
     plan: BatchPlan,
     batch_numbers: Iterable[int],
@@ -129,7 +107,7 @@ def predict_batches(
 
 
 def checked_answers(
-    model: TextModel,
+    model: AnsweringModel,
     input_ids: torch.Tensor,
     lengths: torch.Tensor,
     options: SendOptions = ANY_ROUTE,
@@ -196,7 +174,7 @@ def _bisect_failures(
 
 
 def _answers(
-    model: TextModel, dataset: TextSource, number: int, rows: np.ndarray, options: SendOptions, record: RouteRecord
+    model: AnsweringModel, dataset: TextSource, number: int, rows: np.ndarray, options: SendOptions, record: RouteRecord
 ) -> np.ndarray:
     named = ", ".join(map(str, rows[:_ROWS_NAMED])) + (", ..." if len(rows) > _ROWS_NAMED else "")
     name = f"Batch {number} ({dataset.source}, rows {named})"

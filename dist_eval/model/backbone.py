@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -18,50 +18,19 @@ from dist_eval.data.answers import AnswerColumns
 from dist_eval.data.plan import SharedPrefix
 from dist_eval.data.prefix_costs import CACHE_TOKENS, rows_in_cache
 from dist_eval.errors import ModelOutputError, NoCacheError
+from dist_eval.inference.models import AnsweringModel, HostedModel
 from dist_eval.inference.send_options import ANY_ROUTE, SendOptions
 from dist_eval.model.text_session import RecomputedTextSession, TextSession
 from dist_eval.petals.base_model.architecture import Architecture
+from dist_eval.petals.base_model.config import read_base_config
 from dist_eval.petals.base_model.embedding import last_layer_outputs, prompted
 from dist_eval.petals.base_model.rope import RopeSwitch
 from dist_eval.petals.client.outputs import picked
-from dist_eval.petals.client.records import RouteSegment, Traffic
+from dist_eval.petals.client.records import RouteSegment
 from dist_eval.petals.client.routes import RouteRecord
 from dist_eval.petals.client.session_room import NO_ROOM, SessionRoom
-from dist_eval.petals.model.loading import final_norm_of
-
-
-class HostedModel:
-    """A model on a swarm, in this process (the default), or around another model."""
-
-    _host: HostedModel | None = None  # the wrapped model
-
-    @property
-    def retries(self) -> int:
-        """Number of requests repeated so far."""
-        return 0 if self._host is None else self._host.retries
-
-    def traffic(self) -> Traffic | None:
-        """Returns the traffic with a swarm so far, for `results.json`; None without a swarm."""
-        return None if self._host is None else self._host.traffic()
-
-    def notice(self) -> str:
-        """Says what the model waits for; empty if it does not wait."""
-        return "" if self._host is None else self._host.notice()
-
-    def exclude(self, servers: Iterable[str]) -> None:
-        """Sends no further requests to servers, given by peer id."""
-        if self._host is not None:
-            self._host.exclude(servers)
-
-    def stop_sending(self) -> None:
-        """Refuses batches that still wait for the rate limit, with a `NotSentError`."""
-        if self._host is not None:
-            self._host.stop_sending()
-
-    def close(self) -> None:
-        """Closes connections and processes."""
-        if self._host is not None:
-            self._host.close()
+from dist_eval.petals.model.loading import final_norm_of, load_whole_base
+from dist_eval.revisions import pinned
 
 
 @dataclass(frozen=True)
@@ -139,39 +108,6 @@ class Backbone(HostedModel, ABC):
     @abstractmethod
     def move(self, device: torch.device) -> None:
         """Moves the part in this process to a device."""
-
-
-class AnsweringModel(HostedModel, ABC):
-    """A model that answers batches (see `dist_eval.inference.forward.TextModel`)."""
-
-    columns: AnswerColumns  # of the answer for a text
-
-    @torch.no_grad()
-    def answer(
-        self,
-        input_ids: torch.Tensor,
-        lengths: torch.Tensor,
-        options: SendOptions = ANY_ROUTE,
-        record: RouteRecord | None = None,
-    ) -> dict[str, torch.Tensor]:
-        """Computes the columns for a batch, by name, of shape [batch, ...], on the CPU.
-
-        They are not checked for finite values. Raises a `ModelOutputError` if the outputs have the wrong shape.
-
-        Args:
-            input_ids: int64 of shape [batch, length], padded on the right with any id.
-            lengths: number of real tokens of each text, at least 1, int64 of shape [batch]; or other numbers (see
-                `dist_eval.inference.forward.TextSource.padded`).
-            options: constrains the route through a swarm.
-            record: receives the route.
-        """
-        return self._answer(input_ids, lengths, options, record or RouteRecord())
-
-    @abstractmethod
-    def _answer(
-        self, input_ids: torch.Tensor, lengths: torch.Tensor, options: SendOptions, record: RouteRecord
-    ) -> dict[str, torch.Tensor]:
-        """See `answer`."""
 
 
 class ModelOnBackbone(AnsweringModel):
@@ -293,3 +229,12 @@ def _adding_hook(deep_prompt: torch.Tensor) -> Callable[..., Any]:
         return ((hidden, *args[1:]), kwargs) if args else (args, {**kwargs, "hidden_states": hidden})
 
     return hook
+
+
+def load_local_backbone(model: str, device: torch.device | None = None) -> LocalBackbone:
+    """Loads a base model that runs in this process."""
+    architecture = Architecture(read_base_config(model, pinned("model", model)), model)
+    base = load_whole_base(architecture, model, pinned("model", model))
+    backbone = LocalBackbone(base, architecture)
+    backbone.move(device or torch.device("cpu"))
+    return backbone

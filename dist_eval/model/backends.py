@@ -11,13 +11,14 @@ from pathlib import Path
 
 from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.errors import CheckpointError, ConfigError, SwarmError
-from dist_eval.model.backbone import AnsweringModel, Backbone, ModelOnBackbone
+from dist_eval.inference.models import AnsweringModel
+from dist_eval.model.backbone import Backbone, ModelOnBackbone, load_local_backbone
 from dist_eval.model.base_model_spec import BaseModelSpec, ModelTarget
-from dist_eval.model.classifier import load_client_base, load_local_backbone, with_tuned_head
+from dist_eval.model.classifier import with_tuned_head
 from dist_eval.model.label_words import LabelWords
 from dist_eval.model.language_model import CausalModel
 from dist_eval.model.pretrained_classifier import PretrainedClassifier, load_full_model, local_device
-from dist_eval.model.swarm_backbone import SwarmBackbone
+from dist_eval.model.swarm_backbone import SwarmBackbone, load_client_base
 from dist_eval.options.groups import SwarmOptions
 from dist_eval.petals.client.records import Swarm
 from dist_eval.petals.client.router import Router

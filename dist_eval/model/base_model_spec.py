@@ -74,32 +74,32 @@ class BaseModelSpec:
     is_cut_by_tokenizer: bool = False  # whether `max_length` is the tokenizer's, and the model has more positions
 
     @classmethod
-    def read(cls, options: ModelOptions, tuned: ModelTarget, *, with_gradients: bool = False) -> BaseModelSpec:
+    def read(cls, options: ModelOptions, target: ModelTarget, *, with_gradients: bool = False) -> BaseModelSpec:
         """Reads the base model and checks, before anything is sent, that it fits the checkpoint and the options.
 
         A complete model is its own base. Gradients need texts that fit into one request.
         """
-        if not isinstance(tuned, TunedCheckpoint):
-            name, base = tuned.name, tuned.config
+        if not isinstance(target, TunedCheckpoint):
+            name, base = target.name, target.config
         else:
-            name = options.model or tuned.base_model or ""
+            name = options.model or target.base_model or ""
             if not name:
-                raise ConfigError(f"--model is missing, and the checkpoint {tuned.folder} names no base model.")
+                raise ConfigError(f"--model is missing, and the checkpoint {target.folder} names no base model.")
             try:
                 base = read_base_config(name, pinned("model", name))
             except CheckpointError as error:
                 if options.model:
                     raise
-                advice = f"The checkpoint {tuned.folder} names this base model: give yours with --model."
+                advice = f"The checkpoint {target.folder} names this base model: give yours with --model."
                 raise CheckpointError(f"{str(error).rstrip('.')}. {advice}") from error
-            tuned.require_base(name, base)
+            target.require_base(name, base)
         if Path(name).is_dir():  # for a hub model, this would download files
             weight_map(name)
         accepted = None if options.backend == "local" else options.server_max_tokens or max_request_tokens(base)
-        max_length = _max_length(options.max_length, tuned, base, accepted, can_be_longer=not with_gradients)
-        limit = (None if options.max_length else _tokenizer_limit(name, tuned)) or max_length
+        max_length = _max_length(options.max_length, target, base, accepted, can_be_longer=not with_gradients)
+        limit = (None if options.max_length else _tokenizer_limit(name, target)) or max_length
         is_cut, max_length = limit < max_length, min(limit, max_length)
-        longest = max_length + tuned.extra_tokens
+        longest = max_length + target.extra_tokens
         in_sessions = accepted is not None and longest > accepted
         return cls(
             name=name,
@@ -109,7 +109,7 @@ class BaseModelSpec:
             request_tokens=accepted,
             cache_tokens=max(_LONG_TEXTS * longest, default_cache_tokens(base)) if in_sessions else None,
             token_budget=min(options.token_budget, accepted or options.token_budget),
-            adapter=_adapter(options, tuned),
+            adapter=_adapter(options, target),
             is_cut_by_tokenizer=is_cut,
             shares_prefixes=not RopeSwitch(base).kind(longest),
         )
@@ -142,28 +142,28 @@ class BaseModelSpec:
                 digest.update(sample)
         return digest.hexdigest()
 
-    def summary(self, tuned: EvalTarget) -> ModelSummary:
+    def summary(self, target: EvalTarget) -> ModelSummary:
         """Returns the section `model` of `results.json`."""
         return ModelSummary(
             base=self.name,
             base_is_path=Path(self.name).is_dir(),
-            checkpoint=str(tuned.folder) if isinstance(tuned, TunedCheckpoint) else None,
-            tuning_mode=tuned.tuning_mode,
-            pre_seq_len=tuned.pre_seq_len,
-            num_labels=tuned.num_labels,
+            checkpoint=str(target.folder) if isinstance(target, TunedCheckpoint) else None,
+            tuning_mode=target.tuning_mode,
+            pre_seq_len=target.pre_seq_len,
+            num_labels=target.num_labels,
             adapter=self.adapter,
-            weights_digest=tuned.digest(),
-            prompt=tuned.summary() if isinstance(tuned, LabelWords) else None,
+            weights_digest=target.digest(),
+            prompt=target.summary() if isinstance(target, LabelWords) else None,
         )
 
 
-def _adapter(options: ModelOptions, tuned: ModelTarget) -> str | None:
+def _adapter(options: ModelOptions, target: ModelTarget) -> str | None:
     """Returns the LoRA adapter of the options, or the one that the checkpoint was tuned with."""
-    named = tuned.adapter if isinstance(tuned, TunedCheckpoint) else None
+    named = target.adapter if isinstance(target, TunedCheckpoint) else None
     adapter = options.adapter or named
     if named and adapter != named:
         raise CheckpointError(
-            f"The checkpoint {tuned.folder} was tuned with the adapter {named!r}: leave out --adapter {adapter}."
+            f"The checkpoint {target.folder} was tuned with the adapter {named!r}: leave out --adapter {adapter}."
         )
     if adapter and options.backend == "local":
         raise ConfigError(
@@ -172,28 +172,28 @@ def _adapter(options: ModelOptions, tuned: ModelTarget) -> str | None:
     return adapter
 
 
-def tokenizer_place(base: str, tuned: ModelTarget) -> str:
+def tokenizer_place(base: str, target: ModelTarget) -> str:
     """Returns the folder or hub model whose tokenizer is used: the checkpoint's own or the base model's."""
-    folder = tuned.folder
+    folder = target.folder
     return str(folder) if folder is not None and (folder / "tokenizer_config.json").exists() else base
 
 
-def _tokenizer_limit(base: str, tuned: ModelTarget) -> int | None:
+def _tokenizer_limit(base: str, target: ModelTarget) -> int | None:
     """Returns the length to which a classifier's tokenizer cuts texts; None for prompts, limited only by positions."""
-    if not isinstance(tuned, TunedCheckpoint | PretrainedClassifier):
+    if not isinstance(target, TunedCheckpoint | PretrainedClassifier):
         return None
-    place = tokenizer_place(base, tuned)
+    place = tokenizer_place(base, target)
     return tokenizer_limit(place, pinned("model", place))
 
 
-def _kind_of_tokens(tuned: ModelTarget) -> str:
-    return "tokens of label words" if isinstance(tuned, LabelWords) else "prompt tokens"
+def _kind_of_tokens(target: ModelTarget) -> str:
+    return "tokens of label words" if isinstance(target, LabelWords) else "prompt tokens"
 
 
-def _max_length(asked: int | None, tuned: ModelTarget, base: Any, accepted: int | None, *, can_be_longer: bool) -> int:
-    is_longer = bool(asked and accepted and asked + tuned.extra_tokens > accepted)
+def _max_length(asked: int | None, target: ModelTarget, base: Any, accepted: int | None, *, can_be_longer: bool) -> int:
+    is_longer = bool(asked and accepted and asked + target.extra_tokens > accepted)
     # with several requests, the first one would not know that other rotary embeddings apply to the whole text
-    is_switching = RopeSwitch(base).kind((asked or 0) + tuned.extra_tokens) > 0
+    is_switching = RopeSwitch(base).kind((asked or 0) + target.extra_tokens) > 0
     in_session = is_longer and can_be_longer and has_sessions(base) and not is_switching
     limits = [(accepted, "servers accept in one request")] if accepted and not in_session else []
     if positions := max_positions(base):
@@ -202,14 +202,15 @@ def _max_length(asked: int | None, tuned: ModelTarget, base: Any, accepted: int 
     if not limits:
         return asked or _LONGEST_TEXT
     limit, what = min(limits)
-    longest = limit - tuned.extra_tokens
+    longest = limit - target.extra_tokens
     if longest < 1:
         raise CheckpointError(
-            f"{tuned.extra_tokens} {_kind_of_tokens(tuned)} leave no room for a text in the {limit} tokens that {what}"
-            + (f": the checkpoint {tuned.folder} is for another base model." if tuned.folder else ".")
+            f"{target.extra_tokens} {_kind_of_tokens(target)} leave no room for a text in the {limit} tokens that "
+            + what
+            + (f": the checkpoint {target.folder} is for another base model." if target.folder else ".")
         )
     if (asked or 1) > longest:
-        also = f" and {tuned.extra_tokens} {_kind_of_tokens(tuned)} are" if tuned.extra_tokens > 0 else " is"
+        also = f" and {target.extra_tokens} {_kind_of_tokens(target)} are" if target.extra_tokens > 0 else " is"
         raise ConfigError(
             f"--max-length {asked}{also} more than the {limit} tokens that {what}"
             + (", and texts with long rotary embeddings (longrope) take one" if is_switching and is_longer else "")

@@ -15,15 +15,10 @@ import torch
 
 from dist_eval.data.answers import logits_columns
 from dist_eval.inference.send_options import ANY_ROUTE, SendOptions
-from dist_eval.model.backbone import Backbone, LocalBackbone, ModelOnBackbone, SoftPrompts
-from dist_eval.model.swarm_backbone import SwarmBackbone
-from dist_eval.petals.base_model.architecture import Architecture
-from dist_eval.petals.base_model.config import read_base_config
+from dist_eval.model.backbone import Backbone, ModelOnBackbone, SoftPrompts, load_local_backbone
 from dist_eval.petals.client.routes import RouteRecord
-from dist_eval.petals.model.base import SwarmBase, base_class
 from dist_eval.petals.model.checkpoint import TunedCheckpoint
-from dist_eval.petals.model.loading import base_fingerprint, load_client_model, load_whole_base
-from dist_eval.revisions import pinned
+from dist_eval.petals.model.loading import base_fingerprint
 
 
 class Classifier(ModelOnBackbone):
@@ -60,46 +55,6 @@ class Classifier(ModelOnBackbone):
         rows = starts + tuned.pre_seq_len + lengths.cpu() - 1
         last = self.hidden_states(input_ids, lengths, options, record, rows)
         return self.backbone.final_norm(last).to(tuned.head) @ tuned.head.T
-
-
-def load_swarm_backbone(
-    model: str,
-    dht: Any,
-    *,
-    dht_prefix: str,
-    adapter: str | None = None,
-    request_tokens: int | None = None,
-    **options: Any,
-) -> SwarmBackbone:
-    """Loads a base model whose blocks a swarm hosts; this process loads only the embeddings and the final norm.
-
-    Close it before the process group. `options` are those of `SwarmRequests`.
-    """
-    from dist_eval.petals.client.directory import ServerDirectory
-    from dist_eval.petals.client.requests import SwarmRequests
-
-    base = load_client_base(model)
-    directory = ServerDirectory(dht, dht_prefix, base.config.num_hidden_layers, adapter)
-    requests = SwarmRequests(directory, base.config, **options)
-    requests.start()
-    base.connect(requests, request_tokens=request_tokens)
-    return SwarmBackbone(base, dht)
-
-
-def load_client_base(model: str) -> SwarmBase:
-    """Loads the embeddings and the final norm of a base model whose layers a swarm computes."""
-    revision = pinned("model", model)
-    architecture = Architecture(read_base_config(model, revision), model)
-    return load_client_model(base_class(architecture), architecture, model, revision)
-
-
-def load_local_backbone(model: str, device: torch.device | None = None) -> LocalBackbone:
-    """Loads a base model that runs in this process."""
-    architecture = Architecture(read_base_config(model, pinned("model", model)), model)
-    base = load_whole_base(architecture, model, pinned("model", model))
-    backbone = LocalBackbone(base, architecture)
-    backbone.move(device or torch.device("cpu"))
-    return backbone
 
 
 def load_locally(model: str, tuned: TunedCheckpoint) -> Classifier:

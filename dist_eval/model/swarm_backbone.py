@@ -12,12 +12,16 @@ from dist_eval.errors import NoCacheError
 from dist_eval.model.backbone import NO_PROMPTS, Backbone, SoftPrompts
 from dist_eval.model.session_pool import SessionPool
 from dist_eval.model.text_session import RecomputedTextSession, TextSession
+from dist_eval.petals.base_model.architecture import Architecture
+from dist_eval.petals.base_model.config import read_base_config
 from dist_eval.petals.base_model.rope import RopeSwitch
 from dist_eval.petals.client.inputs import Inputs
 from dist_eval.petals.client.records import RouteSegment, Traffic
 from dist_eval.petals.client.routes import RouteRecord, Span
 from dist_eval.petals.client.session_room import SessionRoom
-from dist_eval.petals.model.base import SwarmBase
+from dist_eval.petals.model.base import SwarmBase, base_class
+from dist_eval.petals.model.loading import load_client_model
+from dist_eval.revisions import pinned
 
 
 class SwarmBackbone(Backbone):
@@ -124,3 +128,34 @@ class SwarmBackbone(Backbone):
         from dist_eval.petals.client.client import leave_swarm
 
         leave_swarm(self.dht, self.requests.servers.connection, self.requests.close)
+
+
+def load_swarm_backbone(
+    model: str,
+    dht: Any,
+    *,
+    dht_prefix: str,
+    adapter: str | None = None,
+    request_tokens: int | None = None,
+    **options: Any,
+) -> SwarmBackbone:
+    """Loads a base model whose blocks a swarm hosts; this process loads only the embeddings and the final norm.
+
+    Close it before the process group. `options` are those of `SwarmRequests`.
+    """
+    from dist_eval.petals.client.directory import ServerDirectory
+    from dist_eval.petals.client.requests import SwarmRequests
+
+    base = load_client_base(model)
+    directory = ServerDirectory(dht, dht_prefix, base.config.num_hidden_layers, adapter)
+    requests = SwarmRequests(directory, base.config, **options)
+    requests.start()
+    base.connect(requests, request_tokens=request_tokens)
+    return SwarmBackbone(base, dht)
+
+
+def load_client_base(model: str) -> SwarmBase:
+    """Loads the embeddings and the final norm of a base model whose layers a swarm computes."""
+    revision = pinned("model", model)
+    architecture = Architecture(read_base_config(model, revision), model)
+    return load_client_model(base_class(architecture), architecture, model, revision)

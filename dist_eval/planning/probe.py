@@ -22,8 +22,9 @@ import numpy as np
 
 from dist_eval.data.plan import BatchPlan, shard_batches
 from dist_eval.distributed.rank_store import Topology
-from dist_eval.inference.forward import TextModel, TextSource, predict_batches
+from dist_eval.inference.forward import TextSource, predict_batches
 from dist_eval.inference.in_flight import Window
+from dist_eval.inference.models import AnsweringModel
 from dist_eval.planning.record import TimeEstimate
 
 # answers to wait for: of all ranks together, and per rank if there are many. Windows grow in the first half; the second
@@ -44,7 +45,7 @@ class Probed:
 
 
 def probe(
-    model: TextModel,
+    model: AnsweringModel,
     data: TextSource,
     plan: BatchPlan,
     topology: Topology,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from dist_eval.metrics.catalogue import is_unbounded
-from dist_eval.results.run import CompleteRun, CompleteTasksRun
+from dist_eval.results.run import AnyCompleteRun
 from dist_eval.results.scores import Interval, Slice
 from dist_eval.tables import Footnotes, format_count
 
@@ -132,17 +132,14 @@ class ReportOptions:
     longest: int = 1000  # maximum number of characters of a text
 
 
-Results: TypeAlias = CompleteRun | CompleteTasksRun
-
-
-def metric_number(name: str, results: Results | Slice, notes: Footnotes) -> Number:
+def metric_number(name: str, results: AnyCompleteRun | Slice, notes: Footnotes) -> Number:
     """Returns a metric with its interval, or with a footnote on why it or the interval is undefined."""
     value, interval, why = results.metrics.get(name), results.intervals.get(name), results.undefined.get(name)
     text = "-" if value is None else format_metric(name, value)
     return Number(text, format_interval(name, interval, notes, why) if interval else notes.mark(why))
 
 
-def metric_card(title: str, name: str, results: Results) -> tuple[str, Number]:
+def metric_card(title: str, name: str, results: AnyCompleteRun) -> tuple[str, Number]:
     """Returns a metric under a title, with its interval, or the reason why it or the interval is undefined."""
     value, interval = results.metrics.get(name), results.intervals.get(name)
     reason = results.undefined.get(name) or (interval.reason if interval else None) or ""

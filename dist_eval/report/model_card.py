@@ -5,11 +5,11 @@ from __future__ import annotations
 from huggingface_hub import EvalResult, ModelCardData
 
 from dist_eval.errors import RunError
-from dist_eval.report.document import Results
 from dist_eval.report.kinds import shown_run
+from dist_eval.results.run import AnyCompleteRun
 
 
-def model_index(results: Results, model_name: str) -> str:
+def model_index(results: AnyCompleteRun, model_name: str) -> str:
     """Builds the metadata of a model card."""
     entries = [EvalResult(**entry) for entry in shown_run(results).entries() if entry["metric_value"] is not None]
     if not entries:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_eval.results.inputs import DatasetSummary
-from dist_eval.results.run import CompleteRun, CompleteTasksRun
+from dist_eval.results.run import AnyCompleteRun, CompleteRun
 
 _SOURCES = ("model", "dataset", "eval_dataset", "adapter")
 _FILES = ("checkpoint", "output", "peers_file", "prompt_file", "few_shot_from")
@@ -44,7 +44,7 @@ def distinct_ends(paths: Sequence[Path]) -> list[str]:
     return ends
 
 
-def options_of(results: CompleteRun | CompleteTasksRun) -> dict[str, Any]:
+def options_of(results: AnyCompleteRun) -> dict[str, Any]:
     """Returns the options of a complete run without directories (see `without_folders`)."""
     are_paths = {"model": results.model.base_is_path}
     if isinstance(results, CompleteRun):

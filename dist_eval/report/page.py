@@ -8,14 +8,15 @@ from pathlib import Path
 from dist_eval.errors import one_line, print_error
 from dist_eval.printable import printable_lines
 from dist_eval.process.files import BY_UMASK, PRIVATE, write_atomically
-from dist_eval.report.document import Document, ReportOptions, Results
+from dist_eval.report.document import Document, ReportOptions
 from dist_eval.report.html import render_html
 from dist_eval.report.kinds import shown_run
+from dist_eval.results.run import AnyCompleteRun
 from dist_eval.runs.files import REPORT, RESULTS
 from dist_eval.runs.reading import read_run
 
 
-def describe_run(folder: Path, options: ReportOptions | None = None, results: Results | None = None) -> Document:
+def describe_run(folder: Path, options: ReportOptions | None = None, results: AnyCompleteRun | None = None) -> Document:
     """Describes a complete run of any kind; reads its results unless given."""
     return shown_run(results or read_run(folder), folder).describe(options or ReportOptions())
 

@@ -10,10 +10,10 @@ from dist_eval.data.tokenizers import HAS_BOS
 from dist_eval.metrics.catalogue import metric_names
 from dist_eval.metrics.units import FEW_UNITS
 from dist_eval.petals.client.records import Audit, ServerTraffic
-from dist_eval.report.document import Number, Results, Rows, Section, Table, metric_number
+from dist_eval.report.document import Number, Rows, Section, Table, metric_number
 from dist_eval.report.naming import name_of
 from dist_eval.results.inputs import FailedExample, SelectionSummary
-from dist_eval.results.run import EvaluationResults
+from dist_eval.results.run import AnyCompleteRun, EvaluationResults
 from dist_eval.results.scores import Groups, Scores, Slice
 from dist_eval.runs.files import RESULTS
 from dist_eval.tables import Footnotes, format_count
@@ -73,13 +73,13 @@ def failure_sections(failures: Sequence[FailedExample]) -> list[Section]:
     return [Section("Failures", [Table(caption, ["example", "reason"], rows, is_folded=True)])]
 
 
-def format_speed(results: Results, unit: str) -> str:
+def format_speed(results: AnyCompleteRun, unit: str) -> str:
     """Returns the speed of all ranks together; `unit` is a plural."""
     speed, ranks = results.throughput, format_count(len(results.ranks), "rank")
     return f"{speed.examples_per_second:.1f} {unit}/s, {speed.tokens_per_second:.0f} tokens/s on {ranks}"
 
 
-def work_details(results: Results) -> dict[str, Any]:
+def work_details(results: AnyCompleteRun) -> dict[str, Any]:
     """Returns place, time and versions of a run, by name."""
     environment = results.environment
     return {
@@ -92,13 +92,13 @@ def work_details(results: Results) -> dict[str, Any]:
     }
 
 
-def work_section(results: Results, unit: str, *, with_hosts: bool) -> Section:
+def work_section(results: AnyCompleteRun, unit: str, *, with_hosts: bool) -> Section:
     """Returns the section about the work of ranks and servers."""
     tables = [_rank_table(results, unit, with_hosts=with_hosts), *_server_tables(results)]
     return Section("Ranks and servers", tables)
 
 
-def _rank_table(results: Results, unit: str, *, with_hosts: bool) -> Table:
+def _rank_table(results: AnyCompleteRun, unit: str, *, with_hosts: bool) -> Table:
     hosts = {
         host: f"host {number}" for number, host in enumerate(dict.fromkeys(rank.host for rank in results.ranks), 1)
     }
@@ -123,7 +123,7 @@ def _rank_table(results: Results, unit: str, *, with_hosts: bool) -> Table:
     return Table("Work of each rank", columns, rows)
 
 
-def _server_tables(results: Results) -> list[Table]:
+def _server_tables(results: AnyCompleteRun) -> list[Table]:
     servers: dict[str, list[ServerTraffic]] = {}
     for rank in results.ranks:
         for server in rank.traffic.servers if rank.traffic else ():

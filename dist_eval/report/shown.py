@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dist_eval.report.document import Document, Mistakes, ReportOptions, Results, Section, metric_card
+from dist_eval.report.document import Document, Mistakes, ReportOptions, Section, metric_card
 from dist_eval.report.naming import options_of
 from dist_eval.report.sections import failure_sections, format_speed, slice_sections, work_section
+from dist_eval.results.run import AnyCompleteRun
 from dist_eval.runs.files import RESULTS
 
 
@@ -27,7 +28,7 @@ class ShownRun(ABC):
     plots: Sequence[str] = ()  # names of the plots in the run's folder
     weights: str  # digest of the model's weights
 
-    def __init__(self, results: Results, folder: Path = Path()) -> None:
+    def __init__(self, results: AnyCompleteRun, folder: Path = Path()) -> None:
         self.results, self.folder = results, folder
         self.options = options_of(results)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal, TypeAlias, cast
 
 from pydantic import Field, TypeAdapter
 
@@ -174,7 +174,11 @@ class CompleteTasksRun(TasksResults, RunHeader):
     """When it ended."""
 
 
-def metrics_with_limits(results: CompleteRun | CompleteTasksRun) -> MetricValues:
+AnyCompleteRun: TypeAlias = CompleteRun | CompleteTasksRun
+"""Content of `results.json` of a complete run."""
+
+
+def metrics_with_limits(results: AnyCompleteRun) -> MetricValues:
     """Returns the metrics by name, and the limits of their intervals as NAME/low and NAME/high."""
     values: MetricValues = dict(results.metrics)
     for name, interval in results.intervals.items():
@@ -182,10 +186,9 @@ def metrics_with_limits(results: CompleteRun | CompleteTasksRun) -> MetricValues
     return values
 
 
-AnyCompleteRun = Annotated[CompleteRun | CompleteTasksRun, Field(discriminator="problem_type")]
-
-Run = Annotated[RunningRun | EndedRun | AnyCompleteRun, Field(discriminator="status")]
+_Complete = Annotated[AnyCompleteRun, Field(discriminator="problem_type")]
+Run = Annotated[RunningRun | EndedRun | _Complete, Field(discriminator="status")]
 """The content of `results.json`."""
 
-RUN: TypeAdapter[RunningRun | EndedRun | CompleteRun | CompleteTasksRun] = TypeAdapter(Run)
+RUN: TypeAdapter[RunningRun | EndedRun | AnyCompleteRun] = TypeAdapter(Run)
 """Reads it, and makes its schema."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from dist_eval.errors import RunError, error_summary, print_error, translating_os_errors
 from dist_eval.metrics.predictions import Predictions
-from dist_eval.results.run import RUN, CompleteRun, CompleteTasksRun, EvaluationResults, RunHeader
+from dist_eval.results.run import RUN, AnyCompleteRun, CompleteRun, CompleteTasksRun, EvaluationResults, RunHeader
 from dist_eval.results.tasks import TasksResults
 from dist_eval.runs.environment import now
 from dist_eval.runs.files import PREDICTIONS, REPORT, RESULTS, TUNING_RESULTS
@@ -43,10 +43,10 @@ class EvaluationFolder(RunFolder):
     foreign_files = (TUNING_RESULTS,)
     derived_files = (PREDICTIONS, REPORT, *PLOTS)
 
-    def results(self) -> CompleteRun | CompleteTasksRun | None:
+    def results(self) -> AnyCompleteRun | None:
         """Returns the content of `results.json` if the run is complete."""
         results = self._read()
-        return results if isinstance(results, CompleteRun | CompleteTasksRun) else None
+        return results if isinstance(results, AnyCompleteRun) else None
 
     def _tables(self) -> list[str]:
         """Returns the names of the tables that a complete run has beside `results.json`."""
@@ -72,7 +72,7 @@ class EvaluationFolder(RunFolder):
             self._draw(plot_name(results.problem_type), lambda: draw_predictions(results, samples))
             self._draw_reliability(results)
 
-    def revise(self, results: CompleteRun | CompleteTasksRun, samples: Samples) -> None:
+    def revise(self, results: AnyCompleteRun, samples: Samples) -> None:
         """Replaces the results of a complete run and the table of its samples (see `complete`)."""
         with translating_os_errors(RunError, f"The results cannot be written to {self.path}"):
             write_samples(self.path / PREDICTIONS, samples)
@@ -103,7 +103,7 @@ class EvaluationFolder(RunFolder):
         return not all((self.path / name).exists() for name in earlier.files.names)
 
     def _has_failed_examples(self, results: RunHeader) -> bool:
-        return isinstance(results, CompleteRun | CompleteTasksRun) and results.coverage.failed > 0
+        return isinstance(results, AnyCompleteRun) and results.coverage.failed > 0
 
     def _derived(self) -> list[Path]:
         if earlier := self._tables():

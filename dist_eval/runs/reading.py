@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from dist_eval.errors import DataError, RunError, one_line, translating_os_errors
 from dist_eval.options.groups import DataOptions
 from dist_eval.process.parsing import read_json
-from dist_eval.results.run import CompleteRun, CompleteTasksRun
+from dist_eval.results.run import AnyCompleteRun, CompleteRun, CompleteTasksRun
 from dist_eval.results.tasks import LANGUAGE_MODELING
 from dist_eval.runs.digests import NOT_AS_WRITTEN, damaged_table, is_intact
 from dist_eval.runs.files import PREDICTIONS, RESULTS
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Table = TypeVar("Table")
 
 
-def read_run(folder: Path) -> CompleteRun | CompleteTasksRun:
+def read_run(folder: Path) -> AnyCompleteRun:
     """Reads `results.json` of a complete run of any kind, and checks the digests of its tables."""
     try:
         results = read_json(folder / RESULTS)

@@ -10,21 +10,11 @@ from typing import Any
 from urllib.parse import quote
 
 from dist_eval.errors import ConfigError
-from dist_eval.report.document import (
-    Cell,
-    Document,
-    Link,
-    Number,
-    Results,
-    Section,
-    Table,
-    format_limits,
-    format_metric,
-)
+from dist_eval.report.document import Cell, Document, Link, Number, Section, Table, format_limits, format_metric
 from dist_eval.report.kinds import shown_run
 from dist_eval.report.naming import distinct_ends, options_of
 from dist_eval.results.inputs import Coverage
-from dist_eval.results.run import CompleteRun, CompleteTasksRun, RunningRun
+from dist_eval.results.run import AnyCompleteRun, RunningRun
 from dist_eval.results.tuning import TuningRun
 from dist_eval.runs.files import REPORT
 from dist_eval.runs.outcome import Outcome
@@ -36,9 +26,9 @@ _OF_THE_MODEL = ("model", "checkpoint", "adapter", "prompt", "prompt_file", "lab
 _DIGITS = 8
 
 
-def _measured(outcome: Outcome) -> Results | None:
+def _measured(outcome: Outcome) -> AnyCompleteRun | None:
     """Returns the results of a complete evaluation, on a dataset or on tasks; None for all other runs."""
-    return outcome.results if isinstance(outcome.results, CompleteRun | CompleteTasksRun) else None
+    return outcome.results if isinstance(outcome.results, AnyCompleteRun) else None
 
 
 def _coverage_of(outcome: Outcome) -> Coverage | None:
@@ -47,7 +37,7 @@ def _coverage_of(outcome: Outcome) -> Coverage | None:
     return None if results is None or isinstance(results, RunningRun) else results.coverage
 
 
-def on_same_data(run: Results, other: Results) -> bool:
+def on_same_data(run: AnyCompleteRun, other: AnyCompleteRun) -> bool:
     """Returns whether the metrics of two runs can be compared."""
     return shown_run(run).has_data_of(shown_run(other))
 
@@ -188,7 +178,7 @@ def _remarks(outcomes: Sequence[Outcome], names: Mapping[Path, str]) -> list[str
     return remarks
 
 
-def differing_options(runs: Sequence[Results]) -> dict[str, list[str]]:
+def differing_options(runs: Sequence[AnyCompleteRun]) -> dict[str, list[str]]:
     """Returns the options that differ, by name, with their value in each run.
 
     If the model's options are equal but its weights differ, the weights' digests are included.

@@ -14,7 +14,8 @@ from samples import config_for, folder_of, sections, tokenized_digits
 from dist_eval.analysis.options import analyse
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.evaluation.classification import rescored
-from dist_eval.evaluation.rescoring import analysis_of, rescore, with_new_scores, with_recorded_analysis
+from dist_eval.evaluation.inputs import analysis_of
+from dist_eval.evaluation.rescoring import rescore, with_new_scores, with_recorded_analysis
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.metric_loading import load_metrics
 from dist_eval.metrics.predictions import Predictions

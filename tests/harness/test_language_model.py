@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from dist_eval.data.answers import generation_columns, log_likelihood_columns
 from dist_eval.data.generation import text_of
 from dist_eval.errors import ConfigError, DataError
-from dist_eval.model.classifier import load_local_backbone
+from dist_eval.model.backbone import load_local_backbone
 from dist_eval.model.generation import Generator, end_tokens_of
 from dist_eval.model.generation_config import GenerationSettings
 from dist_eval.model.language_model import LanguageModel

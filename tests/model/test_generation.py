@@ -10,7 +10,7 @@ from tiny_models import LAYERS, VOCABULARY
 
 from dist_eval.data.prefix_costs import CACHE_TOKENS
 from dist_eval.errors import ModelOutputError
-from dist_eval.model.classifier import load_local_backbone
+from dist_eval.model.backbone import load_local_backbone
 from dist_eval.model.generation import Draws, Generator, end_tokens_of, token_probabilities
 from dist_eval.model.language_model import LanguageModel
 from dist_eval.model.output_embedding import OutputEmbedding

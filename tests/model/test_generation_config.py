@@ -13,7 +13,7 @@ import torch
 from tiny_models import VOCABULARY
 
 from dist_eval.errors import CheckpointError, ConfigError
-from dist_eval.model.classifier import load_local_backbone
+from dist_eval.model.backbone import load_local_backbone
 from dist_eval.model.generation import Generator, end_tokens_of
 from dist_eval.model.generation_config import GenerationSettings
 from dist_eval.model.language_model import LanguageModel

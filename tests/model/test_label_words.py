@@ -14,7 +14,8 @@ from transformers import AutoTokenizer
 from dist_eval import demo
 from dist_eval.data.prompts import PromptedWords, Template
 from dist_eval.errors import ConfigError
-from dist_eval.model.classifier import Classifier, load_local_backbone
+from dist_eval.model.backbone import load_local_backbone
+from dist_eval.model.classifier import Classifier
 from dist_eval.model.label_words import LabelWordClassifier, LabelWords
 from dist_eval.petals.base_model.config import read_base_config
 

@@ -13,7 +13,7 @@ from tiny_models import VOCABULARY
 
 from dist_eval.errors import CheckpointError
 from dist_eval.model import output_embedding
-from dist_eval.model.classifier import load_local_backbone
+from dist_eval.model.backbone import load_local_backbone
 from dist_eval.model.language_model import LanguageModel
 from dist_eval.model.output_embedding import OutputEmbedding
 from dist_eval.petals.base_model.config import read_base_config

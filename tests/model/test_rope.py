@@ -10,8 +10,9 @@ import torch
 from tiny_models import LAYERS, ROPE_SWITCH, VOCABULARY, random_checkpoint, save_tiny_models
 
 from dist_eval.errors import ConfigError
+from dist_eval.model.backbone import load_local_backbone
 from dist_eval.model.base_model_spec import BaseModelSpec
-from dist_eval.model.classifier import load_local_backbone, load_locally
+from dist_eval.model.classifier import load_locally
 from dist_eval.model.generation import Generator
 from dist_eval.model.language_model import CausalModel, LanguageModel
 from dist_eval.model.output_embedding import OutputEmbedding

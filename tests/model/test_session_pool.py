@@ -17,8 +17,8 @@ from dist_eval.data.plan import SharedPrefix
 from dist_eval.errors import NoCacheError
 from dist_eval.inference.send_options import SendOptions
 from dist_eval.model import session_pool
-from dist_eval.model.backbone import NO_PROMPTS, LocalBackbone, SoftPrompts
-from dist_eval.model.classifier import Classifier, load_local_backbone
+from dist_eval.model.backbone import NO_PROMPTS, LocalBackbone, SoftPrompts, load_local_backbone
+from dist_eval.model.classifier import Classifier
 from dist_eval.model.session_pool import SessionPool
 from dist_eval.model.text_session import RecomputedTextSession, TextSession
 from dist_eval.petals.base_model.architecture import Architecture

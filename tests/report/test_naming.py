@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from samples import sections
 
+from dist_eval.arguments.fields import Options
+from dist_eval.options.config import EvaluationConfig
+from dist_eval.options.harness import HarnessConfig
 from dist_eval.report.naming import dataset_name, name_of, without_directories, without_folders
+from dist_eval.tuning.config import TuningConfig
 
 
 @pytest.mark.parametrize(
@@ -72,3 +78,13 @@ def test_each_of_several_files_loses_its_folder() -> None:
         "dataset": ["a.csv", "b.csv"],
         "few_shot_from": ["a.csv", "b.csv"],
     }
+
+
+@pytest.mark.parametrize("config", [EvaluationConfig, HarnessConfig, TuningConfig])
+def test_every_option_that_names_a_file_or_folder_loses_its_folders(config: type[Options]) -> None:
+    named = [field for field in fields(config) if field.metadata.get("metavar") in ("FILE", "FOLDER")]
+    assert len(named) > 2
+    for field in named:
+        place = "/home/somebody/x"
+        given: Any = [place] if str(field.type).startswith("list") else place
+        assert "somebody" not in str(without_folders({field.name: given})), field.name

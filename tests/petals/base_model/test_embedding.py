@@ -10,7 +10,7 @@ from tiny_models import DECODERS, VOCABULARY, save_tiny_models
 from torch import nn
 from transformers import AutoConfig
 
-from dist_eval.model.classifier import load_client_base
+from dist_eval.model.swarm_backbone import load_client_base
 from dist_eval.petals.base_model.architecture import Architecture, _is_lookup
 from dist_eval.petals.base_model.weights import ModelWeights
 from dist_eval.petals.server.embedding import Embedder, table_bytes

@@ -12,8 +12,7 @@ import torch
 from conftest import ForkedSwarm, SwarmClient
 from tiny_models import random_checkpoint
 
-from dist_eval.model.backbone import SoftPrompts
-from dist_eval.model.classifier import load_local_backbone
+from dist_eval.model.backbone import SoftPrompts, load_local_backbone
 from dist_eval.petals.client.gradients import through_swarm
 from dist_eval.petals.client.routes import RouteRecord
 from dist_eval.petals.client.session_room import NO_ROOM

@@ -28,7 +28,8 @@ from tiny_models import LAYERS, random_checkpoint
 from dist_eval.errors import RefusedError
 from dist_eval.evaluation.audit import AuditedModel, AuditedTexts
 from dist_eval.inference.send_options import SendOptions
-from dist_eval.model.classifier import Classifier, load_local_backbone, load_locally
+from dist_eval.model.backbone import load_local_backbone
+from dist_eval.model.classifier import Classifier, load_locally
 from dist_eval.model.generation import Generator
 from dist_eval.model.language_model import LanguageModel
 from dist_eval.model.output_embedding import OutputEmbedding

@@ -22,8 +22,7 @@ from hivemind.proto.p2pd_pb2 import RPCError
 from tiny_models import LAYERS, random_checkpoint
 
 from dist_eval.errors import EvaluationError, NoCacheError, RefusedError
-from dist_eval.model.backbone import SoftPrompts
-from dist_eval.model.classifier import load_local_backbone
+from dist_eval.model.backbone import SoftPrompts, load_local_backbone
 from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.petals.client.admission import STEPS
 from dist_eval.petals.client.deep_prompts import NO_TENSOR, DeepPrompts, Packed

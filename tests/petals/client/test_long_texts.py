@@ -27,7 +27,8 @@ SCORES = """import json, resource, sys, time
 from pathlib import Path
 import numpy as np
 import torch
-from dist_eval.model.classifier import load_local_backbone, load_swarm_backbone
+from dist_eval.model.backbone import load_local_backbone
+from dist_eval.model.swarm_backbone import load_swarm_backbone
 from dist_eval.model.language_model import CausalModel
 from dist_eval.petals.client.client import join_swarm
 from dist_eval.petals.base_model.config import max_request_tokens

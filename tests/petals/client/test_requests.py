@@ -19,8 +19,8 @@ from tiny_models import HIDDEN, LAYERS
 
 from dist_eval.errors import OutageError, RefusedError, SwarmError
 from dist_eval.model.backbone import SoftPrompts
-from dist_eval.model.classifier import Classifier, load_swarm_backbone, with_tuned_head
-from dist_eval.model.swarm_backbone import SwarmBackbone
+from dist_eval.model.classifier import Classifier, with_tuned_head
+from dist_eval.model.swarm_backbone import SwarmBackbone, load_swarm_backbone
 from dist_eval.petals.client import attempts
 from dist_eval.petals.client.client import join_swarm, rejoin_swarm
 from dist_eval.petals.client.forward import forward

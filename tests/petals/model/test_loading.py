@@ -11,8 +11,9 @@ from tiny_models import DECODERS, HIDDEN, edited_tensors, make_tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from dist_eval.errors import CheckpointError
-from dist_eval.model.classifier import load_client_base, load_local_backbone
+from dist_eval.model.backbone import load_local_backbone
 from dist_eval.model.output_embedding import OutputEmbedding
+from dist_eval.model.swarm_backbone import load_client_base
 from dist_eval.petals.base_model.architecture import Architecture
 
 

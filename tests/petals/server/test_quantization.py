@@ -11,7 +11,7 @@ from conftest import SwarmClient
 from tiny_models import LAYERS, make_tiny_model, save_tiny_models
 
 from dist_eval.errors import ConfigError
-from dist_eval.model.classifier import load_local_backbone
+from dist_eval.model.backbone import load_local_backbone
 from dist_eval.petals.server.block_memory import fused_experts
 from dist_eval.petals.server.quantization import NF4_BLOCK, quantize_experts, require_quantizable
 

@@ -130,7 +130,7 @@ def test_a_text_that_is_too_long_for_a_request_takes_several(swarm: ForkedSwarm,
 CLIENT = """import sys
 from pathlib import Path
 import torch
-from dist_eval.model.classifier import load_swarm_backbone
+from dist_eval.model.swarm_backbone import load_swarm_backbone
 from dist_eval.petals.client.client import join_swarm
 from dist_eval.petals.client.hivemind_compat import prepare_hivemind
 
