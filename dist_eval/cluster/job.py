@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -26,6 +27,7 @@ from dist_eval.cluster.run_lists import read_sweep
 from dist_eval.distributed.stop import SIGNALS, leave_stop_file
 from dist_eval.errors import ConfigError, RunError, print_error, translating_os_errors
 from dist_eval.process import slurm
+from dist_eval.process.lifetime import die_with_parent
 from dist_eval.process.programs import COMPLETE, FAILED, STOPPED, run_program
 from dist_eval.runs.outcome import Outcome, read_outcome
 
@@ -136,7 +138,10 @@ class Job:
 
     def _run(self, drain_timeout: float) -> int | None:
         with translating_os_errors(ConfigError, f"{self._command[0]} cannot be started"):
-            process = subprocess.Popen(self._command, env=self._environment)
+            # a killed job cannot stop its run; this program has no threads, for which a preexec_fn would be unsafe
+            process = subprocess.Popen(
+                self._command, env=self._environment, preexec_fn=partial(die_with_parent, signal.SIGTERM)
+            )
         deadline = None
         while True:
             with suppress(subprocess.TimeoutExpired):

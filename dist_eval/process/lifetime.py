@@ -44,9 +44,9 @@ _hook_installed = False
 _janitor_pipes: set[int] = set()
 
 
-def die_with_parent() -> None:
-    """Asks the kernel to SIGKILL this process when the thread that started it ends. Linux only."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+def die_with_parent(number: int = signal.SIGKILL) -> None:
+    """Asks the kernel to send this process a signal when the thread that started it ends. Linux only."""
+    _prctl(_PR_SET_PDEATHSIG, number)
 
 
 def adopt_orphans() -> None:

@@ -130,6 +130,19 @@ def test_a_run_that_is_just_starting_is_stopped_too(number: signal.Signals, tmp_
     assert f"{run} is incomplete" in err
 
 
+def test_the_command_of_a_killed_job_is_stopped(tmp_path: Path) -> None:
+    program = (
+        "import pathlib, signal, sys, time\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path('stopped').touch(), sys.exit()))\n"
+        "pathlib.Path('began').touch()\n"
+        "time.sleep(60)"
+    )
+    with start("--output", tmp_path / "run", "--", sys.executable, "-c", program, cwd=tmp_path) as job:
+        assert wait_for(lambda: (tmp_path / "began").exists())
+        job.kill()
+    assert wait_for(lambda: (tmp_path / "stopped").exists())
+
+
 @pytest.fixture
 def in_slurm(tmp_path: Path) -> dict[str, str]:
     """Variables of a job, and an scontrol that records its arguments."""
