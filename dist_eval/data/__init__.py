@@ -11,5 +11,8 @@
 - Batches: `plan` forms batches. `shared_prefixes` and `shared_contexts` plan texts with a common prefix, by
   `prefix_costs`. `answers` declares the columns of answers and `collector` concatenates them.
 
+A *row* is numbered in the whole dataset, which is the `index` of a prediction; a *position* among the selected rows,
+which are all rows by default. Plans and batches have rows of a dataset, and positions among requests.
+
 Nothing here depends on process groups or models.
 """
