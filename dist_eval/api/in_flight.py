@@ -32,6 +32,7 @@ from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.petals.base_model.config import session_tokens
 from dist_eval.petals.model.base import MAX_REQUEST_TOKENS, SwarmBase
 from dist_eval.petals.model.classes import SequenceClassifier
+from dist_eval.petals.model.layers import is_overridden
 from dist_eval.petals.model.tuned import tuned_tensors_of
 
 Key = TypeVar("Key")
@@ -118,12 +119,10 @@ def outputs_in_flight(
 
 def is_plain_classifier(model: nn.Module) -> TypeGuard[SequenceClassifier]:
     """Whether a model is a classifier on a swarm without parts that the program replaced or hooked."""
-    if not isinstance(model, SequenceClassifier) or "forward" in vars(model):
+    if not isinstance(model, SequenceClassifier) or any(map(is_overridden, model.modules())):
         return False
-    head, modules = model.score, [*model.modules()]
-    is_hooked = any(module._forward_hooks or module._forward_pre_hooks for module in modules)
-    is_linear = type(head) is nn.Linear and head.bias is None and head.out_features == model.config.num_labels
-    return not is_hooked and is_linear
+    head = model.score
+    return type(head) is nn.Linear and head.bias is None and head.out_features == model.config.num_labels
 
 
 class _Packed(Generic[Key]):

@@ -65,10 +65,11 @@ class Targets(_ListColumn):
         if pa.types.is_boolean(flat.type) or not (pa.types.is_string(flat.type) or _is_number(flat.type)):
             raise self._kind(array, "labels of a regression are numbers.")
         values = np.asarray([_number_of(value) for value in flat.to_pylist()], dtype=np.float64)
-        bad = np.flatnonzero(~np.isfinite(values))
+        bad = np.flatnonzero(~(np.abs(values) <= np.finfo(np.float32).max))
         if len(bad):
-            row = first_row + int(bad[0]) // self._outputs
-            raise self._problem(row, f"is {flat[int(bad[0])].as_py()!r:.80}, which is not a finite number.")
+            row, is_finite = first_row + int(bad[0]) // self._outputs, np.isfinite(values[bad[0]])
+            what = "too large for a 32-bit float, as which models predict" if is_finite else "not a finite number"
+            raise self._problem(row, f"is {flat[int(bad[0])].as_py()!r:.80}, which is {what}.")
         return values.reshape(-1, self._outputs)
 
     def ids(self, codes: np.ndarray) -> np.ndarray:

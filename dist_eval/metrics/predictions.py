@@ -103,7 +103,10 @@ class Predictions:
     @classmethod
     def concatenate(cls, parts: Sequence[Predictions]) -> Predictions:
         """Joins predictions in the order given: at least one, all of the same width, problem type and columns."""
-        return cls(**{name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns})
+        names = parts[0].columns.keys()
+        if any(part.columns.keys() != names for part in parts):
+            raise ValueError("only predictions with the same columns can be joined")
+        return replace(parts[0], **{name: np.concatenate([part.columns[name] for part in parts]) for name in names})
 
     def __len__(self) -> int:
         return len(self.index)

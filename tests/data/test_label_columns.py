@@ -147,6 +147,7 @@ def test_numbers_are_read_as_they_are(chunks: Any, outputs: int, numbers: list[l
         ),
         ([["nan"]], 1, "row 0 (counted from 0): the label in column 'label' is 'nan', which is not a finite number"),
         ([[0.5, float("inf")]], 1, "row 1 (counted from 0): the label in column 'label' is inf, which is not a finite"),
+        ([["1", "-1e39"]], 1, "row 1 (counted from 0): the label in column 'label' is '-1e39', which is too large for"),
         ([["1_000"]], 1, "is '1_000', which is not a finite number"),
         ([[0.5, None]], 1, "row 1 (counted from 0): the label in column 'label' is missing (null)"),
         (

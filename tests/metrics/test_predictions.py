@@ -97,11 +97,15 @@ def test_no_predictions_join_with_some() -> None:
 def test_concatenation_keeps_the_order_of_the_parts(parts: list[list[int]]) -> None:
     whole = record([row for part in parts for row in part])
     starts = np.cumsum([0, *map(len, parts)])
-    cut = [
-        Predictions(*(getattr(whole, name)[begin:end] for name in ("index", "label", "logits", "loss")))
-        for begin, end in itertools.pairwise(starts)
-    ]
+    cut = [whole.at(slice(begin, end)) for begin, end in itertools.pairwise(starts)]
     assert_equal_records(Predictions.concatenate(cut), whole)
+
+
+def test_predictions_with_different_columns_do_not_join() -> None:
+    parts = [record([0, 1]), record([2]).in_groups(np.array([3]))]
+    for order in (parts, parts[::-1]):
+        with pytest.raises(ValueError, match="only predictions with the same columns can be joined"):
+            Predictions.concatenate(order)
 
 
 @quickly

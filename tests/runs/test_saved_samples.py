@@ -118,6 +118,7 @@ def test_chunks_are_the_whole_in_order(
     write_samples(tmp_path / "p.parquet", synthetic_predictions(PROBLEMS[name], outputs))
     monkeypatch.setattr("dist_eval.runs.saved_samples._CELLS_READ_AT_ONCE", 3)
     whole = read_predictions(tmp_path / "p.parquet")
+    assert len(Predictions.concatenate([whole, whole])) == 2 * len(whole)
     chunks = list(read_chunks(tmp_path / "p.parquet"))
     assert len(chunks) > 2
     for column in whole.columns:

@@ -20,7 +20,7 @@ from dist_eval.petals.client.inputs import TokenIds
 from dist_eval.petals.model.blocks import SwarmBlocks
 from dist_eval.petals.model.cache import SwarmCache, cache_name
 from dist_eval.petals.model.generation import active_cache
-from dist_eval.petals.model.layers import See, put_stubs, require_unchanged, seeing_inputs
+from dist_eval.petals.model.layers import See, is_overridden, put_stubs, require_unchanged, seeing_inputs
 from dist_eval.petals.model.loading import final_norm_of
 from dist_eval.petals.model.model import SwarmModel
 from dist_eval.petals.model.prompts import Prompts
@@ -172,19 +172,20 @@ class SwarmBase(SwarmModel, Prompts):
         """Returns the inputs to send for texts (see `embedded`): their ids if servers have the same embeddings."""
         if texts.is_floating_point() or not self.architecture.has_lookup:
             return self.embedded(texts, prompts)
-        _, *norms = self.input_parameters()
-        if not self._loaded_words.are_unchanged(self.get_input_embeddings(), norms, texts):
+        if not self._loaded_words.are_unchanged(self._input_modules(), texts):
             return self.embedded(texts, prompts)
         return TokenIds(texts, prompts, self.embedded, self.config.hidden_size)
 
     def input_parameters(self) -> list[torch.Tensor]:
         """Returns the embeddings of tokens, and the parameters of norms between them and the first layer."""
-        norms = [self.get_submodule(path) for path in self.architecture.input_norms]
-        return [self.get_input_embeddings().weight, *itertools.chain(*(norm.parameters() for norm in norms))]
+        return _parameters_of(self._input_modules())
+
+    def _input_modules(self) -> list[nn.Module]:
+        return [self.get_input_embeddings(), *map(self.get_submodule, self.architecture.input_norms)]
 
     def words_are_loaded(self) -> None:
         """Records that the embeddings are those of the model on disk, which servers also have."""
-        self._loaded_words = LoadedWords(self.get_input_embeddings(), self.input_parameters()[1:])
+        self._loaded_words = LoadedWords(self._input_modules())
 
     def has_loaded_words(self) -> bool:
         """Whether all embeddings of tokens are those of the model on disk, as far as their dtype can tell."""
@@ -213,13 +214,14 @@ class LoadedWords:
     """The embeddings of tokens as they were loaded: whether servers would compute the same ones from ids.
 
     They are compared by their values: fused optimizers, and code that uses `.data`, change a tensor without a trace.
-    `norms` are the parameters of norms between them and the first layer.
+    `modules` are the embeddings, and the norms between them and the first layer.
     """
 
-    def __init__(self, words: nn.Module, norms: Sequence[torch.Tensor]) -> None:
-        self._words, self._norms = words, [norm.detach().clone() for norm in norms]
-        self.dtype = cast(torch.Tensor, words.weight).dtype
-        self._sums = _sums_of(cast(torch.Tensor, words.weight))
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self._modules, self._types = modules, [type(module) for module in modules]
+        table, *norms = _parameters_of(modules)
+        self._norms = [norm.detach().clone() for norm in norms]
+        self.dtype, self._sums = table.dtype, _sums_of(table)
 
     @torch.no_grad()
     def are_equal(self, table: torch.Tensor, norms: Sequence[torch.Tensor], ids: torch.Tensor | None = None) -> bool:
@@ -227,19 +229,28 @@ class LoadedWords:
         sums = self._sums
         if ids is not None:
             used = ids.unique()
+            if used.max() >= len(sums):  # added by resize_token_embeddings
+                return False
             table, sums = table[used.to(table.device)], sums[used.cpu()]
         are_alike = all(torch.equal(one.to(other), other) for one, other in zip(norms, self._norms, strict=True))
         return are_alike and torch.equal(_sums_of(table), sums)
 
     @torch.no_grad()
-    def are_unchanged(self, words: nn.Module, norms: Sequence[torch.Tensor], ids: torch.Tensor) -> bool:
+    def are_unchanged(self, modules: Sequence[nn.Module], ids: torch.Tensor) -> bool:
         """Whether the embeddings of some ids were not replaced, changed or hooked, and are not being trained."""
-        table = cast(torch.Tensor, words.weight)
-        if words is not self._words or words._forward_hooks or words._forward_pre_hooks:
+        if any(map(is_overridden, modules)) or [type(module) for module in modules] != self._types:
             return False
+        if any(module is not loaded for module, loaded in zip(modules, self._modules, strict=True)):
+            return False
+        table, *norms = _parameters_of(modules)
         if any(tensor.requires_grad for tensor in (table, *norms)):
             return False
         return self.are_equal(table, norms, ids)
+
+
+def _parameters_of(modules: Sequence[nn.Module]) -> list[torch.Tensor]:
+    words, *norms = modules
+    return [cast(torch.Tensor, words.weight), *itertools.chain(*(norm.parameters() for norm in norms))]
 
 
 def _sums_of(table: torch.Tensor) -> torch.Tensor:

@@ -257,7 +257,12 @@ class Generating:
             mask = torch.cat([held.to(mask), generated, mask], dim=1)
         if mask is not None:
             kwargs["attention_mask"] = mask
-        result = super().generate(inputs, *args, **kwargs, **{cache_name(): session.cache})  # type: ignore[misc]
+        try:
+            result = super().generate(inputs, *args, **kwargs, **{cache_name(): session.cache})  # type: ignore[misc]
+        except BaseException:
+            if before and session.position > before:  # the session continues as if this call had not been made
+                session.position = before
+            raise
         sequences = result if isinstance(result, torch.Tensor) else result.sequences
         session.output_ids, new = sequences, sequences[:, before:].clone()
         if isinstance(result, torch.Tensor):

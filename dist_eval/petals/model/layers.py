@@ -57,11 +57,16 @@ def put_stubs(base: nn.Module, architecture: Architecture) -> None:
     replace_module(base, architecture.layers, AbsentLayers([FirstLayer(as_tuple), *stubs]))
 
 
+def is_overridden(module: nn.Module) -> bool:
+    """Whether a program has hooked a module, or replaced the `forward` of this instance."""
+    return bool(module._forward_hooks or module._forward_pre_hooks) or "forward" in vars(module)
+
+
 def require_unchanged(base: nn.Module, architecture: Architecture, count: int) -> None:
     """Refuses to compute a model whose layers a program has hooked, replaced or removed, since servers would not."""
     layers = [*base.get_submodule(architecture.layers).children()]
-    is_hooked = any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers)
-    if is_hooked or len(layers) != count or not all(isinstance(layer, AbsentLayer) for layer in layers):
+    are_own = all(isinstance(layer, AbsentLayer) and not is_overridden(layer) for layer in layers)
+    if len(layers) != count or not are_own:
         raise ConfigError(_ON_SERVERS)
 
 

@@ -20,19 +20,33 @@ from dist_eval.errors import ConfigError, DataError
 from .conftest import both, padded, texts
 
 
-def by_its_data(weight: torch.nn.Parameter) -> None:
-    weight.data.mul_(2)
+def by_its_data(module: torch.nn.Module) -> None:
+    module.weight.data.mul_(2)
 
 
-def by_a_fused_optimizer(weight: torch.nn.Parameter) -> None:
-    weight.requires_grad_()
+def by_a_fused_optimizer(module: torch.nn.Module) -> None:
+    weight = module.weight.requires_grad_()
     weight.grad = torch.ones_like(weight)
     torch.optim.AdamW([weight], lr=0.5, fused=True).step()
     weight.grad = None
     weight.requires_grad_(False)
 
 
-@pytest.mark.parametrize("change", [by_its_data, by_a_fused_optimizer])
+def by_another_forward(module: torch.nn.Module) -> None:
+    forward = module.forward
+    module.forward = lambda *inputs: forward(*inputs).roll(1, -1)
+
+
+def by_another_class(module: torch.nn.Module) -> None:
+    own = type(module)
+    module.__class__ = type("Rolled", (own,), {"forward": lambda self, *inputs: own.forward(self, *inputs).roll(1, -1)})
+
+
+def by_a_hook(module: torch.nn.Module) -> None:
+    module.register_forward_hook(lambda _, inputs, output: output.roll(1, -1))
+
+
+@pytest.mark.parametrize("change", [by_its_data, by_a_fused_optimizer, by_another_forward, by_another_class, by_a_hook])
 @pytest.mark.parametrize("part", ["word_embeddings", "word_embeddings_layernorm"])
 def test_changed_embeddings_are_those_that_servers_get(
     part: str, change: Callable[[Any], None], family_swarms: dict[str, PrivateSwarm]
@@ -41,10 +55,23 @@ def test_changed_embeddings_are_those_that_servers_get(
     with both(family_swarms["bloom"]) as models, torch.no_grad():
         before = models[0](ids).logits
         for model in models:
-            change(getattr(model.transformer, part).weight)
+            change(getattr(model.transformer, part))
         found, expected = (model(ids).logits for model in models)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
     assert not torch.allclose(found, before, atol=1e-2)
+
+
+def test_tokens_can_be_added(family_swarms: dict[str, PrivateSwarm]) -> None:
+    ids, mask = padded(texts(), "left")
+    with both(family_swarms["llama"]) as models, torch.no_grad():
+        added = torch.randn(64)
+        for model in models:
+            model.resize_token_embeddings(129)
+            model.get_input_embeddings().weight.data[128] = added
+        for given in (ids, ids.masked_fill(mask == 0, 128), ids.masked_fill(ids == ids[0, -1], 128)):
+            found, expected = (model(given, attention_mask=mask).logits for model in models)
+            real = mask.bool()
+            torch.testing.assert_close(found[real], expected[real], atol=1e-4, rtol=0)
 
 
 def test_a_batch_that_is_used_again_changes_no_earlier_text(family_swarms: dict[str, PrivateSwarm]) -> None:
@@ -90,6 +117,15 @@ def test_a_session_continues_the_texts_that_a_search_with_beams_returned(
                 model.generate(ids, max_new_tokens=4, pad_token_id=0)
 
 
+def raising_at(length: int) -> Callable[..., bool]:
+    def stop(ids: torch.Tensor, scores: Any) -> bool:
+        if ids.shape[1] == length:
+            raise KeyboardInterrupt
+        return False
+
+    return stop
+
+
 def test_a_session_goes_back_and_generates_again(family_swarms: dict[str, PrivateSwarm]) -> None:
     ids = texts()[0][None]
     with both(family_swarms["llama"]) as (model, local):
@@ -98,6 +134,11 @@ def test_a_session_goes_back_and_generates_again(family_swarms: dict[str, Privat
             session.position = 14
             found = model.generate(max_new_tokens=4, pad_token_id=0)
             assert torch.equal(found, local.generate(ids[:, :14], max_new_tokens=4, pad_token_id=0)[:, 14:])
+            with pytest.raises(KeyboardInterrupt):
+                model.generate(max_new_tokens=4, pad_token_id=0, stopping_criteria=[raising_at(20)])
+            more = model.generate(max_new_tokens=3, pad_token_id=0)
+            whole = torch.cat([ids[:, :14], found], dim=1)
+            assert torch.equal(more, local.generate(whole, max_new_tokens=3, pad_token_id=0)[:, 18:])
             with torch.no_grad():
                 model(found[:, -1:])
                 model(found[:, -1:])
@@ -222,6 +263,10 @@ def test_heads_of_any_form_classify_and_only_whole_ones_are_saved(
             if head.__class__ is torch.nn.Sequential or head.bias is not None:
                 with pytest.raises(ConfigError, match="Only a linear head without a bias can be saved"):
                     model.requires_grad_(False).save_pretrained(tmp_path)
+        forward = model.score.forward
+        model.score.forward = lambda hidden: -forward(hidden)
+        right = (model(ids, attention_mask=mask).logits.argmax(dim=1) == batch["labels"]).float().mean()
+        assert evaluate(model, [batch])["accuracy"] == pytest.approx(float(right))
         model.score = torch.nn.Linear(64, 3, bias=False).requires_grad_(False)
         words = model.get_input_embeddings()
         hook = words.register_forward_hook(lambda *_: None)  # as those of Trainer and PEFT
