@@ -113,7 +113,7 @@ KINDS = (
     ),
     Kind(
         "a quote that is never closed",
-        "Row #3: Expected 2 columns, got 1",
+        "row 1 (counted from 0): expected 2 columns, got 1",
         lambda s: s.data('text,label\n12,1\n"34,2\n56,3\n'),
     ),
     Kind(

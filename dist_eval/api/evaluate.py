@@ -144,6 +144,7 @@ def _part(positions: np.ndarray, labels: torch.Tensor, logits: torch.Tensor) -> 
     if logits.ndim != 2 or len(logits) != len(positions):
         raise ModelOutputError(
             f"The model's logits have shape {list(logits.shape)} instead of [{len(positions)}, num_labels]."
+            + (" Evaluate a language model with dist_eval.run(prompt=...) or run_tasks." if logits.ndim > 2 else "")
         )
     if logits.shape[1] < 2:
         raise DataError("The model has a single output, as for a regression; evaluate takes classifiers of one label.")

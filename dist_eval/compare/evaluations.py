@@ -214,7 +214,7 @@ class ComparedEvaluation(ComparedRun):
             run=other,
             differences={name: differences[name] for name in metrics},
             test=self._test(changes, accuracy, differences[accuracy]) if accuracy else None,
-            remarks=[changes.describe(), f"{what} differ by at most {largest:.1e}"],
+            remarks=[changes.describe(), f"{what} differ by at most {largest:.1e}" if largest else f"{what} are equal"],
             facts={**changes.counts(), "largest_difference": largest},
         )
 

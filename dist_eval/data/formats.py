@@ -34,7 +34,7 @@ _BEGINNINGS = (
 )
 
 _INVALID_TEXT = re.compile(r"Invalid UTF8 sequence at string index (\d+)")
-_ROW_LENGTH = re.compile(r"Expected \d+ columns, got \d+")
+_ROW_LENGTH = re.compile(r"CSV parse error: Row #(\d+): (Expected \d+ columns, got .*)")
 
 
 def _require_content_of_name(path: Path) -> None:
@@ -69,8 +69,11 @@ def translating_errors(name: str, batches: Iterator[pa.RecordBatch]) -> Iterator
             for start in range(0, batch.num_rows, ROWS_PER_BATCH):  # readers return blocks with any number of rows
                 yield batch.slice(start, ROWS_PER_BATCH)
     except pa.ArrowInvalid as error:
-        advice = ". Quote texts that contain a comma, quote or line break." if _ROW_LENGTH.search(str(error)) else ""
-        raise DataError(f"{name} cannot be read: {one_line(error)}{advice}") from error
+        if ragged := _ROW_LENGTH.match(one_line(error)):
+            where = f"{name}, row {int(ragged[1]) - 2} (counted from 0)"  # Arrow counts the header as row 1
+            advice = "Quote texts that contain a comma, quote or line break."
+            raise DataError(f"{where}: {ragged[2][0].lower()}{ragged[2][1:]}. {advice}") from error
+        raise DataError(f"{name} cannot be read: {one_line(error)}") from error
     except (OSError, UnicodeDecodeError, EOFError) as error:
         advice = ". Is it complete, and compressed as its name says?" if Path(name).suffix in COMPRESSIONS else ""
         raise DataError(f"{name} cannot be read: {one_line(error)}{advice}") from error

@@ -23,6 +23,10 @@ class MissingColumnError(DataError):
         self.column = column
 
 
+# by the default names of columns
+_NAMING = {"text": " Name yours with --text-column, or in --prompt.", "label": " Name yours with --label-column."}
+
+
 def require_columns(name: str, columns: Sequence[str], available: Sequence[str], hint: str = "") -> None:
     """Checks that a dataset has the requested columns, and each column once."""
     doubled = sorted({c for c in available if list(available).count(c) > 1})
@@ -35,7 +39,7 @@ def require_columns(name: str, columns: Sequence[str], available: Sequence[str],
             close = difflib.get_close_matches(form := column.strip().casefold(), forms, n=1)
             if close and (close[0] == form or not hint):
                 hint = f" Did you mean {forms[close[0]]!r}?"
-            naming = f" Name yours with --{column}-column." if column in ("text", "label") else ""  # the defaults
+            naming = _NAMING.get(column, "")
             raise MissingColumnError(f"{name} has no column {column!r}. It has: {shown}.{hint}{naming}", column)
 
 

@@ -115,8 +115,12 @@ def check_model(config: DoctorConfig, job: Job[Any, Any]) -> Equal:
     digests = {"base model": job.base.digest()}
     if config.generate:
         return Equal("base model can be read", digests)
-    name, target = "prompt and label words" if config.prompt else "tuned checkpoint", cast(EvalTarget, job.target)
-    return Equal(f"base model and {name} can be read, and fit together", {**digests, name: target.digest()})
+    target = cast(EvalTarget, job.target)
+    if config.prompt:
+        words = {**digests, "prompt and label words": target.digest()}
+        return Equal("base model, prompt and label words can be read and fit together", words)
+    tuned = {**digests, "tuned checkpoint": target.digest()}
+    return Equal("base model and tuned checkpoint can be read and fit together", tuned)
 
 
 def check_dataset(config: DoctorConfig) -> Equal:

@@ -180,6 +180,8 @@ class Examination:
             ranks_of_host = Counter(all_gather(topology.host))
             seconds = time.monotonic() - start
         places = ", ".join(f"{count} on {host}" for host, count in list(ranks_of_host.items())[:_SHOWN])
+        if len(ranks_of_host) == 1:
+            places = f"all on {topology.host}"
         return f"{topology.world_size} ranks ({places}) connected in {seconds:.1f} s"
 
     def check_folder(self, probes: Mapping[int, str]) -> str:

@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 from dist_eval.printable import printable_lines
 from dist_eval.process.files import write_atomically
+from dist_eval.runs.files import CHECKS
 from dist_eval.tables import format_count
 
-FINDINGS = "doctor.json"
 SCHEMA_VERSION = 3
 _LEVELS = ("error", "warning", "fine")
 _DIGITS_SHOWN = 12
@@ -125,6 +125,6 @@ def write_report(folder: Path, findings: Sequence[Finding], reports: Sequence[Re
     for address in secret:
         text = text.replace(address, "(peer, not recorded)")
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    path = folder / FINDINGS
+    path = folder / CHECKS
     write_atomically(path, text.encode())
     return path

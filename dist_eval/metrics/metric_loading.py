@@ -145,6 +145,11 @@ def _load(spec: str, problem: Problem, sample: MetricInputs) -> CustomMetric:
     if Path(target).exists():
         name = (match and match["name"]) or Path(target).resolve().stem
         return CustomMetric(name, spec, _of_evaluate(_load_evaluate(spec, target)))
+    if target in TEXT_METRICS:
+        raise ConfigError(
+            f"--metric {spec}: {target} is a metric of generated texts (--generate). A classification has its usual "
+            "metrics without this option."
+        )
     raise ConfigError(
         f"--metric {spec}: must be package.module:name, or the path of a metric of Hugging Face's evaluate. The "
         f"file or folder {target} does not exist."

@@ -37,6 +37,11 @@ from dist_eval.process.files import chunks_of
 from dist_eval.revisions import pinned
 from dist_eval.tables import format_count
 
+_LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")
+_HEADLESS = (
+    "To evaluate a language model, give --prompt with --label-words or --generate; --checkpoint names a tuned head."
+)
+
 
 @dataclass(frozen=True)
 class PretrainedClassifier:
@@ -60,7 +65,9 @@ class PretrainedClassifier:
             raise CheckpointError(
                 f"{name} is of type {config.model_type!r}, for which transformers has no sequence classifier."
             )
-        where = f"{name}/config.json"
+        where, architectures = f"{name}/config.json", config.architectures or []
+        if any(architecture.endswith(_LANGUAGE_MODELS) for architecture in architectures):  # before labels are read
+            raise CheckpointError(f"{name} is a {architectures[0]}, which has no head for classes. {_HEADLESS}")
         names = class_names(config.id2label, config.num_labels, where)
         return cls(name, config, names, problem_from(config.problem_type, len(names), where))
 
@@ -163,8 +170,7 @@ def load_full_model(full: PretrainedClassifier, device: torch.device) -> FullCla
         AutoModelForSequenceClassification,
         full.name,
         what=what,
-        headless="To evaluate a language model, give --prompt and --label-words, or --generate; --checkpoint names a "
-        "tuned head.",
+        headless=_HEADLESS,
         config=full.config,
         revision=pinned("model", full.name),
         trust_remote_code=False,

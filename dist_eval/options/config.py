@@ -57,6 +57,8 @@ class RunConfig(OutputOptions, RankOptions, ModelOptions, SwarmOptions):
         if self.backend != "local":
             self.initial_peers = all_peers(self.initial_peers, self.peers_file)
         super()._validate()
+        if self.output == "":
+            raise ConfigError("--output is empty: name a folder for the results, or leave it out.")
         self._check_where()
         for kind, (name, revision) in self.revisions.items():
             option_name = "--model" if kind == "model" else "--dataset"
@@ -234,7 +236,7 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions, Genera
                 what = "a classifier, or a tuned checkpoint"
                 self._require(self.model, "--model or --checkpoint", what, _DEMO_HINT)
             else:
-                what = "a tuned head; or prompt a language model with --prompt, and --label-words or --generate"
+                what = "a tuned head. For a language model, give --prompt with --label-words or --generate"
                 self._require(self.checkpoint, "--checkpoint", what, _DEMO_HINT)
         super()._validate()
         if self.prompt is not None:

@@ -121,7 +121,7 @@ def _time_lines(time: TimeEstimate | None, ranks: int) -> list[str]:
     if time.low is not None and time.high is not None:
         limits = f"{in_words(time.low)} to {in_words(time.high)}"
     return [
-        f"time: about {in_words(time.seconds)} if the swarm stays as it is ({limits}), after "
+        f"time: about {in_words(time.seconds)} at the speed of the probe ({limits}), after "
         f"{in_words(time.start_up)} of start-up",
         f"probe: {format_count(time.probe_batches, 'batch', 'batches')} in {time.probe_seconds:.1f} s on "
         f"{format_count(ranks, 'rank')}, the first in "

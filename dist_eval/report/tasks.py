@@ -58,8 +58,8 @@ class ShownTasks(ShownRun):
         if requests.texts:
             parts[0] += f", by {format_count(requests.forwards, 'forward')}"
         if prompts:
-            new_tokens = format_count(prompts.new_tokens, "token")
-            parts.append(f"{format_count(prompts.texts, 'text')} of {new_tokens} generated")
+            texts, new_tokens = format_count(prompts.texts, "text"), format_count(prompts.new_tokens, "token")
+            parts.append(f"{texts} generated, {new_tokens} in total")
         if coverage.failed:
             parts.append(f"{coverage.failed} failed and are excluded from all metrics (see failures)")
         if requests.truncated:

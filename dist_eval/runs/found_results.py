@@ -66,7 +66,8 @@ class Claim:
         found, part = self.found, "the results" if self.found.was_complete else "a part"
         changed = self.fingerprint.changed(self.earlier) if self.earlier else []
         if changed and not self.is_scored_otherwise:
-            return f"{part} of another run: it differs in the {' and the '.join(changed)}"
+            *others, last = [f"the {name}" for name in changed]
+            return f"{part} of another run: it differs in {', '.join(others)}{' and ' if others else ''}{last}"
         is_unknown = self.earlier is None and not self.has_own_batches
         if is_unknown and self.is_resumable:
             return f"a part of an unknown run: {self.why_unknown}"

@@ -15,7 +15,7 @@ from dist_eval.statistics.evidence import bootstrap_intervals
 from dist_eval.statistics.intervals import wilson_interval
 
 # the reason for a metric without a statistic
-NO_MEAN = "it is not a function of a mean over documents"
+NO_MEAN = "the metric is not a function of a mean over documents"
 
 # name of every statistic of `document_statistic`
 VALUE = "value"

@@ -158,11 +158,11 @@ def _remarks(outcomes: Sequence[Outcome], names: Mapping[Path, str]) -> list[str
     first, others = _on_other_data(outcomes)
     if first is None:
         return remarks
-    remarks += [
-        f"{names[outcome.folder]}: evaluated on different data from {names[first.folder]}, so the metrics are not "
-        "comparable"
-        for outcome in others
-    ]
+    if others:
+        differing = ", ".join(names[outcome.folder] for outcome in others)
+        remarks.append(
+            f"{differing}: evaluated on different data from {names[first.folder]}, so the metrics are not comparable"
+        )
     levels = {run.confidence for outcome in outcomes if (run := _measured(outcome))}
     if len(levels) > 1:
         percents = ", ".join(f"{100 * level:g}%" for level in sorted(levels))
@@ -172,7 +172,7 @@ def _remarks(outcomes: Sequence[Outcome], names: Mapping[Path, str]) -> list[str
         named = [shlex.quote(names[outcome.folder]) for outcome in same[:_RUNS_NAMED]]
         named += ["..."] * (len(same) > _RUNS_NAMED)
         remarks.append(
-            f"the best of {len(same)} runs looks better than it is, because it was selected; to test differences: "
+            f"picking the best of {len(same)} runs overstates its result; to test differences: "
             f"dist-eval compare {' '.join(named)}"
         )
     return remarks

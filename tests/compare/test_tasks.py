@@ -44,7 +44,7 @@ def test_documents_are_paired(folders: list[Path]) -> None:
     assert accuracy.interval.limits == bonett_price(test.only_first, test.only_second, 60)
     assert accuracy.value == pytest.approx(float(np.mean(RIGHT[1]) - np.mean(RIGHT[0])))
     assert (odd.value, odd.p_value) == (0.0, None)
-    assert odd.interval.reason == "it is not a function of a mean over documents"
+    assert odd.interval.reason == "the metric is not a function of a mean over documents"
     assert perplexity.value == pytest.approx(PERPLEXITIES[1] - PERPLEXITIES[0])
     assert perplexity.p_value is not None and perplexity.p_value < 0.01
     assert found.corrected["texts/perplexity"] == pytest.approx(2 * perplexity.p_value)

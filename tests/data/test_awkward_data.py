@@ -154,10 +154,14 @@ KINDS = (
     ),
     Kind(
         "a comma in a text without quotes",
-        "Expected 2 columns, got 3: good, bad,pos. Quote texts that contain a comma, quote or line break.",
+        "row 0 (counted from 0): expected 2 columns, got 3: good, bad,pos. Quote texts that contain a comma",
         {"a.csv": csv("good, bad,pos")},
     ),
-    Kind("a row that is too short", "Row #2: Expected 2 columns, got 1: good.", {"a.csv": csv("good", "bad,neg")}),
+    Kind(
+        "a row that is too short",
+        "row 0 (counted from 0): expected 2 columns, got 1: good.",
+        {"a.csv": csv("good", "bad,neg")},
+    ),
     Kind("a trailing comma in each row", READ, {"a.csv": ROWS.replace("\n", ",\n")}),
     Kind("the index of a data frame", READ, {"a.csv": ",text,label\n0,good,pos\n1,bad,neg\n"}),
     Kind("old Macintosh line ends", READ, {"a.csv": ROWS.replace("\n", "\r")}),

@@ -43,9 +43,9 @@ def test_a_healthy_run_is_found_fine_and_nothing_else_is_left_in_its_folder(
     assert "The run can start: 0 errors, 0 warnings." in done.stdout
     assert [path.name for path in output.iterdir()] == ["doctor.json"]
     found = " | ".join(messages(output, "fine"))
-    assert "2 ranks (2 on" in found
+    assert "2 ranks (all on" in found
     assert "can be written, seen by all 2 ranks" in found
-    assert "base model and tuned checkpoint can be read, and fit together" in found
+    assert "base model and tuned checkpoint can be read and fit together" in found
     assert "test.csv can be read" in found
     assert "2 servers hold all 4 blocks of base" in found
     assert not any(peer in (output / "doctor.json").read_text() for peer in demo_swarm.initial_peers)

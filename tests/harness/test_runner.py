@@ -187,7 +187,7 @@ def assert_recorded(results: dict[str, Any], written: dict[str, Any], samples: d
             assert metric["value"] == written["results"][name][f"{metric['metric']},none"]
             interval = metric["interval"]
             if metric["metric"] == "mcc":
-                assert interval["reason"] == "it is not a function of a mean over documents"
+                assert interval["reason"] == "the metric is not a function of a mean over documents"
             elif interval["reason"] is None:
                 assert interval["low"] <= metric["value"] <= interval["high"]
                 assert (interval["method"] == "wilson") == metric["metric"].startswith(("acc", "exact"))

@@ -216,6 +216,9 @@ def test_a_head_that_is_missing_is_an_error(tmp_path: Path) -> None:
     BertModel(config).save_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match=r"classifier\.weight\. To evaluate a language model"):
         load_full_model(full(tmp_path), CPU)
+    config.architectures = ["BertLMHeadModel"]
+    with pytest.raises(CheckpointError, match=r"is a BertLMHeadModel, which has no head for classes\. To evaluate"):
+        PretrainedClassifier.from_config(str(tmp_path), config)
 
 
 def test_pickled_weights_are_not_read(tmp_path: Path) -> None:

@@ -76,10 +76,10 @@ def test_the_text_has_time_and_traffic() -> None:
     said = format_plan(planned(network=network))
     assert "batches: 2, up to 1 for each of 3 ranks" in said
     assert "bytes: 8.2 kB to the swarm, 1 kB back, 5 MB from each server to the next;" in said
-    assert "time: about 3 h 3 min if the swarm stays as it is (2 h 47 min to 3 h 25 min), after 14 s" in said
+    assert "time: about 3 h 3 min at the speed of the probe (2 h 47 min to 3 h 25 min), after 14 s" in said
     assert "probe: 96 batches in 31.0 s on 3 ranks, the first in 1.25 s; 3120 tokens/s in its second half" in said
     few = format_plan(planned(time=TIME.model_copy(update={"low": None, "high": None})))
-    assert "time: about 3 h 3 min if the swarm stays as it is (too few answers for a range" in few
+    assert "time: about 3 h 3 min at the speed of the probe (too few answers for a range" in few
 
 
 def test_of_many_classes_the_most_frequent_ones_are_shown() -> None:

@@ -27,7 +27,7 @@ def test_it_lists_tasks_and_missed_documents(options: list[str], folder: Path) -
     assert main([str(folder), *options]) == 0
     page = (folder / "report.html").read_text(encoding="utf-8")
     assert "0.7500" in page and "[0.5981, 0.8581]" in page, "the accuracy of words"
-    assert "it is not a function of a mean over documents" in page
+    assert "the metric is not a function of a mean over documents" in page
     assert "10 documents, by the task&#39;s first metric" in page
     assert "words #30" in page and "words #29" not in page
     assert "likelier by 0.5 nats" in page
@@ -45,7 +45,7 @@ def test_the_summary_and_a_model_card_have_the_metrics_of_all_tasks(
     assert "| `words/odd` | 0.1230 (1) | 40 | 2 |" in lines
     [of_group] = (line for line in lines if line.startswith("| `all/acc` | 0.5000 | "))
     assert "words" in of_group
-    assert [line for line in lines if line.startswith("- `(1) it is not a function of a mean over documents")]
+    assert [line for line in lines if line.startswith("- `(1) the metric is not a function of a mean over documents")]
     assert main([str(folder), "--model-index", "--model-name", "me/base"]) == 0
     [model] = yaml.safe_load(capsys.readouterr().out)["model-index"]
     found = {one["dataset"]["type"]: {metric["type"] for metric in one["metrics"]} for one in model["results"]}

@@ -159,7 +159,7 @@ def test_runs_on_other_data_are_named_and_the_best_of_the_others_is_doubted(
     assert main([str(tmp_path / "wrong"), first, other, third, "--write", *map(str, written)]) == 1
     printed = capsys.readouterr().out
     caution = f"{other}: evaluated on different data from {first}, so the metrics are not comparable"
-    doubt = "the best of 2 runs looks better than it is, because it was selected; to test differences: "
+    doubt = "picking the best of 2 runs overstates its result; to test differences: "
     command = f"dist-eval compare '{first}' {third}"
     assert caution in printed.splitlines()
     assert [line for line in printed.splitlines() if line.startswith(doubt) and line.endswith(command)]
@@ -170,7 +170,7 @@ def test_runs_on_other_data_are_named_and_the_best_of_the_others_is_doubted(
 def test_there_is_no_best_of_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([on_data(tmp_path / "a", "x"), on_data(tmp_path / "b", "y")]) == 0
     printed = capsys.readouterr().out
-    assert "evaluated on different data from" in printed and "the best of" not in printed
+    assert "evaluated on different data from" in printed and "picking the best of" not in printed
 
 
 def test_runs_on_tasks_have_the_metrics_of_groups_and_of_other_tasks(
