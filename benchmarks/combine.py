@@ -122,7 +122,7 @@ def with_dist_eval(local: Predictions) -> Gather:
 
 def with_dictionaries(local: Predictions) -> Gather:
     """Common in scripts: a list with a dictionary for each prediction, through all_gather_object."""
-    columns = vars(local)
+    columns = local.columns
     rows = zip(*(column.tolist() for column in columns.values()), strict=True)
     records = [dict(zip(columns, row, strict=True)) for row in rows]
 
@@ -150,7 +150,7 @@ def with_tensors(local: Predictions) -> Gather:
         dist.all_gather(everyones, counts)
         longest = max(map(int, everyones))
         columns = {}
-        for name, column in vars(local).items():
+        for name, column in local.columns.items():
             tensor = torch.from_numpy(column)
             padded = torch.zeros((longest, *tensor.shape[1:]), dtype=tensor.dtype)
             padded[: len(tensor)] = tensor
