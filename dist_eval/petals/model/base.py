@@ -229,7 +229,7 @@ class LoadedWords:
         sums = self._sums
         if ids is not None:
             used = ids.unique()
-            if used.max() >= len(sums):  # added by resize_token_embeddings
+            if (used >= len(sums)).any():  # added by resize_token_embeddings
                 return False
             table, sums = table[used.to(table.device)], sums[used.cpu()]
         are_alike = all(torch.equal(one.to(other), other) for one, other in zip(norms, self._norms, strict=True))
