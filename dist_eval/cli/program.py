@@ -107,7 +107,7 @@ class _Failure:
     def from_error(cls, error: BaseException, *, is_verbose: bool) -> _Failure:
         traceback_text = "".join(traceback.format_exception(error))
         if isinstance(error, KeyboardInterrupt):
-            return cls("interrupted. Start the same command again to continue.", INTERRUPTED)
+            return cls("interrupted before the end", INTERRUPTED)
         if isinstance(error, EvaluationError):
             coverage = error.coverage.model_dump() if isinstance(error, CoverageError) else None
             details = traceback_text if is_verbose else ""

@@ -138,12 +138,13 @@ class ComparedEvaluation(ComparedRun):
     def restricted(self, rows: np.ndarray, sampling_fraction: float) -> ComparedEvaluation:
         """Restricts this run to some rows of the dataset, and computes their metrics and intervals."""
         places = np.flatnonzero(np.isin(self.predictions.index, rows))
-        predictions, groups = self.predictions.at(places), self.results.groups
+        is_whole = len(places) == len(self.predictions)
+        predictions = self.predictions if is_whole else self.predictions.at(places)
         if predictions.group is not None:
             predictions = predictions.in_groups(renumbered(predictions.group))
-        if len(places) == len(self.predictions):
+        if is_whole:
             return replace(self, predictions=predictions)
-        metrics = compute_metrics(predictions, self.results.label_names)
+        metrics, groups = compute_metrics(predictions, self.results.label_names), self.results.groups
         if groups and predictions.group is not None:
             sizes = np.bincount(predictions.group)
             groups = groups.model_copy(update={"count": len(sizes), "largest": int(sizes.max())})

@@ -68,7 +68,7 @@ class Targets(_ListColumn):
         bad = np.flatnonzero(~(np.abs(values) <= np.finfo(np.float32).max))
         if len(bad):
             row, is_finite = first_row + int(bad[0]) // self._outputs, np.isfinite(values[bad[0]])
-            what = "too large for a 32-bit float, as which models predict" if is_finite else "not a finite number"
+            what = "too large for the 32-bit floats of predictions" if is_finite else "not a finite number"
             raise self._problem(row, f"is {flat[int(bad[0])].as_py()!r:.80}, which is {what}.")
         return values.reshape(-1, self._outputs)
 

@@ -24,7 +24,10 @@ class MissingColumnError(DataError):
 
 
 # by the default names of columns
-_NAMING = {"text": " Name yours with --text-column, or in --prompt.", "label": " Name yours with --label-column."}
+_NAMING = {
+    "text": " Name yours with --text-column; with --prompt, in the prompt.",
+    "label": " Name yours with --label-column.",
+}
 
 
 def require_columns(name: str, columns: Sequence[str], available: Sequence[str], hint: str = "") -> None:

@@ -147,8 +147,8 @@ def _load(spec: str, problem: Problem, sample: MetricInputs) -> CustomMetric:
         return CustomMetric(name, spec, _of_evaluate(_load_evaluate(spec, target)))
     if target in TEXT_METRICS:
         raise ConfigError(
-            f"--metric {spec}: {target} is a metric of generated texts (--generate). A classification has its usual "
-            "metrics without this option."
+            f"--metric {spec}: {target} is a metric of generated texts (--generate). Labels have their usual metrics "
+            "without this option."
         )
     raise ConfigError(
         f"--metric {spec}: must be package.module:name, or the path of a metric of Hugging Face's evaluate. The "

@@ -52,12 +52,16 @@ class Predictions:
 
     def __post_init__(self) -> None:
         rows = len(self.index)
-        if self.logits is None and self.saved_probabilities is None and self.problem is not REGRESSION:
-            raise ValueError("predictions of classes need logits or saved probabilities")
+        if self.logits is None:
+            has_probabilities = self.saved_probabilities is not None or self.problem is REGRESSION
+            if self.saved_prediction is None or not has_probabilities:
+                raise ValueError("predictions without logits need saved predictions, and probabilities of classes")
         layout: dict[str, tuple[tuple[int, ...], type[np.generic]]] = {
             "index": ((rows,), np.int64),
             "label": (self.problem.label_shape(rows, self.num_labels), self.problem.dtype),
+            "saved_prediction": (self.problem.label_shape(rows, self.num_labels), self.problem.dtype),
             "logits": ((rows, self.num_labels), np.float32),
+            "saved_probabilities": ((rows, self.num_labels), np.float64),
             "loss": ((rows,), np.float64),
         }
         for name, (shape, dtype) in layout.items():

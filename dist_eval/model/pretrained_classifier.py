@@ -61,13 +61,14 @@ class PretrainedClassifier:
         """Reads a model's config; raises `CheckpointError` if transformers has no classifier of its type."""
         from transformers import AutoModelForSequenceClassification
 
+        for architecture in config.architectures or ():  # before labels are read
+            if architecture.endswith(_LANGUAGE_MODELS):
+                raise CheckpointError(f"{name} is a {architecture}, which has no head for classes. {_HEADLESS}")
         if type(config) not in AutoModelForSequenceClassification._model_mapping:
             raise CheckpointError(
                 f"{name} is of type {config.model_type!r}, for which transformers has no sequence classifier."
             )
-        where, architectures = f"{name}/config.json", config.architectures or []
-        if any(architecture.endswith(_LANGUAGE_MODELS) for architecture in architectures):  # before labels are read
-            raise CheckpointError(f"{name} is a {architectures[0]}, which has no head for classes. {_HEADLESS}")
+        where = f"{name}/config.json"
         names = class_names(config.id2label, config.num_labels, where)
         return cls(name, config, names, problem_from(config.problem_type, len(names), where))
 

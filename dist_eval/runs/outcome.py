@@ -16,7 +16,7 @@ from dist_eval.errors import one_line
 from dist_eval.process.parsing import parse_json
 from dist_eval.process.programs import COMPLETE, FAILED, STOPPED
 from dist_eval.runs.digests import NOT_AS_WRITTEN, is_intact
-from dist_eval.runs.files import JOURNAL, RESULTS, TUNING_RESULTS
+from dist_eval.runs.files import CHECKS, JOURNAL, RESULTS, TUNING_RESULTS
 from dist_eval.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def read_outcome(folder: Path) -> Outcome:
         with path.open(encoding="utf-8") as file:  # before fstat: only opening refreshes a network file system
             stat, content = os.fstat(file.fileno()), parse_json(file.read())
     except FileNotFoundError:
-        return Outcome(folder, "missing", f"there is no {path}")
+        return Outcome(folder, "missing", f"there is no {path}{_what_else_is_in(folder)}")
     except (OSError, ValueError) as error:
         return Outcome(folder, "failed", f"{path} cannot be read: {one_line(error)}", transient=False)
     if not isinstance(content, dict) or "status" not in content or not isinstance(content.get("error") or {}, dict):
@@ -86,6 +86,14 @@ def read_outcome(folder: Path) -> Outcome:
         progress=_progress(folder),
         results=_validated(content, path.name),
     )
+
+
+def _what_else_is_in(folder: Path) -> str:
+    """Says what a folder without a run has; empty if nothing of ours."""
+    if (folder / CHECKS).exists():
+        return "; only `dist-eval doctor` was run"
+    runs = sorted(path.parent for path in folder.glob(f"*/{RESULTS}"))
+    return f"; name the runs in it, such as {runs[0]}" if runs else ""
 
 
 def _validated(content: dict[str, Any], name: str) -> Results | None:

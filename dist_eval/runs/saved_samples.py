@@ -20,8 +20,9 @@ from dist_eval.metrics.ranking import probabilities_rank_alike
 from dist_eval.petals.base_model.problem_types import REGRESSION, SINGLE_LABEL, problem_of
 from dist_eval.process.files import replaced_atomically
 
-# of predictions, in the order of the table; the last two are optional
+# of predictions, in the order of the table
 _COLUMNS = ("index", "label", "prediction", "loss", "probabilities", "group", "logits")
+_OPTIONAL = ("group", "logits")
 
 _ROWS_AT_ONCE = 1 << 16
 _CELLS_READ_AT_ONCE = 1 << 20
@@ -134,7 +135,8 @@ def _predictions_of(table: pa.Table | pa.RecordBatch) -> Predictions:
     """Takes columns that were read from a file."""
     columns: dict[str, Any] = {name: _to_numpy(table.column(name)) for name in table.schema.names if name in _COLUMNS}
     is_regression = "label" in columns and problem_of(columns["label"].dtype) is REGRESSION
-    _require_columns(_COLUMNS[: 4 if is_regression else 5], columns)
+    left_out = (*_OPTIONAL, "probabilities") if is_regression else _OPTIONAL
+    _require_columns((name for name in _COLUMNS if name not in left_out), columns)
     if is_regression:
         columns |= {name: columns[name].reshape(len(columns[name]), -1) for name in ("label", "prediction")}
     saved = {f"saved_{name}": columns.pop(name) for name in ("prediction", "probabilities") if name in columns}

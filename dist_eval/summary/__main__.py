@@ -21,7 +21,6 @@ from dist_eval.cluster.run_lists import read_sweep
 from dist_eval.errors import ConfigError, RunError, os_reason
 from dist_eval.process.files import BY_UMASK, write_atomically
 from dist_eval.process.programs import COMPLETE, FAILED, STOPPED, run_program
-from dist_eval.runs.files import CHECKS, RESULTS
 from dist_eval.runs.outcome import Outcome, read_outcome
 from dist_eval.summary.document import best_first, choose_metrics, describe_summary, to_records
 from dist_eval.tables import csv_text
@@ -88,19 +87,11 @@ def show(options: SummaryOptions) -> int:
 
 def _folders(options: SummaryOptions) -> list[Path]:
     if options.list is None:
-        # a pattern such as runs/* also matches files, and folders of `dist-eval doctor`
-        found = [path for path in options.runs if not path.is_file() and not _has_only_checks(path)] or options.runs
-        for path in found:
-            if not (path / RESULTS).exists() and (inner := sorted(path.glob(f"*/{RESULTS}"))):
-                raise ConfigError(f"{path} is not a run's folder. Name the runs in it, such as {inner[0].parent}.")
-        return found
+        # a pattern such as runs/* matches files beside folders
+        return [path for path in options.runs if not path.is_file()] or options.runs
     if len(options.runs) > 1:
         raise ConfigError("With --list, name one folder: the one above the folders of its runs.")
     return [options.runs[0] / entry.name for entry in read_sweep(options.list) if entry]
-
-
-def _has_only_checks(folder: Path) -> bool:
-    return folder.is_dir() and [path.name for path in folder.iterdir()] == [CHECKS]
 
 
 def _render(kind: str, outcomes: Sequence[Outcome], metrics: Sequence[str], folder: Path, *, with_options: bool) -> str:

@@ -26,6 +26,7 @@ def error_of(*specs: str, problem: Problem = SINGLE_LABEL, outputs: int = 3) -> 
     ("target", "words"),
     [
         ("error_rate", "must be package.module:name, or the path"),
+        ("f1", "f1 is a metric of generated texts (--generate)"),
         ("no_such_module:f1", "No module named 'no_such_module'. Modules must be in the working directory"),
         ("sample_metrics:f3", "sample_metrics has no attribute 'f3'"),
         ("sample_metrics:factor", "must be a function or a metric, not int (2)"),

@@ -118,6 +118,8 @@ def test_a_missing_option_is_named(name: str) -> None:
     options = {"dataset": "test.csv", "checkpoint": "tuned", "swarm": "embedded"}
     with pytest.raises(ConfigError, match=f"^{flag(name)} is missing"):
         EvaluationConfig(**{key: value for key, value in options.items() if key != name})
+    with pytest.raises(ConfigError, match="--output is empty"):
+        EvaluationConfig(**options, output="")
 
 
 def test_without_a_checkpoint_a_model_is_evaluated_only_on_this_host() -> None:

@@ -109,6 +109,15 @@ def test_a_run_of_a_list_that_left_nothing_is_missing(runs: Path, capsys: pytest
     assert f"{runs / 'lost'}: missing, there is no {runs / 'lost' / 'results.json'}" in capsys.readouterr().out
 
 
+def test_a_folder_without_a_run_says_what_it_has(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (runs / "checked").mkdir()
+    (runs / "checked" / "doctor.json").write_text("{}")
+    assert main([str(runs / "good"), str(runs / "checked"), str(runs)]) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "results.json; only `dist-eval doctor` was run" in printed
+    assert "results.json; name the runs in it, such as" in printed
+
+
 @pytest.mark.parametrize(
     ("options", "status", "words"),
     [

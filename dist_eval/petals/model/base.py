@@ -228,10 +228,10 @@ class LoadedWords:
         """Whether the embeddings of some ids, by default of all, and the norms have the same values."""
         sums = self._sums
         if ids is not None:
-            used = ids.unique()
+            used = ids.unique().cpu()
             if (used >= len(sums)).any():  # added by resize_token_embeddings
                 return False
-            table, sums = table[used.to(table.device)], sums[used.cpu()]
+            table, sums = table[used.to(table.device)], sums[used]
         are_alike = all(torch.equal(one.to(other), other) for one, other in zip(norms, self._norms, strict=True))
         return are_alike and torch.equal(_sums_of(table), sums)
 
