@@ -1,4 +1,5 @@
 """Inference on a rank's batches.
 
-`forward` sends them to a model (see `models`), with `send_options` for each; `in_flight` chooses the number of concurrent requests.
+`forward` sends them to a model (see `models`), with `send_options` for each; `in_flight` chooses the number of
+concurrent requests.
 """
