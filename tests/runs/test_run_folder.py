@@ -116,8 +116,8 @@ def test_another_run_is_not_replaced_by_accident_and_what_differs_is_named(tmp_p
     run.fail(str(caught.value), rank=0, host="here")
     for words in (str(tmp_path), "it differs in the dataset.", "--output", "--overwrite"):
         assert words in str(caught.value)
-    with pytest.raises(RunError, match=r"it differs in the dataset, the tokenizer and the plan\."):
-        opened(tmp_path).claim(Fingerprint({"dataset": "another", "tokenizer": "c", "plan": "d"}))
+    with pytest.raises(RunError, match=r"it differs in the dataset, the tokenizer and the --compression\."):
+        opened(tmp_path).claim(Fingerprint({"dataset": "another", "tokenizer": "c", "--compression": "d"}))
     assert files_below(tmp_path) == before
     assert run.is_resumable
 
