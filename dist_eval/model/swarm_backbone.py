@@ -141,7 +141,8 @@ def load_swarm_backbone(
 ) -> SwarmBackbone:
     """Loads a base model whose blocks a swarm hosts; this process loads only the embeddings and the final norm.
 
-    Close it before the process group. `options` are those of `SwarmRequests`.
+    For programs that are no run, such as benchmarks (a run: `backends.load_model`). Close it before the process group.
+    `options` are those of `SwarmRequests`.
     """
     from dist_eval.petals.client.directory import ServerDirectory
     from dist_eval.petals.client.requests import SwarmRequests

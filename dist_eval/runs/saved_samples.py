@@ -123,8 +123,7 @@ def write_samples(path: Path, samples: Samples) -> None:
 def _table_of(predictions: Predictions, keeps_logits: bool) -> dict[str, np.ndarray]:
     """Returns the columns as they are written; a regression with a single output has numbers, not lists of one."""
     is_regression = predictions.problem is REGRESSION
-    left_out = {"probabilities"} if is_regression else set()
-    left_out |= set() if keeps_logits else {"logits"}
+    left_out = ["probabilities"] * is_regression + ["logits"] * (not keeps_logits)
     columns = {name: getattr(predictions, name) for name in _COLUMNS if name not in left_out}
     if is_regression and predictions.num_labels == 1:
         columns |= {name: columns[name][:, 0] for name in ("label", "prediction")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -12,10 +13,22 @@ def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
     """Runs a coroutine and returns its result; if this thread is interrupted meanwhile, the coroutine is cancelled."""
     from hivemind.moe.client.remote_expert_worker import RemoteExpertWorker
 
-    future = RemoteExpertWorker.run_coroutine(coroutine, return_future=True)
+    task: asyncio.Task[Any] | None = None
+    given_up = False
+
+    async def known() -> Result:
+        nonlocal task
+        task = asyncio.current_task()
+        if given_up:
+            coroutine.close()
+            raise asyncio.CancelledError
+        return await coroutine
+
     try:
-        result: Result = future.result()
-    except BaseException:
-        future.cancel()
+        result: Result = RemoteExpertWorker.run_coroutine(known(), return_future=True).result()
+    except BaseException:  # perhaps before the future was returned
+        given_up = True
+        if task is not None and not task.done():
+            task.get_loop().call_soon_threadsafe(task.cancel)
         raise
     return result

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextvars
 import functools
 import math
+import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import closing
 from typing import TYPE_CHECKING, TypeVar
 
@@ -209,8 +210,31 @@ class SwarmBlocks(Shared):
 
 
 def at_once(calls: Sequence[Callable[[], Result]]) -> list[Result]:
-    """Calls functions in threads, in the context of this one."""
+    """Calls functions in threads, in the context of this one; when it returns or raises, none of them is running."""
     if len(calls) < 2:
         return [call() for call in calls]
-    with ThreadPoolExecutor(min(len(calls), _AT_ONCE)) as pool:
-        return [future.result() for future in [pool.submit(contextvars.copy_context().run, call) for call in calls]]
+    changed, running, given_up = threading.Condition(), 0, False
+
+    def run(call: Callable[[], Result]) -> Result:
+        nonlocal running
+        with changed:
+            if given_up:
+                raise CancelledError
+            running += 1
+        try:
+            return call()
+        finally:
+            with changed:
+                running -= 1
+                changed.notify_all()
+
+    try:
+        with ThreadPoolExecutor(min(len(calls), _AT_ONCE)) as pool:
+            contexts = [contextvars.copy_context() for _ in calls]
+            futures = [pool.submit(context.run, run, call) for context, call in zip(contexts, calls, strict=True)]
+            return [future.result() for future in futures]
+    except BaseException:  # a pool does not wait for a thread in whose start Ctrl-C arrived
+        with changed:
+            given_up = True
+            changed.wait_for(lambda: not running)
+        raise
