@@ -105,7 +105,8 @@ class OptionParser(argparse.ArgumentParser):
     def _with_dashes(self, word: str) -> str:
         name, equals, value = word.partition("=")
         dashed = name.replace("_", "-")
-        return dashed + equals + value if dashed in self._option_string_actions else word
+        is_option = name.startswith("--") and dashed in self._option_string_actions
+        return dashed + equals + value if is_option else word
 
     def error(self, message: str) -> NoReturn:
         """Raises a `ConfigError` where argparse would print and exit."""

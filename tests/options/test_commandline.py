@@ -197,6 +197,8 @@ def test_an_option_has_the_name_that_another_command_gives_it(tmp_path: Path) ->
     options += ["--prompt", "{text}", "--few-shot-from", "b.csv"]
     for name in ("--few-shot", "--num-fewshot", "--num_fewshot"):
         assert parse_args([*options, name, "3"]).few_shot == 3
+    for value in ("_v", "__demo", "_-demo"):
+        assert parse_args([*options, "--few-shot", "3", "--label-column", value]).label_column == value
     assert parse_args([*options, "--config", yaml_file(tmp_path, {"num_fewshot": 3})]).few_shot == 3
 
 
