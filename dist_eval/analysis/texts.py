@@ -40,7 +40,8 @@ def measure_texts(
             values.pop(metric.name, None)
             undefined[metric.name] = str(error)
         else:
-            values[metric.name] = np.asarray(column, dtype=np.bool_ if metric.name in USUAL_METRICS else np.float64)
+            is_share = metric.name in USUAL_METRICS or {*map(type, column)} == {bool}
+            values[metric.name] = np.asarray(column, dtype=np.bool_ if is_share else np.float64)
     return replace(texts, values=values, answer=answers), undefined
 
 
@@ -116,6 +117,7 @@ def _means(
             mean,
             _MEAN,
             options.confidence,
+            is_share=texts.values[name].dtype == np.bool_,
             groups=None if texts.group is None else texts.group[places],
             sampling_fraction=options.sampling_fraction,
             most=most,

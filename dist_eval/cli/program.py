@@ -21,7 +21,15 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 from dist_eval import errors
 from dist_eval.arguments.commandline import Command, end_for_wrong_options, parse_args
 from dist_eval.distributed.stop import Stop, asked_by_a_person
-from dist_eval.errors import ConfigError, CoverageError, EvaluationError, RunStopped, error_summary, print_error
+from dist_eval.errors import (
+    ConfigError,
+    CoverageError,
+    EvaluationError,
+    RunStopped,
+    error_summary,
+    os_reason,
+    print_error,
+)
 from dist_eval.options.config import RunConfig
 from dist_eval.process.lifetime import die_with_parent, temporary_files_in, workspace
 from dist_eval.process.logging_setup import silence_libraries
@@ -173,7 +181,7 @@ def _report(
                 **first
             )  # another rank may have the root cause
         except OSError as error:
-            print_error(f"{folder.results_name} could not be marked as failed: {error}")
+            print_error(f"{folder.results_name} could not be marked as failed: {os_reason(error)}.")
 
 
 def _report_to_torchrun(failure: _Failure) -> None:

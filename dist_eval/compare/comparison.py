@@ -36,6 +36,7 @@ class GroupedTest:
     metric: str  # name of the metric that is that share
     column: str  # the column with the groups
     count: int  # number of groups
+    resamples: int | None = None  # number of resamples; None without a p-value
 
 
 @dataclass(frozen=True)

@@ -264,6 +264,7 @@ class ComparedEvaluation(ComparedRun):
             metric=accuracy,
             column=groups.column,
             count=groups.count,
+            resamples=None if p_value is None else difference.interval.resamples,
         )
 
     def changes_since(self, first: ComparedEvaluation) -> Iterator[Change]:

@@ -52,9 +52,9 @@ def describe_pairs(comparisons: Sequence[Comparison]) -> Document:
     names = dict(zip(folders, distinct_ends(list(folders)), strict=True))
     notes = Footnotes()
     rows = [
-        [names[comparison.run.folder], names[comparison.first.folder], metric, *tests]
+        [names[comparison.run.folder], names[comparison.first.folder], *row[:4]]
         for comparison in comparisons
-        for metric, _, _, *tests in (row[:6] for row in _rows(comparison, notes))
+        for row in _rows(comparison, notes, with_values=False)
     ]
     confidence = next((each.interval.confidence for pair in comparisons for each in pair.differences.values()), None)
     columns = ["run", "against", "metric", _with_confidence("difference", confidence)]
@@ -68,16 +68,18 @@ def _family(comparisons: Sequence[Comparison]) -> int:
     return sum(value is not None for comparison in comparisons for value in comparison.corrected.values())
 
 
-def _rows(comparison: Comparison, notes: Footnotes) -> Rows:
+def _rows(comparison: Comparison, notes: Footnotes, with_values: bool = True) -> Rows:
     """Returns for each metric: name, values in both runs, difference, p-value before and after Holm's procedure."""
     rows: Rows = []
+    shown_runs = (comparison.first, comparison.run) if with_values else ()
     for name, difference in comparison.differences.items():
-        adjusted = format_p(comparison.corrected[name], difference)
+        is_bound = _is_bound(difference.p_value, difference.interval.resamples)
+        adjusted = format_p(comparison.corrected[name], is_bound)
         row: list[Cell] = [
             name,
-            *(metric_number(name, run.results, notes) for run in (comparison.first, comparison.run)),
+            *(metric_number(name, run.results, notes) for run in shown_runs),
             _signed(name, difference, notes),
-            Number(format_p(difference.p_value, difference)),
+            Number(format_p(difference.p_value, is_bound)),
             Number(adjusted, _too_coarse(comparison, name, notes)),
         ]
         if name in comparison.samples:
@@ -107,10 +109,11 @@ def _test_lines(comparison: Comparison, num_comparisons: int, unit: str) -> list
         name = f"paired bootstrap of {test.metric} over {format_count(test.count, 'group')} of {test.column!r}{why}"
     else:
         name = f"McNemar's test ({test.method})"
+    is_bound = isinstance(test, GroupedTest) and _is_bound(test.p_value, test.resamples)
     also = ""
     if num_comparisons > 1:
-        also = f", by Holm's procedure for {num_comparisons} {unit} {format_p(comparison.test_corrected)}"
-    return [f"{name}: p = {format_p(test.p_value)}{also}"]
+        also = f", by Holm's procedure for {num_comparisons} {unit} {format_p(comparison.test_corrected, is_bound)}"
+    return [f"{name}: p = {format_p(test.p_value, is_bound)}{also}".replace("p = <=", "p <= ")]
 
 
 def _with_confidence(words: str, confidence: float | None) -> str:
@@ -130,30 +133,28 @@ def _signed(name: str, difference: PairedDifference, notes: Footnotes) -> Number
     return Number(signed(value), f" [{signed(low)}, {signed(high)}]")
 
 
-def _least_p(difference: PairedDifference) -> float:
-    """Returns the smallest p-value possible with the number of resamples, 0 without resamples."""
-    resamples = difference.interval.resamples
-    return 1 / (resamples + 1) if resamples else 0.0
+def _is_bound(p_value: float | None, resamples: int | None) -> bool:
+    """Returns whether a p-value is the smallest that its resamples allow, so that more could make it smaller."""
+    return p_value is not None and resamples is not None and 0 < p_value <= _ROUNDING / (resamples + 1)
 
 
 def _too_coarse(comparison: Comparison, name: str, notes: Footnotes) -> str:
     """Marks a p-value that is as small as its resamples allow, but not significant after adjustment."""
     difference, corrected = comparison.differences[name], comparison.corrected[name]
-    if corrected is None or difference.p_value is None or difference.p_value > _least_p(difference) * _ROUNDING:
+    resamples = difference.interval.resamples
+    if corrected is None or not _is_bound(difference.p_value, resamples):
         return ""
     if corrected <= 1 - difference.interval.confidence:
         return ""
-    resamples = difference.interval.resamples
     return notes.mark(f"{resamples} resamples allow no smaller p-value; compare's --resamples sets more")
 
 
-def format_p(value: float | None, difference: PairedDifference | None = None) -> str:
-    """Formats a p-value, as an upper bound if more resamples could make it smaller."""
+def format_p(value: float | None, is_bound: bool = False) -> str:
+    """Formats a p-value; `is_bound` says that it is an upper bound (see `_is_bound`)."""
     if value is None:
         return "-"
-    if difference is not None and difference.p_value is not None:
-        is_bound = 0 < difference.p_value <= _least_p(difference) * _ROUNDING
-        return ("<=" if is_bound and value < 1 else "") + format_p(value)
+    if is_bound and value < 1:
+        return "<=" + format_p(value)
     if value < _LEAST_P:
         return f"<{_LEAST_P:.0e}"
     return f"{value:.4f}" if value >= 1e-4 else f"{value:.0e}"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from operator import and_
 from typing import Any
 
 import numpy as np
@@ -18,18 +20,23 @@ from dist_eval.metrics.texts import TextMetric
 from dist_eval.results.tasks import TaskMetric
 from dist_eval.runs.saved_samples import read_texts
 from dist_eval.runs.task_samples import DocumentKey, Sample, TaskRun
-from dist_eval.statistics import Interval, McNemar, PairedDifference
-from dist_eval.statistics.documents import NO_MEAN, VALUE, Form, document_statistic, find_form, is_share
+from dist_eval.statistics import Interval, PairedDifference
+from dist_eval.statistics.documents import NO_MEAN, VALUE, Form, document_interval, document_statistic, find_form
 from dist_eval.statistics.paired import difference_of_shares, differences_of
 from dist_eval.tables import csv_text
 
 _ONE_HAS = "only one of the runs has values of documents"
+_OTHER_DOCUMENTS = "it is not a function of a mean over documents, and is of more documents than are compared"
 
 
+@dataclass(frozen=True)
 class ComparedTasks(TaskRun, ComparedRun):
     """A complete run on tasks, or on prompts, read back from its folder."""
 
     KIND = "tasks of the lm-evaluation-harness, or generated texts"
+
+    # by TASK/METRIC, the documents that are not compared, because not all of the runs have them
+    left_out: Mapping[str, Set[DocumentKey]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def load_metrics(cls, given: Sequence[str], runs: Sequence[ComparedTasks]) -> tuple[list[str], list[Any]]:
@@ -43,12 +50,15 @@ class ComparedTasks(TaskRun, ComparedRun):
 
     @classmethod
     def prepare(cls, runs: Sequence[ComparedTasks], custom_metrics: Sequence[TextMetric]) -> list[ComparedTasks]:
-        """Gives equal names to the task of runs on prompts, and computes metrics from their texts."""
+        """Gives equal names to the task of runs on prompts, computes metrics from their texts, and drops documents.
+
+        What remains are the documents that all runs have.
+        """
         first, *others = runs
-        if first.results.dataset is None:
-            return list(runs)
-        named = [first, *(other._with_task_named_as_in(first) if other.results.dataset else other for other in others)]
-        return [run._with_metrics(custom_metrics) if run.results.dataset else run for run in named]
+        if first.results.dataset:
+            named = [first, *(run._with_task_named_as_in(first) if run.results.dataset else run for run in others)]
+            runs = [run._with_metrics(custom_metrics) if run.results.dataset else run for run in named]
+        return _on_common_documents(runs)
 
     def has(self, metric: str) -> bool:
         """Returns whether a metric has this name, in some task, or as TASK/METRIC."""
@@ -82,6 +92,40 @@ class ComparedTasks(TaskRun, ComparedRun):
             results=self.results.model_copy(update={"tasks": {name: revised}}),
             _values={name: {**self.values(name), **values}},
         )
+
+    def restricted(self, common: Mapping[str, Set[DocumentKey]], sampling_fraction: float) -> ComparedTasks:
+        """Restricts metrics, named TASK/METRIC, to some of their documents, and computes them and their intervals."""
+        values = {task: dict(self.values(task)) for task in self.results.tasks}
+        left_out = {
+            f"{task}/{key}": own.keys() - common.get(f"{task}/{key}", own.keys())
+            for task, of_task in values.items()
+            for key, own in of_task.items()
+        }
+        if not any(left_out.values()):
+            return self
+        tasks, dataset = {}, self.results.dataset
+        for task, results in self.results.tasks.items():
+            groups, shares = self.groups(task) if dataset and dataset.groups else {}, self.shares(task)
+            revised = dict(self._metrics(task))
+            for key, metric in revised.items():
+                if dropped := left_out[f"{task}/{key}"]:
+                    form = find_form(list(values[task][key].values()), metric.value, metric.aggregation)
+                    values[task][key] = kept = {
+                        document: value for document, value in values[task][key].items() if document not in dropped
+                    }
+                    revised[key] = _over_documents(
+                        metric,
+                        list(kept.values()),
+                        form,
+                        confidence=self.confidence,
+                        is_share=metric in shares,
+                        groups=np.asarray([groups[document] for document in kept]) if groups else None,
+                        sampling_fraction=sampling_fraction,
+                    )
+            tasks[task] = results.model_copy(update={"metrics": [*revised.values()]})
+        # of groups there are only the harness' figures, of all documents
+        restricted = self.results.model_copy(update={"tasks": tasks, "groups": {}})
+        return replace(self, results=restricted, left_out=left_out, _values=values)
 
     def _with_task_named_as_in(self, first: ComparedTasks) -> ComparedTasks:
         """Names the single task of a run on prompts, whose name is the dataset's, as in another run."""
@@ -150,11 +194,6 @@ class ComparedTasks(TaskRun, ComparedRun):
         runs, name = (self, other), f"{task}/{key}"
         before, after = (run.values(task)[key] for run in runs)
         both = [document for document in before if document in after]
-        if before and after and not both:
-            raise RunError(
-                f"{self.folder} and {other.folder} have no document of the task {task} in common: its data or its "
-                "--limit differ."
-            )
         metrics = [run._metrics(task)[key] for run in runs]
         forms = [
             find_form(list(values.values()), metric.value, metric.aggregation)
@@ -163,16 +202,21 @@ class ComparedTasks(TaskRun, ComparedRun):
         if both and forms[0] is not None and forms[0] is forms[1]:
             paired = [(before[document], after[document]) for document in both]
             groups = self._groups_in_common(other, task, both)
-            comparison.differences[name], test = _difference(paired, forms[0], confidence, resamples, groups)
-            if test is not None:
-                comparison.tests[name] = test
+            are_shares = all(metric in run.shares(task) for metric, run in zip(metrics, runs, strict=True))
+            if are_shares and groups is None:
+                first_right, second_right = np.asarray(paired, dtype=bool).T
+                found = difference_of_shares(first_right, second_right, confidence)
+                comparison.differences[name], comparison.tests[name] = found
+            else:
+                comparison.differences[name] = _difference(paired, forms[0], confidence, resamples, groups)
         else:
             first, second = (metric.value for metric in metrics)
             is_same_data = len(both) == max(len(before), len(after))
             value = second - first if is_same_data and first is not None and second is not None else None
             reason = NO_MEAN if both else _ONE_HAS
             comparison.differences[name] = PairedDifference(value, Interval(confidence=confidence, reason=reason), None)
-        comparison.samples[name] = (len(both), len(before) + len(after) - 2 * len(both))
+        missing = {*self.left_out.get(name, ()), *other.left_out.get(name, ())}
+        comparison.samples[name] = (len(both), len(missing) + len(before) + len(after) - 2 * len(both))
 
     def _groups_in_common(self, other: ComparedTasks, task: str, documents: Sequence[DocumentKey]) -> np.ndarray | None:
         """Returns the group of each document, int64 of shape [n]; None without groups."""
@@ -211,7 +255,9 @@ class ComparedTasks(TaskRun, ComparedRun):
     def describe_runs(cls, runs: Sequence[ComparedTasks]) -> str:
         """Describes the documents on which runs are compared."""
         dataset = runs[0].results.dataset
-        return f"texts after the rows of {dataset.source}" if dataset else "tasks of the lm-evaluation-harness"
+        what = f"texts after the rows of {dataset.source}" if dataset else "tasks of the lm-evaluation-harness"
+        is_part = any(documents for run in runs for documents in run.left_out.values())
+        return f"{what}{', on the documents that all of the runs have' if is_part else ''}"
 
     def describe(self) -> dict[str, Any]:
         """Returns the problem type."""
@@ -220,13 +266,45 @@ class ComparedTasks(TaskRun, ComparedRun):
 
 def _difference(
     values: Sequence[tuple[Any, Any]], form: Form, confidence: float, resamples: int | None, groups: np.ndarray | None
-) -> tuple[PairedDifference, McNemar | None]:
-    """Compares both values of each document.
+) -> PairedDifference:
+    """Compares both values of each document by the bootstrap."""
+    before, after = (document_statistic([pair[run] for pair in values], form, groups) for run in range(2))
+    return differences_of((before, after), confidence=confidence, resamples=resamples)[VALUE]
 
-    Where they are 0 or 1, and documents are not grouped, this is done by McNemar's test, else by the bootstrap.
-    """
-    before, after = ([pair[run] for pair in values] for run in range(2))
-    if groups is None and is_share([*before, *after]):
-        return difference_of_shares(np.asarray(before, dtype=bool), np.asarray(after, dtype=bool), confidence)
-    pair = document_statistic(before, form, groups), document_statistic(after, form, groups)
-    return differences_of(pair, confidence=confidence, resamples=resamples)[VALUE], None
+
+def _over_documents(
+    metric: TaskMetric, values: Sequence[Any], form: Form | None, *, confidence: float, **options: Any
+) -> TaskMetric:
+    """Returns a metric over other documents; the options are those of `document_interval`."""
+    value, interval = None, Interval(confidence=confidence, reason=_OTHER_DOCUMENTS)
+    if form is not None:
+        value = document_statistic(values, form).observed()[VALUE]
+        interval = document_interval(values, value, metric.aggregation, confidence, **options)
+    return metric.model_copy(update={"value": value, "documents": len(values), "interval": interval})
+
+
+def _on_common_documents(runs: Sequence[ComparedTasks]) -> list[ComparedTasks]:
+    """Restricts each metric to the documents that all runs with this metric have, if some have only a part of them."""
+    common: dict[str, Set[DocumentKey]] = {}
+    is_part = False
+    for task in dict.fromkeys(task for run in runs for task in run.results.tasks):
+        having = [run for run in runs if task in run.results.tasks]
+        for key in dict.fromkeys(key for run in having for key in run._metrics(task)):
+            of_runs = {run.folder: documents for run in having if (documents := run.values(task).get(key, {}).keys())}
+            if len(of_runs) < 2:
+                continue
+            common[f"{task}/{key}"] = documents = functools.reduce(and_, of_runs.values())
+            if not documents:
+                raise RunError(
+                    f"{' and '.join(map(str, of_runs))} have no document of the task {task} in common: their data or "
+                    "their --limit differ."
+                )
+            is_part = is_part or any(len(own) > len(documents) for own in of_runs.values())
+    if not is_part:
+        return list(runs)
+    selections = [run.results.dataset.selection for run in runs if run.results.dataset]
+    drawn = [selection for selection in selections if selection]
+    fraction = 0.0
+    if drawn and all(selection.is_random for selection in drawn):
+        fraction = max(map(len, common.values())) / drawn[0].population
+    return [run.restricted(common, fraction) for run in runs]

@@ -21,7 +21,9 @@ def task_results(
         for metric, filter_name, value in read_metrics(results["results"][name]):
             values = [sample[metric] for sample in samples if sample["filter"] == filter_name and metric in sample]
             aggregation = aggregations[name].get(metric)
-            interval = document_interval(values, value, aggregation, confidence)
+            # the harness does not say which metrics are shares, such as accuracies
+            is_share = aggregation == "mean" and all(value in (0, 1) for value in values)
+            interval = document_interval(values, value, aggregation, confidence, is_share=is_share)
             metrics.append(
                 TaskMetric(
                     metric=metric,

@@ -127,7 +127,9 @@ def _load_text_metric(spec: str) -> TextMetric:
 
     def measure(text: str, references: Sequence[str]) -> float:
         value = found(text, list(references))
-        number = float(value) if isinstance(value, bool | np.bool_) else number_of(value)
+        if isinstance(value, bool | np.bool_):
+            return bool(value)  # the mean is a share
+        number = number_of(value)
         if not math.isfinite(number):
             raise NoResult(f"{number}")
         return number

@@ -86,6 +86,7 @@ def document_interval(
     aggregation: str | None,
     confidence: float,
     *,
+    is_share: bool = False,
     groups: np.ndarray | None = None,
     sampling_fraction: float = 0.0,
     most: int | None = None,
@@ -97,6 +98,7 @@ def document_interval(
         value: the metric, None where undefined.
         aggregation: see `find_form`.
         confidence: confidence level.
+        is_share: whether the values are 0 or 1 by definition; others may be so by chance.
         groups: see `document_statistic`.
         sampling_fraction: fraction of all documents in the random sample (see `metric_intervals`).
         most: maximum number of resamples.
@@ -104,15 +106,10 @@ def document_interval(
     form = find_form(values, value, aggregation)
     if form is None or value is None:
         return Interval(confidence=confidence, reason="undefined" if value is None else NO_MEAN)
-    if groups is None and aggregation == "mean" and is_share(values):
+    if groups is None and is_share:
         return wilson_interval(round(float(np.sum(values))), len(values), confidence, sampling_fraction)
     statistic = document_statistic(values, form, groups)
     return bootstrap_intervals(statistic, {VALUE: value}, confidence, sampling_fraction, most=most)[VALUE]
-
-
-def is_share(values: Sequence[Any]) -> bool:
-    """Returns whether all values are 0 or 1, as for an accuracy."""
-    return all(isinstance(value, (bool, int, float)) and value in (0, 1) for value in values)
 
 
 def _ratio(sums: np.ndarray) -> np.ndarray:

@@ -1,9 +1,9 @@
 """Evidence: the bootstrap distribution or jackknife of a metric, and the interval and p-value that follow from it.
 
-If the data do not support an interval, a metric gets a reason instead. If all resamples give the same value, as with
-perfect predictions, a bootstrap interval would have zero width, because the bootstrap cannot anticipate errors that did
-not occur: Wilson's interval for the accuracy remains valid, and other metrics have none. The same holds for few
-examples or groups, and for metrics whose bootstrap distribution is biased (see `Statistic.no_interval`).
+If the data do not support an interval, a metric gets a reason instead. If nearly all resamples give the same value, as
+with perfect predictions, a bootstrap interval would have zero width, because the bootstrap cannot anticipate errors
+that did not occur: Wilson's interval for the accuracy remains valid, and other metrics have none. The same holds for
+few examples or groups, and for metrics whose bootstrap distribution is biased (see `Statistic.no_interval`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ _MOST_BIAS = 0.75
 
 _BIASED = "the resamples are biased, because there are too few examples for this metric (such as of each class)"
 _FEW_RESAMPLES = "too few resamples for this confidence level"
-_NO_SPREAD = "all resamples give the same value, so no spread can be estimated"
+_NO_SPREAD = "nearly all resamples give the same value, so no spread can be estimated"
+
+# share of resamples whose values must differ: a rare class may be missing from others
+_CENTRAL = (0.025, 0.975)
 _TOO_RARE = "it is undefined in too many resamples, because the examples that it needs are too rare"
 
 
@@ -167,7 +170,8 @@ class Evidence:
         if self.distribution is None:
             spread = self._error
         else:
-            spread = float(np.nanmax(self.distribution) - np.nanmin(self.distribution))
+            low, high = np.nanquantile(self.distribution, _CENTRAL)
+            spread = float(high - low)
         return spread <= self._rounding
 
 

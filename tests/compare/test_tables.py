@@ -6,7 +6,9 @@ import collections
 import csv
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,9 +16,9 @@ from compare_runs import NAMES, predictions, run_of
 
 from dist_eval.compare.__main__ import main
 from dist_eval.compare.changes import format_label
-from dist_eval.compare.comparison import compare
+from dist_eval.compare.comparison import Comparison, GroupedTest, compare
 from dist_eval.compare.loading import load_run
-from dist_eval.compare.tables import format_p, short_names
+from dist_eval.compare.tables import _test_lines, describe_pairs, format_p, short_names
 from dist_eval.petals.base_model.problem_types import MULTI_LABEL, REGRESSION, Problem
 
 
@@ -134,7 +136,7 @@ def test_the_heads_say_the_levels_and_reasons_stand_below(
     assert "a [95%]" in head and "perfect [95%]" in head and "difference [80%]" in head
     [row] = [line for line in lines if line.startswith("f1_macro")]
     assert "1.0000 (1)" in row
-    assert any(line.startswith("(1) all resamples give the same value") for line in lines)
+    assert any(line.startswith("(1) nearly all resamples give the same value") for line in lines)
 
 
 @pytest.mark.parametrize(
@@ -163,6 +165,25 @@ def test_a_p_value_that_resamples_keep_from_being_smaller_says_so(
     assert "(1) 199 resamples allow no smaller p-value; compare's --resamples sets more" in table
     assert main([*options, "--resamples", "999"]) == 0
     assert re.search("<=0.0010 +<=0.0110\n", capsys.readouterr().out)
+
+
+def test_footnotes_of_values_that_are_not_shown_are_left_out(folders: list[Path], tmp_path: Path) -> None:
+    perfect = run_of(tmp_path / "perfect", predictions(50.0))
+    [section] = describe_pairs(compare([load_run(folder) for folder in (folders[0], perfect)])).sections
+    [table] = section.parts
+    shown = {number for row in table.rows for cell in row for number in re.findall(r"\((\d)\)", str(cell))}
+    assert [note[:3] for note in table.notes] == [f"({number})" for number in sorted(shown)]
+
+
+def test_a_test_of_groups_says_it_too() -> None:
+    run: Any = None
+    test = GroupedTest(1, 9, p_value=0.01, reason=None, metric="accuracy", column="doc", count=50, resamples=99)
+    [line] = _test_lines(Comparison(run, run, {}, test=test, test_corrected=0.02), 2, "runs")
+    assert line == (
+        "paired bootstrap of accuracy over 50 groups of 'doc': p <= 0.0100, by Holm's procedure for 2 runs <=0.0200"
+    )
+    [line] = _test_lines(Comparison(run, run, {}, test=replace(test, p_value=0.02)), 1, "runs")
+    assert line.endswith(": p = 0.0200")
 
 
 def test_no_p_value_is_shown_as_zero() -> None:

@@ -15,7 +15,7 @@ from task_runs import task_run
 from dist_eval.compare.__main__ import main
 from dist_eval.compare.comparison import compare
 from dist_eval.compare.loading import load_run
-from dist_eval.statistics import bonett_price, mcnemar
+from dist_eval.statistics import bonett_price, mcnemar, wilson
 
 DRAW = np.random.default_rng(0)
 RIGHT = [DRAW.integers(0, 2, 60).astype(float).tolist() for _ in range(2)]
@@ -55,8 +55,24 @@ def test_only_documents_that_both_have_are_compared(tmp_path: Path) -> None:
     runs = [run(tmp_path / "a", 0), run(tmp_path / "b", 0, first=20)]
     [found] = compare([load_run(folder) for folder in runs], metrics=["acc"])
     assert found.samples == {"words/acc": (40, 40)}
-    expected = float(np.mean(RIGHT[0][:40]) - np.mean(RIGHT[0][20:]))
-    assert found.differences["words/acc"].value == pytest.approx(expected)
+    before, after = (float(np.mean(one)) for one in (RIGHT[0][20:], RIGHT[0][:40]))
+    assert found.differences["words/acc"].value == pytest.approx(after - before)
+    for compared, value in ((found.first, before), (found.run, after)):
+        assert compared.results.metrics["words/acc"] == pytest.approx(value)
+        assert compared.results.intervals["words/acc"].limits == wilson(round(40 * value), 40, 0.95)
+        assert "all/acc" not in compared.results.metrics, "the harness' figure is of all documents"
+    assert compared.describe_runs([found.run]).endswith("on the documents that all of the runs have")
+
+
+def test_a_third_run_restricts_all_to_the_documents_that_it_has(tmp_path: Path) -> None:
+    runs = [run(tmp_path / "a", 0), run(tmp_path / "b", 1)]
+    runs.append(task_run(tmp_path / "c", {"texts": {"perplexity": LIKELIHOODS[0][:30]}}, {"texts perplexity": 1.0}))
+    pair, _ = compare([load_run(folder) for folder in runs])
+    assert pair.samples["words/acc"] == (60, 0), "the third run has no such task"
+    assert pair.samples["texts/perplexity"] == (30, 30)
+    for compared, likelihoods in zip((pair.first, pair.run), LIKELIHOODS, strict=True):
+        expected = math.exp(-float(np.mean(likelihoods[:30])))
+        assert compared.results.metrics["texts/perplexity"] == pytest.approx(expected)
 
 
 def test_a_metric_that_is_no_mean_is_not_compared_over_other_documents(tmp_path: Path) -> None:
@@ -66,6 +82,9 @@ def test_a_metric_that_is_no_mean_is_not_compared_over_other_documents(tmp_path:
     for folders in ((long, short), (short, long)):
         [found] = compare([load_run(folder) for folder in folders])
         assert found.differences["words/odd"].value is None
+        whole, part = sorted((found.first, found.run), key=lambda one: one.folder)
+        assert (whole.results.metrics["words/odd"], part.results.metrics["words/odd"]) == (None, 0.3)
+        assert "more documents than are compared" in whole.results.undefined["words/odd"]
 
 
 def test_the_command_prints_tables_and_json(folders: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,7 +144,9 @@ def test_a_metric_that_only_later_runs_have_needs_all_pairs(
 def test_runs_without_anything_in_common_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, other = run(tmp_path / "a", 0), run(tmp_path / "b", 0, first=100)
     assert main([str(first), str(other)]) == 1
-    assert "have no document of the task words in common: its data or its --limit differ." in capsys.readouterr().err
+    assert (
+        "have no document of the task words in common: their data or their --limit differ." in capsys.readouterr().err
+    )
     another = task_run(tmp_path / "c", {"endings": {"acc": [1.0]}}, {})
     assert main([str(first), str(another)]) == 1
     assert "have no task in common." in capsys.readouterr().err

@@ -18,16 +18,22 @@ RATIO = sum(value for value, _ in WEIGHTED) / sum(words for _, words in WEIGHTED
 
 
 def test_a_share_has_wilsons_interval() -> None:
-    interval = document_interval([1.0] * 30 + [0.0] * 10, 0.75, "mean", 0.9)
+    interval = document_interval([1.0] * 30 + [0.0] * 10, 0.75, "mean", 0.9, is_share=True)
     assert interval.limits == wilson(30, 40, 0.9)
     assert (interval.method, interval.confidence) == ("wilson", 0.9)
 
 
+def test_what_is_0_or_1_by_chance_only_has_not() -> None:
+    never = document_interval([0.0] * 60, 0.0, "mean", 0.95)
+    assert never.limits is None and "same value" in (never.reason or "")
+    assert document_interval([1.0] * 30 + [0.0] * 10, 0.75, "mean", 0.9).method == "bca"
+
+
 def test_documents_of_a_group_are_drawn_together_and_a_sample_says_more_the_larger_it_is() -> None:
     values = [1, 1, 1, 1, 0, 0, 0, 0] * 25
-    alone = document_interval(values, 0.5, "mean", 0.95)
-    grouped = document_interval(values, 0.5, "mean", 0.95, groups=np.arange(200) // 4)
-    most = document_interval(values, 0.5, "mean", 0.95, sampling_fraction=0.75)
+    alone = document_interval(values, 0.5, "mean", 0.95, is_share=True)
+    grouped = document_interval(values, 0.5, "mean", 0.95, is_share=True, groups=np.arange(200) // 4)
+    most = document_interval(values, 0.5, "mean", 0.95, is_share=True, sampling_fraction=0.75)
     widths = [one.high - one.low for one in (alone, grouped, most) if one.low is not None and one.high is not None]
     assert (alone.method, grouped.method, most.limits) == ("wilson", "bca", wilson(100, 200, 0.95, 0.75))
     assert widths[1] == pytest.approx(2 * widths[0], rel=0.1), "as if there were a quarter as many"

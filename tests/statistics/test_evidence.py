@@ -174,3 +174,20 @@ def test_the_p_value_agrees_with_a_t_test(shift: float, likely: bool) -> None:
     p_value = only(mean_of(values), values.mean()).p_value()
     assert p_value == pytest.approx(stats.ttest_1samp(values, 0).pvalue, abs=0.02)
     assert (p_value > 0.05) == likely
+
+
+@pytest.mark.parametrize("other", [None, "perfect"])
+def test_a_class_that_some_resamples_lack_gives_no_interval_without_width(other: str | None) -> None:
+    labels = np.repeat([0, 1, 2], [40, 40, 4])
+
+    def of(predicted: np.ndarray) -> Predictions:
+        return Predictions.from_logits(np.arange(84), labels, np.eye(3, dtype=np.float32)[predicted])
+
+    constant = of(np.zeros(84, dtype=np.int64))
+    if other is None:
+        interval = metric_intervals(constant, compute_metrics(constant, list("abc")))["balanced_accuracy"]
+    else:
+        difference = paired_differences(constant, of(labels), metrics=["balanced_accuracy"])["balanced_accuracy"]
+        interval = difference.interval
+        assert difference.p_value is None
+    assert interval.limits is None and "nearly all resamples give the same value" in (interval.reason or "")

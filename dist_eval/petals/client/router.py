@@ -24,6 +24,8 @@ from dist_eval.petals.client.routes import UNKNOWN, Span
 from dist_eval.process.shared_state import SharedStates
 
 _BAN_SECONDS, _LONGEST_BAN_SECONDS = 1.0, 60.0
+# A first ban lasts this multiple of the time that the failed request took: trying a hung server again costs as much
+_BAN_PER_SECOND_LOST = 4.0
 _SEGMENT_BLOCKS = 0.25  # Least cost of a segment, in blocks: without measurements, fewer segments are better
 _JITTER = 0.02  # Relative noise on costs, which breaks ties between equal servers differently on each rank
 _LATENCIES_KEPT, _RECENT = 1_000, 20
@@ -39,10 +41,11 @@ class Ban:
     _streak: int = 0
     _until: float = -math.inf
 
-    def longer(self, now: float) -> None:
-        """Bans it, longer than last time; failures during a ban do not count."""
+    def longer(self, now: float, lost: float = 0.0) -> None:
+        """Bans it after a failure that took `lost` seconds, longer than last time, unless it is banned already."""
         if not self.holds(now):
-            self.at_least(min(_BAN_SECONDS * 2 ** min(self._streak, 10), _LONGEST_BAN_SECONDS), now)
+            seconds = max(_BAN_SECONDS, _BAN_PER_SECOND_LOST * lost) * 2 ** min(self._streak, 10)
+            self.at_least(min(seconds, _LONGEST_BAN_SECONDS), now)
             self._streak += 1
 
     def at_least(self, seconds: float, now: float) -> None:
@@ -89,8 +92,8 @@ class ServerStats:
         self.recent.append((now - sent_at, (now - sent_at) / max(work, 1)))
         self.ban.worked()
 
-    def failed(self, now: float, failure: Failure = Failure.UNREACHABLE) -> None:
-        """Records a failed request and bans the server, longer each time that it fails again after a ban.
+    def failed(self, now: float, failure: Failure = Failure.UNREACHABLE, lost: float = 0.0) -> None:
+        """Records a request that failed after `lost` seconds, and bans the server, longer each time in a row.
 
         Failures that may be the client's fault ban it briefly or not at all; a wrong answer bans it for the longest
         time. Requests that were not sent do not count.
@@ -109,7 +112,7 @@ class ServerStats:
             self.wrong_answers += 1
             self.ban.at_least(_LONGEST_BAN_SECONDS, now)
         else:
-            self.ban.longer(now)
+            self.ban.longer(now, lost)
 
     def refused_size(self, tokens: int, stated: int | None, refusal: str, now: float) -> None:
         """Records that it refused a request as too large; from now on it gets only smaller ones.
@@ -174,6 +177,11 @@ class Router:
         if peer not in self.servers:
             self.servers[peer] = ServerStats(pacing=Pacing(self._shared, str(peer), self._period))
         return self.servers[peer]
+
+    def slowest_latency(self, work: int) -> float | None:
+        """Returns the usual latency of the slowest server for a request; None before the first answer."""
+        usual = (server.usual_latency(work) for server in self.servers.values())
+        return max((latency for latency in usual if latency is not None), default=None)
 
     def pacing_of(self, chain: Sequence[Span]) -> ChainPacing:
         """Returns the pacing of requests that servers pass on to each other, or of a single server that could."""

@@ -122,7 +122,7 @@ class Turns:
         except BaseException as error:
             now, failure = _now(), classify(error)
             if isinstance(error, Exception) and failure not in choice.doubtful:  # not if it was given up here
-                self._router.stats(choice.segment.peer).failed(now, failure)
+                self._router.stats(choice.segment.peer).failed(now, failure, lost=now - sent_at)
             admission.failed(ticket, now)
             self._wake()
             raise

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 
 from dist_eval.errors import ConfigError, SwarmError
-from dist_eval.petals.base_model.config import default_dht_prefix, read_base_config
+from dist_eval.petals.base_model.config import ADAPTER_CONFIG, default_dht_prefix, read_base_config
 from dist_eval.petals.client.petals_version import require_petals
 from dist_eval.petals.client.reachability import may_listen
 from dist_eval.process.lifetime import adopt_orphans, end_session, workspace
@@ -286,6 +286,10 @@ def _require_in_model(spans: Sequence[tuple[int, int] | None], num_blocks: int) 
 
 def _require_adapters(adapters: Sequence[str]) -> None:
     for name in adapters:
+        if Path(name).is_dir() and not (Path(name) / ADAPTER_CONFIG).exists():
+            raise ConfigError(f"The folder {name} holds no LoRA adapter: it lacks {ADAPTER_CONFIG}.")
+        if not Path(name).exists() and name.startswith(("/", "~")):
+            raise ConfigError(f"The folder {name} with a LoRA adapter does not exist.")
         if "." in name:
             raise ConfigError(
                 f"Petals cannot hold the adapter {name!r}, because its name has a dot: copy it to a folder without "

@@ -151,9 +151,18 @@ def test_an_adapter_whose_name_petals_cannot_hold_is_refused(adapter: str, tmp_p
         swarm_of(adapters=[str(folder)])
 
 
-def test_a_folder_without_safetensors_is_no_adapter(tmp_path: Path) -> None:
+def test_a_folder_without_an_adapter_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"\S+/nothing with a LoRA adapter does not exist\."):
+        swarm_of(adapters=[str(tmp_path / "nothing")])
     (tmp_path / "empty").mkdir()
-    with swarm_of(adapters=[str(tmp_path / "empty")]) as swarm:
+    with pytest.raises(ConfigError, match=r"\S+/empty holds no LoRA adapter: it lacks adapter_config\.json\."):
+        swarm_of(adapters=[str(tmp_path / "empty")])
+
+
+def test_a_folder_without_safetensors_is_no_adapter(adapter: str, tmp_path: Path) -> None:
+    folder = shutil.copytree(adapter, tmp_path / "bare")
+    (folder / "adapter_model.safetensors").unlink()
+    with swarm_of(adapters=[str(folder)]) as swarm:
         assert wait_for(lambda: swarm.servers[0].poll() is not None)
-        with pytest.raises(SwarmError, match=r"The adapter \S+/empty lacks adapter_config\.json\."):
+        with pytest.raises(SwarmError, match=r"The adapter \S+/bare lacks adapter_model\.safetensors\."):
             swarm.require_alive()

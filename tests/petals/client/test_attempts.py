@@ -290,6 +290,15 @@ def test_a_server_gets_less_time_where_another_one_holds_the_blocks_and_more_wit
     assert choose(attempts_of(), REPLICAS, 0.0).stall_timeout == TIMEOUT, "no latency is known"
 
 
+def test_a_server_that_has_not_answered_yet_gets_time_by_the_slowest_other_one() -> None:
+    router, new = Router(), Span("new", 0, BLOCKS)
+    for span, seconds in zip(REPLICAS, (0.01, 1.6), strict=False):
+        answer(router, span.peer, seconds)
+    attempts = attempts_of(router=router)
+    assert attempts._usual_stall(new) == pytest.approx(16.0)
+    assert attempts_of(router=router_with_latency(0.01))._usual_stall(new) == 15.0
+
+
 def test_a_server_with_all_blocks_is_preferred_unless_it_is_banned() -> None:
     router = router_with_latency(10.0)  # the others look much faster
     halves = [Span("x", 0, 2), Span("y", 2, BLOCKS)]

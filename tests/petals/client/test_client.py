@@ -44,6 +44,12 @@ def test_a_listener_that_is_not_a_peer_is_reported_in_time(swarm_client: SwarmCl
     assert time.monotonic() - start < 20
 
 
+def test_a_server_with_another_identity_is_said(demo_swarm: PrivateSwarm, swarm_client: SwarmClient) -> None:
+    address = f"{demo_swarm.initial_peers[0].rpartition('/')[0]}/{PEER_ID}"
+    with pytest.raises(SwarmError, match=r"no server with such an identity .* Copy addresses that servers print"):
+        join_swarm([address], 3.0)
+
+
 def test_waiting_stops_as_soon_as_the_check_raises(swarm_client: SwarmClient) -> None:
     def check() -> None:
         raise SwarmError("the server ended")

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated_swarm import TOKENS, Server, simulate
 
+from dist_eval.petals.client.failures import Failure
 from dist_eval.petals.client.pacing import Ticket
 from dist_eval.petals.client.records import RouteSegment
 from dist_eval.petals.client.router import Router
@@ -209,6 +210,16 @@ def test_a_server_that_failed_is_banned_and_longer_each_time() -> None:
     bad.answered(TOKENS, now, now + 1)
     bad.failed(now)
     assert not bad.is_banned(now + lengths[0] + 0.1), "an answer ends the streak"
+
+
+def test_a_ban_lasts_several_times_as_long_as_the_request_that_was_lost() -> None:
+    hung = Router().stats("hung")
+    hung.failed(5.0, Failure.NO_ANSWER, lost=5.0)
+    assert hung.is_banned(24.9) and not hung.is_banned(25.1)
+    hung.failed(30.0, Failure.NO_ANSWER, lost=5.0)
+    assert hung.is_banned(69.9) and not hung.is_banned(70.1)
+    hung.failed(75.0, Failure.NO_ANSWER, lost=100.0)
+    assert not hung.is_banned(135.1), "never longer than a minute"
 
 
 def test_a_server_that_failed_is_used_where_there_is_no_other() -> None:
