@@ -35,6 +35,9 @@ def find_tasks(options: HarnessConfig, notices: Notices) -> tuple[TaskManager, l
 def _open_manager(options: HarnessConfig, notices: Notices) -> TaskManager:
     """Indexes the tasks; the harness' own, which are thousands of files, only if needed."""
     places = _places(options)
+    for name in options.tasks:
+        if ("/" in name or name.endswith(".yaml")) and not Path(name).exists():
+            raise _no_task(name, [], "There is no file of this name.")
     manager = TaskManager(include_defaults=False, **places)
     asked = [own for name in options.tasks for own in (_tasks_of(manager, name) if _is_folder(name) else [name])]
     if _knows(manager, asked or own_tasks(manager, options.include_path)):
@@ -101,8 +104,6 @@ def _named_tasks(manager: TaskManager, options: HarnessConfig, notices: Notices)
             hint = f"Did you mean {' or '.join(close)}?" if close else ""
             if Path(name).is_dir():
                 hint = f"For the folder of this name, write ./{name}"
-            elif "/" in name or name.endswith(".yaml"):
-                hint = "There is no file of this name."
             raise _no_task(name, own_skipped(notices, options), hint)
         found += matching or [name]
     return list(dict.fromkeys(found))

@@ -43,7 +43,7 @@ def test_ranks_get_what_one_process_gets_and_leave_nothing(
     demo_swarm: PrivateSwarm, expected: torch.Tensor, launcher: Launcher, tmp_path: Path
 ) -> None:
     worker = str(WORKERS / "swarm_model_worker.py")
-    done = launcher.run(worker, str(tmp_path), *demo_swarm.initial_peers, ranks=2, preloaded=False)
+    done = launcher.run(worker, str(tmp_path), *demo_swarm.initial_peers, ranks=2)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     ranks = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(2)]

@@ -26,7 +26,7 @@ def exact_ranks(logits: np.ndarray, number: int) -> np.ndarray:
     """Ranks rows by the log-odds of a class, with so many digits that only equal ones are equal."""
     odds = []
     with localcontext() as context:
-        context.prec = 400
+        context.prec = 300
         for row in logits.tolist():
             own = Fraction(row[number])
             others = sorted(Fraction(value) - own for place, value in enumerate(row) if place != number)
@@ -44,7 +44,7 @@ def whole_numbers(rows: int, classes: int, largest: int, seed: int) -> Predictio
     return Predictions.from_logits(np.arange(rows), label, logits)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.integers(2, 4), st.sampled_from([1, 3, 20, 100]), st.integers(0, 999))
 @example(classes=3, largest=3, seed=0)
 @example(classes=3, largest=100, seed=1)
