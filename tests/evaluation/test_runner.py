@@ -110,9 +110,8 @@ def test_a_run_killed_with_sigkill_leaves_nothing_behind(victim: str, launcher: 
     data = digits(tmp_path / "long.csv", times=40)  # minutes of work
     options = ["--model", str(demo.BASE_MODEL), "--checkpoint", str(demo.CHECKPOINT), "--dataset", str(data)]
     output = tmp_path / "out"
-    agent = launcher.start(
-        "-m", "dist_eval", *options, "--swarm", "embedded", "--output", str(output), "--stop-grace", "2", ranks=2
-    )
+    options += ["--swarm", "embedded", "--servers", "1", "--output", str(output), "--stop-grace", "2"]
+    agent = launcher.start("-m", "dist_eval", *options, ranks=2)
     assert agent.stderr
     for line in agent.stderr:
         if "evaluating:" in line:
@@ -120,7 +119,7 @@ def test_a_run_killed_with_sigkill_leaves_nothing_behind(victim: str, launcher: 
     else:
         pytest.fail(f"it never began: {results_of(tmp_path / 'out')}")
     ours = launcher.processes()
-    assert sum("p2pd" in command for command in ours.values()) >= 4  # two servers, two ranks
+    assert sum("p2pd" in command for command in ours.values()) >= 3  # a server, two ranks
     os.kill(agent.pid if victim == "agent" else launcher.rank(0), signal.SIGKILL)
     assert wait_for(lambda: not launcher.processes()), launcher.processes()
     agent.communicate()
