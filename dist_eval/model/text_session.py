@@ -16,10 +16,6 @@ class TextSession(Protocol):
     """Texts of equal length so far. For one thread, except `continuations`."""
 
     @property
-    def position(self) -> int:
-        """Number of tokens sent so far of each text, without prompts."""
-
-    @property
     def servers(self) -> int:
         """Number of servers that the texts pass one after another, at least 1."""
 
@@ -59,10 +55,6 @@ class RecomputedTextSession:
         self._hidden_states = hidden_states
         self._ids = torch.empty(rows, 0, dtype=torch.int64)
         self._servers: dict[RouteSegment, None] = {}  # of all steps, because each depends on the steps before
-
-    @property
-    def position(self) -> int:
-        return self._ids.shape[1]
 
     @property
     def servers(self) -> int:

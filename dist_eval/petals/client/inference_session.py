@@ -73,11 +73,6 @@ class InferenceSession:
         self._servers: dict[RouteSegment, None] = {}
 
     @property
-    def position(self) -> int:
-        """Tokens of each text sent so far, without prompts."""
-        return max(0, self._position - self._prompt_tokens)
-
-    @property
     def servers(self) -> int:
         """Number of servers that the texts pass."""
         return sum(max(1, len(segment.servers)) for segment in self._segments())
