@@ -14,7 +14,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from dist_eval.inference.forward import checked, checked_answers
 from dist_eval.inference.models import AnsweringModel
 from dist_eval.inference.send_options import ANY_ROUTE, SendOptions
 from dist_eval.model.backbone import ModelOnBackbone
-from dist_eval.model.generation import GeneratedTexts
+from dist_eval.model.request_model import RequestModel
 from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.petals.client.findings import Findings
 from dist_eval.petals.client.records import Dispute, RouteSegment
@@ -248,13 +248,6 @@ class AuditedModel(AnsweringModel):
         raise SwarmError(f"peer {peer} does not hold blocks {start}:{end}")
 
 
-class GeneratingModel(Protocol):
-    """A model that generates texts, for `AuditedTexts`."""
-
-    def generate(self, input_ids: torch.Tensor, lengths: torch.Tensor, record: RouteRecord) -> GeneratedTexts:
-        """See `Generator.generate`."""
-
-
 class AuditedTexts(AuditedModel):
     """A language model on a swarm, some of whose texts are audited.
 
@@ -263,14 +256,11 @@ class AuditedTexts(AuditedModel):
     servers are asked in sessions, because a server that lies in sessions may answer forwards honestly.
     """
 
+    _model: RequestModel
     _by_token = True
 
-    def __init__(self, model: ModelOnBackbone, texts: GeneratingModel, *args: Any) -> None:
-        super().__init__(model, *args)
-        self._texts = texts
-
     def _answered(self, input_ids: torch.Tensor, lengths: torch.Tensor, record: RouteRecord) -> AuditedAnswers:
-        texts = self._texts.generate(input_ids, lengths, record)
+        texts = self._model.generate(input_ids, lengths, record)
 
         def compare(options: SendOptions, other: RouteRecord) -> float:
             again = self._model.hidden_states(texts.sent, texts.lengths, options, other)[texts.places]

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from dist_eval.data import continuations, generation
 from dist_eval.data.answers import AnswerColumns, column_names, log_likelihood_columns
@@ -28,16 +27,14 @@ from dist_eval.evaluation.ranks import RunOutput
 from dist_eval.evaluation.worker import RankOutput
 from dist_eval.inference.in_flight import Window
 from dist_eval.inference.models import AnsweringModel
-from dist_eval.inference.send_options import SendOptions
 from dist_eval.metrics.predictions import prove_coverage
-from dist_eval.model.backbone import ModelOnBackbone
 from dist_eval.model.base_model_spec import BaseModelSpec
-from dist_eval.model.generation import GeneratedTexts, Generator, end_tokens_of
+from dist_eval.model.generation import Generator, end_tokens_of
 from dist_eval.model.language_model import CausalModel, LanguageModel
 from dist_eval.model.output_embedding import OutputEmbedding
+from dist_eval.model.request_model import RequestModel
 from dist_eval.options.config import RunConfig
 from dist_eval.options.groups import ModelOptions
-from dist_eval.petals.client.routes import RouteRecord
 from dist_eval.process.files import chunks_of
 from dist_eval.results.tasks import LANGUAGE_MODELING, LanguageModelSummary
 from dist_eval.results.work import RankWork
@@ -84,31 +81,6 @@ class Requests:
         if len(self.prompts):
             kinds.append(self.prompts.columns)
         return np.dtype([field for kind in kinds for field in kind.descr])
-
-
-class RequestModel(ModelOnBackbone):
-    """A language model that answers both kinds of requests; columns of the other kind are 0."""
-
-    def __init__(self, model: LanguageModel, generator: Generator | None, columns: AnswerColumns) -> None:
-        super().__init__(model.backbone, model.output.hidden_size, columns)
-        self._model, self._generator = model, generator
-
-    def _answer(
-        self, input_ids: torch.Tensor, lengths: torch.Tensor, options: SendOptions, record: RouteRecord
-    ) -> dict[str, torch.Tensor]:
-        if lengths.shape[1] == Generator.LENGTHS:
-            return self.generate(input_ids, lengths, record).answer
-        return self._all_columns(self._model.answer(input_ids, lengths, options, record), lengths)
-
-    def generate(self, input_ids: torch.Tensor, lengths: torch.Tensor, record: RouteRecord) -> GeneratedTexts:
-        """See `Generator.generate`."""
-        assert self._generator is not None, "there are prompts"
-        texts = self._generator.generate(input_ids, lengths, record)
-        return texts._replace(answer=self._all_columns(texts.answer, lengths))
-
-    def _all_columns(self, found: dict[str, torch.Tensor], lengths: torch.Tensor) -> dict[str, torch.Tensor]:
-        empty = np.zeros(len(lengths), dtype=self.columns)
-        return {name: found.get(name, torch.from_numpy(empty[name].copy())) for name in column_names(self.columns)}
 
 
 _CHUNK_BYTES = 1 << 22
@@ -198,7 +170,7 @@ class RequestJob(Job[Requests, np.ndarray]):
         return RequestModel(model, generator, data.columns)
 
     def audited(self, model: RequestModel, exclude: Callable[[str], None]) -> AnsweringModel:
-        return AuditedTexts(model, model, exclude, self.config.audit_tolerance)
+        return AuditedTexts(model, exclude, self.config.audit_tolerance)
 
     def window(self, data: Requests, plan: BatchPlan, context: RunContext[Any, Any]) -> Window:
         window = super().window(data, plan, context)
