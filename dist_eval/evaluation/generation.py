@@ -35,9 +35,7 @@ from dist_eval.evaluation.requests import RequestJob, Requests
 from dist_eval.evaluation.rescoring import rescore
 from dist_eval.evaluation.worker import FailurePolicy
 from dist_eval.metrics.metric_loading import load_text_metrics, name_of_spec
-from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.generation_config import GenerationSettings
-from dist_eval.model.language_model import CausalModel
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.options.prompts import PromptOptions
 from dist_eval.petals.base_model.problem_types import SINGLE_LABEL
@@ -51,17 +49,25 @@ from dist_eval.runs.saved_samples import Texts, read_texts
 from dist_eval.tables import format_count
 
 
-class GenerationTask:
-    """Prompts, decoding and metrics; reads the tokenizer and the files that the options name, except the dataset."""
+class Generation(RequestJob):
+    """Generates a text after each prompt of a dataset, and compares it with references.
 
-    rows: PromptedRows  # the prompts, once `write` has written them
+    Only the leader has the prompts, and how texts are generated and measured.
+    """
 
-    def __init__(self, config: EvaluationConfig, base: BaseModelSpec, target: CausalModel) -> None:
-        self._config, self._base = config, base
+    rows: PromptedRows  # the prompts, once they are written
+
+    def __init__(self, config: EvaluationConfig) -> None:
+        super().__init__(config)
+        self.audit, self.failures = config.audit, FailurePolicy.of(config)
+
+    def prepare(self) -> None:
+        """Reads the tokenizer and the files that the options name, except the dataset."""
+        config = self.config
         self.metrics = load_text_metrics(config.metric, tuple(Texts.TYPES))  # of each text
         # finds the answer in a text; None if the whole text is the answer
         self.pattern = re.compile(config.answer_pattern) if config.answer_pattern else None
-        self.tokenizer = load_tokenizer(base.name)  # the model's
+        self.tokenizer = load_tokenizer(self.base.name)  # the model's
         if self.tokenizer("a")["input_ids"][-1] == self.tokenizer.eos_token_id:
             raise ConfigError(
                 "The tokenizer adds its EOS token to every prompt, so no text can follow: set "
@@ -76,10 +82,10 @@ class GenerationTask:
             max_new_tokens=config.max_new_tokens,
             stop=config.stop,
             temperature=config.temperature,
-            settings=GenerationSettings(base.name).of_logits(),
+            settings=GenerationSettings(self.base.name).of_logits(),
             **sampling,
         )
-        self._max_length = base.max_length + target.extra_tokens
+        self._max_length = self.base.max_length + self.target.extra_tokens
         if self._max_length <= config.max_new_tokens:
             raise ConfigError(
                 f"--max-new-tokens {config.max_new_tokens} leaves no room for a prompt in the {self._max_length} "
@@ -91,16 +97,20 @@ class GenerationTask:
         self._frame = frame_of(config.select(PromptOptions), self.tokenizer)
         framed = self._frame.around(self._before)
         tokens = len(token_ids(self.tokenizer, [framed])[0][0]) if self._before else 0
-        require_room_after(config.few_shot, tokens, self.longest_prompt, " beside --max-new-tokens")
+        longest_prompt = self._max_length - config.max_new_tokens
+        require_room_after(config.few_shot, tokens, longest_prompt, " beside --max-new-tokens")
 
-    @property
-    def longest_prompt(self) -> int:
-        """Maximum number of tokens of a prompt."""
-        return self._max_length - self.decoding.max_new_tokens
+    def lead(self, context: Context) -> None:
+        answered = answer(self, context)
+        if answered is None:
+            self._analysis = analysis_of(self.config, self.rows)
+            rescore(context.folder, self.config, read_texts, self._rescored)
+        else:
+            self._finish(answered, context)
 
-    def write(self, folder: Path) -> None:
+    def write_requests(self, folder: Path) -> None:
         """Reads the dataset, and writes its prompts to a folder for `Requests` to open."""
-        config = self._config
+        config = self.config
         data = LabelledRows(
             config.dataset or (),
             self._template.columns,
@@ -121,13 +131,16 @@ class GenerationTask:
             selected=select_rows(selection, data) if selection else None,
             extra_columns=columns_asked_for(config.slice_by, config.group_column),
         )
-        write_continuations(folder, [], max_length=self._base.max_length)
+        write_continuations(folder, [], max_length=self.base.max_length)
         self.rows.write(
-            self.decoding, max_length=self._max_length, vocab_size=self._base.config.vocab_size, strict=config.strict
+            self.decoding, max_length=self._max_length, vocab_size=self.base.config.vocab_size, strict=config.strict
         )
 
-    def fingerprint(self) -> Fingerprint:
-        """Returns everything besides token ids that the results depend on, named for error messages."""
+    def begin(self, data: Requests) -> None:
+        self._analysis = analysis_of(self.config, self.rows)
+        announce_selection(self.config, self.rows.selection)
+
+    def identity(self) -> Fingerprint:
         values = {
             "tokenizer": tokenizer_digest(self.tokenizer),
             "--prompt": self._frame.around(self._template.text),
@@ -153,7 +166,7 @@ class GenerationTask:
             source=rows.source.name,
             is_path=rows.source.is_path,
             template=self._frame.around(self._template.text),
-            reference_column=self._config.label_column,
+            reference_column=self.config.label_column,
             references_digest=rows.references_digest(),
             selection=rows.selection,
             few_shot_rows=self._few_shot_rows,
@@ -164,52 +177,21 @@ class GenerationTask:
     def _few_shot_digest(self) -> str | None:
         return hashlib.sha256(self._before.encode()).hexdigest() if self._before else None
 
-
-class Generation(RequestJob):
-    """Generates a text after each prompt of a dataset, and compares it with references."""
-
-    task: GenerationTask  # on the leader
-
-    def __init__(self, config: EvaluationConfig) -> None:
-        super().__init__(config)
-        self.audit, self.failures = config.audit, FailurePolicy.of(config)
-
-    def prepare(self) -> None:
-        self.task = GenerationTask(self.config, self.base, self.target)
-
-    def lead(self, context: Context) -> None:
-        answered = answer(self, context)
-        if answered is None:
-            self._analysis = analysis_of(self.config, self.task.rows)
-            rescore(context.folder, self.config, read_texts, self._rescored)
-        else:
-            self._finish(answered, context)
-
-    def write_requests(self, folder: Path) -> None:
-        self.task.write(folder)
-
-    def begin(self, data: Requests) -> None:
-        self._analysis = analysis_of(self.config, self.task.rows)
-        announce_selection(self.config, self.task.rows.selection)
-
-    def identity(self) -> Fingerprint:
-        return self.task.fingerprint()
-
     def scorer(self, data: Requests) -> Scorer:
-        metric, *_ = self.task.metrics
+        metric, *_ = self.metrics
 
         def scored(positions: np.ndarray, answers: np.ndarray) -> Scored:
-            texts, _ = measure_texts(self._texts(positions, answers), [metric], self.task.pattern)
+            texts, _ = measure_texts(self._texts(positions, answers), [metric], self.pattern)
             return {f"{self.config.run_name}/{metric.name}": texts.values[metric.name]}
 
         return scored
 
     def _texts(self, positions: np.ndarray, answers: np.ndarray) -> Texts:
         return Texts(
-            index=self.task.rows.rows_at(positions),
-            references=[self.task.rows.references[position] for position in positions.tolist()],
+            index=self.rows.rows_at(positions),
+            references=[self.rows.references[position] for position in positions.tolist()],
             text=[
-                text_of(answer["tokens"][: answer["length"]].tolist(), self.task.decoding.stop, self.task.tokenizer)
+                text_of(answer["tokens"][: answer["length"]].tolist(), self.decoding.stop, self.tokenizer)
                 for answer in answers
             ],
             values={},
@@ -217,13 +199,13 @@ class Generation(RequestJob):
 
     def _finish(self, answered: Answered[Requests, np.ndarray], context: Context) -> None:
         """Measures the texts, and writes and shows the results."""
-        config, rows = self.config, self.task.rows
-        sections = self.sections(answered, context, tokenizer_digest(self.task.tokenizer))
+        config, rows = self.config, self.rows
+        sections = self.sections(answered, context, tokenizer_digest(self.tokenizer))
         texts = self._texts(answered.found["index"], answered.found)
-        texts, undefined = measure_texts(self._analysis.grouped(texts), self.task.metrics, self.task.pattern)
+        texts, undefined = measure_texts(self._analysis.grouped(texts), self.metrics, self.pattern)
         results = TasksResults(
             **sections,
-            **self._scores(config.run_name, self.task.dataset(), texts, undefined),
+            **self._scores(config.run_name, self.dataset(), texts, undefined),
             groups={},
             harness_version=None,
             files=TasksFiles(results=None, samples={config.run_name: PREDICTIONS}),
@@ -249,8 +231,8 @@ class Generation(RequestJob):
 
     def _notices(self, texts: Texts) -> list[str]:
         notices = []
-        if self.task.rows.with_begin:
-            notices.append(f"{format_count(self.task.rows.with_begin, 'prompt has', 'prompts have')} {HAS_BOS}")
+        if self.rows.with_begin:
+            notices.append(f"{format_count(self.rows.with_begin, 'prompt has', 'prompts have')} {HAS_BOS}")
         if texts.answer is None and (empty := sum(not text.strip() for text in texts.text)):
             are = format_count(empty, "text is", "texts are")
             notices.append(f"{are} empty, which counts as a wrong answer unless a reference is also empty")
@@ -270,9 +252,9 @@ class Generation(RequestJob):
         specs = list({name_of_spec(spec): spec for spec in (*recorded, *config.metric)}.values())
         has_new_pattern = results.config.get("answer_pattern") != config.answer_pattern
         # the table has the values of the others
-        metrics = load_text_metrics(specs, tuple(Texts.TYPES)) if has_new_pattern else self.task.metrics
+        metrics = load_text_metrics(specs, tuple(Texts.TYPES)) if has_new_pattern else self.metrics
         computed = {metric.name for metric in metrics}
-        texts, failed = measure_texts(self._analysis.grouped(texts), metrics, self.task.pattern)
+        texts, failed = measure_texts(self._analysis.grouped(texts), metrics, self.pattern)
         undefined = {
             metric.metric: metric.interval.reason or ""
             for metric in task.metrics

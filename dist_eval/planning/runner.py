@@ -88,13 +88,12 @@ def _of_classes(job: Any, data: TokenizedDataset) -> dict[str, Any]:
 
 
 def _of_texts(job: Generation, data: Requests) -> dict[str, Any]:
-    rows = job.task.rows
     return {
-        "data": job.task.dataset(),
+        "data": job.dataset(),
         "prompts": data.prompts.facts,
-        "half_width": _half_width(job.config, len(data), rows.selection),
-        "lengths": text_lengths(rows.lengths),
-        "outputs": len(data) * job.task.decoding.max_new_tokens,
+        "half_width": _half_width(job.config, len(data), job.rows.selection),
+        "lengths": text_lengths(job.rows.lengths),
+        "outputs": len(data) * job.decoding.max_new_tokens,
     }
 
 
