@@ -95,22 +95,16 @@ class Classification(Job[TokenizedDataset, Gathered]):
         )
 
     def fingerprint(self, data: TokenizedDataset, plan: BatchPlan) -> Fingerprint:
-        config = self.config
         return Fingerprint(
             {
                 **self.base.identity(),
-                "prompt and label words" if config.prompt else "tuned checkpoint": self.target.digest(),
+                "prompt and label words" if self.config.prompt else "tuned checkpoint": self.target.digest(),
                 "names of the classes": json.dumps(self.target.label_names),
                 "problem_type": self.target.problem.name,
                 "tokenizer": data.facts.tokenizer_digest,
                 "dataset": data.facts.text_digest,
                 **selection_identity(data.facts.selection),
-                "--max-length": str(data.facts.max_length),
-                "--token-budget": str(self.base.token_budget),
-                "--compression": config.compression,
-                "--backend": config.backend,
-                "token ids": data.facts.digest,
-                "plan": plan.digest(),
+                **self.batch_identity(data.facts.max_length, data.facts.digest, plan),
             },
             {"dataset": data.file_digests()},
         )

@@ -93,6 +93,17 @@ class Job(ABC, Generic[Data, Found]):
     def fingerprint(self, data: Data, plan: BatchPlan) -> Fingerprint:
         """Returns everything that the answers depend on, named for error messages."""
 
+    def batch_identity(self, max_length: int, token_ids: str, plan: BatchPlan) -> dict[str, str]:
+        """Returns the last values of each fingerprint; `token_ids` is the digest of the samples' token ids."""
+        return {
+            "--max-length": str(max_length),
+            "--token-budget": str(self.base.token_budget),
+            "--compression": self.config.compression,
+            "--backend": self.config.backend,
+            "token ids": token_ids,
+            "plan": plan.digest(),
+        }
+
     def claim(self, folder: EvaluationFolder, fingerprint: Fingerprint) -> bool:
         """Returns whether there is something to do in the folder, on the leader (see `RunFolder.claim`)."""
         return folder.claim(fingerprint)

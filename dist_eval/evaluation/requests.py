@@ -117,18 +117,8 @@ class RequestJob(Job[Requests, np.ndarray]):
         return data.plan(self.base.token_budget, cache_tokens)
 
     def fingerprint(self, data: Requests, plan: BatchPlan) -> Fingerprint:
-        return Fingerprint(
-            {
-                **self.base.identity(),
-                **self._end_tokens(data),
-                "--max-length": str(data.continuations.facts.max_length),
-                "--token-budget": str(self.base.token_budget),
-                "--compression": self.config.compression,
-                "--backend": self.config.backend,
-                "token ids": data.digest(),
-                "plan": plan.digest(),
-            }
-        )
+        own = self.batch_identity(data.continuations.facts.max_length, data.digest(), plan)
+        return Fingerprint({**self.base.identity(), **self._end_tokens(data), **own})
 
     def _end_tokens(self, data: Requests) -> dict[str, str]:
         """Returns the tokens that end a generated text, if they are others than the tokenizer's own."""
