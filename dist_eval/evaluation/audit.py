@@ -244,7 +244,7 @@ class AuditedModel(AnsweringModel):
         for span in spans:
             if str(span.peer) == peer and span.start <= start and end <= span.end:
                 segment = replace(span, start=start, end=end)
-                return self._backbone.ask(segment, hidden, self._model.prompts.deep, by_token=self._by_token)
+                return self._backbone.blocks.ask(segment, hidden, self._model.prompts.deep, by_token=self._by_token)
         raise SwarmError(f"peer {peer} does not hold blocks {start}:{end}")
 
 

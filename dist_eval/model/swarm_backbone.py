@@ -17,7 +17,7 @@ from dist_eval.petals.base_model.config import read_base_config
 from dist_eval.petals.base_model.rope import RopeSwitch
 from dist_eval.petals.client.inputs import Inputs
 from dist_eval.petals.client.records import RouteSegment, Traffic
-from dist_eval.petals.client.routes import RouteRecord, Span
+from dist_eval.petals.client.routes import RouteRecord
 from dist_eval.petals.client.session_room import SessionRoom
 from dist_eval.petals.model.base import SwarmBase, base_class
 from dist_eval.petals.model.loading import load_client_model
@@ -50,12 +50,6 @@ class SwarmBackbone(Backbone):
         given = self.base.inputs(input_ids, prompts.tokens)
         found = self.blocks.forward(given, prompts.deep, avoided=avoided, record=record, rows=rows)
         return found.to(self.word_embeddings.weight.device)
-
-    def ask(
-        self, segment: Span, hidden: torch.Tensor, deep_prompts: torch.Tensor | None, *, by_token: bool = False
-    ) -> torch.Tensor:
-        """See `SwarmBlocks.ask`."""
-        return self.blocks.ask(segment, hidden, deep_prompts, by_token=by_token)
 
     def hidden_states_after(
         self,

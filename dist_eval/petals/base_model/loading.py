@@ -18,21 +18,19 @@ def load_model(
     tensors: Mapping[str, torch.Tensor],
     name: str,
     *,
-    config: Any = None,
     dtype: torch.dtype = torch.float32,
     drawn: Collection[str] = (),
 ) -> Any:
     """Builds a model from tensors by their names in it, in eval mode.
 
     `model_class` is a class of transformers, or derived from one, and `architecture` that of its base model. The model
-    keeps `name`, the base model's. Its `transformers` config is by default that of the architecture. Tensors in
-    `drawn`, such as a new head, are initialized at random if missing. Raises `CheckpointError` if another tensor is
-    missing, has the wrong shape, or would not be used.
+    keeps `name`, the base model's. Tensors in `drawn`, such as a new head, are initialized at random if missing. Raises
+    `CheckpointError` if another tensor is missing, has the wrong shape, or would not be used.
     """
     with without_warnings():
         model, report = model_class.from_pretrained(
             None,
-            config=config or architecture.config,
+            config=architecture.config,
             state_dict=dict(tensors),
             dtype=dtype,
             output_loading_info=True,
