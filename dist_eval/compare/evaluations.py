@@ -24,7 +24,7 @@ from dist_eval.petals.base_model.problem_types import PROBLEMS, REGRESSION, exac
 from dist_eval.record import MetricValues
 from dist_eval.results.run import CompleteRun
 from dist_eval.results.scores import Intervals
-from dist_eval.runs.reading import read_table
+from dist_eval.runs.reading import evaluated_rows, read_table
 from dist_eval.runs.saved_samples import read_predictions
 from dist_eval.statistics import (
     Interval,
@@ -128,12 +128,6 @@ class ComparedEvaluation(ComparedRun):
             "intervals": {**results.intervals, **intervals},
         }
         return replace(self, results=results.model_copy(update=revised), custom_statistics=statistics)
-
-    @property
-    def rows(self) -> np.ndarray:
-        """The evaluated rows of the dataset, ascending: those with a prediction, and those that failed."""
-        failed = np.asarray([failure.index for failure in self.results.failures], dtype=np.int64)
-        return np.union1d(self.predictions.index, failed)
 
     def restricted(self, rows: np.ndarray, sampling_fraction: float) -> ComparedEvaluation:
         """Restricts this run to some rows of the dataset, and computes their metrics and intervals."""
@@ -290,7 +284,7 @@ def _on_common_rows(runs: Sequence[ComparedEvaluation]) -> list[ComparedEvaluati
     first, *others = runs
     if not any(selections) or not all(first.results.data.has_texts_of(other.results.data) for other in others):
         return list(runs)
-    common = functools.reduce(np.intersect1d, (run.rows for run in runs))
+    common = functools.reduce(np.intersect1d, (evaluated_rows(run.results, [run.predictions]) for run in runs))
     if not all(np.isin(run.predictions.index, common).any() for run in runs):
         folders = " and ".join(str(run.folder) for run in runs)
         raise RunError(f"{folders} cannot be compared: there is no row of the dataset that all of them evaluated.")

@@ -20,7 +20,7 @@ from dist_eval.runs.files import PREDICTIONS, RESULTS
 from dist_eval.schema import SCHEMA_VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator, Sequence
+    from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
     import numpy as np
 
@@ -139,7 +139,8 @@ class FinishedRun:
             subset=options.subset,
             split=options.split,
         )
-        found, digest = read_texts(data, wanted, self._rows() if self.results.data.selection else None)
+        rows = evaluated_rows(self.results, self.predictions()) if self.results.data.selection else None
+        found, digest = read_texts(data, wanted, rows)
         if digest != self.results.data.text_digest:
             raise DataError(
                 f"{dataset_name(place)} is not what {self.folder} was evaluated on: its texts or labels differ. Name "
@@ -147,9 +148,10 @@ class FinishedRun:
             )
         return {index: "\n".join(texts) for index, texts in found.items()}
 
-    def _rows(self) -> np.ndarray:
-        """Returns the rows of the dataset that were evaluated or failed, ascending, int64 of shape [rows]."""
-        import numpy as np
 
-        failed = np.asarray([failure.index for failure in self.results.failures], dtype=np.int64)
-        return np.sort(np.concatenate([*(chunk.index for chunk in self.predictions()), failed]))
+def evaluated_rows(results: CompleteRun, predictions: Iterable[Predictions]) -> np.ndarray:
+    """Returns the rows of the dataset that were evaluated or failed, ascending, int64 of shape [rows]."""
+    import numpy as np
+
+    failed = np.asarray([failure.index for failure in results.failures], dtype=np.int64)
+    return np.sort(np.concatenate([*(chunk.index for chunk in predictions), failed]))
