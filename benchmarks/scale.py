@@ -158,7 +158,7 @@ def _functions_of_steps() -> dict[str, tuple[Any, str]]:
         (worker, "assign_batches"),
         (worker, "predict_batches"),
         (journal.Journal, "append"),
-        (worker.BatchWorker, "collect"),
+        (worker.BatchWorker, "output"),
         (scoring, "gather_columns"),
         (scoring, "sum_arrays"),
         (scoring, "prove_coverage"),

@@ -30,19 +30,20 @@ from dist_eval.evaluation.job import Answered, Context, Job, Scorer, answer
 from dist_eval.evaluation.printing import announce_selection, show_results
 from dist_eval.evaluation.ranks import RunOutput
 from dist_eval.evaluation.rescoring import rescore, with_new_scores
-from dist_eval.evaluation.scoring import Gathered, analysed, combine, score, scores_of, spread_of
+from dist_eval.evaluation.scoring import Gathered, analysed, gather, score, scores_of, spread_of
 from dist_eval.evaluation.worker import FailurePolicy, RankOutput
 from dist_eval.inference.models import AnsweringModel
 from dist_eval.metrics.catalogue import accuracy_names
 from dist_eval.metrics.computing import compute_metrics
 from dist_eval.metrics.custom_metrics import CustomMetric
 from dist_eval.metrics.predictions import Predictions
+from dist_eval.metrics.totals import Totals
 from dist_eval.model.backbone import ModelOnBackbone
 from dist_eval.model.base_model_spec import BaseModelSpec, EvalTarget
 from dist_eval.model.label_words import LabelWords
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.options.groups import DataOptions, ModelOptions
-from dist_eval.petals.base_model.problem_types import exact_matches
+from dist_eval.petals.base_model.problem_types import REGRESSION, exact_matches
 from dist_eval.results.inputs import FailedExample
 from dist_eval.results.run import CompleteRun, EvaluationResults
 from dist_eval.results.work import RankResults
@@ -131,7 +132,15 @@ class Classification(Job[TokenizedDataset, Gathered]):
         return scored
 
     def gather(self, local: RankOutput) -> tuple[Gathered, RunOutput[RankResults]]:
-        return combine(local)
+        predictions = Predictions(**local.columns)
+        totals = Totals.of(predictions)
+        entry = RankResults(
+            **dict(local.work),
+            combined=totals.samples,
+            accuracy=None if predictions.problem is REGRESSION else totals.accuracy,
+            loss=totals.mean_loss,
+        )
+        return gather(predictions, totals), RunOutput.gather(local, entry)
 
     def _finish(self, answered: Answered[TokenizedDataset, Gathered], context: Context) -> None:
         """Computes the metrics, and writes and shows the results."""

@@ -215,14 +215,15 @@ def answer(job: Job[Data, Found], context: Context) -> Answered[Data, Found] | N
             progress,
             job.window(data, plan, context),
             context.stop,
+            topology,
             drain_timeout=config.stop_grace,
             failures=job.failures,
             audited=audited_batches(len(plan), job.audit),
         )
         with progress.shown():
             context.stop.defer_signals()
-            batches = worker.run(topology, config.collective_timeout)
-            local = worker.collect(batches, partial(job.columns, data), worker.work(topology, asked.traffic()))
+            batches = worker.run(config.collective_timeout)
+            local = worker.output(batches, partial(job.columns, data), asked.traffic())
             found, work = job.gather(local)
             del local  # this rank's answers, after a restart nearly all
     if work.failed and topology.is_leader:

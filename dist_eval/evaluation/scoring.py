@@ -10,8 +10,6 @@ import numpy as np
 
 from dist_eval.analysis.options import AnalysisOptions, analyse
 from dist_eval.distributed.collectives import gather_columns, sum_arrays
-from dist_eval.evaluation.ranks import RunOutput
-from dist_eval.evaluation.worker import RankOutput
 from dist_eval.metrics.computing import Metrics, compute_metrics
 from dist_eval.metrics.confusion import MOST_DENSE_CLASSES
 from dist_eval.metrics.custom_metrics import CustomMetric, MetricInputs, custom_results
@@ -36,19 +34,6 @@ def gather(local: Predictions, totals: Totals | None = None) -> Gathered:
     """Gathers the predictions of all ranks on the leader, and adds their totals; every rank calls it."""
     predictions = Predictions(**gather_columns(local.columns))
     return Gathered(predictions, Totals(**sum_arrays(vars(totals or Totals.of(local)))))
-
-
-def combine(found: RankOutput) -> tuple[Gathered, RunOutput[RankResults]]:
-    """Gathers the predictions of all ranks, and what they did; every rank calls it."""
-    local = Predictions(**found.columns)
-    totals = Totals.of(local)
-    entry = RankResults(
-        **dict(found.work),
-        combined=totals.samples,
-        accuracy=None if local.problem is REGRESSION else totals.accuracy,
-        loss=totals.mean_loss,
-    )
-    return gather(local, totals), RunOutput.gather(found, entry)
 
 
 def score(

@@ -118,20 +118,21 @@ class BatchWorker:
         progress: Progress,
         window: Window,
         stop: Stop,
+        topology: Topology,
         *,
         drain_timeout: float,
         failures: FailurePolicy,
         audited: Container[int] = (),
     ) -> None:
         self._model, self._data, self._plan, self._journal = model, data, plan, journal
-        self._progress, self._window, self._stop = progress, window, stop
+        self._progress, self._window, self._stop, self._topology = progress, window, stop, topology
         self._drain_timeout, self._failures, self._audited = drain_timeout, failures, audited
         self._done = array("q")
         self._resumed = 0
         self._failed = 0
         self._seconds, self._began = 0.0, datetime.now(timezone.utc)
 
-    def run(self, topology: Topology, stall_timeout: float) -> np.ndarray:
+    def run(self, stall_timeout: float) -> np.ndarray:
         """Predicts all unfinished batches; every rank calls it. Returns those assigned to it, int64 of shape [n].
 
         If an audit finds a server faulty, the batches that it answered are assigned and predicted again. Ranks count as
@@ -146,21 +147,21 @@ class BatchWorker:
             for server in faulty:  # hosts may have separate folders
                 self._journal.exclude(server)
             found = np.zeros(len(self._plan), dtype=bool)
-            if topology.is_host_leader:
+            if self._topology.is_host_leader:
                 found = self._journal.read(self._audited)
             counted = self._progress.counted()
-            share, done, tokens_left = assign_batches(found, self._plan, topology)
+            share, done, tokens_left = assign_batches(found, self._plan, self._topology)
             assigned_batches = np.concatenate([share.resumed, share.shard])
             if faulty_before is None:
                 self._resumed = int(self._plan.sizes[share.resumed].sum())
             self._progress.begin(done, counted, tokens_left)
             count, self._failed = len(self._done), 0
-            left = self.do(share.shard)
+            left = self._predict(share.shard)
             self._progress.wait_for_all(stall_timeout)
             tried = int(self._plan.sizes[self._done[count:]].sum())
             require_complete(left, tried - self._failed, self._failed, done, self._stop, len(self._data))
 
-    def do(self, shard: Sequence[int] | np.ndarray) -> int:
+    def _predict(self, shard: Sequence[int] | np.ndarray) -> int:
         """Predicts batches, and writes each to the journal as soon as it is answered; returns how many are left."""
         start, left = time.monotonic(), len(shard)
         for outcome in predict_batches(
@@ -187,26 +188,13 @@ class BatchWorker:
         self._seconds += time.monotonic() - start
         return left
 
-    def work(self, topology: Topology, traffic: Traffic | None) -> RankWork:
-        """Returns what this rank did, for the section `ranks` of `results.json`."""
-        return RankWork(
-            rank=topology.rank,
-            host=topology.host,
-            began=self._began.isoformat(timespec="milliseconds"),
-            batches=len(self._done),
-            samples=int(self._plan.sizes[self._done].sum()),
-            resumed=self._resumed,
-            tokens=int(self._plan.real_tokens[self._done].sum()),
-            padded_tokens=int(self._plan.tokens[self._done].sum()),
-            seconds=self._seconds,
-            in_flight=self._window.size,
-            traffic=traffic,
-        )
-
-    def collect(
-        self, batches: np.ndarray, columns_of: Callable[[np.ndarray, np.ndarray], Columns], work: RankWork
+    def output(
+        self, batches: np.ndarray, columns_of: Callable[[np.ndarray, np.ndarray], Columns], traffic: Traffic | None
     ) -> RankOutput:
-        """Reads batches back from the journal; `columns_of` takes positions, int64 of shape [n], and answers."""
+        """Reads batches back from the journal, and adds what this rank did, `traffic` included.
+
+        `columns_of` takes positions, int64 of shape [n], and answers.
+        """
         like = columns_of(np.empty(0, dtype=np.int64), np.empty(0, dtype=self._model.columns))
         collector = Collector(int(self._plan.sizes[batches].sum()), like)
         failed: list[tuple[int, str]] = []
@@ -221,4 +209,20 @@ class BatchWorker:
                 findings.append(Findings.from_record(outcome.audit))
             kept = outcome.answered_rows
             collector.add(columns_of(rows[kept], outcome.answers[kept]))
-        return RankOutput(collector.columns(), failed, Findings.merged(findings), precisions, fell_back, work)
+        merged = Findings.merged(findings)
+        return RankOutput(collector.columns(), failed, merged, precisions, fell_back, self._work(traffic))
+
+    def _work(self, traffic: Traffic | None) -> RankWork:
+        return RankWork(
+            rank=self._topology.rank,
+            host=self._topology.host,
+            began=self._began.isoformat(timespec="milliseconds"),
+            batches=len(self._done),
+            samples=int(self._plan.sizes[self._done].sum()),
+            resumed=self._resumed,
+            tokens=int(self._plan.real_tokens[self._done].sum()),
+            padded_tokens=int(self._plan.tokens[self._done].sum()),
+            seconds=self._seconds,
+            in_flight=self._window.size,
+            traffic=traffic,
+        )

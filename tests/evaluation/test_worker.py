@@ -81,7 +81,7 @@ def work_of(
 ) -> BatchWorker:
     rank_store, stop = RankStore(ALONE), stop or Stop()
     progress = Progress(ALONE, rank_store, len(data), stop=stop, stream=io.StringIO())
-    parts = classifier, data, plan, journal, progress, Window(1), stop
+    parts = classifier, data, plan, journal, progress, Window(1), stop, ALONE
     return BatchWorker(*parts, drain_timeout=5.0, failures=FailurePolicy())
 
 
@@ -100,10 +100,9 @@ def test_batches_answered_by_a_faulty_server_are_predicted_again(
     classifier = Classifier(journal, min(verdict_at, len(plan) - 2))
     with process_group(ALONE, RankStore(ALONE), 60.0):
         own = work_of(classifier, data, plan, journal)
-        assigned_batches = own.run(ALONE, stall_timeout=60.0)
-    work = own.work(ALONE, None)
-    output = own.collect(assigned_batches, lambda rows, answers: {"index": rows, "logits": answers["logits"]}, work)
-    found = output.columns
+        assigned_batches = own.run(stall_timeout=60.0)
+    output = own.output(assigned_batches, lambda rows, answers: {"index": rows, "logits": answers["logits"]}, None)
+    found, work = output.columns, output.work
     assert sorted(assigned_batches.tolist()) == list(range(len(plan)))
     assert sorted(found["index"].tolist()) == list(range(ROWS))
     assert (found["logits"] == 1.0).all(), "a false answer counts"
@@ -119,7 +118,7 @@ def test_a_stopped_rank_reports_how_far_it_is(data: TokenizedDataset, plan: Batc
     journal, stop = Journal(tmp_path, plan.sizes, Classifier.columns), Stop()
     stop.request("somebody said so")
     with process_group(ALONE, RankStore(ALONE), 60.0), pytest.raises(RunStopped) as caught:
-        work_of(Classifier(journal, 0), data, plan, journal, stop).run(ALONE, stall_timeout=60.0)
+        work_of(Classifier(journal, 0), data, plan, journal, stop).run(stall_timeout=60.0)
     assert f"somebody said so: 0 of {ROWS} examples are in the journal" in str(caught.value)
 
 
