@@ -185,8 +185,7 @@ class _Packed(Generic[Key]):
         shared = plan(session_tokens(self._backbone.config))
         if shared.shared is not None and self._sessions is None:
             room = self._backbone.room_for_sessions(_SESSION_SHARE, shared.shared.largest_cache)
-            rank, ranks = self._topology.rank, self._topology.world_size
-            self._sessions = room.sessions // ranks + (rank < room.sessions % ranks) if room.pays(shared.gain) else 0
+            self._sessions = self._topology.share_of(room.sessions) if room.pays(shared.gain) else 0
             if self._sessions:
                 self._backbone.open_sessions(self._sessions)
         return shared if self._sessions else plan(0)

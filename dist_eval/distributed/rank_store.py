@@ -137,6 +137,10 @@ class Topology:
         """Whether this rank prepares the files that the ranks of its host share."""
         return self.local_rank == 0
 
+    def share_of(self, count: int) -> int:
+        """Returns how many of `count` things this rank gets: an equal share, or one more for the first ranks."""
+        return count // self.world_size + (self.rank < count % self.world_size)
+
 
 class RankStore:
     """A key-value store of small strings that all ranks can read and write without a process group.

@@ -103,6 +103,5 @@ def decide_plan(
     tokens, sessions = map(int, context.wait_for("sessions").split())
     if not tokens:
         return plain
-    rank, ranks = context.topology.rank, context.topology.world_size
-    backbone.open_sessions(sessions // ranks + (rank < sessions % ranks))
-    return replace(make_plan(tokens), sharing_ranks=min(sessions, ranks))
+    backbone.open_sessions(context.topology.share_of(sessions))
+    return replace(make_plan(tokens), sharing_ranks=min(sessions, context.topology.world_size))
