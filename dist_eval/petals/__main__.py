@@ -77,10 +77,9 @@ def start(arguments: StartOptions) -> None:
     The first part publishes its addresses to the others at once, in a file next to `--peers-file`. That file is written
     when all parts together cover the model.
     """
-    from dist_eval.petals.base_model.config import default_dht_prefix, read_base_config
+    from dist_eval.petals.base_model.config import read_base_config
     from dist_eval.petals.client.hivemind_compat import prepare_hivemind
-    from dist_eval.petals.server.downloads import download_blocks
-    from dist_eval.petals.server.private import PrivateSwarm, existing_gpus, shares_of_blocks
+    from dist_eval.petals.server.private import existing_gpus, shares_of_blocks
     from dist_eval.petals.server.quantization import require_quantizable
 
     part, parts = _part(arguments.part)
@@ -97,28 +96,15 @@ def start(arguments: StartOptions) -> None:
         stack.enter_context(temporary_files_in(scratch_dir))
         # imports the model's code, which creates a folder
         config = read_base_config(arguments.model, arguments.revision)
-        blocks = config.num_hidden_layers
         require_quantizable(arguments.model, config, arguments.torch_dtype, arguments.quantization)
-        all_spans = shares_of_blocks(blocks, parts * arguments.servers, arguments.blocks)
+        all_spans = shares_of_blocks(config.num_hidden_layers, parts * arguments.servers, arguments.blocks)
         first, end = (len(all_spans) * number // parts for number in (part - 1, part))
         if first == end:
             raise ConfigError(f"--part {part}/{parts} has no server to start: --blocks names only {len(all_spans)}.")
         spans = all_spans[first:end]
-        revision = download_blocks(arguments.model, arguments.revision, {i for span in spans for i in range(*span)})
-        swarm = PrivateSwarm(
-            arguments.model,
-            num_blocks=blocks,
-            dht_prefix=arguments.dht_prefix or default_dht_prefix(arguments.model, config, arguments.revision),
-            spans=spans,
-            revision=revision,
-            torch_dtype=arguments.torch_dtype,
-            quant_type=arguments.quantization,
-            adapters=arguments.adapters,
-            cache_tokens=arguments.cache_tokens,
-            gpus=gpus,
-            host=host,
-            initial_peers=() if part == 1 else _wait_for_peers(first_peers, arguments.timeout),
-            echo=arguments.verbose,
+        make_swarm = member.downloaded(arguments, config, spans)
+        swarm = make_swarm(
+            gpus=gpus, host=host, initial_peers=() if part == 1 else _wait_for_peers(first_peers, arguments.timeout)
         )
         stack.enter_context(swarm)
         print(f"starting {format_count(len(spans), 'server')} for {arguments.model} ...", flush=True)
@@ -132,10 +118,7 @@ def start(arguments: StartOptions) -> None:
         if parts > 1:
             print(f"part {part} of {parts}, blocks {spans}")
         print(f"Ctrl-C ends the swarm; from elsewhere: kill {os.getpid()}", flush=True)
-        while True:
-            swarm.require_alive()
-            member.print_lines(swarm.newly_loaded())
-            time.sleep(_WATCH_SECONDS)
+        member.watch(swarm)
 
 
 def _claim(file: Path, first_peers: Path) -> None:

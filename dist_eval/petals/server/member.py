@@ -12,10 +12,11 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 from dist_eval.arguments.commandline import Command
 from dist_eval.arguments.fields import REQUIRED, Options, option
@@ -24,6 +25,9 @@ from dist_eval.errors import ConfigError, os_reason
 from dist_eval.petals.client.peers import PeerOptions, read_peers
 from dist_eval.process.addresses import address_towards, interfaces, outward, resolve
 from dist_eval.process.files import PRIVATE, private_files
+
+if TYPE_CHECKING:
+    from dist_eval.petals.server.private import PrivateSwarm
 
 _WATCH_SECONDS, _BOOTSTRAP_SECONDS, _PROBE_SECONDS = 0.5, 5.0, 2.0
 PEERS = "peers.txt"
@@ -117,16 +121,9 @@ IDENTITIES = Command(
 
 def serve(arguments: ServeOptions) -> None:
     """Runs one server until Ctrl-C or SIGTERM."""
-    from dist_eval.petals.base_model.config import default_dht_prefix, read_base_config
+    from dist_eval.petals.base_model.config import read_base_config
     from dist_eval.petals.client.reachability import why_unreachable
-    from dist_eval.petals.server.downloads import download_blocks
-    from dist_eval.petals.server.private import (
-        PrivateSwarm,
-        existing_gpus,
-        format_span,
-        require_address,
-        shares_of_blocks,
-    )
+    from dist_eval.petals.server.private import existing_gpus, format_span, require_address, shares_of_blocks
     from dist_eval.petals.server.quantization import require_quantizable
 
     host = arguments.host or _own_address(arguments.initial_peers)
@@ -140,30 +137,19 @@ def serve(arguments: ServeOptions) -> None:
     peers = list(dict.fromkeys([*listed, *arguments.initial_peers]))
     gpus = existing_gpus(arguments.gpus)
     config = read_base_config(arguments.model, arguments.revision)
-    blocks = config.num_hidden_layers
     require_quantizable(arguments.model, config, arguments.torch_dtype, arguments.quantization)
     span = None
     if arguments.blocks != [AUTO]:
-        shares = shares_of_blocks(blocks, arguments.servers, arguments.blocks)
+        shares = shares_of_blocks(config.num_hidden_layers, arguments.servers, arguments.blocks)
         span = shares[arguments.number % len(shares)]
-    revision = download_blocks(arguments.model, arguments.revision, range(*span) if span else ())
+    make_swarm = downloaded(arguments, config, [span])
     joined = peers_to_join(peers, name)
-    with PrivateSwarm(
-        arguments.model,
-        num_blocks=blocks,
-        dht_prefix=arguments.dht_prefix or default_dht_prefix(arguments.model, config, arguments.revision),
-        spans=[span],
-        revision=revision,
-        torch_dtype=arguments.torch_dtype,
-        quant_type=arguments.quantization,
-        adapters=arguments.adapters,
-        cache_tokens=arguments.cache_tokens,
+    with make_swarm(
         gpus=[gpus[arguments.number % len(gpus)]] if gpus else [],
         host=host,
         ports=[(arguments.port, arguments.port)],
         identities=[identity],
         initial_peers=joined,
-        echo=arguments.verbose,
     ) as swarm:
         print(f"starting {format_span(span)} of {arguments.model} at {swarm.addresses[0]}", flush=True)
         if not peers:
@@ -171,10 +157,42 @@ def serve(arguments: ServeOptions) -> None:
         for peer in joined:
             if reason := why_unreachable(peer, _PROBE_SECONDS):
                 print(f"waiting for {peer} ({reason})", flush=True)
-        while True:
-            swarm.require_alive()
-            print_lines(swarm.newly_loaded())
-            time.sleep(_WATCH_SECONDS)
+        watch(swarm)
+
+
+def downloaded(
+    options: ServerOptions, config: Any, spans: Sequence[tuple[int, int] | None]
+) -> Callable[..., PrivateSwarm]:
+    """Downloads the blocks of servers; returns `PrivateSwarm` with the arguments that these options decide.
+
+    `config` is that of the base model, and `spans` has the blocks of each server.
+    """
+    from dist_eval.petals.base_model.config import default_dht_prefix
+    from dist_eval.petals.server.downloads import download_blocks
+    from dist_eval.petals.server.private import PrivateSwarm
+
+    blocks = {block for span in spans if span for block in range(*span)}
+    return partial(
+        PrivateSwarm,
+        options.model,
+        num_blocks=config.num_hidden_layers,
+        dht_prefix=options.dht_prefix or default_dht_prefix(options.model, config, options.revision),
+        spans=spans,
+        revision=download_blocks(options.model, options.revision, blocks),
+        torch_dtype=options.torch_dtype,
+        quant_type=options.quantization,
+        adapters=options.adapters,
+        cache_tokens=options.cache_tokens,
+        echo=options.verbose,
+    )
+
+
+def watch(swarm: PrivateSwarm) -> NoReturn:
+    """Prints what servers load, until one ends or this process is interrupted."""
+    while True:
+        swarm.require_alive()
+        print_lines(swarm.newly_loaded())
+        time.sleep(_WATCH_SECONDS)
 
 
 def _own_address(peers: Sequence[str]) -> str:
