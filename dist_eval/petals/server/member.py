@@ -129,12 +129,6 @@ def serve(arguments: ServeOptions) -> None:
     host = arguments.host or _own_address(arguments.initial_peers)
     require_address(host)
     _require_bindable(host, arguments.port)
-    identity = arguments.identity or _own_identity(host, arguments.port)
-    name = peer_name(identity)
-    listed = read_peers(Path(arguments.peers_file)) if arguments.peers_file else []
-    if listed and not any(peer.endswith(f"/p2p/{name}") for peer in listed):
-        raise ConfigError(f"--peers-file {arguments.peers_file} does not contain {name}, the peer of --identity.")
-    peers = list(dict.fromkeys([*listed, *arguments.initial_peers]))
     gpus = existing_gpus(arguments.gpus)
     config = read_base_config(arguments.model, arguments.revision)
     require_quantizable(arguments.model, config, arguments.torch_dtype, arguments.quantization)
@@ -142,6 +136,12 @@ def serve(arguments: ServeOptions) -> None:
     if arguments.blocks != [AUTO]:
         shares = shares_of_blocks(config.num_hidden_layers, arguments.servers, arguments.blocks)
         span = shares[arguments.number % len(shares)]
+    identity = arguments.identity or _own_identity(host, arguments.port)
+    name = peer_name(identity)
+    listed = read_peers(Path(arguments.peers_file)) if arguments.peers_file else []
+    if listed and not any(peer.endswith(f"/p2p/{name}") for peer in listed):
+        raise ConfigError(f"--peers-file {arguments.peers_file} does not contain {name}, the peer of --identity.")
+    peers = list(dict.fromkeys([*listed, *arguments.initial_peers]))
     make_swarm = downloaded(arguments, config, [span])
     joined = peers_to_join(peers, name)
     with make_swarm(

@@ -168,3 +168,9 @@ def test_invalid_options_are_one_clear_message(
     assert words in said.err
     assert len(said.err.strip().splitlines()) == 1
     assert said.out == ""
+
+
+def test_a_model_that_cannot_be_read_leaves_no_new_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["serve", "--model", "./nothing", "--host", "127.0.0.1", "--port", "41999"]) == 1
+    assert not [*tmp_path.iterdir()]
