@@ -36,7 +36,7 @@ class GroupedTest:
     metric: str  # name of the metric that is that share
     column: str  # the column with the groups
     count: int  # number of groups
-    resamples: int | None = None  # number of resamples; None without a p-value
+    resamples: int | None = None  # number of resamples; None without them
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class Comparison:
     # test of equal accuracy: McNemar's, or the cluster bootstrap if the runs have groups; None without one
     test: McNemar | GroupedTest | None = None
     test_corrected: float | None = None  # its p-value, adjusted for the number of runs; None if there is none
-    # by name of the metric, the number of samples that both runs have, and that only one has; empty if both have the
-    # same samples
+    # by name of the metric, the number of samples that are compared, and of those that are left out because not all of
+    # the runs have them; empty if all have the same samples
     samples: dict[str, tuple[int, int]] = field(default_factory=dict)
     # by name of the metric, McNemar's test where the values of samples are 0 or 1; empty if `test` covers it
     tests: dict[str, McNemar] = field(default_factory=dict)

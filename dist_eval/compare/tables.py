@@ -83,8 +83,8 @@ def _rows(comparison: Comparison, notes: Footnotes, with_values: bool = True) ->
             Number(adjusted, _too_coarse(comparison, name, notes)),
         ]
         if name in comparison.samples:
-            paired, unpaired = comparison.samples[name]
-            row.append(Number(f"{paired}", f" of {paired + unpaired}" if unpaired else ""))
+            paired, left_out = comparison.samples[name]
+            row.append(Number(f"{paired}", f" of {paired + left_out}" if left_out else ""))
         if comparison.tests:
             shown = comparison.tests.get(name)
             row += ["-", "-"] if shown is None else [Number(str(shown.only_second)), Number(str(shown.only_first))]
@@ -194,9 +194,9 @@ def _difference_to_json(comparison: Comparison, name: str) -> dict[str, Any]:
         "p_value_holm": comparison.corrected[name],
     }
     if name in comparison.samples:
-        documents, unpaired = comparison.samples[name]
+        documents, left_out = comparison.samples[name]
         test = comparison.tests.get(name)
-        content |= {"documents": documents, "unpaired": unpaired, "mcnemar": test and asdict(test)}
+        content |= {"documents": documents, "unpaired": left_out, "mcnemar": test and asdict(test)}
     return content
 
 

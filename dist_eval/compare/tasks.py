@@ -50,9 +50,9 @@ class ComparedTasks(TaskRun, ComparedRun):
 
     @classmethod
     def prepare(cls, runs: Sequence[ComparedTasks], custom_metrics: Sequence[TextMetric]) -> list[ComparedTasks]:
-        """Gives equal names to the task of runs on prompts, computes metrics from their texts, and drops documents.
+        """Gives runs on prompts a common name of their task, computes metrics from their texts, and restricts runs.
 
-        What remains are the documents that all runs have.
+        What remains are the documents that all runs with a metric have.
         """
         first, *others = runs
         if first.results.dataset:
@@ -120,7 +120,7 @@ class ComparedTasks(TaskRun, ComparedRun):
                         confidence=self.confidence,
                         is_share=metric in shares,
                         groups=np.asarray([groups[document] for document in kept]) if groups else None,
-                        sampling_fraction=sampling_fraction,
+                        sampling_fraction=0.0 if groups else sampling_fraction,
                     )
             tasks[task] = results.model_copy(update={"metrics": [*revised.values()]})
         # of groups there are only the harness' figures, of all documents
@@ -194,6 +194,11 @@ class ComparedTasks(TaskRun, ComparedRun):
         runs, name = (self, other), f"{task}/{key}"
         before, after = (run.values(task)[key] for run in runs)
         both = [document for document in before if document in after]
+        if before and after and not both:
+            raise RunError(
+                f"{self.folder} and {other.folder} have no document of the task {task} in common: their data or their "
+                "--limit differ."
+            )
         metrics = [run._metrics(task)[key] for run in runs]
         forms = [
             find_form(list(values.values()), metric.value, metric.aggregation)
@@ -286,25 +291,16 @@ def _over_documents(
 def _on_common_documents(runs: Sequence[ComparedTasks]) -> list[ComparedTasks]:
     """Restricts each metric to the documents that all runs with this metric have, if some have only a part of them."""
     common: dict[str, Set[DocumentKey]] = {}
-    is_part = False
     for task in dict.fromkeys(task for run in runs for task in run.results.tasks):
         having = [run for run in runs if task in run.results.tasks]
         for key in dict.fromkeys(key for run in having for key in run._metrics(task)):
-            of_runs = {run.folder: documents for run in having if (documents := run.values(task).get(key, {}).keys())}
-            if len(of_runs) < 2:
-                continue
-            common[f"{task}/{key}"] = documents = functools.reduce(and_, of_runs.values())
-            if not documents:
-                raise RunError(
-                    f"{' and '.join(map(str, of_runs))} have no document of the task {task} in common: their data or "
-                    "their --limit differ."
-                )
-            is_part = is_part or any(len(own) > len(documents) for own in of_runs.values())
-    if not is_part:
-        return list(runs)
+            of_runs = [own for run in having if (own := run.values(task).get(key, {}).keys())]
+            documents: Set[DocumentKey] = functools.reduce(and_, of_runs) if len(of_runs) > 1 else set()
+            if documents:
+                common[f"{task}/{key}"] = documents
     selections = [run.results.dataset.selection for run in runs if run.results.dataset]
     drawn = [selection for selection in selections if selection]
     fraction = 0.0
     if drawn and all(selection.is_random for selection in drawn):
-        fraction = max(map(len, common.values())) / drawn[0].population
+        fraction = max(map(len, common.values()), default=0) / drawn[0].population
     return [run.restricted(common, fraction) for run in runs]

@@ -35,10 +35,11 @@ def find_tasks(options: HarnessConfig, notices: Notices) -> tuple[TaskManager, l
 def _open_manager(options: HarnessConfig, notices: Notices) -> TaskManager:
     """Indexes the tasks; the harness' own, which are thousands of files, only if needed."""
     places = _places(options)
-    for name in options.tasks:
-        if ("/" in name or name.endswith(".yaml")) and not Path(name).exists():
-            raise _no_task(name, [], "There is no file of this name.")
     manager = TaskManager(include_defaults=False, **places)
+    for name in options.tasks:  # the harness' own have no such names
+        is_path = "/" in name or name.endswith(".yaml")
+        if is_path and not Path(name).exists() and not manager.match_tasks([name]):
+            raise _no_task(name, [], "There is no file of this name.")
     asked = [own for name in options.tasks for own in (_tasks_of(manager, name) if _is_folder(name) else [name])]
     if _knows(manager, asked or own_tasks(manager, options.include_path)):
         return manager

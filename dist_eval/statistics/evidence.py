@@ -17,7 +17,7 @@ import numpy as np
 from dist_eval.metrics.catalogue import range_of
 from dist_eval.metrics.statistic import Statistic
 from dist_eval.metrics.units import FEW_UNITS, SEED
-from dist_eval.results.scores import Interval
+from dist_eval.results.scores import Interval, IntervalMethod
 from dist_eval.statistics.intervals import (
     SAME,
     bca,
@@ -46,10 +46,10 @@ _MOST_BIAS = 0.75
 _BIASED = "the resamples are biased, because there are too few examples for this metric (such as of each class)"
 _FEW_RESAMPLES = "too few resamples for this confidence level"
 _NO_SPREAD = "nearly all resamples give the same value, so no spread can be estimated"
-
-# share of resamples whose values must differ: a rare class may be missing from others
-_CENTRAL = (0.025, 0.975)
 _TOO_RARE = "it is undefined in too many resamples, because the examples that it needs are too rare"
+
+# share of the resamples that must not all give the same value: the others may lack a rare class
+_USUAL = 0.95
 
 
 def affordable_resamples(statistic: Statistic, most: int | None = None) -> int | None:
@@ -112,6 +112,8 @@ class Evidence:
             return Interval(confidence=confidence, reason=_FEW_RESAMPLES)
         if self.is_difference:
             ends = symmetric(defined, self.value, confidence)
+            if self._are_equal(*ends):
+                return Interval(confidence=confidence, reason=_NO_SPREAD)
             ends = max(self.bounds[0], ends[0]), min(self.bounds[1], ends[1])
             return make_interval(self.value, ends, "symmetric", confidence=confidence, resamples=resamples)
         if self.influence is not None:
@@ -119,10 +121,21 @@ class Evidence:
                 return Interval(confidence=confidence, reason=_BIASED)
             ends = bca(defined, self.value, self.influence, self.multiplicity, confidence)
             if not np.isnan(ends).any():
-                ends = finite_population_correction(ends, self.value, sampling_fraction)
-                return make_interval(self.value, ends, "bca", confidence=confidence, resamples=resamples)
-        ends = finite_population_correction(percentile(defined, confidence), self.value, sampling_fraction)
-        return make_interval(self.value, ends, "percentile", confidence=confidence, resamples=resamples)
+                return self._of_ends(ends, "bca", confidence, sampling_fraction)
+        return self._of_ends(percentile(defined, confidence), "percentile", confidence, sampling_fraction)
+
+    def _of_ends(
+        self, ends: tuple[float, float], method: IntervalMethod, confidence: float, sampling_fraction: float
+    ) -> Interval:
+        """Returns the interval with these ends, corrected for sampling; none if they are equal."""
+        assert self.distribution is not None
+        if self._are_equal(*ends):
+            return Interval(confidence=confidence, reason=_NO_SPREAD)
+        ends = finite_population_correction(ends, self.value, sampling_fraction)
+        return make_interval(self.value, ends, method, confidence=confidence, resamples=len(self.distribution))
+
+    def _are_equal(self, low: float, high: float) -> bool:
+        return high - low <= self._rounding
 
     def p_value(self) -> float | None:
         """Returns the two-sided p-value of the hypothesis that the true value is 0; None if unknown.
@@ -170,8 +183,7 @@ class Evidence:
         if self.distribution is None:
             spread = self._error
         else:
-            low, high = np.nanquantile(self.distribution, _CENTRAL)
-            spread = float(high - low)
+            spread = float(np.nanquantile(np.abs(self.distribution - np.nanmedian(self.distribution)), _USUAL))
         return spread <= self._rounding
 
 

@@ -29,4 +29,5 @@ def test_a_mean_is_a_share_where_the_metric_says_right_or_wrong_and_not_where_nu
     methods = {name: interval.method for name, interval in found.items()}
     shares = dict.fromkeys(("exact_match", "exact_match_raw", "contains"), "wilson")
     assert methods == {**shares, "count": None, "f1": None}
+    assert [texts.values[name].dtype for name in ("contains", "count")] == [np.bool_, np.float64]
     assert "same value" in (found["count"].reason or "")

@@ -15,6 +15,7 @@ from task_runs import task_run
 from dist_eval.compare.__main__ import main
 from dist_eval.compare.comparison import compare
 from dist_eval.compare.loading import load_run
+from dist_eval.errors import RunError
 from dist_eval.statistics import bonett_price, mcnemar, wilson
 
 DRAW = np.random.default_rng(0)
@@ -73,6 +74,15 @@ def test_a_third_run_restricts_all_to_the_documents_that_it_has(tmp_path: Path) 
     for compared, likelihoods in zip((pair.first, pair.run), LIKELIHOODS, strict=True):
         expected = math.exp(-float(np.mean(likelihoods[:30])))
         assert compared.results.metrics["texts/perplexity"] == pytest.approx(expected)
+
+
+def test_tasks_that_are_not_compared_need_no_common_documents(tmp_path: Path) -> None:
+    values = [{"words": {"acc": right}, "endings": {"acc": right[:30]}} for right in RIGHT]
+    runs = [load_run(task_run(tmp_path / f"{first}", values[first > 0], {}, first)) for first in (0, 30)]
+    [found] = compare(runs, metrics=["words/acc"])
+    assert found.samples == {"words/acc": (30, 60)}
+    with pytest.raises(RunError, match="no document of the task endings in common"):
+        compare(runs)
 
 
 def test_a_metric_that_is_no_mean_is_not_compared_over_other_documents(tmp_path: Path) -> None:

@@ -197,6 +197,14 @@ def test_a_folder_without_a_task_is_said(name: str, advice: str, tmp_path: Path,
         LoadedTasks.load(HarnessConfig(tasks=[name], model="llama", backend="local"))
 
 
+def test_a_task_may_have_a_slash_in_its_name(tmp_path: Path) -> None:
+    write(tmp_path / "tasks", {"test": ROWS}, task="strange")
+    folder = tmp_path / "tasks"
+    for file in folder.glob("*.yaml"):
+        file.write_text(file.read_text().replace("strange", "my/strange", 1))
+    assert find_tasks(options(folder, tasks=["my/strange"]), Notices())[1] == ["my/strange"]
+
+
 def test_the_harness_own_warnings_are_notices(load: Load) -> None:
     said = load(generation_kwargs={"until": ["x"]}).notices.lines()
     assert [text for text in said if "passed `generation_kwargs`, but not using" in text]

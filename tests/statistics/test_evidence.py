@@ -176,18 +176,19 @@ def test_the_p_value_agrees_with_a_t_test(shift: float, likely: bool) -> None:
     assert (p_value > 0.05) == likely
 
 
-@pytest.mark.parametrize("other", [None, "perfect"])
-def test_a_class_that_some_resamples_lack_gives_no_interval_without_width(other: str | None) -> None:
-    labels = np.repeat([0, 1, 2], [40, 40, 4])
+@pytest.mark.parametrize("confidence", [0.8, 0.9, 0.95])
+@pytest.mark.parametrize("rare", [1, 2, 3, 4])
+def test_a_class_that_some_resamples_lack_gives_no_interval_without_width(rare: int, confidence: float) -> None:
+    labels = np.repeat([0, 1, 2], [40, 40, rare])
 
     def of(predicted: np.ndarray) -> Predictions:
-        return Predictions.from_logits(np.arange(84), labels, np.eye(3, dtype=np.float32)[predicted])
+        return Predictions.from_logits(np.arange(len(labels)), labels, np.eye(3, dtype=np.float32)[predicted])
 
-    constant = of(np.zeros(84, dtype=np.int64))
-    if other is None:
-        interval = metric_intervals(constant, compute_metrics(constant, list("abc")))["balanced_accuracy"]
-    else:
-        difference = paired_differences(constant, of(labels), metrics=["balanced_accuracy"])["balanced_accuracy"]
-        interval = difference.interval
+    constant, name = of(np.zeros(len(labels), dtype=np.int64)), "balanced_accuracy"
+    alone = metric_intervals(constant, compute_metrics(constant, list("abc")), confidence=confidence)[name]
+    difference = paired_differences(constant, of(labels), metrics=[name], confidence=confidence)[name]
+    for interval in (alone, difference.interval):
+        assert interval.reason if interval.limits is None else interval.limits[0] < interval.limits[1]
+    if rare == 4:
+        assert alone.limits is None and "nearly all resamples give the same value" in (alone.reason or "")
         assert difference.p_value is None
-    assert interval.limits is None and "nearly all resamples give the same value" in (interval.reason or "")

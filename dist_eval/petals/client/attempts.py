@@ -27,7 +27,8 @@ _AFTER_CHANGE_SECONDS = 0.01
 # Stall timeout if another server holds the blocks: at least this many seconds, or this multiple of the server's recent
 # median latency. It doubles with each attempt: if all servers are busy, the first one asked answers first.
 _MIN_STALL_SECONDS, _STALL_LATENCIES = 5.0, 10.0
-# The same for a server that has not answered yet, which has to connect and warm up, by the latency of the slowest other
+# The same for a server that has not answered yet, by the latency of the slowest other: it has to connect and warm up.
+# This doubles with each failure in a row, because it may be a slow one.
 _FIRST_STALL_SECONDS = 15.0
 
 _FAILURES_TO_CONFIRM, _PEER_CHARACTERS = 2, 8
@@ -283,11 +284,12 @@ class Attempts:
         return sum(latencies), asked[slowest], own[slowest]
 
     def _usual_stall(self, segment: Span) -> float:
-        work, least = self.part.tokens * (segment.end - segment.start), _MIN_STALL_SECONDS
-        usual = self.router.stats(segment.peer).usual_latency(work)
-        if usual is None:
-            usual, least = self.router.slowest_latency(work), _FIRST_STALL_SECONDS
-        return self.timeout if usual is None else max(least, _STALL_LATENCIES * usual)
+        work, server = self.part.tokens * (segment.end - segment.start), self.router.stats(segment.peer)
+        if (usual := server.usual_latency(work)) is not None:
+            return max(_MIN_STALL_SECONDS, _STALL_LATENCIES * usual)
+        if (usual := self.router.slowest_latency(work)) is not None:
+            return max(_FIRST_STALL_SECONDS, _STALL_LATENCIES * usual) * 2**server.ban.streak
+        return self.timeout
 
     def _holding_all(self, spans: Sequence[Span], now: float) -> Sequence[Span]:
         whole = [span for span in spans if span.start <= self.part.block and span.end >= self.part.end]

@@ -88,9 +88,9 @@ def join_swarm(
         if time.monotonic() + _RETRY_SECONDS > deadline:
             break
         time.sleep(_RETRY_SECONDS)
-    if "bootstrap" in reason:  # the daemon's word where it reaches none of the peers
+    if listening and "bootstrap" in reason:  # the daemon's word where it reaches none of the peers
         raise SwarmError(
-            f"Something listens at {', '.join(listening or initial_peers)}, but no server with such an identity "
+            f"Something listens at {', '.join(listening)}, but no server with that peer ID "
             f"answered within {timeout:g} s. Copy addresses that servers print, or wait longer with {timeout_option}."
         )
     reason = reason or why_unreachable(initial_peers[0], _LEAST_PROBE_SECONDS) or "nothing listened there"

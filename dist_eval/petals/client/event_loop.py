@@ -16,7 +16,7 @@ def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
     task: asyncio.Task[Any] | None = None
     given_up = False
 
-    async def known() -> Result:
+    async def as_task() -> Result:
         nonlocal task
         task = asyncio.current_task()
         if given_up:
@@ -25,8 +25,8 @@ def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
         return await coroutine
 
     try:
-        result: Result = RemoteExpertWorker.run_coroutine(known(), return_future=True).result()
-    except BaseException:  # perhaps before the future was returned
+        result: Result = RemoteExpertWorker.run_coroutine(as_task(), return_future=True).result()
+    except BaseException:  # an interrupt may come before `run_coroutine` returns
         given_up = True
         if task is not None and not task.done():
             task.get_loop().call_soon_threadsafe(task.cancel)

@@ -24,7 +24,8 @@ from dist_eval.petals.client.routes import UNKNOWN, Span
 from dist_eval.process.shared_state import SharedStates
 
 _BAN_SECONDS, _LONGEST_BAN_SECONDS = 1.0, 60.0
-# A first ban lasts this multiple of the time that the failed request took: trying a hung server again costs as much
+# A first ban lasts at least this multiple of the time that a request without an answer took, so that a hung server,
+# tried again and again, costs at most a fifth of the time
 _BAN_PER_SECOND_LOST = 4.0
 _SEGMENT_BLOCKS = 0.25  # Least cost of a segment, in blocks: without measurements, fewer segments are better
 _JITTER = 0.02  # Relative noise on costs, which breaks ties between equal servers differently on each rank
@@ -42,7 +43,7 @@ class Ban:
     _until: float = -math.inf
 
     def longer(self, now: float, lost: float = 0.0) -> None:
-        """Bans it after a failure that took `lost` seconds, longer than last time, unless it is banned already."""
+        """Bans it after a failure that cost `lost` seconds, longer than last time, unless it is banned already."""
         if not self.holds(now):
             seconds = max(_BAN_SECONDS, _BAN_PER_SECOND_LOST * lost) * 2 ** min(self._streak, 10)
             self.at_least(min(seconds, _LONGEST_BAN_SECONDS), now)
@@ -55,6 +56,11 @@ class Ban:
     def holds(self, now: float) -> bool:
         """Whether it is banned."""
         return now < self._until
+
+    @property
+    def streak(self) -> int:
+        """Failures in a row."""
+        return self._streak
 
     def worked(self) -> None:
         """Records a success: the next ban is short again."""
@@ -93,7 +99,7 @@ class ServerStats:
         self.ban.worked()
 
     def failed(self, now: float, failure: Failure = Failure.UNREACHABLE, lost: float = 0.0) -> None:
-        """Records a request that failed after `lost` seconds, and bans the server, longer each time in a row.
+        """Records a failed request, which cost `lost` seconds, and bans the server, longer each time in a row.
 
         Failures that may be the client's fault ban it briefly or not at all; a wrong answer bans it for the longest
         time. Requests that were not sent do not count.

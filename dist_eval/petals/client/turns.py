@@ -122,7 +122,8 @@ class Turns:
         except BaseException as error:
             now, failure = _now(), classify(error)
             if isinstance(error, Exception) and failure not in choice.doubtful:  # not if it was given up here
-                self._router.stats(choice.segment.peer).failed(now, failure, lost=now - sent_at)
+                lost = now - sent_at if isinstance(error, (TimeoutError, asyncio.TimeoutError)) else 0.0
+                self._router.stats(choice.segment.peer).failed(now, failure, lost)
             admission.failed(ticket, now)
             self._wake()
             raise

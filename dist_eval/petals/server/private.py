@@ -288,7 +288,7 @@ def _require_adapters(adapters: Sequence[str]) -> None:
     for name in adapters:
         if Path(name).is_dir() and not (Path(name) / ADAPTER_CONFIG).exists():
             raise ConfigError(f"The folder {name} holds no LoRA adapter: it lacks {ADAPTER_CONFIG}.")
-        if not Path(name).exists() and name.startswith(("/", "~")):
+        if not Path(name).exists() and name.startswith(("/", "~", "./", "../")):
             raise ConfigError(f"The folder {name} with a LoRA adapter does not exist.")
         if "." in name:
             raise ConfigError(
