@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import json
 import os
 import re
@@ -93,6 +94,13 @@ def pytest_xdist_setupnodes(config: pytest.Config, specs: list[Any]) -> None:
 
 STARTERS = ("launcher", "preloaded_ranks", "swarm_client", "by_world_size", "replicas")
 """Fixtures that start processes; so do those whose names end with swarm or swarms."""
+
+
+def pytest_collection_finish() -> None:
+    """Leaves out of the garbage collector what all tests share: hundreds of megabytes, which it would scan often."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 50)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -481,9 +489,9 @@ def assert_tracked(folder: Path, *accuracies: str) -> dict[str, float]:
 
 def results_of(folder: Path) -> dict[str, Any]:
     """Reads the `results.json` of a run's folder, which has to fit the published schema."""
-    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    _validator().validate(results)
-    return results
+    text = (folder / "results.json").read_text(encoding="utf-8")
+    _validate(text)
+    return json.loads(text)
 
 
 SECTIONS = ("metrics", "undefined", "intervals", "per_class", "confusion_matrix", "coverage", "data", "plan")
@@ -505,6 +513,11 @@ def journal_size(output: Path) -> int:
 def wait_until_under_way(output: Path, process: subprocess.Popen[str]) -> None:
     """Waits until a run has finished a batch, or has ended."""
     assert wait_for(lambda: journal_size(output) or process.poll() is not None)
+
+
+@functools.lru_cache(maxsize=32)  # the same file is read several times
+def _validate(results: str) -> None:
+    _validator().validate(json.loads(results))
 
 
 @functools.cache

@@ -14,7 +14,7 @@ from samples import digits
 
 from dist_eval import demo
 
-ROWS_REPEATED = 4
+ROWS_REPEATED = 3
 
 
 @pytest.fixture(scope="module")

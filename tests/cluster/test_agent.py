@@ -74,8 +74,7 @@ def test_a_closed_terminal_does_not_end_what_nohup_started(script: Path, launche
     assert (agent.returncode, "ended by SIGTERM" in err, "SIGHUP" in err) == (75, True, False)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("node", ["0", "1"])
+@pytest.mark.parametrize(("node", "number"), [("0", signal.SIGTERM), ("1", signal.SIGINT)])
 def test_it_can_be_stopped_while_it_waits_for_other_hosts(
     node: str, number: signal.Signals, script: Path, launcher: Launcher
 ) -> None:
