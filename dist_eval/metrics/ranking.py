@@ -45,8 +45,9 @@ def probabilities_rank_alike(predictions: Predictions) -> bool:
 def _ranks_by_log_odds(logits: np.ndarray, classes: Iterable[int]) -> Iterator[np.ndarray]:
     """Yields the order of the examples by log z_k - log Σ exp z_j over the other classes j.
 
-    Examples tie exactly if their logits have the same differences: these are exact in float64, and sums are over sorted
-    logits. A remainder keeps the digits that a large difference of the two largest logits would absorb.
+    Examples tie if their logits have the same differences: these are exact in float64, and sums are over sorted logits.
+    Others tie only if they differ by less than float64 keeps beside the largest other class. A remainder keeps the
+    digits that a large difference of the two largest logits would absorb.
     """
     first, second, after_first, after_second = _largest(logits)
     gap = np.exp(second - first)

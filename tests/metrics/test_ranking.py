@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from decimal import Decimal, localcontext
 from fractions import Fraction
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sklearn.metrics as sk
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from samples import names_of
 
@@ -23,16 +24,24 @@ AVERAGES = ("macro", "weighted")
 
 
 def exact_ranks(logits: np.ndarray, number: int) -> np.ndarray:
-    """Ranks rows by the log-odds of a class, with so many digits that only equal ones are equal."""
-    odds = []
+    """Ranks rows by the log-odds of a class, with so many digits that only equal ones are equal.
+
+    Rows that differ by less than float64 can keep, beside the largest of the other classes, are not asked for.
+    """
+    odds, margins = [], {}
     with localcontext() as context:
         context.prec = 300
         for row in logits.tolist():
             own = Fraction(row[number])
             others = sorted(Fraction(value) - own for place, value in enumerate(row) if place != number)
-            differences = (Decimal(each.numerator) / Decimal(each.denominator) for each in others)
-            odds.append(-sum((difference.exp() for difference in differences), Decimal(0)))
-    return np.asarray([sorted({*odds}).index(each) for each in odds])
+            differences = [Decimal(each.numerator) / Decimal(each.denominator) for each in others]
+            rest = sum(((each - differences[-1]).exp() for each in differences[:-1]), Decimal(0))
+            odds.append(-differences[-1].exp() * (1 + rest))
+            margins[odds[-1]] = differences[-1], rest
+        for one, other in itertools.pairwise(sorted(margins)):
+            (margin, rest), (next_margin, next_rest) = margins[one], margins[other]
+            assume(margin != next_margin or abs(rest - next_rest) > Decimal("1e-12") * max(rest, next_rest))
+    return np.asarray([sorted(margins).index(each) for each in odds])
 
 
 def whole_numbers(rows: int, classes: int, largest: int, seed: int) -> Predictions:

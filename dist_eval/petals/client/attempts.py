@@ -288,7 +288,7 @@ class Attempts:
         if (usual := server.usual_latency(work)) is not None:
             return max(_MIN_STALL_SECONDS, _STALL_LATENCIES * usual)
         if (usual := self.router.slowest_latency(work)) is not None:
-            return max(_FIRST_STALL_SECONDS, _STALL_LATENCIES * usual) * 2**server.ban.streak
+            return max(_FIRST_STALL_SECONDS, _STALL_LATENCIES * usual) * server.ban.growth
         return self.timeout
 
     def _holding_all(self, spans: Sequence[Span], now: float) -> Sequence[Span]:

@@ -45,7 +45,7 @@ class Ban:
     def longer(self, now: float, lost: float = 0.0) -> None:
         """Bans it after a failure that cost `lost` seconds, longer than last time, unless it is banned already."""
         if not self.holds(now):
-            seconds = max(_BAN_SECONDS, _BAN_PER_SECOND_LOST * lost) * 2 ** min(self._streak, 10)
+            seconds = max(_BAN_SECONDS, _BAN_PER_SECOND_LOST * lost) * self.growth
             self.at_least(min(seconds, _LONGEST_BAN_SECONDS), now)
             self._streak += 1
 
@@ -58,9 +58,9 @@ class Ban:
         return now < self._until
 
     @property
-    def streak(self) -> int:
-        """Failures in a row."""
-        return self._streak
+    def growth(self) -> int:
+        """What times grow by after failures in a row: 2 for each, up to ten."""
+        return 2 ** min(self._streak, 10)
 
     def worked(self) -> None:
         """Records a success: the next ban is short again."""
