@@ -141,7 +141,7 @@ def os_reason(error: Exception) -> str:
 
 @contextmanager
 def translating_os_errors(kind: type[EvaluationError], what: str, advice: str = "") -> Iterator[None]:
-    """Turns an `OSError` into an error of this package.
+    """Turns an `OSError`, or text of a file that is not UTF-8, into an error of this package.
 
     Args:
         kind: the class of the error.
@@ -150,7 +150,7 @@ def translating_os_errors(kind: type[EvaluationError], what: str, advice: str = 
     """
     try:
         yield
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise kind(f"{what}: {os_reason(error)}. {advice}".rstrip()) from error
 
 

@@ -21,7 +21,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 from dist_eval.arguments.fields import REQUIRED, Options, flag, options_of
 from dist_eval.arguments.types import OptionType
-from dist_eval.errors import ConfigError, EvaluationError, os_reason, print_error
+from dist_eval.errors import ConfigError, EvaluationError, print_error, translating_os_errors
 from dist_eval.printable import printable_lines
 from dist_eval.process.parsing import parse_yaml
 from dist_eval.process.programs import FAILED, WRONG_OPTIONS
@@ -252,10 +252,10 @@ def parse_args(
 
 def read_yaml(path: Path, config: type[Options]) -> dict[str, Any]:
     """Reads options from a YAML file."""
+    with translating_os_errors(ConfigError, f"--config {path} cannot be read"):
+        text = path.read_text(encoding="utf-8")
     try:
-        content = parse_yaml(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config {path}: cannot be read ({os_reason(error)}).") from error
+        content = parse_yaml(text)
     except ValueError as error:
         raise ConfigError(f"--config {path}: not valid YAML ({error}).") from error
     if content is None:

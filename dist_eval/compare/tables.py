@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dist_eval.compare.comparison import ComparedRun, Comparison, GroupedTest
-from dist_eval.errors import RunError, os_reason
+from dist_eval.errors import RunError, translating_os_errors
 from dist_eval.report.document import Cell, Document, Number, Rows, Section, Table, format_metric, metric_number
 from dist_eval.report.naming import distinct_ends
 from dist_eval.statistics import PairedDifference
@@ -216,12 +216,12 @@ def write_changed(path: Path, comparisons: Sequence[Comparison]) -> None:
     ("gained", "lost" or "still wrong"; in a regression "nearer", "farther" or "as far"). Names that a spreadsheet would
     compute follow an apostrophe.
     """
-    try:
-        with path.open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["run", "index", "label", "before", "after", "change"])
-            for comparison in comparisons:
-                run = csv_text(str(comparison.run.folder))
-                writer.writerows([run, *vars(change).values()] for change in comparison.changes())
-    except OSError as error:
-        raise RunError(f"--changed {path}: cannot be written ({os_reason(error)}).") from error
+    with (
+        translating_os_errors(RunError, f"--changed {path} cannot be written"),
+        path.open("w", encoding="utf-8", newline="") as file,
+    ):
+        writer = csv.writer(file)
+        writer.writerow(["run", "index", "label", "before", "after", "change"])
+        for comparison in comparisons:
+            run = csv_text(str(comparison.run.folder))
+            writer.writerows([run, *vars(change).values()] for change in comparison.changes())

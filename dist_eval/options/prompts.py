@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from dist_eval.arguments.fields import Options, option
 from dist_eval.arguments.types import Count, EscapedText, Limits, Natural, NonNegative
-from dist_eval.errors import ConfigError, os_reason
+from dist_eval.errors import ConfigError, translating_os_errors
 
 
 @dataclass(kw_only=True)
@@ -88,10 +88,8 @@ class PromptOptions(Options):
 
 
 def _read_prompt(path: Path) -> str:
-    try:
+    with translating_os_errors(ConfigError, f"--prompt-file {path} cannot be read"):
         return path.read_text(encoding="utf-8-sig").removesuffix("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--prompt-file {path}: cannot be read ({os_reason(error)}).") from error
 
 
 @dataclass(kw_only=True)

@@ -18,7 +18,7 @@ from dist_eval.arguments.commandline import Command, run_command
 from dist_eval.arguments.fields import Options, argument, option
 from dist_eval.arguments.types import Paths, Words
 from dist_eval.cluster.run_lists import read_sweep
-from dist_eval.errors import ConfigError, RunError, os_reason
+from dist_eval.errors import ConfigError, RunError, translating_os_errors
 from dist_eval.process.files import BY_UMASK, write_atomically
 from dist_eval.process.programs import COMPLETE, FAILED, STOPPED, run_program
 from dist_eval.runs.outcome import Outcome, read_outcome
@@ -76,11 +76,9 @@ def show(options: SummaryOptions) -> int:
     print(_render(".txt", outcomes, metrics, Path(), with_options=options.options), flush=True)
     for path in options.write:
         text = _render(path.suffix, outcomes, metrics, path.parent, with_options=options.options)
-        try:
+        with translating_os_errors(RunError, f"--write {path} cannot be written"):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             write_atomically(path, text.encode(), BY_UMASK)
-        except OSError as error:
-            raise RunError(f"--write {path}: cannot be written ({os_reason(error)}).") from error
     statuses = {outcome.exit_status for outcome in outcomes}
     return FAILED if FAILED in statuses else STOPPED if STOPPED in statuses else COMPLETE
 

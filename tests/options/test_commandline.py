@@ -337,13 +337,13 @@ def test_a_value_that_yaml_itself_cannot_convert_is_refused(tmp_path: Path, valu
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"--config .*nowhere\.yaml: cannot be read \(No such file"):
+    with pytest.raises(ConfigError, match=r"--config .*nowhere\.yaml cannot be read: No such file"):
         parse_args(["--config", str(tmp_path / "nowhere.yaml")])
 
 
 def test_a_file_that_is_not_utf8_is_named(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_bytes("dataset: café".encode("latin-1"))
-    with pytest.raises(ConfigError, match=r"--config .*run\.yaml: cannot be read.*utf-8"):
+    with pytest.raises(ConfigError, match=r"--config .*run\.yaml cannot be read: .*utf-8"):
         parse_args(["--config", str(tmp_path / "run.yaml")])
 
 

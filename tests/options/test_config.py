@@ -53,7 +53,7 @@ UNPROMPTED = {"prompt": None, "label_words": [], "checkpoint": "tuned"}
     ("options", "words"),
     [
         ({"prompt": "{text}", "prompt_file": "prompt.txt"}, "--prompt and --prompt-file cannot be combined"),
-        ({"prompt_file": "/nowhere/prompt.txt"}, "--prompt-file /nowhere/prompt.txt: cannot be read (No such file"),
+        ({"prompt_file": "/nowhere/prompt.txt"}, "--prompt-file /nowhere/prompt.txt cannot be read: No such file"),
         ({"prompt": "{text}", "demo": True}, "--demo evaluates the embedded example, a tuned checkpoint: leave out"),
         ({"prompt": "{text}", "label_words": ["yes"]}, "--label-words names only 'yes'"),
         ({"prompt": "{text}", "few_shot": 3}, "--few-shot K and --few-shot-from FILE must be given together"),

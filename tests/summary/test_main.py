@@ -151,7 +151,7 @@ def test_the_table_is_shown_although_a_file_cannot_be_written(runs: Path, capsys
     assert main([str(runs / "good"), "--write", str(runs / "file" / "a.csv")]) == 1
     said = capsys.readouterr()
     assert "1 of 1 run is complete" in said.out
-    assert f"--write {runs / 'file' / 'a.csv'}: cannot be written (" in said.err
+    assert f"--write {runs / 'file' / 'a.csv'} cannot be written: " in said.err
 
 
 def on_data(folder: Path, digest: str) -> str:

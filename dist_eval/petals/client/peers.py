@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dist_eval.arguments.fields import Options, option
-from dist_eval.errors import ConfigError, os_reason
+from dist_eval.errors import ConfigError, translating_os_errors
 
 _PEER_ADDRESS = re.compile(
     r"/(ip4|ip6|dns|dns4|dns6|dnsaddr)/[^/]+(/(tcp|udp)/\d+)?(/[a-z0-9-]+)*/p2p/[1-9A-HJ-NP-Za-km-z]{40,}"
@@ -26,10 +26,8 @@ def all_peers(initial_peers: Sequence[str], peers_file: str | None) -> list[str]
 
 def read_peers(path: Path) -> list[str]:
     """Reads peer addresses from a file, one per line; blank lines and lines that begin with # are ignored."""
-    try:
+    with translating_os_errors(ConfigError, f"--peers-file {path} cannot be read"):
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--peers-file {path}: cannot be read ({os_reason(error)}).") from error
     peers = [line for line in lines if line and not line.startswith("#")]
     if not peers:
         raise ConfigError(f"--peers-file {path} holds no address.")

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 from dist_eval.arguments.commandline import Command
 from dist_eval.arguments.fields import REQUIRED, Options, option
 from dist_eval.arguments.types import Limits, Natural
-from dist_eval.errors import ConfigError, os_reason
+from dist_eval.errors import ConfigError, translating_os_errors
 from dist_eval.petals.client.peers import PeerOptions, read_peers
 from dist_eval.process.addresses import address_towards, interfaces, outward, resolve
 from dist_eval.process.files import PRIVATE, private_files
@@ -227,10 +227,8 @@ def _own_identity(host: str, port: int) -> Path:
     """Returns the key file of the server at an address, in the current folder, and creates it if missing."""
     identity = Path(f"swarm-{host}-{port}.key")
     if not identity.exists():
-        try:
+        with translating_os_errors(ConfigError, f"{identity} cannot be written to the current folder"):
             _make_key(identity)
-        except OSError as error:
-            raise ConfigError(f"{identity} cannot be written to the current folder: {os_reason(error)}.") from error
     return identity
 
 
@@ -255,7 +253,7 @@ def make_identities(arguments: IdentitiesOptions) -> None:
     if arguments.servers < 1 or "{}" not in arguments.address:
         raise ConfigError("Give --servers of at least 1, and an --address that contains {} for the server's number.")
     addresses = []
-    try:
+    with translating_os_errors(ConfigError, f"--folder {arguments.folder} cannot be written"):
         arguments.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for number in range(arguments.servers):
             key = arguments.folder / f"swarm-{number}.key"
@@ -263,8 +261,6 @@ def make_identities(arguments: IdentitiesOptions) -> None:
                 _make_key(key)
             addresses.append(f"{arguments.address.replace('{}', str(number))}/p2p/{peer_name(key)}")
         (arguments.folder / PEERS).write_text("\n".join(addresses) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"--folder {arguments.folder} cannot be written: {os_reason(error)}.") from error
     print(*addresses, sep="\n")
 
 
@@ -280,9 +276,9 @@ def peer_name(identity: Path) -> str:
     """Returns the peer id of a key."""
     from hivemind.p2p import PeerID
 
+    with translating_os_errors(ConfigError, f"--identity {identity} cannot be read"):
+        key = identity.read_bytes()
     try:
-        return PeerID.from_identity(identity.read_bytes()).to_base58()
-    except OSError as error:
-        raise ConfigError(f"--identity {identity} cannot be read: {os_reason(error)}.") from error
+        return PeerID.from_identity(key).to_base58()
     except Exception as error:  # hivemind's cryptography raises many kinds
         raise ConfigError(f"--identity {identity} is not a key created by `identities`.") from error

@@ -146,7 +146,7 @@ def identities(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"--blocks": "automatic"}, "'automatic' is not a span of blocks"),
         ({"--gpus": "99"}, "--gpus 99: this host has "),
         ({"--revision": "v1"}, "--revision v1 applies only to models on a hub, but "),
-        ({"--peers-file": "nowhere.txt"}, "--peers-file nowhere.txt: cannot be read"),
+        ({"--peers-file": "nowhere.txt"}, "--peers-file nowhere.txt cannot be read"),
         ({"--peers-file": "strangers.txt"}, "does not contain Qm"),
         ({"--peers-file": "empty.txt"}, "--peers-file empty.txt holds no address"),
     ],
