@@ -23,7 +23,7 @@ from dist_eval.runs.task_samples import DocumentKey, Sample, TaskRun
 from dist_eval.statistics import Interval, PairedDifference
 from dist_eval.statistics.documents import NO_MEAN, VALUE, Form, document_interval, document_statistic, find_form
 from dist_eval.statistics.paired import difference_of_shares, differences_of
-from dist_eval.tables import csv_text
+from dist_eval.tables import csv_text, format_count
 
 _ONE_HAS = "only one of the runs has values of documents"
 _OTHER_DOCUMENTS = "it is not a function of a mean over documents, and is of more documents than are compared"
@@ -43,6 +43,7 @@ class ComparedTasks(TaskRun, ComparedRun):
         """Returns names of metrics, and those of texts that had to be loaded; metrics of tasks are the harness' own."""
         if runs[0].results.dataset is None:
             return list(given), []
+        runs = _with_one_name(runs)
         specs = [name for name in given if not all(run.has(name) for run in runs)]
         wanted = [name_of_spec(spec) for spec in specs]
         loaded = [metric for metric in load_text_metrics(specs) if metric.name in wanted]
@@ -52,12 +53,11 @@ class ComparedTasks(TaskRun, ComparedRun):
     def prepare(cls, runs: Sequence[ComparedTasks], custom_metrics: Sequence[TextMetric]) -> list[ComparedTasks]:
         """Gives runs on prompts a common name of their task, computes metrics from their texts, and restricts runs.
 
-        What remains are the documents that all runs with a metric have.
+        What remains are the documents that all runs with a metric have. Raises `RunError` if prompts are of other data.
         """
-        first, *others = runs
-        if first.results.dataset:
-            named = [first, *(run._with_task_named_as_in(first) if run.results.dataset else run for run in others)]
-            runs = [run._with_metrics(custom_metrics) if run.results.dataset else run for run in named]
+        if runs[0].results.dataset:
+            _require_same_rows([run for run in runs if run.results.dataset])
+            runs = [run._with_metrics(custom_metrics) for run in _with_one_name(runs)]
         return _on_common_documents(runs)
 
     def has(self, metric: str) -> bool:
@@ -127,9 +127,15 @@ class ComparedTasks(TaskRun, ComparedRun):
         restricted = self.results.model_copy(update={"tasks": tasks, "groups": {}})
         return replace(self, results=restricted, left_out=left_out, _values=values)
 
-    def _with_task_named_as_in(self, first: ComparedTasks) -> ComparedTasks:
-        """Names the single task of a run on prompts, whose name is the dataset's, as in another run."""
-        [name], [task] = first.results.tasks, self.results.tasks.values()
+    def _references(self) -> dict[int, list[str]]:
+        """Returns the references of a run on prompts, by row."""
+        [file] = self.results.files.samples.values()
+        texts = read_texts(self.folder / file)
+        return dict(zip(texts.index.tolist(), texts.references, strict=True))
+
+    def _with_task_named(self, name: str) -> ComparedTasks:
+        """Names the single task of a run on prompts, whose name is the dataset's."""
+        [task] = self.results.tasks.values()
         files = self.results.files.model_copy(
             update={"samples": {name: next(iter(self.results.files.samples.values()))}}
         )
@@ -286,6 +292,30 @@ def _over_documents(
         value = document_statistic(values, form).observed()[VALUE]
         interval = document_interval(values, value, metric.aggregation, confidence, **options)
     return metric.model_copy(update={"value": value, "documents": len(values), "interval": interval})
+
+
+def _with_one_name(runs: Sequence[ComparedTasks]) -> list[ComparedTasks]:
+    """Names the single task of all runs on prompts as in the first run, which is one."""
+    [name] = runs[0].results.tasks
+    return [run._with_task_named(name) if run.results.dataset else run for run in runs]
+
+
+def _require_same_rows(runs: Sequence[ComparedTasks]) -> None:
+    """Requires that runs on prompts have the same texts, and the same references of rows that they have in common."""
+    first, *others = runs
+    references = first._references()
+    for run in others:
+        pair = f"{first.folder} and {run.folder} cannot be compared"
+        own, theirs = first.results.dataset, run.results.dataset
+        if own and theirs and not own.has_texts_of(theirs):
+            sources = f"{own.source} and {theirs.source}"
+            raise RunError(f"{pair}: their data differ, {sources}. Evaluate both on the same rows.")
+        other = run._references()
+        if differing := [row for row in references if other.get(row, references[row]) != references[row]]:
+            raise RunError(
+                f"{pair}: {format_count(len(differing), 'row')}, such as number {differing[0]}, "
+                f"{'has' if len(differing) == 1 else 'have'} different references. Evaluate both on the same rows."
+            )
 
 
 def _on_common_documents(runs: Sequence[ComparedTasks]) -> list[ComparedTasks]:

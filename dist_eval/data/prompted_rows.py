@@ -147,8 +147,8 @@ class PromptedRows:
         return self._digest.hexdigest()
 
     def column_digests(self) -> dict[str, str]:
-        """Returns a hash of each column used in prompts, by its name in messages."""
-        return {f"column {name!r}": digest.hexdigest() for name, digest in self._of_columns.items()}
+        """Returns a hash of each column used in prompts, by its name."""
+        return {name: digest.hexdigest() for name, digest in self._of_columns.items()}
 
     def references_digest(self) -> str:
         return hashlib.sha256(json.dumps(self.references).encode()).hexdigest()

@@ -151,7 +151,8 @@ class Generation(RequestJob):
             "references": self.rows.references_digest(),
             **self._draws,
         }
-        return Fingerprint(values, {"dataset": self.rows.column_digests()})
+        columns = {f"column {name!r}": digest for name, digest in self.rows.column_digests().items()}
+        return Fingerprint(values, {"dataset": columns})
 
     @property
     def _draws(self) -> dict[str, str]:
@@ -168,6 +169,7 @@ class Generation(RequestJob):
             template=self._frame.around(self._template.text),
             reference_column=self.config.label_column,
             references_digest=rows.references_digest(),
+            column_digests=rows.column_digests(),
             selection=rows.selection,
             few_shot_rows=self._few_shot_rows,
             few_shot_digest=self._few_shot_digest,

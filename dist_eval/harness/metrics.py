@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,6 +18,7 @@ def task_results(
     found = {}
     for name, samples in results["samples"].items():
         direction = results["higher_is_better"].get(name, {})
+        hashes = {sample["doc_id"]: sample["doc_hash"] for sample in samples}
         metrics = []
         for metric, filter_name, value in read_metrics(results["results"][name]):
             values = [sample[metric] for sample in samples if sample["filter"] == filter_name and metric in sample]
@@ -38,7 +40,8 @@ def task_results(
         found[name] = TaskResults(
             version=str(results["versions"].get(name)),
             num_fewshot=results["n-shot"].get(name) or 0,
-            documents=len({sample["doc_id"] for sample in samples}),
+            documents=len(hashes),
+            documents_digest=hashlib.sha256(" ".join(sorted(hashes.values())).encode()).hexdigest(),
             metrics=metrics,
         )
     return found

@@ -164,13 +164,20 @@ class ShownTasks(ShownRun):
         )
 
     def has_data_of(self, other: ShownRun) -> bool:
-        """Returns whether texts have the same references, or both runs have tasks and these have the same documents."""
+        """Returns whether prompts have the same rows, or tasks that both runs have the same documents."""
         if not isinstance(other, ShownTasks):
             return False
         runs = self.results, other.results
-        if any(run.dataset for run in runs):
-            return len({run.dataset and run.dataset.references_digest for run in runs}) == 1
-        tasks = [{name: (task.version, task.documents) for name, task in run.tasks.items()} for run in runs]
+        own, others = self.results.dataset, other.results.dataset
+        if own and others:
+            is_same = own.references_digest == others.references_digest and own.selection == others.selection
+            return is_same and own.has_texts_of(others)
+        if own or others:
+            return False
+        tasks = [
+            {name: (task.version, task.documents, task.documents_digest) for name, task in run.tasks.items()}
+            for run in runs
+        ]
         common = tasks[0].keys() & tasks[1].keys()
         return bool(common) and all(tasks[0][name] == tasks[1][name] for name in common)
 

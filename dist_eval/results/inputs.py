@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field
 
@@ -84,6 +84,23 @@ class SelectionSummary(Record):
         return self.method != "first"
 
 
+class HashedColumns(Protocol):
+    """Columns with texts of the rows that were evaluated."""
+
+    column_digests: dict[str, str]
+    selection: SelectionSummary | None
+
+
+def have_same_columns(first: HashedColumns, other: HashedColumns) -> bool | None:
+    """Returns whether the columns that two datasets have in common hold the same texts; None if there are none.
+
+    Of a part of a dataset, the columns of the whole dataset count.
+    """
+    own, others = ((data.selection or data).column_digests for data in (first, other))
+    common = own.keys() & others.keys()
+    return all(own[name] == others[name] for name in common) if common else None
+
+
 class DatasetSummary(Record):
     """A tokenized dataset."""
 
@@ -134,11 +151,7 @@ class DatasetSummary(Record):
 
         Of a run on a part of a dataset, the columns of the whole dataset count.
         """
-        if self.text_digest == other.text_digest:
-            return True
-        own, others = ((data.selection or data).column_digests for data in (self, other))
-        common = own.keys() & others.keys()
-        return bool(common) and all(own[name] == others[name] for name in common)
+        return self.text_digest == other.text_digest or bool(have_same_columns(self, other))
 
 
 class PromptSummary(Record):

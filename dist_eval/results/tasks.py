@@ -19,6 +19,7 @@ from dist_eval.results.inputs import (
     PromptsSummary,
     SelectionSummary,
     SessionsSummary,
+    have_same_columns,
 )
 from dist_eval.results.scores import Groups, Interval, Slice
 from dist_eval.results.work import RankWork, Throughput
@@ -68,6 +69,8 @@ class TaskResults(Record):
     """Examples in front of each question."""
     documents: Count
     """Number of documents."""
+    documents_digest: str | None = None
+    """Hash of the documents, null for a run on prompts."""
     metrics: list[TaskMetric]
     """Its metrics."""
 
@@ -113,6 +116,8 @@ class PromptedDataset(Record):
     """The column with the references that texts were compared with."""
     references_digest: str
     """Hash of the references."""
+    column_digests: dict[str, str] = Field(default_factory=dict)
+    """Hash of each column that the prompt names."""
     selection: SelectionSummary | None = None
     """Which rows were evaluated, null if all of them; the digests are of these rows."""
     few_shot_rows: list[Count] = Field(default_factory=list)
@@ -124,6 +129,10 @@ class PromptedDataset(Record):
     groups: Groups | None = None
     """With --group-column: the clusters that resampling draws as a whole. The column group of predictions.parquet has
     the group of each row, by number."""
+
+    def has_texts_of(self, other: PromptedDataset) -> bool:
+        """Returns whether the columns that both prompts name, if any, have the same texts."""
+        return have_same_columns(self, other) is not False
 
 
 class LanguageModelSummary(Record):

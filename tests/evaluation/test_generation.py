@@ -31,6 +31,7 @@ from dist_eval.compare.comparison import compare as compare_runs
 from dist_eval.compare.loading import load_run
 from dist_eval.errors import RunError
 from dist_eval.report.__main__ import main as report
+from dist_eval.summary.document import on_same_data
 
 ROWS, NEW_TOKENS = 40, 10
 LOCAL = ("--backend", "local")
@@ -166,6 +167,8 @@ def test_samples_depend_on_the_seed_and_runs_are_compared_by_row(
     runs = [str(tmp_path / "a"), str(tmp_path / "b")]
     assert compare(runs) == 0
     assert f"{ROWS}" in capfd.readouterr().out
+    assert compare([*runs, "--metric", "rows/exact_match"]) == 0, "the name that it prints"
+    capfd.readouterr()
     own = ("exact_match", "f1", "long=sample_metrics:contains")
     assert compare([*runs, "--json", "--metric", *own]) == 0
     found = json.loads(capfd.readouterr().out)
@@ -275,6 +278,23 @@ def test_a_part_of_the_rows_has_the_texts_that_they_have_among_all(
     [compared] = compare_runs([load_run(tmp_path / name) for name in ("first", "drawn")])
     paired, unpaired = compared.samples["rows/exact_match"]
     assert 2 * paired + unpaired == 60 and paired >= 20
+
+
+def test_runs_on_other_rows_are_not_compared(model: Path, dataset: Path, tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in dataset.read_text().splitlines()[:6]]
+    texts = [{**row, "question": rows[0]["question"]} for row in rows]
+    references = [{**row, "answers": row["answers"] if place else ["else"]} for place, row in enumerate(rows)]
+    runs = {}
+    for name, written in (("rows", rows), ("texts", texts), ("references", references)):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, written)))
+        assert run_here(*command(model, tmp_path / f"{name}.jsonl", tmp_path / name, *LOCAL)) == 0
+        runs[name] = load_run(tmp_path / name)
+    with pytest.raises(RunError, match=r"their data differ, .*rows\.jsonl and .*texts\.jsonl"):
+        compare_runs([runs["rows"], runs["texts"]])
+    with pytest.raises(RunError, match=r"1 row, such as number 0, has different references"):
+        compare_runs([runs["rows"], runs["references"]])
+    results = [run.results for run in runs.values()]
+    assert [on_same_data(other, results[0]) for other in results] == [True, False, False]
 
 
 def test_examples_before_each_prompt_are_drawn_with_their_first_reference(

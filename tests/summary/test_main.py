@@ -196,6 +196,9 @@ def test_runs_on_tasks_have_the_metrics_of_groups_and_of_other_tasks(
     printed = capsys.readouterr().out
     assert "0.7500 [0.5981, 0.8581]" in printed
     assert f"{first}: evaluated on different data from {tasks}" in printed
+    for first_document in (0, 2):
+        again = task_run(tmp_path / str(first_document), {"words": {"acc": right}}, {}, first=first_document)
+        assert on_same_data(read_run(again), read_run(tasks)) == (first_document == 0), "as many documents"
     assert json.loads((tmp_path / "written.json").read_text())[0]["words/acc"] == 0.75
 
 
