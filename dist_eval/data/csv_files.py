@@ -7,6 +7,7 @@ quotes and merges some rows, so files are checked before and while they are read
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from csv import Error, reader
@@ -23,14 +24,14 @@ from dist_eval.errors import DataError
 
 
 def require_whole_quotes(path: Path, delimiter: str) -> None:
-    r"""Rejects a CSV file in which a quoted field goes on after its end: `"12/3" g`, `"a \"good\" film"`.
+    r"""Rejects a CSV file in which a quoted field goes on after its end, or has none: `"12/3" g`, `"a \"good\" film"`.
 
-    CSV readers drop such quotes, which were meant as characters.
+    CSV readers drop such quotes, which were meant as characters, and take the rest of the file as one field.
     """
     end_of_field = re.escape(delimiter.encode()) + rb"\r\n"
     field = re.compile(rb'"(?<![^%b]")[^"]*(?:""[^"]*)*("[^"])?' % end_of_field)
-    line, rest = 1, b""
-    for chunk in read_chunks(path):
+    line, rest, unfinished = 1, b"", b""
+    for chunk in itertools.chain(read_chunks(path), [b"\n"]):  # the last line may lack its end
         chunk = rest + chunk.removeprefix(b"\xef\xbb\xbf")
         begin, unfinished = len(chunk) - 1, b""  # the next chunk continues from the last character
         for match in field.finditer(chunk):
@@ -49,6 +50,12 @@ def require_whole_quotes(path: Path, delimiter: str) -> None:
         line += chunk.count(b"\n", 0, begin)
         rest = unfinished or chunk[begin:].replace(b'"', b".")  # within a field, where a quote is a character
         require_row_fits(path, len(rest))
+    if unfinished:
+        line += unfinished.startswith(b"\n")
+        raise DataError(
+            f"{path}, line {line}: a field begins with a quote that is never closed, so it would contain the rest of "
+            'the file. Close it, double quotes that are meant as characters ("" for "), or convert the file to JSONL.'
+        )
 
 
 def _require_no_nul(path: Path, batch: pa.RecordBatch, first_row: int) -> None:

@@ -331,6 +331,18 @@ def test_quotes_that_would_be_lost_are_named_by_their_line(
     assert f", line {before + 2}: a field begins with a quote and continues after the next one (" in message
 
 
+@pytest.mark.parametrize("delimiter", [",", "\t"])
+@pytest.mark.parametrize("end", ["", '""', "\r\n", '\r\n0,"",b', "\n0,b\n1,c"])
+@pytest.mark.parametrize("before", [0, 300])
+def test_a_quote_that_is_never_closed_is_named_by_its_line(
+    delimiter: str, end: str, before: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dist_eval.data.text_files._CHUNK_BYTES", 7)
+    content = "label,text\n" + '0,"a, ""b"""\n' * before + '1,"open' + end
+    path = write(tmp_path, "a.csv" if delimiter == "," else "a.tsv", content.replace(",", delimiter))
+    assert f", line {before + 2}: a field begins with a quote that is never closed" in error_of(path)
+
+
 @settings(max_examples=200)
 @given(rows=any_rows, piece=st.integers(1, 30), quoting=st.sampled_from([csv.QUOTE_MINIMAL, csv.QUOTE_ALL]))
 def test_quotes_that_are_kept_are_no_reason_to_refuse_a_file(
