@@ -293,6 +293,26 @@ def convert_options(given: Mapping[Any, Any], config: type[Options], where: str)
     return values
 
 
+def to_words(given: Mapping[str, Any], config: type[Options], where: str) -> list[str]:
+    """Returns options that are named and typed as in a YAML file as the words of a command line.
+
+    Messages say `where` the options were given.
+    """
+    words: list[str] = []
+    for name, value in zip(convert_options(given, config, where), given.values(), strict=True):
+        kind, option = options_of(config)[name][1], flag(name)
+        if kind.base is bool:
+            words.append(option if value else "--no-" + option[2:])
+            continue
+        items = value if isinstance(value, (list, tuple)) else [] if value is None else [value]
+        texts = [kind.write(item) for item in items]
+        if len(texts) > 1 and not any(text.startswith("-") for text in texts):
+            words += [option, *texts]
+        else:  # each in the word of its option, since it would be read as an option
+            words += [f"{option}{'+' if place else ''}={text}" for place, text in enumerate(texts)]
+    return words
+
+
 def run_command(
     command: Command[Config], action: Callable[[Config], int], arguments: Sequence[str] | None = None
 ) -> int:

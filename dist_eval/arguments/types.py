@@ -58,14 +58,20 @@ class OneOf:
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads a word of the command line, where that differs from what a YAML file or Python gives."""
+    """Reads and writes a word of the command line, where that differs from what a YAML file or Python gives."""
 
     read: Callable[[str], Any]
+    write: Callable[[Any], str] = json.dumps
 
 
 def _with_escapes(text: str) -> str:
     r"""Replaces `\n`, `\t` and `\\` by a line break, a tab and a backslash, for what is typed in a shell."""
     return re.sub(r"\\([nt\\])", lambda match: {"n": "\n", "t": "\t"}.get(match[1], "\\"), text)
+
+
+def _escaped(text: str) -> str:
+    """Returns the word that `_with_escapes` reads as a text."""
+    return text.replace("\\", r"\\").replace("\n", r"\n").replace("\t", r"\t")
 
 
 def read_mapping(text: str) -> Any:
@@ -89,17 +95,18 @@ Share: TypeAlias = Annotated[float, Limits(least=0, most=1)]
 Level: TypeAlias = Annotated[float, Limits(above=0, below=1, example="0.95")]
 Seconds: TypeAlias = Annotated[float, Limits(above=0, most=_LONGEST_WAIT, unit="seconds")]
 SecondsOrZero: TypeAlias = Annotated[float, Limits(least=0, most=_LONGEST_WAIT, unit="seconds")]
-EscapedText: TypeAlias = Annotated[str, Reader(_with_escapes)]
+EscapedText: TypeAlias = Annotated[str, Reader(_with_escapes, _escaped)]
 
 
 @dataclass(frozen=True)
 class _Base:
-    """A row of the table: what a type is called, how a word is read, and what Python and YAML may give."""
+    """A row of the table: what a type is called, how a word is read and written, what Python and YAML may give."""
 
     name: str
     metavar: str
     read: Callable[[str], Any]
     accepted: tuple[type, ...]
+    write: Callable[[Any], str] = str
 
 
 _TABLE: dict[Any, _Base] = {
@@ -108,7 +115,7 @@ _TABLE: dict[Any, _Base] = {
     float: _Base("a number", "X", float, (int, float, ExponentText)),
     bool: _Base("true or false", "", bool, (bool,)),
     Path: _Base("a path", "FILE", Path, (str, Path)),
-    dict: _Base("a mapping", "KEY=VALUE", read_mapping, (dict,)),
+    dict: _Base("a mapping", "KEY=VALUE", read_mapping, (dict,), json.dumps),
 }
 
 
@@ -147,6 +154,10 @@ class OptionType:
             what = _TABLE[self.base].name if self.base in (int, float) else f"{_TABLE[self.base].name} ({error})"
             raise ValueError(f"{what}, not {word!r}") from error
         return self._check(value)
+
+    def write(self, value: Any) -> str:
+        """Writes one value of YAML or Python, which `convert` takes, as the word that `read` reads as that value."""
+        return (self.reader or _TABLE[self.base]).write(with_numbers(value))
 
     def convert(self, value: Any) -> Any:
         """Returns a value of YAML or Python as the option's field has it.

@@ -35,7 +35,7 @@ class Program:
 
 COMMANDS = {
     "run": Program("evaluate a model on a dataset", "dist_eval", "dist_eval.options.config:EVALUATION"),
-    "tune": Program("tune soft prompts and a head", "dist_eval.tuning", "dist_eval.tuning.config:COMMAND"),
+    "tune": Program("tune soft prompts and a head", "dist_eval.tuning", "dist_eval.options.tuning:COMMAND"),
     "harness": Program(
         "evaluate on tasks of the lm-evaluation-harness", "dist_eval.harness", "dist_eval.options.harness:HARNESS"
     ),

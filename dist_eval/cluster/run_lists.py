@@ -25,17 +25,21 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
-from dist_eval.errors import ConfigError, os_reason
+from dist_eval.arguments.commandline import to_words
+from dist_eval.arguments.fields import Options
+from dist_eval.errors import ConfigError, translating_os_errors
+from dist_eval.options.config import EvaluationConfig
+from dist_eval.options.harness import HarnessConfig
+from dist_eval.options.tuning import TuningConfig
 from dist_eval.process.parsing import parse_yaml
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+=-]{0,199}")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._+=-]+")
 _GRID_SUFFIXES = (".yaml", ".yml")
-_COMMANDS = ("run", "harness", "tune")
-
-Value: TypeAlias = "str | int | float | bool | list[str | int | float] | None"
+_COMMANDS = {"run": EvaluationConfig, "harness": HarnessConfig, "tune": TuningConfig}
+_FILE = "config"
 
 
 @dataclass(frozen=True)
@@ -95,13 +99,13 @@ def read_grid(path: Path) -> Grid:
         raise ConfigError(f"{path} has no `grid:` with the options that vary, such as `seed: [0, 1, 2]`.")
     shared = _named(content, str(path))
     command, axes_of_values = shared.pop("command", "run"), _named(shared.pop("grid"), f"{path}, grid")
-    if command not in _COMMANDS:
+    if command not in [*_COMMANDS]:
         raise ConfigError(f"{path}: command must be one of {', '.join(_COMMANDS)}, not {command!r}.")
     axes = {axis: _read_axis(axis, values, path) for axis, values in axes_of_values.items()}
     entries: dict[str, Entry] = {}
     for combination in itertools.product(*(values.items() for values in axes.values())):
         values = dict(zip(axes, (value for value, _ in combination), strict=True))
-        varied: dict[str, Value] = {}
+        varied: dict[str, Any] = {}
         for _, own in combination:
             if both := varied.keys() & own.keys():
                 raise ConfigError(f"{path}: {min(both)} is given twice for the run {'-'.join(values.values())}.")
@@ -113,11 +117,11 @@ def read_grid(path: Path) -> Grid:
         _check_name(name, str(path))
         if name in entries:
             raise ConfigError(f"{path}: two runs are named {name}. Name the values: `AXIS: {{NAME: VALUE, ...}}`.")
-        entries[name] = Entry(name, _to_words(options, path), values)
+        entries[name] = Entry(name, _to_words(options, _COMMANDS[command], path), values)
     return Grid(command, list(axes), list(entries.values()))
 
 
-def _read_axis(axis: str, values: Any, path: Path) -> dict[str, dict[str, Value]]:
+def _read_axis(axis: str, values: Any, path: Path) -> dict[str, dict[str, Any]]:
     """Returns the options of each value of an axis, by its name."""
     if isinstance(values, dict):
         named = {str(name): value for name, value in values.items()}
@@ -161,36 +165,18 @@ def _name_value(axis: str, value: Any) -> str:
     return f"{axis}={value}"
 
 
-def _to_words(options: Mapping[str, Value], path: Path) -> list[str]:
-    words: list[str] = []
-    for option, value in options.items():
-        if option == "output":
-            raise ConfigError(f"{path}: leave out output, which follows from the names of the runs.")
-        if option == "nproc-per-node":
-            raise ConfigError(f"{path}: nproc-per-node is an option of `dist-eval sweep`; set it there.")
-        if isinstance(value, dict):
-            raise ConfigError(f"{path}: {option} must be a value, not a mapping.")
-        if isinstance(value, list) and len(value) > 1:
-            for item in value:
-                if isinstance(item, bool) or not isinstance(item, str | int | float):
-                    raise ConfigError(f"{path}: {option} has {item!r} in a list: quote words such as yes and no.")
-            first, *others = texts = [str(item) for item in value]
-            if any(text.startswith("-") for text in texts):  # would be read as options
-                words += [f"--{option}={first}", *(f"--{option}+={text}" for text in others)]
-            else:
-                words += [f"--{option}", *texts]
-        elif isinstance(value, bool):
-            words.append(f"--{option}" if value else f"--no-{option}")
-        elif value is not None and value != []:
-            words.append(f"--{option}={value[0] if isinstance(value, list) else value}")
-    return words
+def _to_words(options: Mapping[str, Any], config: type[Options], path: Path) -> list[str]:
+    if "output" in options:
+        raise ConfigError(f"{path}: leave out output, which follows from the names of the runs.")
+    if "nproc-per-node" in options:
+        raise ConfigError(f"{path}: nproc-per-node is an option of `dist-eval sweep`; set it there.")
+    others = {name: value for name, value in options.items() if name != _FILE}
+    return [*([f"--{_FILE}={options[_FILE]}"] if _FILE in options else []), *to_words(others, config, str(path))]
 
 
 def _read(path: Path) -> str:
-    try:
+    with translating_os_errors(ConfigError, f"{path} cannot be read"):
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} cannot be read: {os_reason(error)}.") from error
 
 
 def _check_name(name: str, where: str) -> None:

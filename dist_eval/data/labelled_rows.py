@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from dist_eval.data.label_columns import open_labels
-from dist_eval.data.labels import LabelColumn
+from dist_eval.data.labels import LabelColumn, LabelReader
 from dist_eval.data.readers import RowSource, open_rows
 from dist_eval.errors import DataError
 from dist_eval.petals.base_model.problem_types import SINGLE_LABEL, Problem
@@ -85,7 +85,9 @@ def draw_examples(data: LabelledRows, count: int, seed: int) -> tuple[list[int],
     """
     drawn = draw_positions(data, count, seed)
     source = data.open()
-    reader, codes = data.label_reader(source), []
+    # the labels of the evaluated data may be read otherwise, because of one that these lack
+    reader = LabelReader(source, data.label_column, data.label_names, data.labels, is_part=True)
+    codes: list[np.ndarray] = []
     texts: dict[int, list[str]] = {}
     for first, batch in source.numbered():
         codes.append(reader.codes(batch.column(len(data.text_columns)), first))

@@ -68,14 +68,17 @@ class LabelReader(LabelColumn):
     - The name of a class stands for that class, any other number for the class with that number.
     - If the name of a class is the number of another class, the whole column has either names or class numbers: names
       if all values are names, otherwise numbers if all are numbers. If all are both, they are names, unless every name
-      is also a class number or only some rows are read: then `--labels` must decide.
+      is also a class number or the column is a part, of a dataset or of all labels: then `--labels` must decide.
     - Other spellings are read, and counted as normalized, if they can mean only one class: a name with surrounding
       blanks or with combining accents, and 5.0 for 5, as pandas writes integers in a column with missing values.
     """
 
-    def __init__(self, source: RowSource, column: str, label_names: Sequence[str], how: str = "auto") -> None:
+    def __init__(
+        self, source: RowSource, column: str, label_names: Sequence[str], how: str = "auto", *, is_part: bool = False
+    ) -> None:
         super().__init__(source, column)
         self._names, self._how = list(label_names), how
+        self._is_part = is_part or source.selected is not None
         default = [f"LABEL_{number}" for number in range(len(self._names))]
         self._declared = source.class_names if how == "names" or self._names != default else None
         self._are_numbers = self._are_truths = False
@@ -192,7 +195,7 @@ class LabelReader(LabelColumn):
             return not are_numbers
         classes = (None, *range(len(self._names)))
         is_reordered = all(whole_number(name) in classes for name in self._names)
-        if is_reordered or self._source.selected is not None:
+        if is_reordered or self._is_part:
             raise DataError(
                 f"{self._source.name}: column {self._column!r} is ambiguous: the names of the head's classes are "
                 f"numbers of other classes ({', '.join(self._names[:5])}, ... for 0, 1, ...). Set --labels names or "

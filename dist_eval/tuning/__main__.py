@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dist_eval.cli import program
-from dist_eval.tuning.config import COMMAND, TuningConfig
+from dist_eval.options.tuning import COMMAND, TuningConfig
 
 
 def load(config: TuningConfig) -> program.Loaded:

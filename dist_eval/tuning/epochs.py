@@ -28,10 +28,10 @@ from dist_eval.metrics.computing import Metrics
 from dist_eval.metrics.predictions import Predictions
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.classifier import Classifier
+from dist_eval.options.tuning import PROJECT, LearningOptions, TuningConfig
 from dist_eval.petals.model.checkpoint import TunedCheckpoint
 from dist_eval.results.tuning import BestEpoch, EpochResults, TuningProgress, TuningRank
 from dist_eval.tracking import Trackers
-from dist_eval.tuning.config import PROJECT, LearningOptions, TuningConfig
 from dist_eval.tuning.folder import BEST, LAST, TuningFolder, TuningState, pack_state, unpack_state, write_state
 from dist_eval.tuning.trainer import Trainer, global_batches, snapshot
 

@@ -22,8 +22,8 @@ from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import EvaluationError, ModelOutputError, with_place
 from dist_eval.inference.in_flight import Window, map_in_flight
 from dist_eval.model.classifier import Classifier
+from dist_eval.options.tuning import LearningOptions
 from dist_eval.petals.model.checkpoint import ARCHITECTURE, TunedCheckpoint
-from dist_eval.tuning.config import LearningOptions
 
 # most scales of the loss for an update, each half of the one before; beyond it, the scale is not the cause
 _MOST_SCALES = 20

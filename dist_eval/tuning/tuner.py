@@ -20,12 +20,12 @@ from dist_eval.evaluation.inputs import write_dataset
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.classifier import Classifier
 from dist_eval.options.groups import DataOptions, ModelOptions
+from dist_eval.options.tuning import LearningOptions, TuningConfig
 from dist_eval.petals.base_model.config import read_base_config
 from dist_eval.petals.model.checkpoint import TunedCheckpoint
 from dist_eval.petals.model.loading import base_fingerprint
 from dist_eval.revisions import pinned
 from dist_eval.runs.fingerprint import Fingerprint
-from dist_eval.tuning.config import LearningOptions, TuningConfig
 from dist_eval.tuning.epochs import Epochs
 from dist_eval.tuning.folder import TuningFolder
 from dist_eval.tuning.trainer import empty_checkpoint, initial_parameters, precision_of

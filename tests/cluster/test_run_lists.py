@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dist_eval.arguments.commandline import build_parser, parse_args
+from dist_eval.arguments.commandline import build_parser, parse_args, read_yaml
 from dist_eval.cluster.run_lists import Entry, read_grid, read_sweep
 from dist_eval.errors import ConfigError
-from dist_eval.options.config import EVALUATION
+from dist_eval.options.config import EVALUATION, EvaluationConfig
 
 LIST = """\
 # name   options\f of a page, \u2028 and no line of `grep -c ''`
@@ -97,18 +97,22 @@ def test_a_grid_is_a_run_for_each_combination(tmp_path: Path) -> None:
     assert read_sweep(path) == list(grid.entries)
 
 
-WORDS = st.text("-a1. =+'", max_size=8).filter(lambda word: word != "--")
+WORDS = st.text("-a1. =+'\\nt\n\t", max_size=8).filter(lambda word: word != "--")
 
 
-@given(words=st.lists(WORDS, min_size=1, max_size=4), number=st.floats(0, 5))
-def test_values_may_begin_with_dashes(
-    words: list[str], number: float, tmp_path_factory: pytest.TempPathFactory
+@given(words=st.lists(WORDS, min_size=1, max_size=4), prompt=WORDS, number=st.floats(0, 5), is_on=st.booleans())
+def test_values_are_those_of_a_yaml_file_of_options(
+    words: list[str], prompt: str, number: float, is_on: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    path = tmp_path_factory.mktemp("grid") / "grid.yaml"
-    path.write_text(json.dumps({"label_words": words, "grid": {"prompt": {"a": "--x"}, "temperature": [number]}}))
-    [entry] = read_grid(path).entries
-    options = build_parser(EVALUATION).parse_args(shlex.split(shlex.join(entry.options)))
-    assert (options.label_words, options.prompt, options.temperature) == (words, "--x", number)
+    folder = tmp_path_factory.mktemp("grid")
+    options = {"label-words": words, "stop": words, "prompt": prompt, "temperature": number, "strict": is_on}
+    (folder / "options.yaml").write_text(json.dumps(options))
+    (folder / "grid.yaml").write_text(json.dumps({"grid": {name: {"a": value} for name, value in options.items()}}))
+    [entry] = read_grid(folder / "grid.yaml").entries
+    found = vars(build_parser(EVALUATION).parse_args(shlex.split(shlex.join(entry.options))))
+    assert {name: found[name] for name in found if found[name] is not None} == read_yaml(
+        folder / "options.yaml", EvaluationConfig
+    )
 
 
 def test_a_name_of_a_value_may_not_begin_with_a_dash_so_that_of_a_run_begins_with_its_option(tmp_path: Path) -> None:
@@ -131,17 +135,18 @@ def test_a_value_that_command_lines_would_lose_is_refused() -> None:
         ("grid: {seed: 0}\n", "seed must be a list of values, or a mapping of names to values, not 0"),
         ("grid: {seed: []}\n", "seed must be a list"),
         ("grid: {model: [a/x, b/x]}\n", "two values of model have the same name"),
-        ("grid: {a: {x-y: 1, x: 2}, b: {z: 1, y-z: 2}}\n", "two runs are named x-y-z"),
+        ("grid: {seed: {x-y: 1, x: 2}, in-flight: {z: 1, y-z: 2}}\n", "two runs are named x-y-z"),
         ("grid: {model: {../up: x}}\n", "'../up' cannot be the name of a run"),
         ("grid: {seed: [0]}\noutput: runs\n", "leave out output, which follows from the names"),
-        ("grid: {seed: [0]}\nmodel: {small: x}\n", "model must be a value"),
+        ("grid: {seed: [0]}\nmodel: {small: x}\n", "model must be text, not {'small': 'x'}"),
         ("grid: [\n", "not valid YAML"),
         ("grid: {model: {a: x, a: y}}\n", "it has 'a' twice, in line 1"),
         ("grid: {model: {1: x, '1': y}}\n", "two values of model have the same name"),
         ("grid: {max-length: [1], max_length: [2]}\n", "grid: max-length is given twice"),
         ("grid: {seed: [0]}\nin-flight: 1\nin_flight: 2\n", "in-flight is given twice"),
         ("grid: {few: {few: {limit: 5}}, limit: [6, 7]}\n", "limit is given twice for the run few-limit=6"),
-        ("grid: {seed: [0]}\nlabel-words: [no, yes]\n", "label-words has False in a list: quote words"),
+        ("grid: {text-column: [1.10]}\n", "text_column must be text, not 1.1 (put it in quotes"),
+        ("grid: {seed: [0]}\nlabel-words: [no, yes]\n", "label_words must be text, not False (put it in quotes"),
     ],
 )
 def test_what_is_no_grid_is_told(content: str, words: str, tmp_path: Path) -> None:

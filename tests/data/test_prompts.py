@@ -126,3 +126,13 @@ def test_examples_are_drawn_by_the_seed_alone(tmp_path: Path) -> None:
     assert draw_examples(source, 5, 4) != (rows, examples)
     with pytest.raises(DataError, match=r"--few-shot 51 needs 51 rows, but .*train.csv has 50"):
         draw_examples(source, 51, 0)
+
+
+def test_examples_whose_labels_the_evaluated_data_may_read_otherwise_need_a_decision(tmp_path: Path) -> None:
+    path, names = tmp_path / "train.csv", ["1", "2", "3", "4", "5"]
+    path.write_text("text,label\na,3\nb,4\n")  # classes 3 and 4, or those of these names
+    with pytest.raises(DataError, match=r"train\.csv: column 'label' is ambiguous: .* Set --labels names or"):
+        draw_examples(LabelledRows(str(path), ["text"], "label", names), 2, 0)
+    for labels, first in (("names", 2), ("numbers", 3)):
+        _, examples = draw_examples(LabelledRows(str(path), ["text"], "label", names, labels), 2, 0)
+        assert sorted(examples) == [(["a"], first), (["b"], first + 1)]

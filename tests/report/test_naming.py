@@ -12,8 +12,8 @@ from samples import sections
 from dist_eval.arguments.fields import Options
 from dist_eval.options.config import EvaluationConfig
 from dist_eval.options.harness import HarnessConfig
+from dist_eval.options.tuning import TuningConfig
 from dist_eval.report.naming import dataset_name, name_of, without_directories, without_folders
-from dist_eval.tuning.config import TuningConfig
 
 
 @pytest.mark.parametrize(

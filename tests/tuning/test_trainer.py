@@ -21,10 +21,10 @@ from dist_eval.distributed.rank_store import RankStore, Topology
 from dist_eval.errors import ModelOutputError
 from dist_eval.inference.in_flight import Window
 from dist_eval.model.classifier import Classifier, load_locally
+from dist_eval.options.tuning import TuningConfig
 from dist_eval.petals.base_model.config import read_base_config
 from dist_eval.petals.model.checkpoint import TunedCheckpoint
 from dist_eval.tuning import trainer as trainer_module
-from dist_eval.tuning.config import TuningConfig
 from dist_eval.tuning.trainer import Trainer, empty_checkpoint, global_batches, initial_parameters, snapshot
 
 NAMES = ["a", "b", "c"]

@@ -9,7 +9,7 @@ import pytest
 
 from dist_eval.arguments.commandline import build_parser, parse_args
 from dist_eval.errors import ConfigError
-from dist_eval.tuning.config import COMMAND, TuningConfig
+from dist_eval.options.tuning import COMMAND, TuningConfig
 
 LOCAL: dict[str, Any] = {"model": "base", "dataset": "data/train.csv", "backend": "local"}
 
