@@ -12,8 +12,8 @@ from typing import Any
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _MARKS = re.escape(string.punctuation.replace(".", "").replace("-", ""))
-# all ASCII punctuation but the decimal point and the sign of a number
-_PUNCTUATION = re.compile(rf"[{_MARKS}]|\.(?!\d)|(?<=[^\W\d])\.|(?<=\w)-|-(?!\.?\d)")
+# all ASCII punctuation but the decimal point and the sign of a number, an amount or an exponent
+_PUNCTUATION = re.compile(rf"[{_MARKS}]|\.(?!\d)|(?<=[^\W\d])\.|(?<=\w)(?<!\de)-|-(?![$£€¥]?\.?\d)")
 
 
 @dataclass(frozen=True)

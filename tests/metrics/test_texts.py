@@ -32,6 +32,9 @@ texts = st.lists(st.sampled_from(WORDS), max_size=6).map(" ".join)
         ("**A.**", "a"),
         ("$-5$ = '-5'", "-5 -5"),
         ("-.5, .5", "-.5 .5"),
+        ("-$5, $-5, -$.5", "-5 -5 -.5"),
+        ("1E-5, the-5", "1e-5 the5"),
+        ("- 5", "5"),  # an item of a list
     ],
 )
 def test_normalization_is_that_of_squad_but_for_numbers_and_empty_texts(text: str, expected: str) -> None:
@@ -59,7 +62,10 @@ def test_exact_match_and_f1_are_those_of_squad(text: str, references: list[str])
     assert token_f1(text, references) == pytest.approx(float(theirs["f1"]) / 100, abs=1e-6)
 
 
-@pytest.mark.parametrize(("text", "reference"), [("", "A"), ("the", "A"), ("5", "-5"), ("15", "1.5"), ("-", "+")])
+@pytest.mark.parametrize(
+    ("text", "reference"),
+    [("", "A"), ("the", "A"), ("5", "-5"), ("15", "1.5"), ("-", "+"), ("-€1.50", "€1.50"), ("1e-5", "1e5")],
+)
 def test_what_normalization_would_make_equal_is_not_right(text: str, reference: str) -> None:
     assert not exact_match(text, [reference]) and not token_f1(text, [reference])
 
