@@ -200,9 +200,26 @@ def _shard_of_stream(loader: Iterable[Any], rank: int, world_size: int, gather: 
                 "them on ranks 0, 1, ...). All ranks must read the same examples in the same order: disable sharding "
                 "and shuffling in the dataset or its wrapper."
             )
+        length = _length_of(loader)
+        if length not in (None, stream.rows):
+            raise ExactnessError(
+                f"The eval_dataloader yields {format_count(stream.rows, 'example')}, but its dataset has a length of "
+                f"{length}. If several workers yield the same ones, divide them by torch.utils.data.get_worker_info() "
+                "in the dataset, or give num_workers=0; otherwise correct the dataset's __len__."
+            )
         return stream.rows
 
     return LoaderShard(stream, count)
+
+
+def _length_of(loader: Any) -> int | None:
+    """Returns the number of examples that the iterable dataset of a DataLoader has; None if it does not say."""
+    if not (isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset) and loader.batch_size):
+        return None
+    try:
+        return len(loader.dataset)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def _only(loader: Any, batches: Sequence[np.ndarray]) -> DataLoader[Any]:
@@ -281,7 +298,12 @@ def _index_batches(loader: Any) -> list[np.ndarray]:
         examples: Any = sampler.sampler
         if len(examples) % sampler.batch_size:
             raise _left_out(len(examples) % sampler.batch_size)
-    return [np.asarray(batch, dtype=np.int64) for batch in sampler]
+    batches = [np.asarray(batch, dtype=np.int64) for batch in sampler]
+    if (drawn := _joined(batches)).min(initial=0) < 0:  # counted from the end, it may be an example that comes again
+        raise ConfigError(
+            f"The eval_dataloader's sampler draws the index {drawn.min()}: have it count examples from 0 on."
+        )
+    return batches
 
 
 def _left_out(count: int) -> ConfigError:

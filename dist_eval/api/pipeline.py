@@ -199,8 +199,9 @@ def _rows(labels: Any) -> int:
 
 
 def _average(everybody: Sequence[tuple[Sequence[Any], Sequence[int]]]) -> Any:
-    losses = [loss for theirs, _ in everybody for loss in theirs]
-    rows = [count for _, counts in everybody for count in counts]
+    of_batches = [batch for losses, counts in everybody for batch in zip(losses, counts, strict=True)]
+    # the mean loss of an empty micro-batch is not a number
+    losses, rows = zip(*([batch for batch in of_batches if batch[1]] or of_batches), strict=True)
     is_one = isinstance(losses[0], torch.Tensor)
     columns = list(zip(*map(_as_tuple, losses), strict=True))
     for column in columns:

@@ -377,6 +377,32 @@ def test_workers_that_yield_the_same_stream_are_refused() -> None:
         seen_by(lambda _: DataLoader(Stream(10), 3, num_workers=2), 1)
 
 
+class Shuffled(Stream):
+    """Has a length, and yields other batches in each worker."""
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        info = torch.utils.data.get_worker_info()
+        order = torch.randperm(self.count, generator=torch.Generator().manual_seed(info.id if info else 0))
+        return iter({"labels": index} for index in order)
+
+    def __len__(self) -> int:
+        return self.count
+
+
+def test_a_stream_is_as_long_as_its_dataset() -> None:
+    with pytest.raises(
+        ExactnessError, match=r"yields 20 examples, but its dataset has a length of 10\."
+    ):
+        seen_by(lambda _: DataLoader(Shuffled(10), 3, num_workers=2), 1)
+    assert seen_by(lambda _: DataLoader(Shuffled(10), 3), 1)[1] == {10}
+
+
+@pytest.mark.parametrize("indices", [[0, 1, -1], [-3]])
+def test_indices_from_the_end_are_refused(indices: list[int]) -> None:
+    with pytest.raises(ConfigError, match=rf"draws the index {indices[-1]}"):
+        plain(DataLoader(Examples(3), 2, sampler=indices))
+
+
 def test_worker_processes_keep_working() -> None:
     pairs, _ = seen_by(lambda _: DataLoader(Examples(9), 2, num_workers=2), 1)
     assert np.array(pairs).tolist() == [[i, i] for i in range(9)]

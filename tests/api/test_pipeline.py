@@ -55,6 +55,12 @@ def test_a_ragged_last_micro_batch_counts_as_much_as_its_samples() -> None:
     assert loss.item() == pytest.approx(joint_loss(1), rel=1e-6)
 
 
+def test_an_empty_micro_batch_does_not_count() -> None:
+    empty = tuple(part[:0] for part in micro_batches(0)[0])
+    loss = pipeline_of(micro_batches=4).eval_batch(iter([empty, *micro_batches(0)]))
+    assert loss.item() == pytest.approx(joint_loss(1), rel=1e-6)
+
+
 def test_logits_of_all_micro_batches_come_in_order() -> None:
     _, logits = pipeline_of(micro_batches=3).eval_batch(iter(micro_batches(0)), return_logits=True)
     with torch.no_grad():

@@ -201,6 +201,8 @@ def test_what_is_no_peer_address_is_quoted(address: str) -> None:
 def test_texts_are_one_column_or_two(columns: list[str]) -> None:
     with pytest.raises(ConfigError, match=rf"--text-column takes one column, or two for a pair, not {len(columns)}"):
         EvaluationConfig(**LOCAL, text_column=columns)
+    with pytest.raises(ConfigError, match=r"--text-column names 'a' twice"):
+        EvaluationConfig(**LOCAL, text_column=["a", "a"])
 
 
 def test_the_label_cannot_be_the_text() -> None:
