@@ -149,9 +149,7 @@ class DatasetRunConfig(RunConfig, DataOptions):
         if len(self.text_column) > 2:
             raise ConfigError(f"--text-column takes one column, or two for a pair, not {len(self.text_column)}.")
         if len({*self.text_column}) < len(self.text_column):
-            raise ConfigError(
-                f"--text-column names {self.text_column[0]!r} twice: a pair has two columns."
-            )
+            raise ConfigError(f"--text-column names {self.text_column[0]!r} twice: a pair has two columns.")
 
     @property
     def run_name(self) -> str:

@@ -129,7 +129,7 @@ async def _through_part(
     """Backpropagates a gradient from the outputs of a segment to its inputs."""
     start, end, inputs = part
     tokens = tokens_in(inputs)
-    largest = float(await asyncio.to_thread(torch.linalg.vector_norm, gradient, torch.inf))
+    largest = float(await asyncio.to_thread(torch.linalg.vector_norm, gradient.detach(), torch.inf))
 
     def make_request(choice: Choice) -> Request:
         segment = choice.segment

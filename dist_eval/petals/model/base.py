@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 MAX_REQUEST_TOKENS = 1024
 """Most tokens in a request of several texts, as in Petals' own micro-batches: servers accept 2048 or more."""
 
+_WORDS_AT_ONCE = 1 << 20
+
 # Other arguments that do not affect a base model's computation; `generate` passes the tokenizer on
 _WITHOUT_EFFECT = ("return_dict", "use_cache", "cache_position", "num_items_in_batch", "tokenizer")
 CACHE_NAMES = ("past_key_values", "cache")
@@ -221,19 +223,19 @@ class LoadedWords:
         self._modules, self._types = modules, [type(module) for module in modules]
         table, *norms = _parameters_of(modules)
         self._norms = [norm.detach().clone() for norm in norms]
-        self.dtype, self._sums = table.dtype, _sums_of(table)
+        self.dtype, self._hashes = table.dtype, _hashes_of(table)
 
     @torch.no_grad()
     def are_equal(self, table: torch.Tensor, norms: Sequence[torch.Tensor], ids: torch.Tensor | None = None) -> bool:
         """Whether the embeddings of some ids, by default of all, and the norms have the same values."""
-        sums = self._sums
+        hashes = self._hashes
         if ids is not None:
             used = ids.unique().cpu()
-            if (used >= len(sums)).any():  # added by resize_token_embeddings
+            if (used >= len(hashes)).any():  # added by resize_token_embeddings
                 return False
-            table, sums = table[used.to(table.device)], sums[used]
+            table, hashes = table[used.to(table.device)], hashes[used]
         are_alike = all(torch.equal(one.to(other), other) for one, other in zip(norms, self._norms, strict=True))
-        return are_alike and torch.equal(_sums_of(table), sums)
+        return are_alike and torch.equal(_hashes_of(table), hashes)
 
     @torch.no_grad()
     def are_unchanged(self, modules: Sequence[nn.Module], ids: torch.Tensor) -> bool:
@@ -253,12 +255,19 @@ def _parameters_of(modules: Sequence[nn.Module]) -> list[torch.Tensor]:
     return [cast(torch.Tensor, words.weight), *itertools.chain(*(norm.parameters() for norm in norms))]
 
 
-def _sums_of(table: torch.Tensor) -> torch.Tensor:
-    """Returns the sum of each row's bytes, read as integers; int64 of shape [rows]."""
+def _hashes_of(table: torch.Tensor) -> torch.Tensor:
+    """Returns a hash of each row's bytes, int64 of shape [rows].
+
+    Rows that differ have equal hashes with a probability of 2**-32 or less: their words of 32 bits are weighted by
+    random numbers of 64 bits (multilinear hashing: Carter and Wegman, "Universal classes of hash functions", 1979).
+    """
     table = table.detach().contiguous()
     row_bytes = table.shape[1] * table.dtype.itemsize
-    integers = next(dtype for dtype in (torch.int64, torch.int32, torch.int16) if row_bytes % dtype.itemsize == 0)
-    return table.view(integers).sum(1, dtype=torch.int64).cpu()
+    words = table.view(torch.int32 if row_bytes % 4 == 0 else torch.int16)
+    weights = torch.randint(-(2**63), 2**63 - 1, words.shape[1:], generator=torch.Generator().manual_seed(0))
+    weights = weights.to(table.device)
+    parts = words.split(max(1, _WORDS_AT_ONCE // max(1, len(weights))))
+    return torch.cat([(part * weights).sum(1) for part in parts]).cpu()
 
 
 def _texts(given: Mapping[str, Any]) -> torch.Tensor:

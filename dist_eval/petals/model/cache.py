@@ -67,7 +67,7 @@ class SwarmCache(Cache):
         self._texts: list[Text] = []
         self._sessions: dict[tuple[int, ...], _Session] = {}
         self._has_room = True
-        weakref.finalize(self, _close, self._sessions, os.getpid())
+        weakref.finalize(self, _close_all, self._sessions, os.getpid())
 
     def belongs_to(self, base: SwarmBase) -> bool:
         """Whether the texts are those of a model."""
@@ -259,7 +259,8 @@ class SwarmCache(Cache):
             self.batch_select_indices(torch.arange(len(ids)) * len(self._texts) // len(ids))
         for row, text in enumerate(self._texts):
             own = ids[row, : self._columns.shape[1]][self._columns[row].to(ids.device)]
-            if not torch.equal(torch.cat(text).to(own.device), own):
+            held = torch.cat(text) if text else own[:0]
+            if not torch.equal(held.to(own.device), own):
                 self._texts[row] = [own.clone()]
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
@@ -317,9 +318,12 @@ def _beginning(text: Text, size: int) -> Text:
     return found
 
 
-def _close(sessions: dict[tuple[int, ...], _Session], pid: int) -> None:
-    """Called in any thread when a cache is garbage-collected; must not wait."""
+def close_unused(session: InferenceSession, pid: int) -> None:
+    """Closes a session whose owner, in process `pid`, was garbage-collected, in any thread; must not wait."""
     if os.getpid() == pid:
-        for known in sessions.values():
-            known.session.close(wait=False)
-        sessions.clear()
+        session.close(wait=False)
+
+
+def _close_all(sessions: dict[tuple[int, ...], _Session], pid: int) -> None:
+    for known in sessions.values():
+        close_unused(known.session, pid)

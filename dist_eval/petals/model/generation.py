@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
@@ -12,7 +14,7 @@ import torch
 
 from dist_eval.errors import ConfigError, DataError, NoCacheError
 from dist_eval.petals.client.inputs import Inputs
-from dist_eval.petals.model.cache import SwarmCache, cache_name
+from dist_eval.petals.model.cache import SwarmCache, cache_name, close_unused
 
 if TYPE_CHECKING:
     from dist_eval.petals.model.base import SwarmBase
@@ -134,9 +136,11 @@ class _Stepped:
         self._session = base.swarm_blocks.session(
             lambda given, _: given, rows, max_length, deep_prompts=deep_prompts, rolls_back=True
         )
+        weakref.finalize(self, close_unused, self._session, os.getpid())
 
     def step(self, inputs: torch.Tensor) -> torch.Tensor:
-        if inputs.ndim != 3 or (len(inputs), inputs.shape[2]) != self._shape or not inputs.is_floating_point():
+        is_shaped = inputs.ndim == 3 and (len(inputs), inputs.shape[2]) == self._shape and inputs.shape[1] > 0
+        if not (is_shaped and inputs.is_floating_point()):
             rows, width = self._shape
             raise DataError(f"A step takes floats of shape {[rows, 'length', width]}, not {list(inputs.shape)}.")
         end = self.position + inputs.shape[1]
@@ -238,6 +242,8 @@ class Generating:
         inputs = kwargs.pop("input_ids", None) if inputs is None else inputs
         if session.output_ids is None and session.cache.is_initialized:
             raise ConfigError("The session has texts of a forward: open another one for generate.")
+        if inputs is None and kwargs.get("inputs_embeds") is not None:
+            raise ConfigError("inputs_embeds: a session continues token ids. Give input_ids, or leave out the session.")
         before = 0
         mask = kwargs.pop("attention_mask", None)
         if session.output_ids is not None:
@@ -270,6 +276,10 @@ class Generating:
         result.sequences = new
         return result
 
+    def init_continuous_batching(self, *_: Any, **__: Any) -> Any:
+        """Called by `generate_batch`, whose attention servers do not have."""
+        raise ConfigError("Continuous batching is not possible on a swarm: call generate with the whole batch.")
+
     def _prepare_cache_for_generation(
         self,
         generation_config: Any,
@@ -285,6 +295,13 @@ class Generating:
             raise ConfigError(
                 f"A {type(given).__name__} cannot be used on a swarm, whose servers keep texts: leave it out."
             )
+        if given is not None and generation_config.use_cache is False:
+            raise ConfigError("use_cache=False: leave it out, or the session or cache.")
+        if given is not None and given.is_initialized:
+            if str(getattr(generation_mode, "value", "")).startswith("assisted"):
+                raise ConfigError("Assisted generation cannot continue texts: leave out the session or cache.")
+            if (generation_config.num_beams or 1) > 1 and given.batch_size == batch_size:
+                raise ConfigError("A search with beams cannot continue texts: leave out the session or cache.")
         generation_config.cache_implementation = None  # a model's own settings may name one
         if given is None and generation_config.use_cache is not False:
             reorders = (generation_config.num_beams or 1) > 1

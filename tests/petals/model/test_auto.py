@@ -34,6 +34,7 @@ from dist_eval.model.classifier import Classifier, load_locally
 from dist_eval.petals.client.forward import forward
 from dist_eval.petals.client.inputs import TokenIds
 from dist_eval.petals.model.checkpoint import TunedCheckpoint
+from dist_eval.petals.model.generation import InferenceSession
 
 from .conftest import both, padded, texts
 
@@ -169,6 +170,53 @@ def test_a_session_lasts_for_several_calls(models: Any) -> None:
     assert model.active_session is None
 
 
+def test_a_session_that_goes_back_to_its_beginning_takes_another_text(models: Any) -> None:
+    model, local = models
+    ids, options = texts()[0][None], {"max_new_tokens": 3, "pad_token_id": 0}
+    with model.inference_session(max_length=60) as session:
+        model.generate(ids[:, :4], **options)
+        session.position = 0
+        assert torch.equal(model.generate(ids, **options), local.generate(ids, **options))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_beams": 2}, "A search with beams cannot continue texts"),
+        ({"prompt_lookup_num_tokens": 2}, "Assisted generation cannot continue texts"),
+        ({"use_cache": False}, "use_cache=False: leave it out, or the session"),
+        ({"inputs_embeds": torch.ones(1, 2, 64)}, "inputs_embeds: a session continues token ids"),
+    ],
+)
+def test_what_cannot_continue_a_session_is_named_and_leaves_it_usable(
+    options: dict[str, Any], message: str, models: Any
+) -> None:
+    model, local = models
+    ids, common = texts()[0][None], {"max_new_tokens": 2, "pad_token_id": 0}
+    with model.inference_session(max_length=60):
+        parts = [model.generate(ids, **common)]
+        with pytest.raises(ConfigError, match=message):
+            model.generate(None if "inputs_embeds" in options else ids[:, :2], **common, **options)
+        parts.append(model.generate(**common))
+    assert torch.equal(torch.cat(parts, dim=1), local.generate(ids, max_new_tokens=4, pad_token_id=0))
+
+
+def test_continuous_batching_is_refused(models: Any) -> None:
+    with pytest.raises(ConfigError, match="Continuous batching is not possible on a swarm"):
+        models[0].generate_batch([[1, 2, 3]], max_new_tokens=2)
+
+
+def test_a_session_of_steps_that_is_dropped_frees_its_room(models: Any) -> None:
+    base = models[0].swarm_base
+    room = base.swarm_blocks.cache_tokens(0)
+    session = InferenceSession(base, 500)
+    session.step(torch.ones(2, 3, 64))
+    assert base.swarm_blocks.cache_tokens(0) <= room - 1000
+    del session
+    gc.collect()
+    assert wait_for(lambda: base.swarm_blocks.cache_tokens(0) == room)
+
+
 def test_a_session_takes_hidden_states(models: Any) -> None:
     model, local = models
     ids = torch.stack([text[:13] for text in texts()])
@@ -180,7 +228,11 @@ def test_a_session_takes_hidden_states(models: Any) -> None:
         outputs = torch.cat([first, second[:, :1], session.step(words[:, 7:])], dim=1)
         expected = local.model(inputs_embeds=words).last_hidden_state
         torch.testing.assert_close(model.model.norm(outputs), expected, atol=1e-5, rtol=0)
-        for inputs, message in ((words, "max_length=16 tokens, not 26"), (words[:1], r"shape \[3, 'length', 64\]")):
+        for inputs, message in (
+            (words, "max_length=16 tokens, not 26"),
+            (words[:1], r"shape \[3, 'length', 64\]"),
+            (words[:, :0], r"not \[3, 0, 64\]"),
+        ):
             with pytest.raises(DataError, match=message):
                 session.step(inputs)
         with pytest.raises(ConfigError, match="hypo_ids"):

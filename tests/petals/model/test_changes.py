@@ -16,6 +16,7 @@ from conftest import PrivateSwarm, wait_for
 
 from dist_eval import AutoDistributedModelForCausalLM, AutoDistributedModelForSequenceClassification, evaluate
 from dist_eval.errors import ConfigError, DataError
+from dist_eval.petals.model.base import LoadedWords
 
 from .conftest import both, padded, texts
 
@@ -59,6 +60,18 @@ def test_changed_embeddings_are_those_that_servers_get(
         found, expected = (model(ids).logits for model in models)
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
     assert not torch.allclose(found, before, atol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_any_change_of_the_values_of_an_embedding_is_found(dtype: torch.dtype) -> None:
+    words = torch.nn.Embedding(50, 6, dtype=dtype)
+    original, ids = words.weight.data, torch.arange(50)
+    loaded = LoadedWords([words])
+    for changed in (original.roll(2, 1), original[:, [2, 3, 0, 1, 4, 5]], -original, original + 1):
+        words.weight.data = changed.contiguous()
+        assert not any(loaded.are_equal(words.weight, [], one) for one in ids[:, None])
+    words.weight.data = original.clone()
+    assert loaded.are_equal(words.weight, [])
 
 
 def test_tokens_can_be_added(family_swarms: dict[str, PrivateSwarm]) -> None:
