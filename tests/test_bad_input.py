@@ -113,7 +113,7 @@ KINDS = (
     ),
     Kind(
         "a quote that is never closed",
-        "row 1 (counted from 0): expected 2 columns, got 1",
+        "line 3: a field begins with a quote that is",
         lambda s: s.data('text,label\n12,1\n"34,2\n56,3\n'),
     ),
     Kind(

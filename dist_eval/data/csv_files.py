@@ -1,97 +1,69 @@
 """CSV and TSV files → record batches of text.
 
-No type or missing value is inferred, so the texts "NA" and "007" stay as they are. Arrow's reader silently drops some
-quotes and merges some rows, so files are checked before and while they are read.
+No type or missing value is inferred, so the texts "NA" and "007" stay as they are. Quotes that readers would drop, and
+rows that a quote has merged, are errors.
 """
 
 from __future__ import annotations
 
-import functools
-import itertools
+import csv
 import re
 from collections.abc import Iterator, Sequence
-from csv import Error, reader
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
-from pyarrow import csv
 
 from dist_eval.data.files import format_of
-from dist_eval.data.plain_columns import require_columns
-from dist_eval.data.text_files import read_chunks, read_lines, require_row_fits, with_growing_blocks
+from dist_eval.data.plain_columns import ROWS_PER_BATCH, require_columns
+from dist_eval.data.text_files import LARGEST_ROW_BYTES, read_lines, require_row_fits
 from dist_eval.errors import DataError
 
+_PIECE_CHARACTERS = 1 << 20
 
-def require_whole_quotes(path: Path, delimiter: str) -> None:
-    r"""Rejects a CSV file in which a quoted field goes on after its end, or has none: `"12/3" g`, `"a \"good\" film"`.
+# reasons of errors of `csv`, and what they mean
+_PROBLEMS = {
+    "expected after": "and continues after the next one, so both would be lost",
+    "unexpected end": "that is never closed, so it would contain the rest of the file",
+}
 
-    CSV readers drop such quotes, which were meant as characters, and take the rest of the file as one field.
-    """
-    end_of_field = re.escape(delimiter.encode()) + rb"\r\n"
-    field = re.compile(rb'"(?<![^%b]")[^"]*(?:""[^"]*)*("[^"])?' % end_of_field)
-    line, rest, unfinished = 1, b"", b""
-    for chunk in itertools.chain(read_chunks(path), [b"\n"]):  # the last line may lack its end
-        chunk = rest + chunk.removeprefix(b"\xef\xbb\xbf")
-        begin, unfinished = len(chunk) - 1, b""  # the next chunk continues from the last character
-        for match in field.finditer(chunk):
-            if match[1] is None:
-                begin = max(0, match.start() - 1)
-                unfinished = chunk[begin:]
-                break
-            if match[1][1:] not in (delimiter.encode(), b"\r", b"\n"):
-                line += chunk.count(b"\n", 0, match.start())
-                start = match[0][:40].decode(errors="replace")
-                raise DataError(
-                    f"{path}, line {line}: a field begins with a quote and continues after the next one ({start!r}), "
-                    'so both would be lost. Quote such fields and double the quotes within ("" for "), or convert the '
-                    "file to JSONL."
-                )
-        line += chunk.count(b"\n", 0, begin)
-        rest = unfinished or chunk[begin:].replace(b'"', b".")  # within a field, where a quote is a character
-        require_row_fits(path, len(rest))
-    if unfinished:
-        line += unfinished.startswith(b"\n")
-        raise DataError(
-            f"{path}, line {line}: a field begins with a quote that is never closed, so it would contain the rest of "
-            'the file. Close it, double quotes that are meant as characters ("" for "), or convert the file to JSONL.'
-        )
+csv.field_size_limit(LARGEST_ROW_BYTES)  # its own limit is 128 KiB
 
 
-def _require_no_nul(path: Path, batch: pa.RecordBatch, first_row: int) -> None:
-    """Rejects NUL bytes, which indicate a file that was damaged by a crash or has another encoding."""
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        found = pc.match_substring(column, "\0")
-        if pc.any(found).as_py():
-            row = first_row + found.to_pylist().index(True)
+class _Rows:
+    """The rows of a file, which may span several lines."""
+
+    def __init__(self, path: Path, delimiter: str) -> None:
+        self._path = path
+        self.size = 0  # characters of the row
+        self._begin, self._first_line = 1, ""  # number and text of its first line
+        self._reader = csv.reader(self._lines(), delimiter=delimiter, strict=True)
+
+    def _lines(self) -> Iterator[str]:
+        for number, line in enumerate(read_lines(self._path), start=1):
+            if "\0" in line:
+                raise DataError(f"{self._path}, line {number}: contains a NUL byte. Is the file damaged or not UTF-8?")
+            if not self.size:
+                self._begin, self._first_line = number, line
+            self.size += len(line)
+            require_row_fits(self._path, self.size)
+            yield line
+
+    def __iter__(self) -> Iterator[list[str]]:
+        """Yields the rows that are not empty, beginning with the header."""
+        try:
+            for row in self._reader:
+                if row:
+                    yield row
+                self.size = 0
+        except csv.Error as error:
+            where = f"{self._path}, line {self._begin}"
+            problem = next((words for reason, words in _PROBLEMS.items() if reason in str(error)), None)
+            if problem is None:
+                raise DataError(f"{where}: {error}.") from error
             raise DataError(
-                f"{path}, row {row} (counted from 0): column {name!r} contains a NUL byte. Is the file damaged or "
-                "not UTF-8?"
-            )
-
-
-def _require_no_swallowed_rows(path: Path, batch: pa.RecordBatch, first_row: int) -> None:
-    """Rejects rows merged by a quote: in many TSV files quotes are plain characters and may be unbalanced."""
-    for column in batch.columns:
-        suspicious = pc.and_(pc.match_substring(column, "\n"), pc.match_substring(column, "\t"))
-        if pc.any(suspicious).as_py():
-            row = first_row + suspicious.to_pylist().index(True)
-            raise DataError(
-                f"{path}, row {row} (counted from 0): a quoted text spans several lines and columns. An unbalanced "
-                "quote may have merged rows. Double quotes that are meant as characters, or convert the file to JSONL."
-            )
-
-
-def _require_no_header(path: Path, batch: pa.RecordBatch, first_row: int) -> None:
-    """Rejects a row that repeats the header, as in concatenated files."""
-    equal = [pc.equal(column, name) for name, column in zip(batch.schema.names, batch.columns, strict=True)]
-    repeated = functools.reduce(pc.and_, equal)
-    if len(equal) > 1 and pc.any(repeated).as_py():
-        row = first_row + repeated.to_pylist().index(True)
-        raise DataError(
-            f"{path}, row {row} (counted from 0): repeats the header. Were files concatenated? Remove the row, or "
-            "give the separate files."
-        )
+                f"{where}: a field begins with a quote {problem} ({self._first_line[:40]!r}). Quote such fields and "
+                'double the quotes within ("" for "), or convert the file to JSONL.'
+            ) from error
 
 
 def _hint_at_header(header: Sequence[str], columns: Sequence[str]) -> str:
@@ -100,40 +72,45 @@ def _hint_at_header(header: Sequence[str], columns: Sequence[str]) -> str:
     return "" if set(header) & set(columns) else " Does its first line name the columns?"
 
 
-def _csv_header(path: Path, delimiter: str) -> list[str]:
-    try:
-        header = next((line for line in reader(read_lines(path), delimiter=delimiter) if line), [])
-    except Error as error:
-        raise DataError(f"{path}: the header cannot be read ({error}). Is a quote left open?") from error
-    if any("\0" in name for name in header):
-        raise DataError(f"{path}: the header contains NUL bytes. Is the file damaged or not UTF-8?")
-    return header
+def _what_is_wrong(row: Sequence[str], header: Sequence[str], columns: Sequence[str], *, is_tsv: bool) -> str:
+    """Says what is wrong with a row, given the names of its columns and of the requested ones; empty if nothing is."""
+    if len(row) != len(header):
+        shown = ("\t" if is_tsv else ",").join(row)[:80]
+        return (
+            f"expected {len(header)} columns, got {len(row)}: {shown}. Quote texts that contain a comma, quote or "
+            "line break."
+        )
+    if is_tsv and any("\n" in cell and "\t" in cell for cell in row):  # in many of these, quotes are plain characters
+        return (
+            "a quoted text spans several lines and columns. An unbalanced quote may have merged rows. Double quotes "
+            "that are meant as characters, or convert the file to JSONL."
+        )
+    if len(columns) > 1 and all(cell == name for name, cell in zip(header, row, strict=True) if name in columns):
+        return "repeats the header. Were files concatenated? Remove the row, or give the separate files."
+    return ""
 
 
 def read_csv(path: Path, columns: list[str]) -> Iterator[pa.RecordBatch]:
     """Reads a CSV or TSV file piece by piece."""
     is_tsv = format_of(path) == ".tsv"
-    parse = csv.ParseOptions(delimiter="\t" if is_tsv else ",", newlines_in_values=True)
-    header = _csv_header(path, parse.delimiter)
+    rows = _Rows(path, "\t" if is_tsv else ",")
+    numbered = enumerate(rows, start=-1)
+    _, header = next(numbered, (-1, list[str]()))
     if not header:
         return
     require_columns(str(path), columns, header, _hint_at_header(header, columns))
-    require_whole_quotes(path, parse.delimiter)
-    wanted = header if is_tsv else columns  # a quote may be unbalanced in any column
-    convert = csv.ConvertOptions(
-        column_types=dict.fromkeys(wanted, pa.string()), include_columns=wanted, strings_can_be_null=False
-    )
+    places, size, piece = [header.index(name) for name in columns], 0, list[list[str]]()
 
-    def read(block_size: int) -> Iterator[pa.RecordBatch]:
-        options = csv.ReadOptions(block_size=block_size, use_threads=False)
-        yield from csv.open_csv(path, read_options=options, parse_options=parse, convert_options=convert)
+    def batch() -> pa.RecordBatch:
+        return pa.record_batch([pa.array(column, pa.string()) for column in zip(*piece, strict=True)], names=columns)
 
-    row = 0
-    for batch in with_growing_blocks(path, read):
-        if is_tsv:
-            _require_no_swallowed_rows(path, batch, row)
-        batch = batch.select(columns)
-        _require_no_nul(path, batch, row)
-        _require_no_header(path, batch, row)
-        row += batch.num_rows
-        yield batch
+    for number, row in numbered:
+        if wrong := _what_is_wrong(row, header, columns, is_tsv=is_tsv):
+            raise DataError(f"{path}, row {number} (counted from 0): {wrong}")
+        piece.append([row[place] for place in places])
+        size += rows.size
+        if len(piece) == ROWS_PER_BATCH or size >= _PIECE_CHARACTERS:
+            yield batch()
+            piece, size = [], 0
+    if piece:
+        yield batch()

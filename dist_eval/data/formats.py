@@ -1,7 +1,6 @@
 """A file of any known format → Arrow record batches with the requested columns.
 
-Rows are counted from 0, without a header. Arrow's readers skip or crash on parts of some damaged files, so files are
-checked before.
+Rows are counted from 0, without a header.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from dist_eval.data.csv_files import read_csv
 from dist_eval.data.files import COMPRESSIONS, format_of
 from dist_eval.data.json_files import read_json
 from dist_eval.data.plain_columns import ROWS_PER_BATCH, plain_batch, require_columns
-from dist_eval.data.text_files import not_utf8
 from dist_eval.errors import DataError, one_line, translating_os_errors
 from dist_eval.process.parsing import parse_json
 
@@ -34,7 +32,6 @@ _BEGINNINGS = (
 )
 
 _INVALID_TEXT = re.compile(r"Invalid UTF8 sequence at string index (\d+)")
-_ROW_LENGTH = re.compile(r"CSV parse error: Row #(\d+): (Expected \d+ columns, got .*)")
 
 
 def _require_content_of_name(path: Path) -> None:
@@ -69,10 +66,6 @@ def translating_errors(name: str, batches: Iterator[pa.RecordBatch]) -> Iterator
             for start in range(0, batch.num_rows, ROWS_PER_BATCH):  # readers return blocks with any number of rows
                 yield batch.slice(start, ROWS_PER_BATCH)
     except pa.ArrowInvalid as error:
-        if ragged := _ROW_LENGTH.match(one_line(error)):
-            where = f"{name}, row {int(ragged[1]) - 2} (counted from 0)"  # Arrow counts the header as row 1
-            advice = "Quote texts that contain a comma, quote or line break."
-            raise DataError(f"{where}: {ragged[2][0].lower()}{ragged[2][1:]}. {advice}") from error
         raise DataError(f"{name} cannot be read: {one_line(error)}") from error
     except (OSError, UnicodeDecodeError, EOFError) as error:
         advice = ". Is it complete, and compressed as its name says?" if Path(name).suffix in COMPRESSIONS else ""
@@ -100,11 +93,7 @@ def read_file(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Reads a file piece by piece."""
     with translating_os_errors(DataError, f"{path} cannot be read"):
         _require_content_of_name(path)
-    try:
-        yield from translating_errors(str(path), _READERS[format_of(path)](path, list(columns)))
-    except DataError as error:
-        is_encoding = format_of(path) != ".parquet" and "utf8" in str(error).lower()
-        raise (not_utf8(path) if is_encoding else None) or error from error.__cause__
+    yield from translating_errors(str(path), _READERS[format_of(path)](path, list(columns)))
 
 
 def class_names_of(path: Path, column: str) -> list[str] | None:

@@ -17,6 +17,7 @@ import pyarrow as pa
 from dist_eval.errors import one_line
 
 _EXACT_IN_FLOATS = 2**53
+_DEEPEST = 200  # levels of nested lists and objects: Arrow has a stack to overflow
 
 # raised by Arrow for a value that does not match the type of its column
 REFUSED = (pa.ArrowException, TypeError, ValueError, OverflowError)
@@ -87,6 +88,8 @@ class PythonColumn:
             self._least, self._most = min([self._least, *integers]), max([self._most, *integers])
             self._has_floats |= float in kinds
         else:
+            if not kinds <= {str, int, float, bool} and any(_is_deep(value, _DEEPEST) for value in values):
+                raise ValueError(f"nested over {_DEEPEST} levels deep")
             found = pa.string() if kinds == {str} else pa.array(values, from_pandas=self._nan_is_null).type
             schemas = [pa.schema([("", kind)]) for kind in (self.type, found)]
             self._type = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
@@ -109,6 +112,12 @@ def _refuses(convert: Callable[[Sequence[Any]], object], values: Sequence[Any]) 
     except REFUSED:
         return True
     return False
+
+
+def _is_deep(value: Any, levels: int) -> bool:
+    """Whether a value is nested over a number of levels deep."""
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return levels < 0 or any(_is_deep(part, levels - 1) for part in parts)
 
 
 def _written(number: float) -> str:

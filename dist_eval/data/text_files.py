@@ -5,8 +5,7 @@ from __future__ import annotations
 import codecs
 import io
 import itertools
-import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,14 +13,9 @@ import pyarrow as pa
 from dist_eval.errors import DataError
 
 LARGEST_ROW_BYTES = 16 << 20
-"""Rows are read whole, and readers buffer 32 blocks of this size if one row needs it."""
+"""Largest row of a file, which is read whole."""
 
 _CHUNK_BYTES = 1 << 20
-
-# Block sizes of Arrow's CSV and JSON readers: the usual one, and one for larger rows
-_BLOCK_BYTES = (1 << 20, LARGEST_ROW_BYTES)
-
-_ROW_IN_BLOCK = re.compile(r"(in row )(\d+)")
 
 
 def read_chunks(path: Path) -> Iterator[bytes]:
@@ -62,35 +56,6 @@ def require_row_fits(path: Path, size: int) -> None:
     """Rejects a row with more than `LARGEST_ROW_BYTES`."""
     if size > LARGEST_ROW_BYTES:
         raise _too_large(path, "row")
-
-
-def with_growing_blocks(path: Path, read: Callable[[int], Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
-    """Reads with the usual block size, and after an error continues with the large one.
-
-    A row larger than a block causes one of several errors, depending on where the block ends. Real errors in the file
-    recur with large blocks. A failed reader may still be reading ahead, so it must close the file itself: otherwise it
-    could read from another file that reuses the descriptor.
-    """
-    given = 0
-    for block_size in _BLOCK_BYTES:
-        skip, seen = given, 0
-        try:
-            for batch in read(block_size):
-                seen += batch.num_rows
-                if seen <= skip:
-                    continue
-                fresh = batch.slice(max(0, skip - (seen - batch.num_rows)))
-                given += fresh.num_rows
-                yield fresh
-            return
-        except pa.ArrowInvalid as error:
-            if block_size == _BLOCK_BYTES[-1]:
-                if "block size" in str(error):
-                    raise _too_large(path, "row") from error
-                # readers count from the start of the block
-                row = _ROW_IN_BLOCK.search(str(error))
-                text = _ROW_IN_BLOCK.sub(rf"\g<1>{int(row[2]) + seen}", str(error)) if row else str(error)
-                raise pa.ArrowInvalid(text) from error
 
 
 def _too_large(path: Path, what: str) -> DataError:

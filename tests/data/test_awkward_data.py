@@ -130,7 +130,7 @@ KINDS = (
     # texts
     Kind(
         "half an emoji",
-        "The surrogate pair in string is invalid. in row 0",
+        "a.jsonl, row 0 (counted from 0): column 'text' cannot be read (",
         {"a.jsonl": '{"text": "good \\ud83d", "label": "pos"}\n'},
     ),
     # CSV
@@ -189,7 +189,7 @@ KINDS = (
     ),
     Kind(
         "Python's quotes",
-        "Missing a name for object member. in row 0",
+        "row 0 (counted from 0): is not valid JSON: Expecting property name enclosed in double quotes",
         {"a.jsonl": "{'text': 'good', 'label': 'pos'}\n"},
     ),
     # files
@@ -198,7 +198,7 @@ KINDS = (
         "is not UTF-8 text (invalid start byte at byte 0). Convert it to UTF-8.",
         {"a.jsonl": lines(("good", "pos")).encode("utf-16")},
     ),
-    Kind("UTF-16 without a byte order mark", "the header contains NUL bytes.", {"a.csv": ROWS.encode("utf-16-le")}),
+    Kind("UTF-16 without a byte order mark", "line 1: contains a NUL byte.", {"a.csv": ROWS.encode("utf-16-le")}),
     Kind(
         "Latin-1 in a compressed file",
         "is not UTF-8 text (invalid continuation byte at byte 31).",
