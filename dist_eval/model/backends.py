@@ -23,7 +23,7 @@ from dist_eval.options.groups import SwarmOptions
 from dist_eval.petals.client.records import Swarm
 from dist_eval.petals.client.router import Router
 from dist_eval.petals.model.checkpoint import TunedCheckpoint
-from dist_eval.petals.model.connection import Reaching, connect
+from dist_eval.petals.model.connection import connect
 from dist_eval.process.programs import notify
 from dist_eval.process.shared_state import SharedStates
 from dist_eval.tables import format_count
@@ -113,22 +113,25 @@ def load_model(
     from dist_eval.petals.client.hivemind_compat import prepare_hivemind
 
     prepare_hivemind(sockets=sockets)
-    reaching = Reaching(
-        peers.addresses or public_peers(),
-        base.dht_prefix,
-        adapter=base.adapter,
-        timeout=options.swarm_timeout,
-        request_timeout=options.request_timeout,
-        max_retries=options.max_retries,
-        compression=compression,
-        tokens_per_second=(options.max_tokens_per_second or math.inf) / topology.world_size,
-    )
     router = Router(
         topology.rank, SharedStates(shared_dir) if shared_dir else None, period=_PATIENCE * options.request_timeout
     )
     # servers of its own always take a while to start
     say = notify if topology.is_leader and not options.starts_swarm else None
-    connection = connect(reaching, base.config, router=router, check=peers.require_alive, say=say)
+    connection = connect(
+        peers.addresses or public_peers(),
+        base.dht_prefix,
+        base.config,
+        adapter=base.adapter,
+        timeout=options.swarm_timeout,
+        check=peers.require_alive,
+        say=say,
+        request_timeout=options.request_timeout,
+        max_retries=options.max_retries,
+        compression=compression,
+        router=router,
+        tokens_per_second=(options.max_tokens_per_second or math.inf) / topology.world_size,
+    )
     try:
         client = load_client_base(base.name)
     except BaseException:

@@ -22,7 +22,7 @@ from dist_eval.petals.client.transport import COMPRESSIONS
 from dist_eval.petals.model.base import base_class
 from dist_eval.petals.model.checkpoint import TunedCheckpoint
 from dist_eval.petals.model.classes import causal_class, classifier_class
-from dist_eval.petals.model.connection import OpenConnection, Reaching
+from dist_eval.petals.model.connection import OpenConnection
 from dist_eval.petals.model.loading import load_client_model
 from dist_eval.petals.model.model import fingerprint_of_base
 from dist_eval.petals.model.prompts import require_mode
@@ -137,9 +137,16 @@ class _Auto:
         config = _config(base_config, settings, own)
         architecture = Architecture(config, name)
         loaded = load_client_model(cls._class_of(architecture), architecture, name, commit, dtype)
-        reaching = Reaching(
+        if loaded.can_generate():
+            _read_generation_config(loaded, name, commit)
+        base = loaded.swarm_base
+        if tuned is not None:
+            tuned.require_base(name, base_config, fingerprint_of_base(base))
+            put_tuned_tensors(tuned, loaded)
+        opened = OpenConnection(
             addresses,
             dht_prefix or default_dht_prefix(name, base_config, revision),
+            config,
             adapter=adapter,
             timeout=timeout,
             request_timeout=request_timeout,
@@ -148,13 +155,6 @@ class _Auto:
             allowed_servers=allowed_servers,
             blocked_servers=blocked_servers or (),
         )
-        if loaded.can_generate():
-            _read_generation_config(loaded, name, commit)
-        base = loaded.swarm_base
-        if tuned is not None:
-            tuned.require_base(name, base_config, fingerprint_of_base(base))
-            put_tuned_tensors(tuned, loaded)
-        opened = OpenConnection(reaching, config)
         base.connect(opened.requests, request_tokens=max_request_tokens(config), require_open=opened.require_open)
         loaded.connection = opened
         # all copies of the model share its blocks; at exit the connection is closed in another way

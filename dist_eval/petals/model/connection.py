@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import math
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -25,35 +24,6 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True)
-class Reaching:
-    """How to find and ask a model's servers.
-
-    Attributes:
-        addresses: addresses of the swarm's peers.
-        dht_prefix: name under which the swarm announces the model.
-        adapter: a LoRA adapter that servers must have and apply, or None.
-        timeout: seconds to wait for the swarm, and for servers of all blocks.
-        request_timeout: seconds to wait for a server's answer.
-        max_retries: how often each part of a request is repeated after its first attempt.
-        compression: compression of activations (see `SwarmRequests`).
-        tokens_per_second: most tokens to send through the swarm in a second.
-        allowed_servers: the only servers to use, as peer ids; None for all.
-        blocked_servers: servers not to use.
-    """
-
-    addresses: Sequence[str]
-    dht_prefix: str
-    adapter: str | None = None
-    timeout: float = 120.0
-    request_timeout: float = 60.0
-    max_retries: int = 4
-    compression: str = "none"
-    tokens_per_second: float = math.inf
-    allowed_servers: Sequence[str] | None = None
-    blocked_servers: Sequence[str] = ()
-
-
 @dataclass
 class Connection:
     """An open connection of a model."""
@@ -70,64 +40,54 @@ class Connection:
 
 
 def connect(
-    reaching: Reaching,
+    addresses: Sequence[str],
+    dht_prefix: str,
     config: Any,
     *,
-    router: Router | None = None,
+    adapter: str | None = None,
+    timeout: float,
+    allowed_servers: Sequence[str] | None = None,
+    blocked_servers: Sequence[str] = (),
     check: Callable[[], None] = lambda: None,
     say: Say | None = None,
     timeout_option: str = "--swarm-timeout",
+    **options: Any,
 ) -> Connection:
     """Joins a swarm, and waits until it has a server for each block of a model.
 
     Call `prepare_hivemind` before.
 
     Args:
-        reaching: which swarm, and how.
+        addresses: addresses of the swarm's peers.
+        dht_prefix: name under which the swarm announces the model.
         config: the model's `transformers` config.
-        router: chooses servers; by default one of the connection's own.
+        adapter: a LoRA adapter that servers must have and apply, or None.
+        timeout: seconds to wait for the swarm, and for servers of all blocks.
+        allowed_servers: the only servers to use, as peer ids; None for all.
+        blocked_servers: servers not to use.
         check: called at every poll; raises when waiting has become pointless.
         say: called with notices if the swarm or its servers do not answer for a few seconds.
         timeout_option: the option that sets the timeout, for messages.
+        **options: those of `SwarmRequests`.
     """
     from dist_eval.petals.client.client import join_swarm, leave_swarm, rejoin_swarm
     from dist_eval.petals.client.coverage import wait_until_covered
     from dist_eval.petals.client.directory import ServerDirectory
     from dist_eval.petals.client.requests import SwarmRequests
 
-    blocks, prefix, timeout = config.num_hidden_layers, reaching.dht_prefix, reaching.timeout
-
     def rejoin() -> None:
         check()
-        rejoin_swarm(dht, reaching.addresses)
+        rejoin_swarm(dht, addresses)
 
-    dht = join_swarm(reaching.addresses, timeout, check=check, say=say, timeout_option=timeout_option)
+    dht = join_swarm(addresses, timeout, check=check, say=say, timeout_option=timeout_option)
+    model = (dht, dht_prefix, config.num_hidden_layers)
     try:
         coverage = wait_until_covered(
-            *(dht, prefix, blocks, timeout),
-            config=config,
-            adapter=reaching.adapter,
-            check=check,
-            say=say,
-            timeout_option=timeout_option,
+            *model, timeout, config=config, adapter=adapter, check=check, say=say, timeout_option=timeout_option
         )
-        rejoin_swarm(dht, reaching.addresses)  # the daemon may not know servers that started after it joined
-        directory = ServerDirectory(
-            *(dht, prefix, blocks, reaching.adapter),
-            allowed_servers=reaching.allowed_servers,
-            blocked_servers=reaching.blocked_servers,
-        )
-        requests = SwarmRequests(
-            directory,
-            config,
-            request_timeout=reaching.request_timeout,
-            max_retries=reaching.max_retries,
-            compression=reaching.compression,
-            router=router,
-            outage_timeout=timeout,
-            rejoin=rejoin,
-            tokens_per_second=reaching.tokens_per_second,
-        )
+        rejoin_swarm(dht, addresses)  # the daemon may not know servers that started after it joined
+        directory = ServerDirectory(*model, adapter, allowed_servers=allowed_servers, blocked_servers=blocked_servers)
+        requests = SwarmRequests(directory, config, outage_timeout=timeout, rejoin=rejoin, **options)
         requests.start()
     except BaseException:
         leave_swarm(dht)
@@ -172,13 +132,13 @@ _home = _Home()
 
 
 class OpenConnection(Shared):
-    """A connection that is closed at exit at the latest."""
+    """A connection that is closed at exit at the latest; for the arguments see `connect`."""
 
-    def __init__(self, reaching: Reaching, config: Any) -> None:
+    def __init__(self, *model: Any, **options: Any) -> None:
         self._pid, self._lock = os.getpid(), threading.Lock()
         router = Router(int(os.environ.get("RANK", 0)))  # so that ranks start with different servers
         connection, self._end = _home.open(
-            lambda: in_lasting_thread(lambda: connect(reaching, config, router=router, timeout_option="timeout"))
+            lambda: in_lasting_thread(lambda: connect(*model, router=router, timeout_option="timeout", **options))
         )
         self._connection: Connection | None = connection
         self.requests = connection.requests
