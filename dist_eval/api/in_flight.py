@@ -26,7 +26,7 @@ from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import EvaluationError, with_place
 from dist_eval.inference.forward import checked_answers
 from dist_eval.inference.in_flight import map_in_flight, window_in_memory
-from dist_eval.inference.send_options import SendOptions
+from dist_eval.inference.models import SendOptions
 from dist_eval.model.classifier import Classifier
 from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.petals.base_model.config import session_tokens

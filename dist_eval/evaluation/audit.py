@@ -22,10 +22,9 @@ import torch
 from dist_eval.data.answers import column_names
 from dist_eval.errors import EvaluationError, SwarmError
 from dist_eval.inference.forward import checked, checked_answers
-from dist_eval.inference.models import AnsweringModel
-from dist_eval.inference.send_options import ANY_ROUTE, SendOptions
+from dist_eval.inference.models import ANY_ROUTE, AnsweringModel, SendOptions
 from dist_eval.model.backbone import ModelOnBackbone
-from dist_eval.model.request_model import RequestModel
+from dist_eval.model.generation import Generator
 from dist_eval.model.swarm_backbone import SwarmBackbone
 from dist_eval.petals.client.findings import Findings
 from dist_eval.petals.client.records import Dispute, RouteSegment
@@ -256,7 +255,7 @@ class AuditedTexts(AuditedModel):
     servers are asked in sessions, because a server that lies in sessions may answer forwards honestly.
     """
 
-    _model: RequestModel
+    _model: Generator
     _by_token = True
 
     def _answered(self, input_ids: torch.Tensor, lengths: torch.Tensor, record: RouteRecord) -> AuditedAnswers:

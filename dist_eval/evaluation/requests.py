@@ -28,11 +28,11 @@ from dist_eval.evaluation.worker import RankOutput
 from dist_eval.inference.in_flight import Window
 from dist_eval.inference.models import AnsweringModel
 from dist_eval.metrics.predictions import prove_coverage
+from dist_eval.model.backbone import ModelOnBackbone
 from dist_eval.model.base_model_spec import BaseModelSpec
 from dist_eval.model.generation import Generator, end_tokens_of
 from dist_eval.model.language_model import CausalModel, LanguageModel
 from dist_eval.model.output_embedding import OutputEmbedding
-from dist_eval.model.request_model import RequestModel
 from dist_eval.options.config import RunConfig
 from dist_eval.options.groups import ModelOptions
 from dist_eval.process.files import chunks_of
@@ -149,17 +149,16 @@ class RequestJob(Job[Requests, np.ndarray]):
             if context.topology.node > 0:
                 context.publish_dataset(copy)
 
-    def asked(self, model: LanguageModel, data: Requests, context: RunContext[Any, Any]) -> RequestModel:
-        generator = None
-        if len(data.prompts):
-            tokenizer = load_tokenizer(self.base.name)
-            ends = end_tokens_of(self.base.name, tokenizer)
-            share = self.config.session_share / context.topology.world_size
-            room = share * model.backbone.cache_tokens() if share else 0
-            generator = Generator(model, data.prompts.facts.decodings, tokenizer, ends, room)
-        return RequestModel(model, generator, data.columns)
+    def asked(self, model: LanguageModel, data: Requests, context: RunContext[Any, Any]) -> ModelOnBackbone:
+        if not len(data.prompts):
+            return model
+        tokenizer = load_tokenizer(self.base.name)
+        ends = end_tokens_of(self.base.name, tokenizer)
+        share = self.config.session_share / context.topology.world_size
+        room = share * model.backbone.cache_tokens() if share else 0
+        return Generator(model, data.prompts.facts.decodings, tokenizer, ends, room, data.columns)
 
-    def audited(self, model: RequestModel, exclude: Callable[[str], None]) -> AnsweringModel:
+    def audited(self, model: Generator, exclude: Callable[[str], None]) -> AnsweringModel:
         return AuditedTexts(model, exclude, self.config.audit_tolerance)
 
     def window(self, data: Requests, plan: BatchPlan, context: RunContext[Any, Any]) -> Window:

@@ -1,5 +1,4 @@
 """Inference on a rank's batches.
 
-`forward` sends them to a model (see `models`), with `send_options` for each; `in_flight` chooses the number of
-concurrent requests.
+`forward` sends them to a model (see `models`); `in_flight` chooses the number of concurrent requests.
 """

@@ -21,8 +21,7 @@ from dist_eval.errors import (
     with_place,
 )
 from dist_eval.inference.in_flight import Window, map_in_flight
-from dist_eval.inference.models import AnsweringModel
-from dist_eval.inference.send_options import ANY_ROUTE, SendOptions
+from dist_eval.inference.models import ANY_ROUTE, AnsweringModel, SendOptions
 from dist_eval.petals.client.routes import RouteRecord
 from dist_eval.tables import format_count
 

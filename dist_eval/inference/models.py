@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from dist_eval.data.answers import AnswerColumns
-from dist_eval.inference.send_options import ANY_ROUTE, SendOptions
-from dist_eval.petals.client.records import Traffic
+from dist_eval.data.plan import SharedPrefix
+from dist_eval.petals.client.records import RouteSegment, Traffic
 from dist_eval.petals.client.routes import RouteRecord
+
+
+@dataclass(frozen=True)
+class SendOptions:
+    """Options for the computation of a batch."""
+
+    audited: bool = False  # whether other servers, if any, recompute it
+    avoided: Sequence[RouteSegment] = ()  # segments to avoid if there is another route
+    shared: SharedPrefix | None = None  # the shared prefix of its texts; None for a plain forward
+
+
+ANY_ROUTE = SendOptions()
+"""The default options."""
 
 
 class HostedModel:

@@ -18,8 +18,7 @@ from dist_eval.data.answers import AnswerColumns
 from dist_eval.data.plan import SharedPrefix
 from dist_eval.data.prefix_costs import CACHE_TOKENS, rows_in_cache
 from dist_eval.errors import ModelOutputError, NoCacheError
-from dist_eval.inference.models import AnsweringModel, HostedModel
-from dist_eval.inference.send_options import ANY_ROUTE, SendOptions
+from dist_eval.inference.models import ANY_ROUTE, AnsweringModel, HostedModel, SendOptions
 from dist_eval.model.text_session import RecomputedTextSession, TextSession
 from dist_eval.petals.base_model.architecture import Architecture
 from dist_eval.petals.base_model.config import read_base_config

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from dist_eval.data.answers import logits_columns
-from dist_eval.inference.send_options import ANY_ROUTE, SendOptions
+from dist_eval.inference.models import ANY_ROUTE, SendOptions
 from dist_eval.model.backbone import Backbone, ModelOnBackbone, SoftPrompts, load_local_backbone
 from dist_eval.petals.client.routes import RouteRecord
 from dist_eval.petals.model.checkpoint import TunedCheckpoint

@@ -15,15 +15,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from dist_eval.data.answers import generation_columns
+from dist_eval.data.answers import AnswerColumns, column_names, generation_columns
 from dist_eval.data.generation import StopStrings
-from dist_eval.inference.send_options import SendOptions
+from dist_eval.inference.models import SendOptions
 from dist_eval.model.backbone import ModelOnBackbone
 from dist_eval.model.generation_config import GenerationSettings, Process, logits_process
 from dist_eval.model.language_model import LanguageModel
 from dist_eval.petals.client.routes import RouteRecord
 from dist_eval.petals.client.session_room import CacheSpace, with_room
 from dist_eval.results.inputs import Decoding
+
+_OF_PROMPT = 3  # numbers for each prompt (see `TextSource.padded`); a continuation has two
 
 
 class GeneratedTexts(NamedTuple):
@@ -37,15 +39,12 @@ class GeneratedTexts(NamedTuple):
 
 
 class Generator(ModelOnBackbone):
-    """A language model that continues prompts.
+    """A language model that continues prompts, and scores given continuations.
 
     `decodings` are all ways to generate texts that a batch may ask for, and `end_tokens` the ids of the tokens that end
     a text (see `end_tokens_of`). Batches may take `room` tokens of servers' caches at a time; one batch is always
-    admitted.
+    admitted. `columns` are those of the answers, by default only of texts; columns of the other kind are 0.
     """
-
-    LENGTHS = 3
-    """How many numbers it needs for each prompt, which tells prompts from continuations."""
 
     def __init__(
         self,
@@ -54,10 +53,11 @@ class Generator(ModelOnBackbone):
         tokenizer: Any,
         end_tokens: Sequence[int],
         room: float = 0,
+        columns: AnswerColumns | None = None,
     ) -> None:
-        columns = generation_columns(max(decoding.max_new_tokens for decoding in decodings))
-        super().__init__(model.backbone, model.output.hidden_size, columns)
-        self._output, self._decodings = model.output, decodings
+        longest = max(decoding.max_new_tokens for decoding in decodings)
+        super().__init__(model.backbone, model.output.hidden_size, columns or generation_columns(longest))
+        self._model, self._output, self._decodings = model, model.output, decodings
         self._output.hold_in_memory()
         self._stops = [StopStrings(decoding.stop, tokenizer) for decoding in decodings]
         self._end_tokens = torch.tensor(sorted(end_tokens), dtype=torch.int64)
@@ -66,8 +66,14 @@ class Generator(ModelOnBackbone):
     def _answer(
         self, input_ids: torch.Tensor, lengths: torch.Tensor, options: SendOptions, record: RouteRecord
     ) -> dict[str, torch.Tensor]:
-        """See `generate`; ignores `options`, because a session cannot change its route."""
-        return self.generate(input_ids, lengths, record).answer
+        """See `generate` and `LanguageModel`; texts ignore `options`, because a session cannot change its route."""
+        if lengths.shape[1] == _OF_PROMPT:
+            return self.generate(input_ids, lengths, record).answer
+        return self._all_columns(self._model.answer(input_ids, lengths, options, record), lengths)
+
+    def _all_columns(self, found: dict[str, torch.Tensor], lengths: torch.Tensor) -> dict[str, torch.Tensor]:
+        empty = np.zeros(len(lengths), dtype=self.columns)
+        return {name: found.get(name, torch.from_numpy(empty[name].copy())) for name in column_names(self.columns)}
 
     @torch.no_grad()
     def generate(self, input_ids: torch.Tensor, lengths: torch.Tensor, record: RouteRecord) -> GeneratedTexts:
@@ -117,7 +123,7 @@ class Generator(ModelOnBackbone):
         sent = tokens[:, :position].where(torch.arange(position) < ends[:, None], 0)
         rows_and_columns = torch.tensor(places).T
         return GeneratedTexts(
-            {"tokens": answer, "length": sizes.to(torch.int32)},
+            self._all_columns({"tokens": answer, "length": sizes.to(torch.int32)}, lengths),
             sent,
             ends.clamp(max=position),
             torch.cat(states),

@@ -18,7 +18,7 @@ import torch
 from dist_eval.data.answers import logits_columns
 from dist_eval.data.prompts import PromptedWords
 from dist_eval.errors import ConfigError
-from dist_eval.inference.send_options import SendOptions
+from dist_eval.inference.models import SendOptions
 from dist_eval.model.backbone import Backbone, ModelOnBackbone
 from dist_eval.model.classifier import Classifier
 from dist_eval.model.language_model import LanguageModel

@@ -10,7 +10,7 @@ import torch
 
 from dist_eval.data.answers import log_likelihood_columns
 from dist_eval.data.continuations import distinct_forwards
-from dist_eval.inference.send_options import SendOptions
+from dist_eval.inference.models import SendOptions
 from dist_eval.model.backbone import Backbone, ModelOnBackbone
 from dist_eval.model.output_embedding import OutputEmbedding
 from dist_eval.options.groups import MAX_TOKEN_BUDGET

@@ -28,8 +28,7 @@ import torch
 from dist_eval.data.answers import logits_columns
 from dist_eval.data.token_file import ANY_TYPE, ids_and_types
 from dist_eval.errors import CheckpointError, ModelOutputError, one_line
-from dist_eval.inference.models import AnsweringModel
-from dist_eval.inference.send_options import SendOptions
+from dist_eval.inference.models import AnsweringModel, SendOptions
 from dist_eval.petals.base_model.problem_types import Problem, class_names, problem_from
 from dist_eval.petals.base_model.weights import load_pretrained
 from dist_eval.petals.client.routes import RouteRecord

@@ -27,7 +27,7 @@ from dist_eval.evaluation.audit import (
     largest_difference,
     trusted_tolerance,
 )
-from dist_eval.inference.send_options import SendOptions
+from dist_eval.inference.models import SendOptions
 from dist_eval.model.classifier import Classifier, load_locally
 from dist_eval.petals.client.findings import Findings
 from dist_eval.petals.client.records import AuditedServer, Dispute

@@ -24,7 +24,7 @@ from dist_eval.errors import RunError, RunStopped
 from dist_eval.evaluation import worker
 from dist_eval.evaluation.worker import BatchWorker, FailurePolicy, assign_batches
 from dist_eval.inference.in_flight import Window
-from dist_eval.inference.send_options import SendOptions
+from dist_eval.inference.models import SendOptions
 from dist_eval.petals.client.records import RouteSegment
 from dist_eval.petals.client.routes import RouteRecord
 from dist_eval.runs.journal import Journal

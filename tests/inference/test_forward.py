@@ -18,7 +18,7 @@ from dist_eval.data.plan import BatchPlan
 from dist_eval.errors import ModelOutputError, NotSentError, OutageError, RefusedError, SwarmError
 from dist_eval.inference.forward import predict_batches
 from dist_eval.inference.in_flight import FIRST_SIZE, Window
-from dist_eval.inference.send_options import SendOptions
+from dist_eval.inference.models import SendOptions
 from dist_eval.petals.client.records import RouteSegment
 from dist_eval.petals.client.routes import RouteRecord
 

@@ -15,7 +15,7 @@ from tiny_models import random_checkpoint
 
 from dist_eval.data.plan import SharedPrefix
 from dist_eval.errors import NoCacheError
-from dist_eval.inference.send_options import SendOptions
+from dist_eval.inference.models import SendOptions
 from dist_eval.model import session_pool
 from dist_eval.model.backbone import NO_PROMPTS, LocalBackbone, SoftPrompts, load_local_backbone
 from dist_eval.model.classifier import Classifier

@@ -18,7 +18,7 @@ from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import plan_batches
 from dist_eval.distributed.rank_store import Topology
 from dist_eval.inference.in_flight import Window
-from dist_eval.inference.send_options import SendOptions
+from dist_eval.inference.models import SendOptions
 from dist_eval.petals.client.records import RouteSegment
 from dist_eval.petals.client.routes import RouteRecord
 from dist_eval.planning.probe import Probed, answers_wanted, expected_time, probe, spread_order

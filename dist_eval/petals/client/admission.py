@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from typing import Protocol
 
 from dist_eval.errors import NotSentError
 from dist_eval.petals.client.chain_pacing import ChainPacing
@@ -19,33 +18,17 @@ computed as a whole, so several of them do not form a convoy."""
 _LONGEST_WAIT = 0.2  # Seconds until a batch notices that the rate limiter was closed
 
 
-class Admission(Protocol):
-    """Decides when a request may be sent to a server or chain, such as `Pacing` and `ConcurrencyLimit`."""
-
-    def admit(self, work: int, now: float) -> Ticket | float:
-        """Admits a request, or returns the seconds until it may ask again; infinity means after the next answer."""
-        ...
-
-    def answered(self, ticket: Ticket, now: float) -> None:
-        """Records an answer."""
-        ...
-
-    def failed(self, ticket: Ticket, now: float) -> None:
-        """Records that a request got no answer."""
-        ...
-
-
 class ConcurrencyLimit:
-    """Limits the number of concurrent steps of sessions.
+    """Limits the number of concurrent steps of sessions at a server or chain, with the methods of its `pacing`.
 
-    `pacing` is that of the server or chain; its requests are expected to wait for the steps.
+    Its requests are expected to wait for the steps.
     """
 
     def __init__(self, limit: int, pacing: Pacing | ChainPacing) -> None:
         self._room, self._pacing = limit, pacing
 
     def admit(self, work: int, now: float) -> Ticket | float:
-        """See `Admission`."""
+        """Admits a step, or returns infinity: it may ask again after the next answer."""
         if not self._room:
             return math.inf
         self._room -= 1
@@ -53,13 +36,17 @@ class ConcurrencyLimit:
         return Ticket(work, now, now)
 
     def answered(self, ticket: Ticket, now: float) -> None:
-        """See `Admission`."""
+        """Records an answer."""
         self._room += 1
         self._pacing.add_steps(-ticket.work)
 
     def failed(self, ticket: Ticket, now: float) -> None:
-        """See `Admission`."""
+        """Records that a step got no answer."""
         self.answered(ticket, now)
+
+
+Admission = Pacing | ChainPacing | ConcurrencyLimit
+"""Decides when a request may be sent to a server or chain."""
 
 
 class RateLimiter:

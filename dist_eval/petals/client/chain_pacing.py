@@ -33,7 +33,7 @@ class ChainTicket(Ticket):
 
 
 class ChainPacing(UnansweredRequests[Unanswered]):
-    """The pace of a chain, or of a single server that reports its time; an `Admission`.
+    """The pace of a chain, or of a single server that reports its time.
 
     `parts` has the pacing of each server, and the number of its blocks. For the others, see `UnansweredRequests`.
     """
@@ -56,7 +56,7 @@ class ChainPacing(UnansweredRequests[Unanswered]):
             pacing.add_steps(share)
 
     def admit(self, work: int, now: float) -> Ticket | float:
-        """See `Admission`."""
+        """Admits a request, or returns infinity: it may ask again after the next answer."""
         with self._locked(now):
             most, unanswered = self._most or self._most_at_first(work), self._pace.unanswered
             if self._most is None:  # all chains of a server together may send it twice as many

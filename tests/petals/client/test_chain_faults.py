@@ -19,7 +19,7 @@ from tiny_models import LAYERS, VOCABULARY, random_checkpoint
 
 from benchmarks.delay_proxy import DelayProxy
 from dist_eval.evaluation.audit import AuditedModel
-from dist_eval.inference.send_options import SendOptions
+from dist_eval.inference.models import SendOptions
 from dist_eval.petals.client.routes import RouteRecord
 from dist_eval.process.ports import free_ports
 

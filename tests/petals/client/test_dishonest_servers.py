@@ -27,13 +27,12 @@ from tiny_models import LAYERS, random_checkpoint
 
 from dist_eval.errors import RefusedError
 from dist_eval.evaluation.audit import AuditedModel, AuditedTexts
-from dist_eval.inference.send_options import SendOptions
+from dist_eval.inference.models import SendOptions
 from dist_eval.model.backbone import load_local_backbone
 from dist_eval.model.classifier import Classifier, load_locally
 from dist_eval.model.generation import Generator
 from dist_eval.model.language_model import LanguageModel
 from dist_eval.model.output_embedding import OutputEmbedding
-from dist_eval.model.request_model import RequestModel
 from dist_eval.petals.base_model.config import read_base_config
 from dist_eval.petals.client.failures import Failure
 from dist_eval.petals.client.gradients import through_swarm
@@ -216,15 +215,14 @@ def test_an_audit_finds_who_lies_about_generated_texts(
     model, lengths = str(tiny_models["llama"]), torch.tensor([[5 + row, 0, row] for row in range(4)])
     output = OutputEmbedding(model, read_base_config(model))
 
-    def request_model(backbone: object) -> RequestModel:
+    def generator(backbone: object) -> Generator:
         language_model = LanguageModel(backbone, output)  # type: ignore[arg-type]
-        generator = Generator(language_model, [Decoding(max_new_tokens=6)], Ids(), (2,))
-        return RequestModel(language_model, generator, generator.columns)
+        return Generator(language_model, [Decoding(max_new_tokens=6)], Ids(), (2,))
 
-    truth = request_model(load_local_backbone(model)).answer(batch()[0], lengths)["tokens"]
+    truth = generator(load_local_backbone(model)).answer(batch()[0], lengths)["tokens"]
     backbone, excluded = connect(lie, liars=1).backbone, list[str]()
     backbone.requests.servers.excluded = {swarm.liars[1]}  # type: ignore[attr-defined]
-    texts = request_model(backbone)
+    texts = generator(backbone)
     with closing(backbone.session(4, 2)) as session:  # what it says to others, if it is asked
         session.step(torch.tensor([[7], [8], [9], [10]]))
     assert not torch.equal(texts.answer(batch()[0], lengths)["tokens"], truth), "it lies, and is believed"
