@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,6 +42,16 @@ class LabelledRows:
     def label_reader(self, source: RowSource) -> LabelColumn:
         """Returns the reader for the labels of opened rows."""
         return open_labels(self.problem, source, self.label_column, self.label_names, self.labels)
+
+    def read(self, source: RowSource, read_labels: Callable[[pa.Array, int], object]) -> Iterator[int]:
+        """Reads the texts and labels of opened rows, and yields how many have been read; an error names its row.
+
+        `read_labels` reads a chunk of the label column, given the position of its first row.
+        """
+        for first, batch in source.numbered():
+            self.texts(source, batch, first)
+            read_labels(batch.column(batch.num_columns - 1), first)
+            yield first + batch.num_rows
 
     def texts(self, source: RowSource, batch: pa.RecordBatch, first_row: int) -> list[list[str]]:
         """Returns the texts of a batch by column; `first_row` is the position of its first row."""

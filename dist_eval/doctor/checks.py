@@ -134,6 +134,15 @@ def check_dataset(config: DoctorConfig) -> Equal:
     return Equal(f"{source.name} can be read", {"dataset": sample_digest(*paths)} if paths else {})
 
 
+def check_rows(job: Job[Any, Any], seconds: float) -> str:
+    """Reads texts and labels as the run does, for at most some `seconds`."""
+    begin, rows = time.monotonic(), 0
+    for rows in job.read_rows():
+        if time.monotonic() - begin > seconds:
+            return f"the first {format_count(rows, 'row has', 'rows have')} usable texts and labels"
+    return f"all {format_count(rows, 'row has', 'rows have')} usable texts and labels"
+
+
 def check_swarm(config: DoctorConfig, topology: Topology, base: BaseModelSpec, sockets: Path) -> str:
     """Joins the swarm, checks that servers hold all blocks and answer this rank, and leaves it."""
     if config.starts_swarm:

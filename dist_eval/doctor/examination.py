@@ -107,12 +107,13 @@ class Examination:
     def check_inputs(self) -> None:
         """Checks the run's inputs and its swarm."""
         config, topology = self.config, self.topology
-        if topology.is_host_leader:
-            self.check("dataset", partial(checks.check_dataset, config))
+        opens = topology.is_host_leader and self.check("dataset", partial(checks.check_dataset, config))
         job = self.attempt("model", partial(checks.read_model, config))
         if job is None:
             return
         self.check("model", partial(checks.check_model, config, job))
+        if opens and topology.is_leader:
+            self.check("rows", partial(checks.check_rows, job, self.limit / 2))
         if config.backend == "petals":
             swarm = partial(checks.check_swarm, config, topology, job.base, self.scratch_dir)
             self.check("swarm", swarm, 2 * self.limit + _SWARM_SECONDS)

@@ -189,7 +189,7 @@ class AuditedModel(AnsweringModel):
     ) -> tuple[set[str], Dispute | None]:
         """Repeats two routes segment by segment, and asks other servers where the answers differ."""
         spans, faulty = self._requests.servers.spans(), set[str]()
-        hidden = self._backbone.embedded(input_ids, self._model.prompts.tokens)
+        hidden = self._backbone.base.embedded(input_ids, self._model.prompts.tokens)
         parts = [(part.start, part.end) for part in (*route, *other)] + [(span.start, span.end) for span in spans]
         cuts = sorted(set(itertools.chain.from_iterable(parts)))
         for start, end in itertools.pairwise(cuts):

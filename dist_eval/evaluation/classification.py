@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -14,12 +14,14 @@ from dist_eval.analysis.options import AnalysisOptions, columns_asked_for
 from dist_eval.data.collector import Columns
 from dist_eval.data.dataset import TokenizedDataset
 from dist_eval.data.plan import BatchPlan
+from dist_eval.data.selection import select_rows
 from dist_eval.data.shared_prefixes import plan_with_shared_prefixes
 from dist_eval.distributed.tracked_progress import Scored
 from dist_eval.evaluation.audit import AuditedModel
 from dist_eval.evaluation.inputs import (
     analysis_of,
     find_metrics,
+    labelled_rows,
     require_room_after,
     selection_identity,
     selection_of,
@@ -79,6 +81,13 @@ class Classification(Job[TokenizedDataset, Gathered]):
         config = self.config
         extra_columns = columns_asked_for(config.slice_by, config.group_column)
         write_dataset(folder, config.select(DataOptions), self.base, self.target, extra_columns, self._selection)
+
+    def read_rows(self) -> Iterator[int]:
+        data, codes = labelled_rows(self.config.select(DataOptions), self.target), list[np.ndarray]()
+        source = data.open(select_rows(self._selection, data).rows if self._selection else None)
+        reader = data.label_reader(source)
+        yield from data.read(source, lambda labels, first: codes.append(reader.codes(labels, first)))
+        reader.ids(np.concatenate(codes))
 
     def open(self, folder: Path) -> TokenizedDataset:
         return TokenizedDataset(folder)

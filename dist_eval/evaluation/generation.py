@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ from dist_eval.arguments.fields import flag
 from dist_eval.data.continuations import write_continuations
 from dist_eval.data.generation import text_of
 from dist_eval.data.labelled_rows import LabelledRows
-from dist_eval.data.prompted_rows import PromptedRows
+from dist_eval.data.prompted_rows import PromptedRows, references_in
 from dist_eval.data.prompts import Template
-from dist_eval.data.selection import select_rows
+from dist_eval.data.selection import SelectedRows, select_rows
 from dist_eval.data.tokenizers import HAS_BOS, load_tokenizer, token_ids, tokenizer_digest
 from dist_eval.distributed.tracked_progress import Scored
 from dist_eval.errors import ConfigError
@@ -108,8 +109,7 @@ class Generation(RequestJob):
         else:
             self._finish(answered, context)
 
-    def write_requests(self, folder: Path) -> None:
-        """Reads the dataset, and writes its prompts to a folder for `Requests` to open."""
+    def _labelled_rows(self) -> tuple[LabelledRows, SelectedRows | None]:
         config = self.config
         data = LabelledRows(
             config.dataset or (),
@@ -121,6 +121,16 @@ class Generation(RequestJob):
             split=config.split,
         )
         selection = selection_of(config, config.confidence, SINGLE_LABEL)  # an exact match is right or wrong
+        return data, select_rows(selection, data) if selection else None
+
+    def read_rows(self) -> Iterator[int]:
+        data, selected = self._labelled_rows()
+        source = data.open(selected and selected.rows)
+        yield from data.read(source, lambda column, first: references_in(source, data.label_column, column, first))
+
+    def write_requests(self, folder: Path) -> None:
+        """Reads the dataset, and writes its prompts to a folder for `Requests` to open."""
+        config, (data, selected) = self.config, self._labelled_rows()
         self.rows = PromptedRows(
             data,
             self._template,
@@ -128,7 +138,7 @@ class Generation(RequestJob):
             folder,
             before=self._before,
             frame=self._frame,
-            selected=select_rows(selection, data) if selection else None,
+            selected=selected,
             extra_columns=columns_asked_for(config.slice_by, config.group_column),
         )
         write_continuations(folder, [], max_length=self.base.max_length)

@@ -139,6 +139,21 @@ def find_metrics(names: Sequence[str], target: EvalTarget) -> list[CustomMetric]
     return load_metrics(names, target.problem, target.num_labels, built_in)
 
 
+def labelled_rows(options: DataOptions, target: EvalTarget) -> LabelledRows:
+    """Returns the dataset that the options name, for a classifier."""
+    return LabelledRows(
+        options.dataset or (),
+        options.text_column,
+        options.label_column,
+        target.label_names,
+        options.labels,
+        target.problem,
+        numbers=isinstance(target, LabelWords),
+        subset=options.subset,
+        split=options.split,
+    )
+
+
 def write_dataset(
     folder: Path,
     options: DataOptions,
@@ -159,17 +174,7 @@ def write_dataset(
     prompted = target.prompted if isinstance(target, LabelWords) else None
     if prompted:
         tokenizer.truncation_side = "left"  # the end of a prompt asks the question
-    data = LabelledRows(
-        options.dataset or (),
-        options.text_column,
-        options.label_column,
-        target.label_names,
-        options.labels,
-        target.problem,
-        numbers=prompted is not None,
-        subset=options.subset,
-        split=options.split,
-    )
+    data = labelled_rows(options, target)
     selected = select_rows(selection, data) if selection else None
     advice = "Nothing was lost. Free some space, or name another place with the environment variable TMPDIR."
     with translating_os_errors(RunError, f"The tokenized dataset cannot be written to {folder}", advice):

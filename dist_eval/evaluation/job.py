@@ -73,6 +73,10 @@ class Job(ABC, Generic[Data, Found]):
     def prepare(self) -> None:
         """Reads what the leader needs, if that is quick, so that wrong options end the run before a swarm is opened."""
 
+    def read_rows(self) -> Iterator[int]:
+        """Reads texts and labels as a run does, and yields how many rows have been read; an error names its row."""
+        yield from ()
+
     @abstractmethod
     def lead(self, context: Context) -> None:
         """Evaluates on the leader: calls `answer`, writes results, and shows them."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import subprocess
 import sys
 import time
@@ -48,6 +50,25 @@ def test_generation_has_its_examples_opened_as_a_run_does(tmp_path: Path) -> Non
     checks.read_model(parse_args([*shared, "1"], DOCTOR))
     with pytest.raises(DataError, match=r"rows\.csv"):
         checks.read_model(parse_args([*shared, "2"], DOCTOR))
+
+
+@pytest.mark.parametrize("task", [[], ["--prompt", "{text}", "--generate"]], ids=["labels", "references"])
+@pytest.mark.parametrize("sample", [None, 3], ids=["all", "some"])
+def test_rows_are_read_as_a_run_reads_them(task: list[str], sample: int | None, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    command = ["--dataset", str(rows), "--backend", "local", "--model", str(demo.BASE_MODEL), *task]
+    command += [] if task else ["--checkpoint", str(demo.CHECKPOINT)]
+    command += ["--sample", str(sample)] if sample else []
+
+    def check(*labels: int | None, seconds: float = 60.0) -> str:
+        rows.write_text("".join(json.dumps({"text": "12 3", "label": label}) + "\n" for label in labels))
+        return checks.check_rows(checks.read_model(parse_args(command, DOCTOR)), seconds)
+
+    assert check(*[1] * 5) == f"all {sample or 5} rows have usable texts and labels"
+    with pytest.raises(DataError, match=r"rows\.jsonl, row 2 \(counted from 0\)"):
+        check(1, 1, None)
+    if not sample:
+        assert re.fullmatch(r"the first \d+ rows have usable texts and labels", check(*[1] * 5000, seconds=0.0))
 
 
 def test_files_that_differ_in_size_or_anywhere_in_a_small_one_have_another_hash(tmp_path: Path) -> None:
