@@ -180,7 +180,7 @@ def test_a_sample_is_the_same_to_the_last_byte_on_any_number_of_ranks_and_names_
     words = f"24 of {ROWS} rows, each class in its share, sampled with seed 7"
     for printed in (one["printed"], two["printed"]):
         assert printed.startswith(f"evaluating {words}\n")
-        assert f"rows: {words}; the intervals are for the metrics of all {ROWS}\n" in printed
+        assert f"rows: {words}; the intervals are for all {ROWS} rows\n" in printed
     selection = {name: value for name, value in one["data"]["selection"].items() if name != "column_digests"}
     assert selection == {"method": "stratified", "population": ROWS, "rows": 24, "seed": 7, "precision": None}
     table = pandas.read_parquet(files[0])

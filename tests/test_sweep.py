@@ -96,10 +96,10 @@ def test_printed_is_a_line_for_each_run(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"grid": {"seed": [0, 1]}, "sed": 1}, "run seed=0: There is no option --sed"),
+        ({"grid": {"seed": [0, 1]}, "sed": 1}, "run seed=0: there is no option 'sed'"),
         ({"grid": {"seed": [0]}, "nproc-per-node": 2}, "nproc-per-node is an option of `dist-eval sweep`"),
-        ({"grid": {"max-length": [1, 0]}}, "run max-length=0: --max-length"),
-        ({"grid": {"seed": [0]}, "command": "harness"}, "run seed=0: There is no option --checkpoint"),
+        ({"grid": {"max-length": [1, 0]}}, "run max-length=0: max_length must"),
+        ({"grid": {"seed": [0]}, "command": "harness"}, "run seed=0: there is no option 'checkpoint'"),
     ],
 )
 def test_options_are_checked_before_anything_starts(

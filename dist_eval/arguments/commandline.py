@@ -205,7 +205,8 @@ def _reader(kind: OptionType) -> Callable[[str], Any]:
 
 
 def _suggestion(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
+    names = list(known)
+    close = [other for other in names if other.startswith(name)] or difflib.get_close_matches(name, names, n=1)
     return f" Did you mean {close[0]}?" if close else " --help lists them all."
 
 

@@ -117,7 +117,7 @@ def read_grid(path: Path) -> Grid:
         _check_name(name, str(path))
         if name in entries:
             raise ConfigError(f"{path}: two runs are named {name}. Name the values: `AXIS: {{NAME: VALUE, ...}}`.")
-        entries[name] = Entry(name, _to_words(options, _COMMANDS[command], path), values)
+        entries[name] = Entry(name, _to_words(options, _COMMANDS[command], f"{path}, run {name}"), values)
     return Grid(command, list(axes), list(entries.values()))
 
 
@@ -165,13 +165,13 @@ def _name_value(axis: str, value: Any) -> str:
     return f"{axis}={value}"
 
 
-def _to_words(options: Mapping[str, Any], config: type[Options], path: Path) -> list[str]:
+def _to_words(options: Mapping[str, Any], config: type[Options], where: str) -> list[str]:
     if "output" in options:
-        raise ConfigError(f"{path}: leave out output, which follows from the names of the runs.")
+        raise ConfigError(f"{where}: leave out output, which follows from the names of the runs.")
     if "nproc-per-node" in options:
-        raise ConfigError(f"{path}: nproc-per-node is an option of `dist-eval sweep`; set it there.")
+        raise ConfigError(f"{where}: nproc-per-node is an option of `dist-eval sweep`; set it there.")
     others = {name: value for name, value in options.items() if name != _FILE}
-    return [*([f"--{_FILE}={options[_FILE]}"] if _FILE in options else []), *to_words(others, config, str(path))]
+    return [*([f"--{_FILE}={options[_FILE]}"] if _FILE in options else []), *to_words(others, config, where)]
 
 
 def _read(path: Path) -> str:

@@ -26,8 +26,8 @@ class CompareOptions(Options):
     runs: list[Path] = argument("output folder of a complete run; at least 2", "RUN")
     metric: list[str] = option(
         [],
-        "metrics to compare: names of metrics of the runs, or others, as for dist_eval's --metric (default: the runs' "
-        f"custom metrics, and {_USUAL})",
+        "metrics to compare: names of metrics of the runs, or others, as for `dist-eval run --metric` (default: the "
+        f"runs' custom metrics, and {_USUAL})",
         metavar="NAME",
     )
     confidence: Level = option(0.95, "confidence level of the intervals", metavar="LEVEL")

@@ -242,7 +242,7 @@ class LabelReader(LabelColumn):
             message += f" Did you mean {alike[0]!r}?"
         if self._declared:
             message += f" The dataset declares the names {', '.join(self._declared[:10])}."
-        return self._problem(self._first_row[text], message)
+        return self._problem(self._first_row[text], f"{message} Correct it, or remove the row.")
 
 
 def find_classes(source: RowSource, column: str, how: str = "auto", count: int | None = None) -> list[str]:

@@ -184,6 +184,6 @@ def check_swarm(config: DoctorConfig, topology: Topology, base: BaseModelSpec, s
     return (
         f"{format_count(len(coverage.online), 'server holds', 'servers hold')} all {format_count(blocks, 'block')} of "
         f"{base.dht_prefix}"
-        + (f" ({format_count(single, 'block has', 'blocks have')} only one server)" if single else "")
+        + (f" ({format_count(single, 'block has', 'blocks have')} no second server)" if single else "")
         + f"; they answer within {1000 * max(filter(None, seconds.values())):.0f} ms"
     )

@@ -31,6 +31,7 @@ from dist_eval.options.groups import (
 from dist_eval.options.prompts import GenerationOptions, PromptOptions
 from dist_eval.petals.client.peers import all_peers
 from dist_eval.revisions import HubKind
+from dist_eval.tables import format_count
 
 PROGRAM = "dist-eval run"
 
@@ -89,7 +90,8 @@ class RunConfig(OutputOptions, RankOptions, ModelOptions, SwarmOptions):
 
     def recorded(self) -> dict[str, Any]:
         """Returns all options as recorded in results, without peers' addresses."""
-        return {**self.to_dict(), "initial_peers": f"{len(self.initial_peers)} addresses, not recorded"}
+        peers = f"{format_count(len(self.initial_peers), 'address', 'addresses')}, not recorded"
+        return {**self.to_dict(), "initial_peers": peers if self.initial_peers else "none"}
 
     def without_temporary_names(self, message: str) -> str:
         """Returns an error message without names of temporary files."""
@@ -114,8 +116,9 @@ class RunConfig(OutputOptions, RankOptions, ModelOptions, SwarmOptions):
             )
         if not (self.initial_peers or self.swarm):
             raise ConfigError(
-                "No swarm was named. Give --initial-peers ADDRESS... for a running one, --swarm embedded to start "
-                "one on this host, or --swarm public to send the data to Petals' public swarm."
+                "You did not name a swarm. Give --initial-peers ADDRESS... or --peers-file FILE for a running one, "
+                "--swarm embedded to start one on this host, or --swarm public to send the data to Petals' public "
+                "swarm. --backend local needs none."
             )
 
 
@@ -238,7 +241,7 @@ class EvaluationConfig(DatasetRunConfig, SelectionOptions, PromptOptions, Genera
                 what = "a classifier, or a tuned checkpoint"
                 self._require(self.model, "--model or --checkpoint", what, _DEMO_HINT)
             else:
-                what = "a tuned head. For a language model, give --prompt with --label-words or --generate"
+                what = "a tuned head. A language model needs --prompt with --label-words or --generate instead"
                 self._require(self.checkpoint, "--checkpoint", what, _DEMO_HINT)
         super()._validate()
         if self.prompt is not None:

@@ -110,7 +110,7 @@ class ModelOptions(Options):
         metavar="NAME",
     )  # fmt: skip
     adapter: str | None = option(
-        None, "LoRA adapter, as the servers announce it (default: that of the checkpoint)", group="model",
+        None, "LoRA adapter, as the servers announce it (default: that of the checkpoint, if any)", group="model",
         metavar="NAME",
     )  # fmt: skip
     backend: Literal["petals", "local"] = option(

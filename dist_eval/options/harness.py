@@ -42,8 +42,9 @@ def require_harness() -> None:
     """Checks that the harness is installed."""
     if find_spec("lm_eval") is None:
         raise ConfigError(
-            "The lm-evaluation-harness is not installed: `uv sync --extra harness` installs it, or start the command "
-            "with `uv run --extra harness`."
+            "The lm-evaluation-harness is not installed: `uv sync --extra harness` installs it in the repository, as "
+            "does `uv run --extra harness` instead of `uv run`; with a wheel of dist_eval, `pip install "
+            "'WHEEL[harness]'`."
         )
 
 

@@ -24,7 +24,7 @@ def metric_table(caption: str, names: Sequence[str], results: CompleteRun, **opt
     """Returns a table of metrics; `options` are those of `Table`."""
     notes = Footnotes()
     rows: Rows = [[name, metric_number(name, results, notes)] for name in names]
-    columns = ["metric", f"value [{100 * results.confidence:g} % interval]"]
+    columns = ["metric", f"value [{100 * results.confidence:g}% interval]"]
     return Table(caption, columns, rows, notes.lines(), **options)
 
 
@@ -53,7 +53,7 @@ def confusion_sections(results: CompleteRun, confusions: Sequence[tuple[int, int
         )
         support = [row.support for row in results.per_class if isinstance(row, ClassResults)]
         rows: Rows = [
-            [names[label], names[prediction], Number(str(count)), Number(f"{100 * count / support[label]:.1f} %")]
+            [names[label], names[prediction], Number(str(count)), Number(f"{100 * count / support[label]:.1f}%")]
             for label, prediction, count in confusions
         ]
         table = Table(
@@ -84,7 +84,7 @@ def _label_counts(matrix: Sequence[Sequence[int]]) -> list[Number]:
     (right_no, wrong_yes), (wrong_no, right_yes) = matrix
     yes, no = right_yes + wrong_no, right_no + wrong_yes
     counts = [(right_yes, yes), (wrong_no, yes), (wrong_yes, no), (right_no, no)]
-    return [Number(str(count), f" {100 * count / total:.1f} %" if total else "") for count, total in counts]
+    return [Number(str(count), f" {100 * count / total:.1f}%" if total else "") for count, total in counts]
 
 
 def class_sections(results: CompleteRun) -> list[Section]:
@@ -96,7 +96,7 @@ def class_sections(results: CompleteRun) -> list[Section]:
     columns = OF_OUTPUT if is_regression else (*OF_CLASS, "support")
     rows: Rows = [[row.label, *(_class_number(name, row, notes) for name in columns)] for row in results.per_class]
     table = Table(
-        f"By {what}, with {100 * results.confidence:g} % intervals",
+        f"By {what}, with {100 * results.confidence:g}% intervals",
         [what, *columns],
         rows,
         notes.lines(),
@@ -129,7 +129,7 @@ def calibration_sections(results: CompleteRun) -> list[Section]:
     if rows:
         numbers: Rows = [[row.label, Number(f"{row.ece:.4f}"), Number(f"{row.brier:.4f}")] for row in rows]
         parts.insert(1, Table("Calibration by label", ["label", "ece", "brier"], numbers))
-    ideal = "a label is as frequent as the model says" if rows else "the model is right as often as it says"
+    ideal = "a label is as frequent as the model says" if rows else "accuracy equals confidence"
     return [Section("Calibration", parts, [f"On the dashed line of a diagram, {ideal}."])]
 
 

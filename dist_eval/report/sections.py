@@ -111,7 +111,7 @@ def _rank_table(results: AnyCompleteRun, unit: str, *, with_hosts: bool) -> Tabl
             *(Number(str(count)) for count in (rank.samples, rank.resumed, rank.batches)),
             Number(f"{rank.seconds:.2f}"),
             Number(
-                (f"{100 * rank.seconds / longest:.0f} %" if longest else "-")
+                (f"{100 * rank.seconds / longest:.0f}%" if longest else "-")
                 + (" (slow)" if rank.seconds > max(_SLOW * median, median + _SLOW_SECONDS) else "")
             ),
             Number(f"{rank.samples / rank.seconds:.1f}" if rank.seconds else "-"),
@@ -198,7 +198,7 @@ def row_caveats(selection: SelectionSummary | None, groups: Groups | None) -> li
         if groups:
             of_others = "; the intervals are for further groups of this kind"
         elif selection.is_random:
-            of_others = f"; the intervals are for the metrics of all {selection.population:,}"
+            of_others = f"; the intervals are for all {selection.population:,} rows"
         elif selection.rows < selection.population:
             of_others = "; not a random sample, so the intervals do not apply to others"
         lines.append(f"rows: {format_selection(selection)}{of_others}")

@@ -81,7 +81,7 @@ class ShownTasks(ShownRun):
             for name, task in results.tasks.items()
             for metric in task.metrics
         ]
-        head = f"value [{100 * results.confidence:g} % interval]"
+        head = f"value [{100 * results.confidence:g}% interval]"
         columns = ["metric", head, "rows" if results.dataset else "documents", "few-shot examples"]
         tables = [Table("", columns, rows, notes.lines(), summary_rows=len(rows))]
         of_groups: Rows = [

@@ -40,7 +40,8 @@ def read_run(folder: Path) -> AnyCompleteRun:
     if not isinstance(results, dict) or results.get("schema_version") != SCHEMA_VERSION:
         raise RunError(f"{folder / RESULTS} is not in the format of this version: run it again.")
     if results.get("status") != "complete":
-        raise RunError(f"{folder} is not complete (status: {results.get('status')}). Run its command again first.")
+        why = f", {message}" if (message := (results.get("error") or {}).get("message")) else ""
+        raise RunError(f"{folder} is not complete (status: {results.get('status')}{why}). Run its command again first.")
     if not is_intact(results):
         raise _damage(folder / RESULTS)
     record = CompleteTasksRun if results.get("problem_type") == LANGUAGE_MODELING else CompleteRun

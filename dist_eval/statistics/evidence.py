@@ -46,7 +46,7 @@ _MOST_BIAS = 0.75
 _BIASED = "the resamples are biased, because there are too few examples for this metric (such as of each class)"
 _FEW_RESAMPLES = "too few resamples for this confidence level"
 _NO_SPREAD = "nearly all resamples give the same value, so no spread can be estimated"
-_TOO_RARE = "it is undefined in too many resamples, because the examples that it needs are too rare"
+_TOO_RARE = "undefined in too many resamples: the examples that it needs are too rare"
 
 # share of the resamples that must not all give the same value: the others may lack a rare class
 _USUAL = 0.95

@@ -152,8 +152,8 @@ def _remarks(outcomes: Sequence[Outcome], names: Mapping[Path, str]) -> list[str
             value = "undefined" if best.value is None else f"{best.value:.4f}"
             epoch = f"epoch {best.epoch} of {tuning.epochs[-1].epoch}"
             remarks.append(
-                f"{names[outcome.folder]}: tuned, {epoch} is the best by {best.metric} ({value}, too high on "
-                "average, because the best was selected)"
+                f"{names[outcome.folder]}: tuned, {epoch} is the best by {best.metric} ({value}, optimistic, "
+                "because the best epoch was selected)"
             )
     first, others = _on_other_data(outcomes)
     if first is None:
@@ -172,7 +172,7 @@ def _remarks(outcomes: Sequence[Outcome], names: Mapping[Path, str]) -> list[str
         named = [shlex.quote(names[outcome.folder]) for outcome in same[:_RUNS_NAMED]]
         named += ["..."] * (len(same) > _RUNS_NAMED)
         remarks.append(
-            f"picking the best of {len(same)} runs overstates its result; to test differences: "
+            f"picking the best of {len(same)} runs on the same data overstates its result; to test differences: "
             f"dist-eval compare {' '.join(named)}"
         )
     return remarks

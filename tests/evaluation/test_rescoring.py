@@ -89,7 +89,7 @@ def test_options_that_are_not_given_again_are_kept(
     assert files[0].read_bytes() == files[1].read_bytes()
     level = 100 * then.get("confidence", 0.95)
     printed = capsys.readouterr().out.partition("Computed from its answers:")[2]
-    assert f"value [{level:g} % interval]" in printed and "\naccuracy " in printed
+    assert f"value [{level:g}% interval]" in printed and "\naccuracy " in printed
 
 
 def test_the_same_command_again_changes_nothing(

@@ -32,7 +32,7 @@ seconds = st.floats(0.001, 1e6) | st.integers(1, 10**6).map(float)
 anywhere = {
     "subset": words,
     "split": words,
-    "text_column": st.lists(words.filter(lambda name: name != "the label"), min_size=1, max_size=2),
+    "text_column": st.lists(words.filter(lambda name: name != "the label"), min_size=1, max_size=2, unique=True),
     "label_column": st.just("the label"),
     "labels": st.sampled_from(["auto", "names", "numbers", "vectors"]),
     "metric": st.lists(words, min_size=1, max_size=3),

@@ -131,7 +131,9 @@ def test_without_a_checkpoint_a_model_is_evaluated_only_on_this_host() -> None:
 
 
 def test_no_swarm_is_a_default() -> None:
-    with pytest.raises(ConfigError, match=r"No swarm was named.*--initial-peers.*--swarm embedded.*--swarm public"):
+    with pytest.raises(
+        ConfigError, match=r"You did not name a swarm.*--initial-peers.*--swarm embedded.*--swarm public"
+    ):
         EvaluationConfig(**REQUIRED)
 
 

@@ -119,7 +119,7 @@ def test_options_of_the_harness_that_mean_nothing_here_say_so(words: list[str]) 
         ({"tasks": [","]}, "--tasks is missing"),
         ({"limit": 0.0}, "--limit must be a whole number, or a share between 0 and 1, not 0."),
         ({"max_length": 1}, "--max-length must be at least 2, for a context and a continuation, not 1."),
-        ({"backend": "petals"}, "No swarm was named."),
+        ({"backend": "petals"}, "You did not name a swarm."),
         ({"samples": {"a": [1]}, "limit": 3.0}, "--samples and --limit cannot be combined"),
         ({"samples": {"a": []}}, "--samples: a should have a list of numbers of documents, from 0, not []."),
         ({"samples": {"a": [-1]}}, "--samples: a should have a list of numbers of documents, from 0, not [-1]."),

@@ -47,7 +47,7 @@ def test_several_trackers_can_be_named(tmp_path: Path) -> None:
         ({"best_metric": "beauty"}, "--best-metric must be one of accuracy"),
         ({"labels": "vectors"}, "--labels vectors: tuning supports only texts with one class each"),
         ({"eval_subset": "x"}, "--eval-subset needs --eval-dataset or --eval-split"),
-        ({"backend": "petals"}, "No swarm was named"),
+        ({"backend": "petals"}, "You did not name a swarm"),
         ({"checkpoint": "x"}, "There is no option --checkpoint."),
     ],
 )

@@ -110,7 +110,7 @@ def test_generated_texts_are_probed_as_the_run_would_generate_them(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ([*OPTIONS], "No swarm was named."),
+        ([*OPTIONS], "You did not name a swarm."),
         ([*OPTIONS, "--no-probe", "--swarm", "embedded", "--backend", "local"], "--backend local uses no swarm"),
         (["--no-probe", "--checkpoint", "c"], "--dataset is missing"),
         ([*OPTIONS, "--backend", "local", "--probe-seconds", "0"], "--probe-seconds must be more than 0"),

@@ -211,7 +211,7 @@ def test_metrics_and_confusions_are_those_of_the_results(
     for label, prediction, count, share in rows_of(page.locator("#confusion table")):
         row, column = names.index(label), names.index(prediction)
         assert int(count) == matrix[row, column]
-        assert share.startswith(f"{100 * matrix[row, column] / matrix[row].sum():.1f} %")
+        assert share.startswith(f"{100 * matrix[row, column] / matrix[row].sum():.1f}%")
     interval = results["intervals"]["accuracy"]
     assert f"[{interval['low']:.4f}, {interval['high']:.4f}]" in page.locator(".cards").inner_text()
 
@@ -325,8 +325,8 @@ def test_sections_that_are_not_there_are_left_out(pages: dict[str, Path], visit:
 
 def test_slow_ranks_are_marked(pages: dict[str, Path], visit: Visit) -> None:
     rows = rows_of(visit.open(pages["single"]).locator("#ranks-and-servers table").first)
-    assert [row[0] for row in rows if row[6] == "100 % (slow)"] == ["2"]
-    assert [row[6] for row in rows[:2]] == ["50 %", "50 %"]
+    assert [row[0] for row in rows if row[6] == "100% (slow)"] == ["2"]
+    assert [row[6] for row in rows[:2]] == ["50%", "50%"]
 
 
 PAPER = {"width": 718, "height": 1000}

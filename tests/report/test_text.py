@@ -89,7 +89,7 @@ def test_the_table_shows_what_the_servers_computed_in_if_it_differed(tmp_path: P
     [
         (
             {"method": "random"},
-            "rows: 1,000 of 67,349 rows, sampled with seed 7; the intervals are for the metrics of all 67,349",
+            "rows: 1,000 of 67,349 rows, sampled with seed 7; the intervals are for all 67,349 rows",
         ),
         ({"method": "stratified"}, "rows: 1,000 of 67,349 rows, each class in its share, sampled with seed 7; the"),
         (
@@ -138,7 +138,7 @@ def test_the_table_shows_the_number_of_multiline_texts(tmp_path: Path) -> None:
 
 def test_the_table_shows_intervals_or_why_there_are_none(tmp_path: Path) -> None:
     table = table_of(tmp_path)
-    assert "[95 % interval]" in table
+    assert "[95% interval]" in table
     low, high = (FACTS["intervals"]["accuracy"][end] for end in ("low", "high"))
     assert f"{METRICS.values['accuracy']:.4f} [{low:.4f}, {high:.4f}]" in line_of(table, "accuracy ")
     perfect = predictions_of([0, 1] * 10, [0, 1] * 10, 2)

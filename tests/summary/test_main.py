@@ -168,7 +168,7 @@ def test_runs_on_other_data_are_named_and_the_best_of_the_others_is_doubted(
     assert main([str(tmp_path / "wrong"), first, other, third, "--write", *map(str, written)]) == 1
     printed = capsys.readouterr().out
     caution = f"{other}: evaluated on different data from {first}, so the metrics are not comparable"
-    doubt = "picking the best of 2 runs overstates its result; to test differences: "
+    doubt = "picking the best of 2 runs on the same data overstates its result; to test differences: "
     command = f"dist-eval compare '{first}' {third}"
     assert caution in printed.splitlines()
     assert [line for line in printed.splitlines() if line.startswith(doubt) and line.endswith(command)]
@@ -306,7 +306,7 @@ def test_the_best_epoch_of_a_tuning_is_named(tmp_path: Path, capsys: pytest.Capt
     )
     (tmp_path / "tuned" / "tuning.json").write_text(json.dumps(with_digests(tuned, tmp_path / "tuned")))
     assert main([str(tmp_path / "tuned")]) == 0
-    assert "tuned, epoch 1 of 1 is the best by accuracy (0.8750, too high on average" in capsys.readouterr().out
+    assert "tuned, epoch 1 of 1 is the best by accuracy (0.8750, optimistic" in capsys.readouterr().out
 
 
 def test_a_prompt_makes_no_other_data(tmp_path: Path) -> None:

@@ -30,7 +30,10 @@ def read_peers(path: Path) -> list[str]:
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     peers = [line for line in lines if line and not line.startswith("#")]
     if not peers:
-        raise ConfigError(f"--peers-file {path} holds no address.")
+        raise ConfigError(
+            f"--peers-file {path} holds no address: a swarm writes them once all its servers run. Wait, or see what "
+            "`dist-eval swarm` prints."
+        )
     return peers
 
 

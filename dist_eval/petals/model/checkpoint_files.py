@@ -54,7 +54,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     try:
         config = read_json(path)
     except FileNotFoundError as error:
-        raise CheckpointError(f"The checkpoint {folder} has no {CONFIG_FILE}.") from error
+        inside = [str(found.parent) for found in sorted(folder.glob(f"*/{CONFIG_FILE}"))[:3]]
+        advice = f" Name one of the checkpoints in it: {', '.join(inside)}." if inside else ""
+        raise CheckpointError(f"The checkpoint {folder} has no {CONFIG_FILE}.{advice}") from error
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {one_line(error)}") from error
     if not isinstance(config, dict):
