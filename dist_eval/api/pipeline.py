@@ -8,9 +8,8 @@ logits are returned for all micro-batches, in order; and the module's mode is re
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -23,7 +22,6 @@ from dist_eval.distributed.rank_store import Topology
 from dist_eval.errors import ConfigError, DataError
 from dist_eval.model.user_model import evaluation_mode, logits_of, without_wrapper
 from dist_eval.petals.model.model import SwarmModel
-from dist_eval.petals.model.tuned import load_layers, save_layers
 
 LossFunction = Callable[[Any, Any], Any]
 Tensors = torch.Tensor | tuple[torch.Tensor, ...]
@@ -115,14 +113,6 @@ class PetalsPipeline:
             raise StopIteration("no rank has another micro-batch")
         reduced = _average(everybody) if reduce_output else losses
         return (reduced, _joined([outputs for outputs, _ in taken])) if return_logits else reduced
-
-    def save_state_dict(self, folder: str | Path) -> list[Path]:
-        """Writes the tuned tensors, one file per layer (see `dist_eval.petals.model.tuned.save_layers`)."""
-        return save_layers(without_wrapper(self.module), folder)
-
-    def load_state_dir(self, folder: str | Path, layers: Collection[int] | None = None) -> list[int]:
-        """Reads tuned tensors, all layers or some (see `dist_eval.petals.model.tuned.load_layers`)."""
-        return load_layers(without_wrapper(self.module), folder, layers)
 
     def _loss(self, outputs: Tensors, labels: Any) -> Any:
         if self.loss_fn is None:

@@ -10,18 +10,16 @@ from typing import Any
 import pytest
 import torch
 from conftest import Launcher
-from tiny_models import HIDDEN, LAYERS, VOCABULARY
 from torch import nn
 
 from dist_eval import PetalsPipeline
-from dist_eval.errors import CheckpointError, ConfigError, DataError
+from dist_eval.errors import ConfigError, DataError
 
 WORKERS = Path(__file__).parents[1] / "workers"
 sys.path.insert(0, str(WORKERS))
 from pipeline_worker import micro_batches, model  # noqa: E402
 
 CROSS_ENTROPY = nn.CrossEntropyLoss()
-PROMPTS = 3
 
 
 def joint_loss(ranks: int) -> float:
@@ -137,56 +135,3 @@ def test_impossible_options_and_micro_batches_are_named() -> None:
         pipeline_of().eval_batch(iter([torch.ones(3)]))
     with pytest.raises(StopIteration):
         pipeline_of().eval_batch(iter([]))
-
-
-def tuned_classifier() -> Any:
-    """A classifier of transformers with soft prompts where Petals has them."""
-    from transformers import LlamaConfig, LlamaForSequenceClassification
-
-    torch.manual_seed(3)
-    sizes = {"num_hidden_layers": LAYERS, "num_attention_heads": 4, "intermediate_size": 96}
-    config = LlamaConfig(hidden_size=HIDDEN, vocab_size=VOCABULARY, num_labels=3, **sizes)
-    config.tuning_mode = "deep_ptune"
-    model = LlamaForSequenceClassification(config)
-    base = model.model
-    base.prompt_embeddings = nn.Embedding(PROMPTS, HIDDEN)
-    base.intermediate_prompt_embeddings = nn.Embedding(PROMPTS, LAYERS * HIDDEN)
-    model.transformer = model.swarm_base = base  # its names in models of Petals and of swarms
-    return model
-
-
-def test_tuned_tensors_travel_layer_by_layer(tmp_path: Path) -> None:
-    model = tuned_classifier()
-    pipeline, base = PetalsPipeline(model), model.model
-    tuned = (base.prompt_embeddings, base.intermediate_prompt_embeddings, model.score)
-    before = [module.weight.detach().clone() for module in tuned]
-    written = pipeline.save_state_dict(tmp_path)
-    assert [path.name for path in written] == [f"layer_{i:02d}-model_states.safetensors" for i in range(LAYERS + 2)]
-    with torch.no_grad():
-        for module in tuned:
-            module.weight.zero_()
-    assert pipeline.load_state_dir(tmp_path, layers=[2]) == [2]
-    deep = base.intermediate_prompt_embeddings.weight
-    assert torch.equal(deep[:, HIDDEN : 2 * HIDDEN], before[1][:, HIDDEN : 2 * HIDDEN])
-    assert not deep[:, :HIDDEN].any() and not deep[:, 2 * HIDDEN :].any() and not tuned[0].weight.any()
-    assert pipeline.load_state_dir(tmp_path) == list(range(LAYERS + 2))
-    for module, weight in zip(tuned, before, strict=True):
-        assert torch.equal(module.weight, weight)
-
-    model.config.num_hidden_layers = LAYERS - 1
-    with pytest.raises(CheckpointError, match=f"layer_00-.* was made for a model of {LAYERS} blocks; this one has 3"):
-        pipeline.load_state_dir(tmp_path)
-    assert pipeline.load_state_dir(tmp_path, layers=[2]) == [2], "chosen layers may be those of another model"
-    model.config.num_hidden_layers = LAYERS
-
-    written[-1].write_bytes(written[-1].read_bytes()[:50])
-    with torch.no_grad():
-        tuned[0].weight.zero_()
-    with pytest.raises(CheckpointError, match=r"layer_05-model_states.safetensors is damaged"):
-        pipeline.load_state_dir(tmp_path)
-    assert not tuned[0].weight.any(), "nothing was changed"
-    written[1].unlink()
-    with pytest.raises(CheckpointError, match=r"has no layer_01-model_states.safetensors for layer 1"):
-        pipeline.load_state_dir(tmp_path)
-    with pytest.raises(CheckpointError, match=r"layers 0 to 5, not 6 to 6"):
-        pipeline.load_state_dir(tmp_path, layers=[6])
