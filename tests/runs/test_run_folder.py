@@ -528,7 +528,7 @@ def assert_no_peer_is_named(folder: Path) -> None:
 
 def test_peer_addresses_are_counted_and_not_written(tmp_path: Path) -> None:
     complete_run(tmp_path)
-    assert results_of(tmp_path)["config"]["initial_peers"] == "1 addresses, not recorded"
+    assert results_of(tmp_path)["config"]["initial_peers"] == "1 address, not recorded"
     assert_no_peer_is_named(tmp_path)
 
 
